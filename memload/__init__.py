@@ -1,0 +1,90 @@
+"""memload: decode every image once, then feed the model at the speed of the bus.
+
+>>> memload.build("images/", "out.bin", size=256)  # or: memload build images/ out.bin --size 256
+>>> dataset = memload.MemmapDataset("out.bin")
+
+Names are looked up on first use, so that ``import memload`` loads neither NumPy nor torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from memload.builder import BuildReport, build
+    from memload.collate import fast_collate
+    from memload.dataset import MemmapDataset
+    from memload.errors import (
+        BuildError,
+        ChecksumError,
+        DecodeError,
+        DependencyError,
+        FormatError,
+        MemloadError,
+        MissingError,
+        SourceError,
+    )
+    from memload.index import Index
+    from memload.inspection import info, preview, verify
+    from memload.manifest import Manifest
+    from memload.sources import ImageFolder, Record, Source
+
+_HOME = {
+    "BuildError": "errors",
+    "BuildReport": "builder",
+    "ChecksumError": "errors",
+    "DecodeError": "errors",
+    "DependencyError": "errors",
+    "FormatError": "errors",
+    "ImageFolder": "sources",
+    "Index": "index",
+    "Manifest": "manifest",
+    "MemloadError": "errors",
+    "MemmapDataset": "dataset",
+    "MissingError": "errors",
+    "Record": "sources",
+    "Source": "sources",
+    "SourceError": "errors",
+    "build": "builder",
+    "fast_collate": "collate",
+    "info": "inspection",
+    "preview": "inspection",
+    "verify": "inspection",
+}
+
+__all__ = [
+    "BuildError",
+    "BuildReport",
+    "ChecksumError",
+    "DecodeError",
+    "DependencyError",
+    "FormatError",
+    "ImageFolder",
+    "Index",
+    "Manifest",
+    "MemloadError",
+    "MemmapDataset",
+    "MissingError",
+    "Record",
+    "Source",
+    "SourceError",
+    "__version__",
+    "build",
+    "fast_collate",
+    "info",
+    "preview",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'memload' has no attribute {name!r}")
+    value = getattr(import_module(f"memload.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""``python -m memload`` is the ``memload`` command."""
+
+from memload.cli import main
+
+main(prog_name="memload")

@@ -1,0 +1,136 @@
+"""The on-disk layout, format version 1. This text is the specification.
+
+A data set is one **index** and one or more **shards** in one folder. All numbers are little-endian.
+
+Names
+    The shards of ``out.bin`` are ``out.bin`` itself where there is one, and
+    ``out-00000-of-00004.bin`` … ``out-00003-of-00004.bin`` (five digits or more) where there are four. The
+    index is ``out.idx``. While a build runs, everything lies in the folder ``out.building``; the index is
+    renamed into place last, so that pixels without an index are an unfinished build. Beside them stands
+    ``out.rejects.csv`` (UTF-8, columns ``path,reason``), which no reader needs.
+
+Shards
+    A shard is an NPY file, version 1.0, whose header is padded to 4,096 bytes:
+
+    ======================  ======================================================================
+    bytes 0 to 5            ``93 4E 55 4D 50 59`` (``\\x93NUMPY``)
+    bytes 6 and 7           ``01 00``
+    bytes 8 and 9           ``F6 0F`` (4,086: the length of the text that follows)
+    bytes 10 to 4,095       ``{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }``,
+                            then spaces, then one newline (``0A``); ASCII
+    bytes 4,096 to the end  the array in C order: row after row, each ``H × W × C`` elements
+    ======================  ======================================================================
+
+    The header of a shard follows from its element type and shape alone, and its size is exactly
+    ``4096 + rows × row bytes``. ``descr`` is one of ``|u1``, ``<u2``, ``<f2``, ``<f4``. Rows are numbered
+    through all shards of an array in their order: the first row of the second shard is the number of rows
+    in the first. A row that no sample uses (its picture was rejected) is all zeros.
+
+Index
+    The index is a safetensors file: 8 bytes of header length, a JSON header, the tensors. Its tensors, for
+    a data set of ``n`` samples and ``r`` rows:
+
+    ===================  ==================  =========================================================
+    name                 type and shape      meaning
+    ===================  ==================  =========================================================
+    ``row``              I64 ``(n,)``        the row that holds the sample's pixels, ``0 <= row < r``;
+                                             in any order, and a row may serve several samples
+    ``flags``            U8 ``(n,)``         bits: 1 the picture was turned by its EXIF orientation;
+                                             2 the chosen decoder gave up and Pillow decoded it;
+                                             4 a point of the sample lies outside the picture
+    ``key/offsets``      I64 ``(n + 1,)``    where the samples' names start and end in ``key/bytes``;
+                                             starts with 0, never falls
+    ``key/bytes``        U8 ``(any,)``       the names, one after another: the path of the source file
+                                             below its root, ``/`` between folders, as the bytes of
+                                             the filesystem (UTF-8 on most)
+    ``crc32/NAME``       U32 ``(r,)``        CRC-32 (zlib's) of every row of the array ``NAME``,
+                                             unused rows included
+    any other name       numbers ``(n, …)``  a column of the user's, one entry a sample; ``label``, where
+                                             there is one, is I64 and counts into ``classes`` if those
+                                             are given. No such name holds a ``/``
+    ===================  ==================  =========================================================
+
+    Its metadata hold one entry, ``memload``: a JSON object written with sorted keys, the separators ``,``
+    and ``:``, and every character beyond ASCII escaped. A name that is no valid Unicode holds lone
+    surrogates (``\\udc80`` stands for the byte 0x80, and so on).
+
+    ==================  ===========================================================================
+    ``format_version``  1. A reader refuses a greater one
+    ``samples``         n
+    ``arrays``          a list: ``{"name": "image", "descr": "|u1", "shape": [H, W, C], "shards":
+                        [{"file": "out.bin", "rows": r, "bytes": size of the file}, …]}``.
+                        ``file`` is a bare name in the folder of the index. Every array has the same
+                        number of rows; the array named ``image`` is always there
+    ``checksums``       CRC-32 of the bytes of every tensor, by name
+    ``classes``         names of the classes in the order of their labels, or ``null``
+    ``points``          names of the columns that hold points ``(k, 2)``: x and y in pixels of the stored
+                        picture, where (0, 0) is the centre of the top left pixel
+    ``build``           how the pixels were made: settings and versions; for people, of any content
+    ``statistics``      for people and for normalising, of any content; ``mean`` and ``std``, a number a
+                        channel, are those of the used rows with 255 taken as 1
+    ``fingerprint``     SHA-256, in hexadecimal, of this JSON text without the fingerprint itself: the
+                        identity of the data set
+    ==================  ===========================================================================
+
+    An index may stand beside one that another index describes, over the same shards: a subset is a file of
+    a few hundred bytes and its ``row``.
+"""
+
+import re
+from pathlib import Path
+
+FORMAT_VERSION = 1
+HEADER_BYTES = 4096  # one page on most machines, so that rows can be mapped and registered in place
+MAGIC = b"\x93NUMPY\x01\x00"
+METADATA_KEY = "memload"
+
+#: Element types that a shard may have.
+DESCRS = ("|u1", "<u2", "<f2", "<f4")
+
+#: Tensors with a meaning of their own; any other name is a column of the user's.
+RESERVED = ("row", "flags", "key")
+
+FLAG_ORIENTED = 1
+FLAG_FALLBACK = 2
+FLAG_OUTSIDE = 4
+
+
+def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
+    """Return the 4,096 bytes that a shard of this element type and shape ``(rows, H, W, C)`` starts with."""
+    sizes = ", ".join(str(size) for size in shape)
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({sizes}), }}"
+    body = HEADER_BYTES - len(MAGIC) - 2
+    return MAGIC + body.to_bytes(2, "little") + text.encode("ascii").ljust(body - 1) + b"\n"
+
+
+def output_paths(path: str | Path) -> tuple[Path, Path, Path]:
+    """Return the index, the folder of an unfinished build and the ledger that belong to ``out.bin``.
+
+    Raises ValueError if the name does not end in ``.bin``.
+    """
+    path = Path(path)
+    if path.suffix != ".bin" or not path.stem:
+        raise ValueError(
+            f"output: expected a file name that ends in '.bin', found {str(path)!r}: "
+            f"write '{path.with_suffix('.bin') if path.name else 'out.bin'}'"
+        )
+    return path.with_suffix(".idx"), path.with_suffix(".building"), path.with_suffix(".rejects.csv")
+
+
+def shard_names(path: str | Path, count: int) -> list[str]:
+    """Return the file names of ``count`` shards of ``out.bin``, without a folder."""
+    path = Path(path)
+    if count == 1:
+        return [path.name]
+    return [f"{path.stem}-{shard:05d}-of-{count:05d}.bin" for shard in range(count)]
+
+
+def index_path(path: str | Path) -> Path:
+    """Return the index of a data set given as ``out.bin``, ``out.idx`` or one of its shards."""
+    path = Path(path)
+    if path.suffix == ".idx":
+        return path
+    stem = re.sub(r"-\d{5,}-of-\d{5,}$", "", path.stem) if path.suffix == ".bin" else path.stem
+    index = path.with_name(f"{stem}.idx") if path.suffix == ".bin" else path.with_name(path.name + ".idx")
+    own = path.with_suffix(".idx")
+    return own if path.suffix == ".bin" and own.exists() else index

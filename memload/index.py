@@ -1,0 +1,440 @@
+"""Read, check and write the index file. `memload.format` is its specification."""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from memload.errors import ChecksumError, FormatError, MissingError
+from memload.format import DESCRS, FORMAT_VERSION, HEADER_BYTES, METADATA_KEY, RESERVED, output_paths
+from memload.mapping import map_file
+
+_DTYPES = {
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4",
+    "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
+}  # fmt: skip
+
+
+class Keys(Sequence[str]):
+    """The names of the samples: text on demand over two mapped arrays, so that opening costs nothing."""
+
+    def __init__(self, offsets: np.ndarray, data: np.ndarray) -> None:
+        self.offsets, self.data = offsets, data
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Self:
+        """Pack names."""
+        encoded = [os.fsencode(name) for name in names]
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(name) for name in encoded], out=offsets[1:])
+        return cls(offsets, np.frombuffer(b"".join(encoded), np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"key: expected -{len(self)} <= index < {len(self)}, found {index}")
+        index = index % len(self)
+        start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
+        if not 0 <= start <= stop <= self.data.size:
+            raise FormatError(
+                f"key/offsets: expected 0 <= start <= stop <= {self.data.size}, found {start} and {stop} "
+                f"for sample {index}: the index is damaged. Build it again"
+            )
+        return os.fsdecode(self.data[start:stop].tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # compares by content, as a list does
+
+    def __repr__(self) -> str:
+        shown = ", ".join(repr(name) for name in self[:3])
+        return f"Keys([{shown}{', …' if len(self) > 3 else ''}], {len(self)} names)"
+
+    def take(self, indices: np.ndarray) -> "Keys":
+        """Return the keys of some samples, in their order."""
+        return Keys.of([self[int(i)] for i in indices])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One data file: its bare name, how many rows it holds and its exact size in bytes."""
+
+    file: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Array:
+    """One named array: rows of ``shape`` (H, W, C) and element type ``descr``, spread over shards."""
+
+    name: str
+    descr: str
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows all shards hold together."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of a row in bytes."""
+        return row_bytes(self.descr, self.shape)
+
+
+def row_bytes(descr: str, shape: Sequence[int]) -> int:
+    """Return the size in bytes of one row of this element type and shape."""
+    size = int(descr[2:])
+    for extent in shape:
+        size *= extent
+    return size
+
+
+@dataclass(frozen=True)
+class Index:
+    """All that is known of a data set except its pixels.
+
+    ``row`` int64 ``(n,)``, ``flags`` uint8 ``(n,)``, ``keys`` n names, ``columns`` name → ``(n, …)``, ``crc32``
+    name of an array → uint32 ``(rows,)``. Arrays of an index that was read are mapped copy-on-write.
+    """
+
+    path: Path
+    arrays: tuple[Array, ...]
+    row: np.ndarray
+    flags: np.ndarray
+    keys: Keys
+    columns: Mapping[str, np.ndarray]
+    crc32: Mapping[str, np.ndarray]
+    classes: tuple[str, ...] | None = None
+    points: tuple[str, ...] = ()
+    build: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    checksums: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def image(self) -> Array:
+        """The array of the pixels."""
+        return next(array for array in self.arrays if array.name == "image")
+
+    def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield every tensor of the file with its name."""
+        yield "row", self.row
+        yield "flags", self.flags
+        yield "key/offsets", self.keys.offsets
+        yield "key/bytes", self.keys.data
+        for name, checks in self.crc32.items():
+            yield f"crc32/{name}", checks
+        yield from self.columns.items()
+
+    def subset(self, indices: np.ndarray) -> "Index":
+        """Return the index of some samples, in the order given, over the same shards.
+
+        ``indices`` are int64 within the data set. Statistics of pixels stay those of the whole.
+        """
+        columns = {name: np.ascontiguousarray(column[indices]) for name, column in self.columns.items()}
+        statistics = dict(self.statistics)
+        if "class_counts" in statistics and self.classes is not None:
+            statistics["class_counts"] = class_counts(columns["label"], len(self.classes))
+        return replace(
+            self,
+            row=self.row[indices],
+            flags=self.flags[indices],
+            keys=self.keys.take(indices),
+            columns=columns,
+            statistics=statistics,
+            fingerprint="",
+            checksums={},
+        )
+
+    def write(self, path: str | Path) -> "Index":
+        """Write the index to ``path`` through a temporary name, flushed to the disk; return it as written.
+
+        What stood at ``path`` is replaced in one step. Raises OSError.
+        """
+        path = Path(path)
+        tensors = {name: np.ascontiguousarray(tensor) for name, tensor in self.tensors()}
+        metadata: dict[str, Any] = {
+            "format_version": FORMAT_VERSION,
+            "samples": len(self),
+            "arrays": [_array_json(array) for array in self.arrays],
+            "tensors": {name: _tensor_json(tensor) for name, tensor in tensors.items()},
+            "classes": None if self.classes is None else list(self.classes),
+            "points": list(self.points),
+            "build": dict(self.build),
+            "statistics": dict(self.statistics),
+        }
+        fingerprint = hashlib.sha256(_canonical(metadata)).hexdigest()
+        text = _canonical(metadata | {"fingerprint": fingerprint}).decode()
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            # not save_file, which makes the file readable by its owner alone, whatever the umask says
+            temporary.write_bytes(safetensors.numpy.save(tensors, {METADATA_KEY: text}))
+            sync(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
+        checksums = {name: entry["crc32"] for name, entry in metadata["tensors"].items()}
+        return replace(self, path=path, fingerprint=fingerprint, checksums=checksums)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Index":
+        """Open an index, mapped, and check all of it that does not grow with the pixels.
+
+        Checked are structure, types, bounds, the metadata's fingerprint and the checksums of ``row``,
+        ``flags`` and ``label``; ``memload verify`` checks the rest. Raises FormatError, and MissingError
+        (also a FileNotFoundError) where there is no such file.
+        """
+        path = Path(path)
+        try:
+            with safetensors.safe_open(path, framework="np") as file:
+                metadata = file.metadata() or {}
+            mapped = map_file(path)
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except safetensors.SafetensorError as error:
+            raise FormatError(
+                f"{path}: expected an index written by memload (a safetensors file), found {error}. "
+                "Build it again or restore the file",
+                path=path,
+            ) from None
+        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+            raise FormatError(f"{path}: cannot be read: {error}", path=path) from error
+        return _parse(path, mapped, metadata.get(METADATA_KEY))
+
+    def check_tensors(self, names: Sequence[str] | None = None) -> None:
+        """Compare the tensors (or those named) with their checksums. Raises ChecksumError."""
+        for name, tensor in self.tensors():
+            if (names is None or name in names) and _crc32(tensor) != self.checksums[name]:
+                raise ChecksumError(
+                    f"{self.path}: expected checksum {self.checksums[name]:08x} of its tensor {name!r}, found "
+                    f"{_crc32(tensor):08x}: the index is damaged. Restore it, or build again",
+                    path=self.path,
+                )
+
+
+def class_counts(labels: np.ndarray, classes: int) -> list[int]:
+    """Return how many samples each class has."""
+    return [int(count) for count in np.bincount(labels, minlength=classes)]
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows has no handle of a folder to flush
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _crc32(tensor: np.ndarray) -> int:
+    return zlib.crc32(tensor.view(np.uint8).data if tensor.size else b"")
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _array_json(array: Array) -> dict[str, Any]:
+    shards = [{"file": shard.file, "rows": shard.rows, "bytes": shard.bytes} for shard in array.shards]
+    return {"name": array.name, "descr": array.descr, "shape": list(array.shape), "shards": shards}
+
+
+def _tensor_json(tensor: np.ndarray) -> dict[str, Any]:
+    return {"dtype": tensor.dtype.str, "shape": list(tensor.shape), "crc32": _crc32(tensor)}
+
+
+def _missing(path: Path) -> MissingError:
+    pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
+    if building.exists():
+        return MissingError(
+            f"{path}: expected an index, found an unfinished build ({building}). "
+            "Run the same 'memload build' again: it goes on where it stopped",
+            path=path,
+        )
+    if pixels.exists():
+        return MissingError(
+            f"{path}: expected an index beside {pixels.name}, found none: without it the pixels have no "
+            "labels and no names. Run 'memload build' again, or copy the index here too",
+            path=path,
+        )
+    return MissingError(
+        f"{path}: expected a data set, found no such file. Check the path, or make it with 'memload build'",
+        path=path,
+    )
+
+
+def _parse(path: Path, mapped: np.ndarray, text: str | None) -> Index:
+    def expect(fine: bool, subject: str, expected: str, found: object) -> None:
+        if not fine:
+            shown = repr(found)
+            raise FormatError(
+                f"{path}: {subject}: expected {expected}, found {shown if len(shown) <= 100 else shown[:99] + '…'}: "
+                "the index is damaged or was not written by memload. Restore it, or build again",
+                path=path,
+            )
+
+    def take(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+        expect(isinstance(record, dict) and key in record, key, "an entry of the metadata", record)
+        value = record[key]
+        expect(isinstance(value, kind) and not isinstance(value, bool), key, _kind_name(kind), value)
+        return value
+
+    expect(text is not None, "metadata", f"an entry {METADATA_KEY!r}", "none")
+    try:
+        metadata = json.loads(text or "")
+        version = take(metadata, "format_version", int)
+        if version > FORMAT_VERSION:
+            raise FormatError(
+                f"{path}: expected format version {FORMAT_VERSION} or older, found {version}: "
+                "it was written by a newer memload. Run 'pip install --upgrade memload'",
+                path=path,
+            )
+        expect(version == FORMAT_VERSION, "format_version", str(FORMAT_VERSION), version)
+        fingerprint = take(metadata, "fingerprint", str)
+        rest = {key: value for key, value in metadata.items() if key != "fingerprint"}
+        found = hashlib.sha256(_canonical(rest)).hexdigest()
+    except (ValueError, RecursionError) as error:  # no JSON, NaN, or nested without end
+        raise FormatError(
+            f"{path}: expected metadata in JSON, found {error}: the index is damaged. Restore it, or build again",
+            path=path,
+        ) from None
+    expect(found == fingerprint, "fingerprint", found, fingerprint)
+
+    samples = take(metadata, "samples", int)
+    arrays = tuple(_parse_array(array, take, expect) for array in take(metadata, "arrays", list))
+    names = [array.name for array in arrays]
+    expect(len(set(names)) == len(names) and "image" in names, "arrays", "different names and 'image'", names)
+    rows = arrays[0].rows
+    expect(all(array.rows == rows for array in arrays), "arrays", f"{rows} rows in each", names)
+
+    tensors = _map_tensors(mapped, take(metadata, "tensors", dict), take, expect)
+    expected = {"row", "flags", "key/offsets", "key/bytes", *(f"crc32/{name}" for name in names)}
+    expect(expected <= tensors.keys(), "tensors", f"{sorted(expected)}", sorted(tensors))
+    columns = {name: tensor for name, tensor in tensors.items() if name not in expected}
+
+    def shaped(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        tensor = tensors[name]
+        expect(
+            (tensor.dtype.str, tensor.shape) == (dtype, shape),
+            name,
+            f"{dtype} {shape}",
+            (tensor.dtype.str, tensor.shape),
+        )
+        return tensor
+
+    row = shaped("row", "<i8", (samples,))
+    expect(not samples or (row.min() >= 0 and row.max() < rows), "row", f"rows from 0 to {rows - 1}", "others")
+    keys = Keys(
+        shaped("key/offsets", "<i8", (samples + 1,)),
+        shaped("key/bytes", "|u1", tensors["key/bytes"].shape[:1]),
+    )
+    for name, column in columns.items():
+        expect("/" not in name and name not in RESERVED, "columns", "names without '/'", name)
+        expect(column.shape[:1] == (samples,), name, f"{samples} entries", column.shape)
+    classes = take(metadata, "classes", (list, type(None)))
+    if classes is not None:
+        expect(all(isinstance(name, str) for name in classes), "classes", "a list of names", classes)
+        label = columns.get("label", np.zeros(0, np.float32))
+        expect(label.dtype.str == "<i8" and label.ndim == 1, "label", "int64 (samples,)", label.dtype.str)
+        fits = not samples or (label.min() >= 0 and label.max() < len(classes))
+        expect(fits, "label", f"labels from 0 to {len(classes) - 1}", "others")
+    points = take(metadata, "points", list)
+    for name in points:
+        expect(isinstance(name, str) and name in columns, "points", f"names among {sorted(columns)}", name)
+        expect(
+            columns[name].shape[2:] == (2,) and columns[name].ndim == 3,
+            name,
+            "(n, k, 2)",
+            columns[name].shape,
+        )
+    index = Index(
+        path=path,
+        arrays=arrays,
+        row=row,
+        flags=shaped("flags", "|u1", (samples,)),
+        keys=keys,
+        columns=columns,
+        crc32={name: shaped(f"crc32/{name}", "<u4", (rows,)) for name in names},
+        classes=None if classes is None else tuple(classes),
+        points=tuple(points),
+        build=take(metadata, "build", dict),
+        statistics=take(metadata, "statistics", dict),
+        fingerprint=fingerprint,
+        checksums={name: entry["crc32"] for name, entry in metadata["tensors"].items()},
+    )
+    # What training reads by number; 7 GB/s warm, so that 1.28 million samples cost 3 ms.
+    index.check_tensors(("row", "flags", "label"))
+    return index
+
+
+def _kind_name(kind: type | tuple[type, ...]) -> str:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return " or ".join(
+        {dict: "an object", list: "a list", int: "an integer", str: "a text"}.get(k, "null") for k in kinds
+    )
+
+
+def _parse_array(record: Any, take: Any, expect: Any) -> Array:
+    name, descr, shape = take(record, "name", str), take(record, "descr", str), take(record, "shape", list)
+    expect(descr in DESCRS, "descr", f"one of {', '.join(DESCRS)}", descr)
+    expect(
+        len(shape) == 3 and all(type(extent) is int and 0 < extent < 2**31 for extent in shape),
+        "shape",
+        "[H, W, C], each from 1 to 2³¹ − 1",
+        shape,
+    )
+    shards = []
+    for shard in take(record, "shards", list):
+        file, rows, size = take(shard, "file", str), take(shard, "rows", int), take(shard, "bytes", int)
+        # The data set's own folder is the only place that an index may name.
+        bare = file not in ("", ".", "..") and not set(file) & set("/\\\0:")
+        expect(bare, "file", "a bare file name, without a folder", file)
+        right = HEADER_BYTES + rows * row_bytes(descr, shape)
+        expect(0 < rows < 2**63 and size == right < 2**63, "bytes", f"{right} for {rows} rows", size)
+        shards.append(Shard(file, rows, size))
+    expect(bool(shards), "shards", "at least one", shards)
+    return Array(name, descr, tuple(shape), tuple(shards))
+
+
+def _map_tensors(mapped: np.ndarray, listed: dict[str, Any], take: Any, expect: Any) -> dict[str, np.ndarray]:
+    length = int.from_bytes(mapped[:8].tobytes(), "little")
+    header = json.loads(mapped[8 : 8 + length].tobytes())  # safetensors has found it valid
+    header.pop("__metadata__", None)
+    data = mapped[8 + length :]
+    expect(header.keys() == listed.keys(), "tensors", f"{sorted(listed)}", sorted(header))
+    tensors = {}
+    for name, entry in header.items():
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        known = [take(listed[name], "dtype", str), *take(listed[name], "shape", list)]
+        take(listed[name], "crc32", int)
+        expect([_DTYPES.get(dtype), *shape] == known, name, f"{known}", [dtype, *shape])
+        tensors[name] = data[start:stop].view(_DTYPES[dtype]).reshape(shape)
+    return tensors

@@ -1,0 +1,198 @@
+"""The folder of an unfinished build: what was asked for, which rows are done, what is known of them.
+
+::
+
+    out.building/
+        lock           held while a build runs
+        plan.json      the settings, by which the same command is known again
+        source         the names, sizes and times of the source's files, likewise
+        rows           one record a row, all zeros while the row is not done
+        rejects.jsonl  row and reason of every rejected picture
+        out*.bin       the shards
+        out.idx, out.rejects.csv, publish.json    complete: only the renaming is left to do
+
+Nothing in it is trusted after a crash: a record carries its own checksum, and that of its row's pixels.
+"""
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from memload.errors import BuildError
+from memload.index import Keys, sync
+from memload.sources import Column
+
+DONE, REJECTED = 1, 2
+
+
+def record_type(channels: int, schema: Mapping[str, Column]) -> np.dtype[Any]:
+    """Return what is kept of a row: ``total`` and ``squares`` are sums over its pixels, a channel each."""
+    fields: list[tuple[Any, ...]] = [
+        ("check", "<u4"),
+        ("status", "|u1"),
+        ("flags", "|u1"),
+        ("crc32", "<u4"),
+        ("size", "<u4", (2,)),
+        ("total", "<u8", (channels,)),
+        ("squares", "<u8", (channels,)),
+    ]
+    return np.dtype(fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()])
+
+
+def seal(records: np.ndarray) -> None:
+    """Put the checksum of each record into it."""
+    for position in range(len(records)):
+        records["check"][position] = _checksum(records[position])
+
+
+def intact(record: np.void) -> bool:
+    """Say whether a record is one that was sealed."""
+    return bool(record["status"]) and int(record["check"]) == _checksum(record)
+
+
+def _checksum(record: np.void) -> int:
+    return zlib.crc32(record.tobytes()[4:])
+
+
+class Journal:
+    """The records of an unfinished build on the disk. Written by one process, read by many."""
+
+    def __init__(self, folder: Path, rows: int, dtype: np.dtype[Any]) -> None:
+        self.folder, self.rows, self.dtype = folder, rows, dtype
+
+    def create(self) -> None:
+        """Make the file of records, if it is not there yet."""
+        with (self.folder / "rows").open("ab") as file:
+            file.truncate(self.rows * self.dtype.itemsize)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the records of some rows, a copy that can be written to."""
+        with (self.folder / "rows").open("rb") as file:
+            file.seek(start * self.dtype.itemsize)
+            data = file.read((stop - start) * self.dtype.itemsize)
+        return np.frombuffer(bytearray(data), self.dtype)
+
+    def write(self, start: int, records: np.ndarray, rejects: list[tuple[int, str]]) -> None:
+        """Keep the records of some rows and why some of them were rejected."""
+        if rejects:  # the reason first: a rejected row without one would have to be looked at again
+            with (self.folder / "rejects.jsonl").open("a", encoding="ascii") as file:
+                file.writelines(json.dumps([row, reason]) + "\n" for row, reason in rejects)
+        with (self.folder / "rows").open("r+b") as file:
+            file.seek(start * self.dtype.itemsize)
+            file.write(records.tobytes())
+
+    def mapped(self) -> np.ndarray:
+        """Return all records, mapped for reading."""
+        return np.memmap(self.folder / "rows", self.dtype, "r", shape=(self.rows,))
+
+    def reasons(self) -> dict[int, str]:
+        """Return why rows were rejected; of several reasons for one, the last."""
+        reasons = {}
+        with contextlib.suppress(FileNotFoundError), (self.folder / "rejects.jsonl").open("rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):  # a line that a crash cut short
+                    row, reason = json.loads(line)
+                    reasons[row] = reason
+        return reasons
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of an unfinished build; the system lets go of it when the process ends, however it ends.
+
+    Raises BuildError where another process holds it.
+    """
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            _lock(descriptor)
+        except BlockingIOError:
+            owner = os.read(descriptor, 20).decode("ascii", "replace").strip()
+            raise BuildError(
+                f"{folder}: expected no other build of this output, found one running (process {owner}). "
+                "Wait for it, or stop it",
+                path=folder,
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows, which has its own
+        import msvcrt
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # of Windows alone
+        except OSError as error:
+            raise BlockingIOError from error
+        return
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a small file in one step, flushed to the disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=1, sort_keys=True), encoding="ascii")
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    """Return what `write_json` wrote, or None where there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+
+
+def write_listing(folder: Path, listing: Mapping[str, np.ndarray]) -> None:
+    """Keep what is known of the source."""
+    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in listing.items()}, folder / "source")
+
+
+def listing_changes(folder: Path, listing: Mapping[str, np.ndarray]) -> str:
+    """Say how the source differs from when the build began; an empty text where it does not."""
+    try:
+        before = safetensors.numpy.load_file(folder / "source")
+    except (OSError, safetensors.SafetensorError):
+        return "what it was is not known any more"
+    if before.keys() == listing.keys() and all(_same(before[name], listing[name]) for name in before):
+        return ""
+    if "stat" not in before or "stat" not in listing:
+        return "it has another length"
+    old, new = _stats(before), _stats(listing)
+    parts = {
+        "added": sorted(new.keys() - old.keys()),
+        "removed": sorted(old.keys() - new.keys()),
+        "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
+    }
+    told = [
+        f"{len(names):,} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for what, names in parts.items()
+        if names
+    ]
+    return "; ".join(told) or "the same files have other labels or another order"
+
+
+def _same(before: np.ndarray, now: np.ndarray) -> bool:
+    return before.dtype == now.dtype and np.array_equal(before, now, equal_nan=before.dtype.kind == "f")
+
+
+def _stats(listing: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    keys = Keys(listing["key/offsets"], listing["key/bytes"])
+    return {key: tuple(stat) for key, stat in zip(keys, listing["stat"].tolist(), strict=True)}

@@ -1,0 +1,31 @@
+"""Map a whole file into memory, copy-on-write."""
+
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+# Without it Linux refuses to map a file that is larger than RAM and swap together, since a private
+# writable mapping could come to need that much. The constant is in `mmap` from Python 3.13 on.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+def map_file(path: Path) -> np.ndarray:
+    """Return the bytes of a file as a uint8 array ``(size,)``, mapped, not copied.
+
+    The array can be written to: what is written stays in this process and never reaches the file. All
+    processes share one copy of what is only read. The mapping ends with the last reference to the array.
+    The file must not be empty. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if sys.platform == "win32":
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+        else:
+            flags = mmap.MAP_PRIVATE | _NORESERVE
+            mapped = mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(descriptor)
+    return np.frombuffer(mapped, np.uint8)

@@ -1,0 +1,191 @@
+"""Processes that work through ranges of rows, and outlive what kills one of them."""
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple
+
+from memload.errors import BuildError
+
+#: Fork where it is the custom: it starts at once, and takes a user's data set along as DataLoader does.
+_CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+IDLE = -1
+
+
+class Task(NamedTuple):
+    """Rows ``start`` to ``stop``, exclusively."""
+
+    start: int
+    stop: int
+
+
+class Lost(NamedTuple):
+    """A row that killed its worker twice, or took too long twice."""
+
+    row: int
+    reason: str
+
+
+#: Given a task and a function to call with each row before it is begun, do it and return the result.
+Work = Callable[[Task, Callable[[int], None]], Any]
+
+
+class _Worker:
+    def __init__(self, number: int, make: Callable[[], Work], rows: Any, others: list["_Worker"]) -> None:
+        self.number = number
+        self.connection, theirs = _CONTEXT.Pipe()
+        rows[number] = IDLE
+        # A forked child holds what its parent held. Were these left open in it, no worker would see that the
+        # parent is gone, and each would wait for the others.
+        close = (
+            [self.connection, *(other.connection for other in others)] if _CONTEXT.get_start_method() == "fork" else []
+        )
+        self.process = _CONTEXT.Process(target=_serve, args=(theirs, number, make, rows, close), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.tasks: deque[Task] = deque()
+        self.row, self.since = IDLE, time.monotonic()
+
+    def give(self, task: Task) -> None:
+        self.tasks.append(task)
+        with contextlib.suppress(OSError):  # it has died: told by its sentinel
+            self.connection.send(task)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join(10)
+        self.process.close()
+        self.connection.close()
+
+
+def _serve(connection: Any, number: int, make: Callable[[], Work], rows: Any, close: list[Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    for other in close:
+        other.close()
+
+    def begin(row: int) -> None:
+        rows[number] = row
+
+    work = None
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        while True:
+            task = connection.recv()
+            try:
+                work = make() if work is None else work
+                result = work(task, begin)
+            except Exception as error:  # noqa: BLE001  # it is raised where the results are awaited
+                result = error
+            rows[number] = IDLE
+            connection.send(result)
+
+
+def run(
+    make: Callable[[], Work], tasks: Iterator[Task], *, num_workers: int, timeout: float
+) -> Generator[tuple[Task, Any] | Lost, None, None]:
+    """Yield the result of every task, in any order, and `Lost` rows.
+
+    ``make`` is called once in each worker. A row that kills its worker, or takes longer than ``timeout`` seconds,
+    is tried once more alone, and then given up as `Lost`; all other rows of its task are done again. An
+    exception in a worker is raised here. With ``num_workers=0`` all is done in this process, where neither
+    protection is to be had. Closing the generator ends the workers.
+    """
+    if num_workers == 0:
+        work = make()
+        for task in tasks:
+            yield task, work(task, lambda row: None)
+        return
+    rows = _CONTEXT.RawArray("q", num_workers)
+    again: deque[Task] = deque()
+    blamed: set[int] = set()
+    failed_starts = 0
+    workers: list[_Worker] = []
+
+    def give_more(worker: _Worker) -> None:
+        while len(worker.tasks) < 2:  # one in hand and one waiting, so that no worker waits for this process
+            task = again.popleft() if again else next(tasks, None)
+            if task is None:
+                return
+            worker.give(task)
+
+    try:
+        for number in range(num_workers):
+            workers.append(_Worker(number, make, rows, workers))
+        for worker in workers:
+            give_more(worker)
+        while any(worker.tasks for worker in workers):
+            _wait(workers)
+            for number, worker in enumerate(workers):
+                reason = ""
+                try:
+                    while worker.tasks and worker.connection.poll():
+                        result = worker.connection.recv()
+                        if isinstance(result, BaseException):
+                            raise result
+                        yield worker.tasks.popleft(), result
+                        give_more(worker)
+                except (EOFError, ConnectionResetError):
+                    reason = _cause(worker)
+                if not reason and worker.tasks and not worker.process.is_alive() and not worker.connection.poll():
+                    reason = _cause(worker)
+                if not reason and _overdue(worker, rows[number], timeout):
+                    reason = f"it took longer than {timeout:g} s"
+                if not reason:
+                    continue
+                row, lost = rows[number], list(worker.tasks)
+                worker.stop()
+                first = lost[0] if lost else Task(0, 0)
+                if first.start <= row < first.stop:
+                    whole = [Task(first.start, row), Task(row, row + 1), Task(row + 1, first.stop)]
+                    if row in blamed:
+                        del whole[1]
+                        yield Lost(row, reason)
+                    blamed.add(row)
+                    lost[:1] = [task for task in whole if task.start < task.stop]
+                else:
+                    failed_starts += 1
+                    if failed_starts > 3 * num_workers:
+                        raise BuildError(f"workers: expected them to start, found that they die: {reason}")
+                again.extend(lost)
+                workers[number] = _Worker(number, make, rows, [w for w in workers if w is not worker])
+                for other in workers:
+                    give_more(other)
+    finally:
+        for worker in workers:
+            with contextlib.suppress(ValueError):  # stopped and closed already
+                worker.stop()
+
+
+def _wait(workers: list[_Worker]) -> None:
+    busy = [worker for worker in workers if worker.tasks]
+    handles = [worker.connection for worker in busy] + [worker.process.sentinel for worker in busy]
+    multiprocessing.connection.wait(handles, timeout=1.0)
+
+
+def _overdue(worker: _Worker, row: int, timeout: float) -> bool:
+    """Say whether a worker has been at one row, or at its start, for too long."""
+    now = time.monotonic()
+    if row != worker.row or not worker.tasks:
+        worker.row, worker.since = row, now
+    return now - worker.since > timeout
+
+
+def _cause(worker: _Worker) -> str:
+    worker.process.join(10)
+    code = worker.process.exitcode
+    if code is not None and code < 0:
+        return f"decoding it killed the process ({signal.Signals(-code).name})"
+    return f"decoding it ended the process (exit status {code})"
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
