@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +16,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 from memload import workers
 from memload.conversion import Converter, Settings
 from memload.decoders import MAX_PIXELS
-from memload.errors import BuildError, DecodeError, FormatError, SourceError
+from memload.errors import BuildError, DecodeError, FormatError
 from memload.format import HEADER_BYTES, output_paths, shard_names
-from memload.index import Array, Index, Keys, class_counts, sync
+from memload.index import Array, Index, class_counts, sync
 from memload.journal import (
     DONE,
     REJECTED,
     Journal,
+    differences,
     intact,
     listing_changes,
     locked,
@@ -36,9 +39,10 @@ from memload.journal import (
     write_json,
     write_listing,
 )
-from memload.resizing import Fit, Interpolation, Resizer
+from memload.keys import Keys
+from memload.resizing import Fit, Interpolation, Resizer, import_torch
 from memload.shards import ShardWriter, describe, plan_shards
-from memload.sources import DatasetSource, ImageFolder, Source
+from memload.sources import DatasetSource, ImageFolder, Record, Source
 
 logger = logging.getLogger("memload")
 
@@ -203,6 +207,9 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     monitor_interval = 0  # or the first bar of a process would start a thread that never ends
 
 
+#: Below 32 MiB, the largest block that teaches glibc.
+_LARGE = (32 << 20) - (64 << 10)
+
 #: What comes of a range of rows: their records, those rejected with reasons, how many were converted.
 Batch = tuple[np.ndarray, list[tuple[int, str]], int]
 
@@ -210,7 +217,17 @@ Batch = tuple[np.ndarray, list[tuple[int, str]], int]
 class _Work:
     """Converts ranges of rows. Runs in a worker; of what it makes only the records travel back."""
 
-    def __init__(self, job: "_Build") -> None:
+    def __init__(self, job: "_Build", own_process: bool) -> None:
+        if own_process:
+            # Limits and warnings of Pillow's are the process's: here, and only here, they are ours to set.
+            # --max-pixels is the limit, and what Pillow warns of goes to the ledger if it matters.
+            Image.MAX_IMAGE_PIXELS = None
+            warnings.simplefilter("ignore")
+            # glibc maps large blocks afresh each time, page faults and all, until it has seen one as large
+            # freed: 2 % of a picture with Pillow, 10 % with pillow-simd.
+            bytes(_LARGE)
+            if job.settings.resizer == "torch":
+                import_torch().set_num_threads(1)  # one process a core is what shares the cores out
         self.source, self.schema, self.array = job.source, job.source.schema, job.array
         self.converter = Converter(job.settings, self.schema)
         self.writer = ShardWriter(job.folder, job.array)
@@ -240,20 +257,26 @@ class _Work:
         seal(records)
         return records, rejects, converted
 
+    def close(self) -> None:
+        self.writer.close()
+
     def _done(self, row: int, record: np.void) -> bool:
         if not intact(record) or (record["status"] == REJECTED and row not in self.reasons):
             return False
         return zlib.crc32(self.writer.read(row)) == int(record["crc32"])
 
+    def _record(self, row: int) -> Record:
+        try:
+            return self.source[row]
+        except DecodeError:
+            raise
+        except Exception as error:  # a data set of the user's may raise anything; it costs this one record
+            raise DecodeError(f"{type(error).__name__}: {error}") from error
+
     def _convert(self, row: int, record: np.void) -> str:
         """Fill one row and its record; return why it was rejected, if it was."""
         try:
-            try:
-                found = self.converter(self.source[row])
-            except (DecodeError, SourceError) as error:
-                raise DecodeError(getattr(error, "reason", str(error))) from error
-            except OSError as error:  # from a data set of the user's; files are read with care
-                raise DecodeError(f"{type(error).__name__}: {error}") from error
+            found = self.converter(self._record(row))
         except DecodeError as error:
             record["status"], record["crc32"] = REJECTED, self.blank
             if self.resumed:
@@ -266,6 +289,10 @@ class _Work:
         for name in self.schema:
             record[f"column/{name}"] = found.columns[name]
         return ""
+
+
+#: What a folder of an unfinished build may hold besides shards, index and ledger.
+_OURS = ("plan.json", "publish.json", "source", "rows", "rejects.jsonl")
 
 
 class _Build:
@@ -324,7 +351,7 @@ class _Build:
                 yield
         except OSError as error:
             raise BuildError(
-                f"{self.output}: expected to be able to write there, found: {error}. Mend that, or choose another place",
+                f"{self.output}: expected to be able to write there, found: {error}. Mend that or choose another place",
                 path=self.output,
             ) from error
 
@@ -366,7 +393,7 @@ class _Build:
         before = read_json(self.folder / "plan.json")
         listing = self.source.listing()
         if before is not None:
-            differs = _differences(before, self.plan)
+            differs = differences(before, self.plan)
             changes = listing_changes(self.folder, listing)
             if changes:
                 differs.append(f"the source: {changes}")
@@ -374,7 +401,8 @@ class _Build:
                 self.resumed = True
                 done = int(np.count_nonzero(self.journal.mapped()["status"]))
                 logger.info("%s: going on with an unfinished build, %s rows done", self.output, f"{done:,}")
-                ShardWriter(self.folder, self.array).create() if not self._publishing else None
+                if not self._publishing:
+                    ShardWriter(self.folder, self.array).create()
                 return
             if not self.overwrite:
                 raise BuildError(
@@ -383,9 +411,17 @@ class _Build:
                     "to begin anew",
                     path=self.output,
                 )
-        for path in self.folder.iterdir():
-            if path.name != "lock":
-                path.unlink()
+        there = [path for path in self.folder.iterdir() if path.name != "lock"]
+        foreign = [path.name for path in there if path.suffix not in (".bin", ".tmp") and path.name not in _OURS]
+        foreign = [name for name in foreign if name not in (self.index.name, self.ledger.name)]
+        if foreign:
+            raise BuildError(
+                f"{self.folder}: expected a folder of memload's own, found other files ({', '.join(foreign[:3])}). "
+                "Move them away, or choose another output",
+                path=self.output,
+            )
+        for path in there:
+            path.unlink()
         write_listing(self.folder, listing)
         self.journal.create()
         ShardWriter(self.folder, self.array).create()
@@ -398,7 +434,9 @@ class _Build:
         rows = len(self.source)
         chunk = max(1, min(32, rows // (4 * max(1, count))))
         tasks = (workers.Task(start, min(start + chunk, rows)) for start in range(0, rows, chunk))
-        results = workers.run(functools.partial(_Work, self), tasks, num_workers=min(count, rows), timeout=timeout)
+        results = workers.run(
+            functools.partial(_Work, self, count > 0), tasks, num_workers=min(count, rows), timeout=timeout
+        )
         quiet = not sys.stderr.isatty() if progress is None else not progress
         rejected = 0
         with contextlib.closing(results), _Bar(total=rows, unit=" images", disable=quiet, smoothing=0.1) as bar:
@@ -515,23 +553,6 @@ class _Build:
 def _move(path: Path, folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):  # moved before a crash
         os.replace(path, folder / path.name)  # noqa: PTH105
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
-        return {**plan, **plan["settings"], "settings": None}
-
-    old, new = flat(before), flat(now)
-    return [
-        f"{name}: was {_short(old.get(name))}, now {_short(new.get(name))}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _pixel_statistics(records: np.ndarray, used: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:

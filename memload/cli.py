@@ -5,14 +5,17 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memload import __version__
 
-# Generic from click 8.2 on, and then only for a type checker.
-_ParamType = click.ParamType
+# Generic from click 8.4 on, for a type checker only.
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
 
 FILE = click.Path(dir_okay=False)
 
@@ -172,10 +175,8 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     extensions, quiet = options.pop("extensions"), options.pop("quiet")
     wanted = 1 if manifest else 2
     if len(arguments) != wanted:
-        raise click.UsageError(
-            f"expected {'OUT.BIN alone beside --manifest' if manifest else 'IMAGES and OUT.BIN'}, found {len(arguments)} "
-            f"argument{'s' * (len(arguments) != 1)}: {' '.join(arguments)}"
-        )
+        expected = "OUT.BIN alone beside --manifest" if manifest else "IMAGES and OUT.BIN"
+        raise click.UsageError(f"expected {expected}, found {len(arguments)}: {' '.join(arguments)}")
     if not manifest and (root or points or arrays):
         raise click.UsageError("--root, --points and --array describe a manifest: give --manifest FILE")
     if manifest and extensions:

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from memload.errors import FormatError
 from memload.format import index_path
-from memload.index import Index, Keys
+from memload.index import Index
+from memload.keys import Keys
 from memload.shards import Shards
 
 

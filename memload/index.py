@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -15,63 +15,13 @@ import safetensors.numpy
 
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.format import DESCRS, FORMAT_VERSION, HEADER_BYTES, METADATA_KEY, RESERVED, output_paths
+from memload.keys import Keys
 from memload.mapping import map_file
 
 _DTYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4",
     "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
 }  # fmt: skip
-
-
-class Keys(Sequence[str]):
-    """The names of the samples: text on demand over two mapped arrays, so that opening costs nothing."""
-
-    def __init__(self, offsets: np.ndarray, data: np.ndarray) -> None:
-        self.offsets, self.data = offsets, data
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> Self:
-        """Pack names."""
-        encoded = [os.fsencode(name) for name in names]
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(name) for name in encoded], out=offsets[1:])
-        return cls(offsets, np.frombuffer(b"".join(encoded), np.uint8))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"key: expected -{len(self)} <= index < {len(self)}, found {index}")
-        index = index % len(self)
-        start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
-        if not 0 <= start <= stop <= self.data.size:
-            raise FormatError(
-                f"key/offsets: expected 0 <= start <= stop <= {self.data.size}, found {start} and {stop} "
-                f"for sample {index}: the index is damaged. Build it again"
-            )
-        return os.fsdecode(self.data[start:stop].tobytes())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # compares by content, as a list does
-
-    def __repr__(self) -> str:
-        shown = ", ".join(repr(name) for name in self[:3])
-        return f"Keys([{shown}{', …' if len(self) > 3 else ''}], {len(self)} names)"
-
-    def take(self, indices: np.ndarray) -> "Keys":
-        """Return the keys of some samples, in their order."""
-        return Keys.of([self[int(i)] for i in indices])
 
 
 @dataclass(frozen=True)

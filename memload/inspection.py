@@ -108,8 +108,7 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     """
     index = Index.read(index_path(path))
     index.check_tensors()
-    for position in range(len(index)):
-        _ = index.keys[position]
+    index.keys.check()
     problems: list[str] = []
     jobs: list[tuple[Path, Array, int, int, int]] = []
     for array in index.arrays:

@@ -27,7 +27,8 @@ import safetensors
 import safetensors.numpy
 
 from memload.errors import BuildError
-from memload.index import Keys, sync
+from memload.index import sync
+from memload.keys import Keys
 from memload.sources import Column
 
 DONE, REJECTED = 1, 2
@@ -122,6 +123,8 @@ def locked(folder: Path) -> Iterator[None]:
                 "Wait for it, or stop it",
                 path=folder,
             ) from None
+        if not (folder / "lock").exists():  # it ended, and took its folder away, between the two lines above
+            raise BuildError(f"{folder}: found that another build of this output has just ended", path=folder)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield
@@ -158,6 +161,25 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="ascii"))
     except FileNotFoundError:
         return None
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say what differs between two plans."""
+
+    def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
+        return {**plan, **plan["settings"], "settings": None}
+
+    old, new = flat(before), flat(now)
+    return [
+        f"{name}: was {_short(old.get(name))}, now {_short(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def write_listing(folder: Path, listing: Mapping[str, np.ndarray]) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from memload.errors import DecodeError, SourceError
 from memload.format import RESERVED
-from memload.index import Keys
+from memload.keys import Keys
 
 #: What torchvision's ImageFolder counts as an image, by the end of its name in any case.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -200,7 +200,7 @@ class DatasetSource:
         self.notes: list[str] = []
         if not len(dataset):
             raise SourceError("data set: expected samples, found none")
-        first = self._sample(0)[1]
+        first = self._first()
         self.schema = {name: _column(name, value) for name, value in first.items()}
         names = getattr(dataset, "classes", None)
         if names is None:  # Hugging Face's way of naming them
@@ -221,7 +221,9 @@ class DatasetSource:
             expected, found = self.schema[name], _column(name, value)
             whole_number_for_float = (expected.dtype, found.dtype) == ("<f8", "<i8")
             if found.shape != expected.shape or (found.dtype != expected.dtype and not whole_number_for_float):
-                raise DecodeError(f"column {name!r}: expected {expected[:2]} as in sample 0, found {found[:2]}")
+                raise DecodeError(f"column {name!r}: expected {expected[:2]} as in the first, found {found[:2]}")
+        if self.classes is not None and not 0 <= columns["label"] < len(self.classes):
+            raise DecodeError(f"label: expected 0 to {len(self.classes) - 1}, found {columns['label']}")
         if type(image).__module__.partition(".")[0] == "torch":  # told without importing it
             image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
         return Record(str(index), Path(image) if isinstance(image, (str, os.PathLike)) else image, columns)
@@ -229,6 +231,18 @@ class DatasetSource:
     def listing(self) -> Mapping[str, np.ndarray]:
         """See `Source.listing`; nothing but its length is known of a data set beforehand."""
         return {"length": np.array([len(self)], np.int64)}
+
+    def _first(self) -> dict[str, Any]:
+        """Return the columns of the first sample that is not broken, of which there may be some."""
+        errors = []
+        for index in range(min(100, len(self._dataset))):
+            try:
+                return self._sample(index)[1]
+            except SourceError:
+                raise
+            except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
+                errors.append(f"{type(error).__name__}: {error}")
+        raise SourceError(f"data set: expected samples, found that the first {len(errors)} fail: {errors[0]}")
 
     def _sample(self, index: int) -> tuple[Any, dict[str, Any]]:
         sample = self._dataset[index]

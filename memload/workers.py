@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from memload.errors import BuildError
 
@@ -33,8 +33,14 @@ class Lost(NamedTuple):
     reason: str
 
 
-#: Given a task and a function to call with each row before it is begun, do it and return the result.
-Work = Callable[[Task, Callable[[int], None]], Any]
+class Work(Protocol):
+    """What a worker does. Made in its process."""
+
+    def __call__(self, task: Task, begin: Callable[[int], None]) -> Any:
+        """Do a task, calling ``begin`` with each row before it is begun, and return the result."""
+
+    def close(self) -> None:
+        """Let go of files."""
 
 
 class _Worker:
@@ -97,9 +103,9 @@ def run(
     protection is to be had. Closing the generator ends the workers.
     """
     if num_workers == 0:
-        work = make()
-        for task in tasks:
-            yield task, work(task, lambda row: None)
+        with contextlib.closing(make()) as work:
+            for task in tasks:
+                yield task, work(task, lambda row: None)
         return
     rows = _CONTEXT.RawArray("q", num_workers)
     again: deque[Task] = deque()
