@@ -21,17 +21,19 @@ FILE = click.Path(dir_okay=False)
 
 
 @contextmanager
-def _errors_told() -> Iterator[None]:
+def _errors_told(interrupted: str = "interrupted") -> Iterator[None]:
     """Turn what a user can mend into one line and exit status 1, and Ctrl-C into 130."""
     from memload.errors import MemloadError
 
     try:
         yield
+    except BrokenPipeError:  # the reader of the output has enough, as head does; click ends in silence
+        raise
     except (MemloadError, ValueError, IndexError, OSError) as error:
         click.echo(f"memload: {error}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        click.echo("memload: interrupted. Run the same command again: it goes on where it stopped", err=True)
+        click.echo(f"memload: {interrupted}", err=True)
         sys.exit(130)
 
 
@@ -181,7 +183,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--root, --points and --array describe a manifest: give --manifest FILE")
     if manifest and extensions:
         raise click.UsageError("--extensions is for a folder of IMAGES: a manifest names its files itself")
-    with _errors_told():
+    with _errors_told("interrupted. Run the same command again: it goes on where it stopped"):
         import logging
 
         import memload

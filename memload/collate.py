@@ -26,7 +26,7 @@ def fast_collate(samples: Sequence[Any]) -> Any:
 
     The memory of a batch is used again once nothing refers to it any more, never before. In a worker process
     it is shared memory, so that it is not copied again on its way. Thread-safe. Raises ValueError where
-    images differ in shape.
+    images differ in shape or type.
     """
     kept = [sample for sample in samples if not _broken(sample)]
     return _collate(kept) if kept else None
@@ -61,28 +61,40 @@ def _is_image(value: Any) -> bool:
 
 
 def _stack(images: Sequence[Any]) -> Tensor:
-    if isinstance(images[0], Tensor):
-        views, channels_last = list(images), images[0].stride(0) == 1
-        if channels_last:
-            views = [image.permute(1, 2, 0) for image in views]
-    else:
-        arrays = [np.asarray(image) for image in images]
-        views, channels_last = [torch.from_numpy(_writable(a)) for a in arrays], True
-        views = [view.unsqueeze(2) if view.ndim == 2 else view for view in views]
-    shape = views[0].shape
-    for position, view in enumerate(views):
-        if view.shape != shape:
-            raise ValueError(
-                f"samples: expected images of one shape, found {tuple(shape)} at 0 and {tuple(view.shape)} at "
-                f"{position}. Give the data set a fixed size"
-            )
-    batch = _allocate((len(views), *shape))
-    torch.stack(views, out=batch)
-    return batch.permute(0, 3, 1, 2) if channels_last else batch
+    first = images[0]
+    if isinstance(first, Tensor):
+        for position, image in enumerate(images):
+            _check(image, position, first.shape, torch.uint8)
+        channels_last = first.stride(0) == 1
+        views = [image.permute(1, 2, 0) for image in images] if channels_last else list(images)
+        batch = _allocate((len(views), *views[0].shape))
+        torch.stack(views, out=batch)
+        return batch.permute(0, 3, 1, 2) if channels_last else batch
+    shape = np.shape(_array(first))
+    batch = _allocate((len(images), *shape))
+    # One after another, so that what a picture's pixels pass through is the same memory for all. By NumPy: torch
+    # takes read-only arrays, as pictures give them, only with a warning or a copy.
+    for position, (row, image) in enumerate(zip(batch.numpy(), images, strict=True)):
+        array = _array(image)
+        _check(array, position, shape, np.dtype(np.uint8))
+        row[:] = array
+    return batch.permute(0, 3, 1, 2)
 
 
-def _writable(array: np.ndarray) -> np.ndarray:
-    return array if array.flags.writeable else array.copy()  # torch warns of the others
+def _array(image: Any) -> np.ndarray:
+    array = np.asarray(image)
+    return array[:, :, np.newaxis] if array.ndim == 2 else array
+
+
+def _check(image: Any, position: int, shape: Sequence[int], dtype: object) -> None:
+    found = getattr(image, "dtype", type(image).__name__)
+    if found != dtype:
+        raise ValueError(f"samples: expected images of {dtype}, found {found} at {position}. Convert it")
+    if image.shape != shape:
+        raise ValueError(
+            f"samples: expected images of one shape, found {tuple(shape)} at 0 and {tuple(image.shape)} at "
+            f"{position}. Give the data set a fixed size"
+        )
 
 
 def _allocate(shape: tuple[int, ...]) -> Tensor:

@@ -18,6 +18,7 @@ from memload.resizing import (
     RESIZERS,
     TORCH_INTERPOLATIONS,
     Placement,
+    flip,
     import_torch,
     place,
     resize,
@@ -111,14 +112,18 @@ class Converter:
         settings = self.settings
         picture = self._decoder.open(self._encoded(record.image), self._draft if settings.fast else None)
         placement = self._place(picture.image.size if picture.turned > 1 else picture.size, picture.orientation)
-        small = resize(
-            picture.image,
-            placement,
-            interpolation=settings.interpolation,  # type: ignore[arg-type]  # checked by Settings
-            resizer=settings.resizer,  # type: ignore[arg-type]
-            fill=self._fill,
-            box=picture.box if settings.fast else None,
-        )
+        try:
+            small = resize(
+                picture.image,
+                placement,
+                interpolation=settings.interpolation,  # type: ignore[arg-type]  # checked by Settings
+                resizer=settings.resizer,  # type: ignore[arg-type]
+                fill=self._fill,
+                box=picture.box if settings.fast else None,
+            )
+        except (ValueError, MemoryError, RuntimeError) as error:  # a side of millions of pixels, or no memory
+            width, height = picture.size
+            raise DecodeError(f"cannot be resized from {width}×{height}: {error or type(error).__name__}") from error
         small = turn(small, picture.orientation)  # here, where it is 50 times smaller than when it was read
         flags = FLAG_ORIENTED * (picture.orientation > 1 or picture.turned > 1) | FLAG_FALLBACK * picture.fallback
         columns = dict(record.columns)
@@ -143,7 +148,8 @@ class Converter:
     def _place(self, source: tuple[int, int], orientation: int) -> Placement:
         height, width = self.settings.size
         target = (height, width) if orientation >= 5 else (width, height)  # turned by a quarter afterwards
-        return place(source, target, self.settings.fit)  # type: ignore[arg-type]  # checked by Settings
+        placement = place(source, target, self.settings.fit)  # type: ignore[arg-type]  # checked by Settings
+        return flip(placement, orientation)
 
     def _draft(self, source: tuple[int, int], orientation: int) -> tuple[int, int]:
         width, height = self._place(source, orientation).resized

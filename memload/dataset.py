@@ -1,6 +1,8 @@
 """Map-style random access to a memory map, as torch's DataLoader and its users expect it."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -47,7 +49,9 @@ class MemmapDataset(Dataset[Any]):
         if transforms is not None and (transform is not None or target_transform is not None):
             raise ValueError("transforms: expected it alone, found transform or target_transform beside it")
         index = Index.read(index_path(path))
-        self._setup(index, Shards(index), None)
+        shards = Shards(index)
+        # Absolute from here on: the user may change to another folder, and a worker may start in one.
+        self._setup(replace(index, path=index.path.absolute()), shards, None)
         if columns is None:
             columns = ("label",) if "label" in self.columns else tuple(self.columns)
         unknown = [name for name in columns if name not in self.columns]
@@ -131,7 +135,7 @@ class MemmapDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples; what DataLoader calls for a batch."""
-        return [self[int(index)] for index in indices]
+        return [self[operator.index(index)] for index in indices]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[position] for position in range(len(self)))
@@ -141,13 +145,15 @@ class MemmapDataset(Dataset[Any]):
 
         ``indices`` are integers (a sequence, array or tensor), negative ones counted from the end. ``out`` is a
         contiguous CPU tensor of the data set's type. Blocks while pages are read; the GIL is released. Raises
-        IndexError and ValueError.
+        IndexError, ValueError and TypeError.
         """
         positions = self._positions(indices)
         shape = (len(positions), *self.index.image.shape)
         dtype = self._images[0].dtype
         if out is None:
             out = torch.empty(shape, dtype=dtype)
+        if not isinstance(out, Tensor):
+            raise TypeError(f"out: expected a tensor, found {type(out).__name__}: wrap an array in torch.from_numpy()")
         if tuple(out.shape) != shape or out.dtype != dtype or not out.is_contiguous() or out.device.type != "cpu":
             raise ValueError(
                 f"out: expected a contiguous CPU tensor {shape} of {dtype}, found {tuple(out.shape)} of {out.dtype} "
@@ -204,7 +210,7 @@ class MemmapDataset(Dataset[Any]):
         return f"{type(self).__name__}({str(self.path)!r}: {len(self):,} samples of {shape}, {columns})"
 
     def _position(self, index: int) -> int:
-        size = len(self)
+        size, index = len(self), operator.index(index)
         if not -size <= index < size:
             raise IndexError(f"index: expected -{size} <= index < {size}, found {index}")
         return index + size if index < 0 else index

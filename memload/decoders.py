@@ -21,13 +21,15 @@ MODES: tuple[str, ...] = get_args(Mode)
 DECODERS = ("pillow", "jpeg4py")
 
 #: What Pillow may open. PostScript, which it hands to another program, and formats whose files can claim
-#: hundreds of megabytes in a few bytes are not among them.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+#: hundreds of megabytes in a few bytes are not among them. MPO (two JPEGs in a file, of which the first is
+#: taken) is no entry: Pillow opens it as JPEG, and fails with a KeyError on the name.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
 #: Pillow's own limit for a picture that is no decompression bomb: 256 MiB at 3 bytes a pixel.
 MAX_PIXELS = 89_478_485
 
-_ORIENTATION = 0x0112
+# tags of EXIF and TIFF
+_ORIENTATION, _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 274, 258, 262, 339
 _INVERSE = {6: 8, 8: 6}
 
 
@@ -109,6 +111,8 @@ class PillowDecoder:
             return self._open(Image.open(io.BytesIO(data), formats=FORMATS), data, draft)
         except DecodeError:
             raise
+        except Image.DecompressionBombError as error:
+            raise DecodeError(f"expected at most {self.max_pixels:,} pixels (--max-pixels), found: {error}") from None
         except MemoryError:
             raise DecodeError("there is not enough memory to decode it") from None
         # Pillow's plugins raise OSError, ValueError, SyntaxError, struct.error, EOFError, … for bad files
@@ -129,17 +133,19 @@ class PillowDecoder:
         if jpeg and self.damage is not None:
             self.damage(data)
         before = _orientation(image)
-        box = (0.0, 0.0, float(size[0]), float(size[1]))
+        scaled = None
         if jpeg and draft is not None and image.mode in ("L", "RGB"):
             scaled = image.draft(image.mode, draft(size, before))
-            box = scaled[1] if scaled is not None else box
-        decoded, fallback = self._load(image, data, scaled=box[2] != size[0])
+        decoded, fallback = self._load(image, data, scaled=image.size != size)
         pending = _orientation(image)  # Pillow turns a TIFF while it loads it, and only that
         turned = before if pending != before else 1
+        if turned >= 5:  # the size that Pillow tells before it loads such a TIFF is the upright one
+            size = (decoded.height, decoded.width)
         upright = to_mode(decoded, self.mode, self.background)
         if not self.exif:
             upright = turn(upright, _INVERSE.get(turned, turned))
             turned = pending = 1
+        box = scaled[1] if scaled is not None else (0.0, 0.0, float(upright.width), float(upright.height))
         return Picture(upright, size, box, turned, pending, fallback)
 
     def _load(self, image: Image.Image, data: bytes, scaled: bool) -> tuple[Image.Image, bool]:
@@ -183,6 +189,8 @@ def to_mode(image: Image.Image, mode: Mode, background: tuple[int, int, int]) ->
     """
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_scale_16_bit(image))
+    if image.mode == "La":
+        image = image.convert("LA")  # the only way that Pillow has from there
     if image.has_transparency_data:
         image = image.convert("RGBA")
         canvas = Image.new("RGBA", image.size, (*background, 255))
@@ -192,10 +200,14 @@ def to_mode(image: Image.Image, mode: Mode, background: tuple[int, int, int]) ->
 
 def _scale_16_bit(image: Image.Image) -> np.ndarray:
     pixels = np.asarray(image)
+    tags = getattr(image, "tag_v2", {})  # a TIFF says more than the mode does
+    bits, signed = tags.get(_BITS_PER_SAMPLE, (16,))[0], tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
     low, high = (int(pixels.min()), int(pixels.max())) if image.mode != "F" else (-1, -1)
-    if low < 0 or high > 65535:
+    if low < 0 or high > 65535 or bits > 16 or signed:
         raise DecodeError(f"pixels of mode {image.mode} have no declared range to scale from")
-    return ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    top = (1 << bits) - 1
+    scaled = ((pixels.astype(np.uint32) * 255 + top // 2) // top).astype(np.uint8)
+    return 255 - scaled if tags.get(_PHOTOMETRIC) == 0 else scaled  # white is zero, which Pillow heeds up to 8 bits
 
 
 def parse_colour(text: str, argument: str) -> tuple[int, int, int]:

@@ -27,8 +27,9 @@ Shards
     in the first. A row that no sample uses (its picture was rejected) is all zeros.
 
 Index
-    The index is a safetensors file: 8 bytes of header length, a JSON header, the tensors. Its tensors, for
-    a data set of ``n`` samples and ``r`` rows:
+    The index is a safetensors file: 8 bytes of header length, a JSON header, the tensors. The header gives
+    every tensor's ``dtype``, ``shape`` and ``data_offsets``, its start and end in the bytes that follow the
+    header, and the metadata as ``__metadata__``. The tensors, for a data set of ``n`` samples and ``r`` rows:
 
     ===================  ==================  =========================================================
     name                 type and shape      meaning
@@ -45,9 +46,9 @@ Index
                                              the filesystem (UTF-8 on most)
     ``crc32/NAME``       U32 ``(r,)``        CRC-32 (zlib's) of every row of the array ``NAME``,
                                              unused rows included
-    any other name       numbers ``(n, …)``  a column of the user's, one entry a sample; ``label``, where
-                                             there is one, is I64 and counts into ``classes`` if those
-                                             are given. No such name holds a ``/``
+    any other name       numbers ``(n, …)``  a column of the user's, one entry a sample; where ``classes``
+                                             are given, ``label`` is there, is I64 ``(n,)`` and counts into
+                                             them. No such name holds a ``/``
     ===================  ==================  =========================================================
 
     Its metadata hold one entry, ``memload``: a JSON object written with sorted keys, the separators ``,``
@@ -60,8 +61,9 @@ Index
     ``arrays``          a list: ``{"name": "image", "descr": "|u1", "shape": [H, W, C], "shards":
                         [{"file": "out.bin", "rows": r, "bytes": size of the file}, …]}``.
                         ``file`` is a bare name in the folder of the index. Every array has the same
-                        number of rows; the array named ``image`` is always there
-    ``checksums``       CRC-32 of the bytes of every tensor, by name
+                        number of rows, a shard at least one; the array named ``image`` is always there
+    ``tensors``         every tensor of the file, by name: ``{"dtype": "<i8", "shape": [n], "crc32":
+                        CRC-32 of its bytes}``, the type as NumPy writes it
     ``classes``         names of the classes in the order of their labels, or ``null``
     ``points``          names of the columns that hold points ``(k, 2)``: x and y in pixels of the stored
                         picture, where (0, 0) is the centre of the top left pixel
@@ -87,8 +89,8 @@ METADATA_KEY = "memload"
 #: Element types that a shard may have.
 DESCRS = ("|u1", "<u2", "<f2", "<f4")
 
-#: Tensors with a meaning of their own; any other name is a column of the user's.
-RESERVED = ("row", "flags", "key")
+#: Names with a meaning of their own, the last one in safetensors; any other is a column of the user's.
+RESERVED = ("row", "flags", "key", "__metadata__")
 
 FLAG_ORIENTED = 1
 FLAG_FALLBACK = 2

@@ -16,12 +16,15 @@ import safetensors.numpy
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.format import DESCRS, FORMAT_VERSION, HEADER_BYTES, METADATA_KEY, RESERVED, output_paths
 from memload.keys import Keys
-from memload.mapping import map_file
+from memload.mapping import forget, map_file
 
 _DTYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4",
     "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
 }  # fmt: skip
+
+#: Characters that make more of a file's name than a name: on Windows a drive, a stream or a folder too.
+_NO_NAME = frozenset("/\\:\0" if os.name == "nt" else "/\0")
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,9 @@ class Index:
         What stood at ``path`` is replaced in one step. Raises OSError.
         """
         path = Path(path)
-        tensors = {name: np.ascontiguousarray(tensor) for name, tensor in self.tensors()}
+        tensors = {
+            name: np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")) for name, tensor in self.tensors()
+        }
         metadata: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "samples": len(self),
@@ -175,7 +180,17 @@ class Index:
             ) from None
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise FormatError(f"{path}: cannot be read: {error}", path=path) from error
-        return _parse(path, mapped, metadata.get(METADATA_KEY))
+        try:
+            index = _parse(path, mapped, metadata.get(METADATA_KEY))
+        # no JSON, NaN, nested without end, or numbers and shapes beyond what Python and NumPy can hold
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise FormatError(
+                f"{path}: expected the metadata of an index, found {error}: "
+                "the index is damaged or was not written by memload. Restore it, or build again",
+                path=path,
+            ) from None
+        forget(mapped)  # 22 MB of 1.28 million samples, which were read to be checked
+        return index
 
     def check_tensors(self, names: Sequence[str] | None = None) -> None:
         """Compare the tensors (or those named) with their checksums. Raises ChecksumError."""
@@ -258,24 +273,18 @@ def _parse(path: Path, mapped: np.ndarray, text: str | None) -> Index:
         return value
 
     expect(text is not None, "metadata", f"an entry {METADATA_KEY!r}", "none")
-    try:
-        metadata = json.loads(text or "")
-        version = take(metadata, "format_version", int)
-        if version > FORMAT_VERSION:
-            raise FormatError(
-                f"{path}: expected format version {FORMAT_VERSION} or older, found {version}: "
-                "it was written by a newer memload. Run 'pip install --upgrade memload'",
-                path=path,
-            )
-        expect(version == FORMAT_VERSION, "format_version", str(FORMAT_VERSION), version)
-        fingerprint = take(metadata, "fingerprint", str)
-        rest = {key: value for key, value in metadata.items() if key != "fingerprint"}
-        found = hashlib.sha256(_canonical(rest)).hexdigest()
-    except (ValueError, RecursionError) as error:  # no JSON, NaN, or nested without end
+    metadata = json.loads(text or "")
+    version = take(metadata, "format_version", int)
+    if version > FORMAT_VERSION:
         raise FormatError(
-            f"{path}: expected metadata in JSON, found {error}: the index is damaged. Restore it, or build again",
+            f"{path}: expected format version {FORMAT_VERSION} or older, found {version}: "
+            "it was written by a newer memload. Run 'pip install --upgrade memload'",
             path=path,
-        ) from None
+        )
+    expect(version == FORMAT_VERSION, "format_version", str(FORMAT_VERSION), version)
+    fingerprint = take(metadata, "fingerprint", str)
+    rest = {key: value for key, value in metadata.items() if key != "fingerprint"}
+    found = hashlib.sha256(_canonical(rest)).hexdigest()
     expect(found == fingerprint, "fingerprint", found, fingerprint)
 
     samples = take(metadata, "samples", int)
@@ -304,7 +313,7 @@ def _parse(path: Path, mapped: np.ndarray, text: str | None) -> Index:
     expect(not samples or (row.min() >= 0 and row.max() < rows), "row", f"rows from 0 to {rows - 1}", "others")
     keys = Keys(
         shaped("key/offsets", "<i8", (samples + 1,)),
-        shaped("key/bytes", "|u1", tensors["key/bytes"].shape[:1]),
+        shaped("key/bytes", "|u1", (tensors["key/bytes"].size,)),
     )
     for name, column in columns.items():
         expect("/" not in name and name not in RESERVED, "columns", "names without '/'", name)
@@ -364,14 +373,21 @@ def _parse_array(record: Any, take: Any, expect: Any) -> Array:
     shards = []
     for shard in take(record, "shards", list):
         file, rows, size = take(shard, "file", str), take(shard, "rows", int), take(shard, "bytes", int)
-        # The data set's own folder is the only place that an index may name.
-        bare = file not in ("", ".", "..") and not set(file) & set("/\\\0:")
-        expect(bare, "file", "a bare file name, without a folder", file)
+        expect(_is_bare(file), "file", "a bare file name, without a folder", file)
         right = HEADER_BYTES + rows * row_bytes(descr, shape)
         expect(0 < rows < 2**63 and size == right < 2**63, "bytes", f"{right} for {rows} rows", size)
         shards.append(Shard(file, rows, size))
     expect(bool(shards), "shards", "at least one", shards)
     return Array(name, descr, tuple(shape), tuple(shards))
+
+
+def _is_bare(file: str) -> bool:
+    """Return whether a shard's name stays in the data set's own folder, the only place an index may name."""
+    try:
+        os.fsencode(file)
+    except UnicodeError:
+        return False
+    return file not in ("", ".", "..") and not set(file) & _NO_NAME
 
 
 def _map_tensors(mapped: np.ndarray, listed: dict[str, Any], take: Any, expect: Any) -> dict[str, np.ndarray]:

@@ -108,7 +108,10 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     """
     index = Index.read(index_path(path))
     index.check_tensors()
-    index.keys.check()
+    try:
+        index.keys.check()
+    except FormatError as error:  # which knows of no file
+        raise FormatError(f"{index.path}: {error}", path=index.path) from None
     problems: list[str] = []
     jobs: list[tuple[Path, Array, int, int, int]] = []
     for array in index.arrays:
@@ -212,14 +215,22 @@ def preview(
         x, y = gap + column * (tile + gap), gap + row * (tile_height + line + gap)
         sheet.paste(image.resize((tile, tile_height), Image.Resampling.BILINEAR), (x, y))
         for px, py in _points(index, sample):
+            if not (-0.5 <= px <= width - 0.5 and -0.5 <= py <= height - 0.5):
+                continue  # it would be drawn onto another tile
             cx, cy = x + (px + 0.5) * tile / width, y + (py + 0.5) * tile_height / height
             draw.ellipse((cx - 1.5, cy - 1.5, cx + 1.5, cy + 1.5), fill="red")
         caption = f"{sample} {_label(index, sample)}".encode("latin-1", "replace").decode("latin-1")
+        caption = "".join(letter if letter.isprintable() else "?" for letter in caption)  # one line, come what may
         while caption and draw.textlength(caption, font=font) > tile:
             caption = caption[:-1]
         draw.text((x, y + tile_height), caption, fill="black", font=font)
     try:
         sheet.save(output)
+    except (ValueError, KeyError) as error:  # KeyError: Pillow's, for a format that it can only read
+        raise ValueError(
+            f"output: expected the name of an image such as grid.png, found {str(output)!r}: "
+            f"Pillow cannot write it ({error}). Choose another format"
+        ) from None
     except OSError as error:
         raise FormatError(
             f"{output}: expected to be able to write an image there, found: {error}", path=output
@@ -252,9 +263,9 @@ def _choose(index: Index, count: int, seed: int, indices: Sequence[int] | None, 
 
 def _to_image(pixels: np.ndarray) -> Image.Image:
     if pixels.dtype != np.uint8:  # other types have no range of their own: show what there is
-        values = pixels.astype(np.float32)
-        low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        pixels = (np.nan_to_num((values - low) / ((high - low) or 1)) * 255).astype(np.uint8)
+        values = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
+        low, high = float(values.min()), float(values.max())
+        pixels = ((values - low) / ((high - low) or 1) * 255).astype(np.uint8)
     if pixels.shape[2] in (1, 2):
         return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0])).convert("RGB")
     return Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))

@@ -61,7 +61,7 @@ class Keys(Sequence[str]):
 
     def check(self) -> None:
         """Raise FormatError unless every name lies within the bytes, which `__getitem__` checks one by one."""
-        steps_back = np.flatnonzero(np.diff(self.offsets) < 0)
+        steps_back = np.flatnonzero(self.offsets[1:] < self.offsets[:-1])  # a difference could overflow
         if steps_back.size or self.offsets[0] != 0 or self.offsets[-1] != self.data.size:
             position = int(steps_back[0]) if steps_back.size else len(self)
             raise FormatError(

@@ -49,6 +49,7 @@ class Manifest:
         self.classes: list[str] | None = None
         self.schema: dict[str, Column] = {}
         self._values: dict[str, np.ndarray] = {}
+        self._lines: list[int] = []
         folder = self.path.parent if root is None else Path(root)
         if not folder.is_dir():
             raise SourceError(f"{folder}: expected the folder of the images, found none", path=folder)
@@ -103,9 +104,21 @@ class Manifest:
                             f"line, found {len(row)}. Mend the line",
                             path=self.path,
                         )
+                    if "\0" in row[0]:
+                        raise SourceError(
+                            f"{self.path}, line {reader.line_num}: expected a path, found {row[0]!r:.60}. Is it a "
+                            "CSV file in UTF-8?",
+                            path=self.path,
+                        )
                     rows.append(row)
-        except (OSError, csv.Error) as error:
+                    self._lines.append(reader.line_num)
+        except OSError as error:
             raise SourceError(f"{self.path}: expected a CSV file, found: {error}", path=self.path) from error
+        except csv.Error as error:
+            raise SourceError(
+                f"{self.path}, line {reader.line_num}: expected a line of a CSV file, found: {error}. Mend the line",
+                path=self.path,
+            ) from error
         if header and header[0].lower().endswith(EXTENSIONS):
             raise SourceError(
                 f"{self.path}, line 1: expected the names of the columns, found an image ({header[0]}). "
@@ -123,9 +136,10 @@ class Manifest:
 
     def _add_label(self, cells: list[str]) -> None:
         values = _numbers(cells)
-        if "" in cells:
+        empty = [line for line, cell in zip(self._lines, cells, strict=True) if not cell.strip()]
+        if empty:
             raise SourceError(
-                f"{self.path}: expected a label in every line, found none for {cells.count('')} images. "
+                f"{self.path}, line {empty[0]}: expected a label in every line, found none for {len(empty)} images. "
                 "Fill them in, or drop these lines",
                 path=self.path,
             )
@@ -152,7 +166,14 @@ class Manifest:
         for name in names:
             values = _numbers(cells[name])
             if values is None:
-                raise SourceError(f"{self.path}: column {name!r}: expected numbers, found text", path=self.path)
+                line, cell = next(
+                    (line, cell) for line, cell in zip(self._lines, cells[name], strict=True) if _numbers([cell]) is None
+                )
+                raise SourceError(
+                    f"{self.path}, line {line}: column {name!r}: expected a number, found {cell!r:.60}. Mend the line, "
+                    "or leave the column out",
+                    path=self.path,
+                )
             columns.append(values.astype(np.float32))
         return np.stack(columns, axis=1)
 

@@ -29,3 +29,13 @@ def map_file(path: Path) -> np.ndarray:
     finally:
         os.close(descriptor)
     return np.frombuffer(mapped, np.uint8)
+
+
+def forget(mapped: np.ndarray) -> None:
+    """Let go of a mapped file's pages in this process; they stay in the page cache, and come back when touched.
+
+    Only for a map that has not been written to: what was written would be gone.
+    """
+    base = mapped.base.obj if isinstance(mapped.base, memoryview) else mapped.base
+    if hasattr(mmap, "MADV_DONTNEED") and isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)

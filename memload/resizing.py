@@ -1,6 +1,7 @@
 """Any picture to the fixed shape: where its pixels, and the points upon it, come to lie."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,6 +18,8 @@ INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 RESIZERS: tuple[str, ...] = get_args(Resizer)
 #: the filters that torch has for uint8 with antialias
 TORCH_INTERPOLATIONS = ("bilinear", "bicubic")
+#: So many pixels, 256 MiB, may be resized only to be cut off: a strip of 60,000×1 would be 15 million wide at 256.
+_CUT_OFF = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,13 @@ def resize(
 
     ``box`` asks for the matched box: only the pixels inside the target are computed, in one step. It is the
     region of ``image`` that shows the whole source, which a decoder may already have scaled down. Results
-    differ from the exact way by a level here and there, since Pillow keeps boxes in single precision.
+    differ from the exact way by a level here and there, since Pillow keeps boxes in single precision. A strip
+    of which nearly all is cut off is always done so, by Pillow.
     """
     inner, size = _window(placement)
-    if resizer == "torch":
+    if math.prod(placement.resized) - math.prod(size) > max(_CUT_OFF, 8 * math.prod(size)):
+        box = box or (0.0, 0.0, float(image.width), float(image.height))
+    if resizer == "torch" and box is None:
         image = _resize_torch(image, placement.resized, interpolation)
         image = image.crop(inner) if inner != (0, 0, *placement.resized) else image
     elif box is not None:
@@ -108,6 +114,14 @@ _TURNS = {
 def turn(image: Image.Image, orientation: int) -> Image.Image:
     """Show upright a picture that was stored with this EXIF orientation (1 to 8)."""
     return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+
+
+def flip(placement: Placement, orientation: int) -> Placement:
+    """Mirror the window, whose margins may differ by a pixel, as `turn` will: the rounding is the upright picture's."""
+    (rw, rh), (tw, th) = placement.resized, placement.target
+    left = rw - tw - placement.left if orientation in (2, 3, 7, 8) else placement.left
+    top = rh - th - placement.top if orientation in (3, 4, 6, 7) else placement.top
+    return replace(placement, left=left, top=top)
 
 
 def turn_points(points: np.ndarray, size: tuple[int, int], orientation: int) -> np.ndarray:

@@ -86,7 +86,7 @@ class Files:
 def _stat(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)  # noqa: PTH116  # as above
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in a name out of a manifest
         return -1, -1  # a link to nothing: told when its turn comes to be read
     return status.st_size, status.st_mtime_ns
 
@@ -103,6 +103,8 @@ class ImageFolder:
 
     def __init__(self, root: str | Path, *, extensions: Sequence[str] = EXTENSIONS) -> None:
         self.root = Path(root)
+        if isinstance(extensions, str):  # each of its letters would count as an ending
+            raise TypeError(f"extensions: expected a sequence of endings such as ('.jpg',), found {extensions!r}")
         self._extensions = tuple(extension.lower() for extension in extensions)
         self._left_out: dict[str, list[str]] = {}
         if not self.root.is_dir():
@@ -148,7 +150,10 @@ class ImageFolder:
         todo = [(start, frozenset[tuple[int, int]]())]
         while todo:
             folder, above = todo.pop()
-            status = (self.root / folder).stat()
+            try:
+                status = (self.root / folder).stat()
+            except OSError as error:
+                raise self._unreadable(folder, error) from error
             identity = (status.st_dev, status.st_ino)
             if identity in above:  # a link to a folder that it lies in would be walked without end
                 self._left_out.setdefault("links that lead back into themselves", []).append(folder)
@@ -166,16 +171,26 @@ class ImageFolder:
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     if entry.name.startswith("."):
                         self._left_out.setdefault("hidden files and folders", []).append(name)
-                    elif entry.is_dir():
+                    elif _is_folder(entry):
                         folders.append(entry.name)
                     elif entry.name.lower().endswith(self._extensions):
                         files.append(entry.name)
                     else:
                         self._left_out.setdefault("files that are no images by their names", []).append(name)
         except OSError as error:
-            path = self.root / folder
-            raise SourceError(f"{path}: expected a folder that can be read, found: {error}", path=path) from error
+            raise self._unreadable(folder, error) from error
         return files, sorted(folders)
+
+    def _unreadable(self, folder: str, error: OSError) -> SourceError:
+        path = self.root / folder
+        return SourceError(f"{path}: expected a folder that can be read, found: {error}", path=path)
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, which is told when its turn comes to be read
+        return False
 
 
 def _told(kind: str, names: Sequence[str]) -> str:
@@ -205,9 +220,12 @@ class DatasetSource:
         names = getattr(dataset, "classes", None)
         if names is None:  # Hugging Face's way of naming them
             features = getattr(dataset, "features", None)
-            names = getattr(features["label"], "names", None) if features and "label" in features else None
+            named = isinstance(features, Mapping) and "label" in features
+            names = getattr(features["label"], "names", None) if named else None
+        # A data set's attributes may mean anything: a number of classes, say, names nothing.
+        listed = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, str)
         counts = self.schema.get("label") == Column("<i8")
-        self.classes = [str(name) for name in names] if names is not None and counts else None
+        self.classes = [str(name) for name in names] if listed and counts else None
         self.keys = Keys.of([str(index) for index in range(len(dataset))])
 
     def __len__(self) -> int:
@@ -224,7 +242,8 @@ class DatasetSource:
                 raise DecodeError(f"column {name!r}: expected {expected[:2]} as in the first, found {found[:2]}")
         if self.classes is not None and not 0 <= columns["label"] < len(self.classes):
             raise DecodeError(f"label: expected 0 to {len(self.classes) - 1}, found {columns['label']}")
-        if type(image).__module__.partition(".")[0] == "torch":  # told without importing it
+        # A tensor, or a kind of tensor such as torchvision's, told without importing torch.
+        if any(kind.__module__.partition(".")[0] == "torch" for kind in type(image).__mro__):
             image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
         return Record(str(index), Path(image) if isinstance(image, (str, os.PathLike)) else image, columns)
 
@@ -265,12 +284,19 @@ class DatasetSource:
         return image, dict(zip(["label"] * whole + names, target, strict=True))
 
 
+_LARGEST = np.iinfo(np.int64).max
+
+
 def _column(name: str, value: Any) -> Column:
     """Return the type and shape of one value: int64 and float64 for single numbers, else the array's own."""
     if name in RESERVED or "/" in name:
         raise SourceError(f"column {name!r}: expected another name: this one has a meaning of its own")
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # lists of different lengths, a tensor on a device: what it raises is its own affair
+        raise SourceError(f"column {name!r}: expected a number or an array of numbers, found {error}") from error
+    too_large = array.dtype.itemsize > 8 or (array.ndim == 0 and array.dtype == np.uint64 and array > _LARGEST)
+    if array.dtype.kind not in "biuf" or too_large:
         raise SourceError(
             f"column {name!r}: expected a number or an array of numbers, found {type(value).__name__} "
             f"{value!r:.40}. Turn it into numbers, or leave it out"

@@ -1,16 +1,26 @@
 """Small data sets to test on, and a check on every test that it leaves nothing behind."""
 
 import gc
+import hashlib
+import json
 import multiprocessing
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy
 from PIL import Image
 
 import memload
+from memload.format import npy_header, shard_names
+from memload.index import Array, Index, Shard
+from memload.keys import Keys
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -39,6 +49,76 @@ def output(folder: Path, tmp_path: Path) -> Path:
     path = tmp_path / "out.bin"
     memload.build(folder, path, size=16, num_workers=0)
     return path
+
+
+@pytest.fixture
+def make_dataset(tmp_path: Path) -> Callable[..., Index]:
+    """A function that writes a data set without a build: random pixels by NumPy alone, and their index.
+
+    ``facts`` replace what the index says; keys, labels and rows are those of one sample a row.
+    """
+
+    def make(
+        name: str = "made.bin",
+        *,
+        rows: Sequence[int] = (5,),
+        shape: tuple[int, int, int] = (4, 6, 3),
+        descr: str = "|u1",
+        seed: int = 0,
+        **facts: Any,
+    ) -> Index:
+        total = sum(rows)
+        values = np.random.default_rng(seed).integers(0, 256, (total, *shape))
+        pixels = values.astype(np.uint8 if descr == "|u1" else descr)
+        shards = []
+        for file, part in zip(shard_names(name, len(rows)), np.split(pixels, np.cumsum(rows)[:-1]), strict=True):
+            with (tmp_path / file).open("wb") as shard:
+                shard.write(npy_header(descr, part.shape) + part.tobytes())
+            shards.append(Shard(file, len(part), 4096 + part.nbytes))
+        index = Index(
+            path=tmp_path / name,
+            arrays=(Array("image", descr, shape, tuple(shards)),),
+            row=np.arange(total),
+            flags=np.zeros(total, np.uint8),
+            keys=Keys.of([f"{CLASSES[row % 3]}/{row}.jpg" for row in range(total)]),
+            columns={"label": np.arange(total) % 3},
+            crc32={"image": np.array([zlib.crc32(row.tobytes()) for row in pixels], np.uint32)},
+            classes=CLASSES,
+        )
+        return replace(index, **facts).write((tmp_path / name).with_suffix(".idx"))
+
+    return make
+
+
+@pytest.fixture
+def tamper() -> Callable[..., Path]:
+    """A function that rewrites an index with other metadata and tensors, whose fingerprint is right again.
+
+    ``change(metadata, tensors)`` works on both in place; ``relist`` says whether the metadata's list of tensors
+    and checksums follows.
+    """
+
+    def rewrite(path: Path, change: Callable[[Any, dict[str, np.ndarray]], object], relist: bool = True) -> Path:
+        with safetensors.safe_open(path, framework="np") as file:
+            metadata = json.loads(file.metadata()["memload"])
+        tensors = safetensors.numpy.load_file(path)
+        change(metadata, tensors)
+        if relist:
+            metadata["tensors"] = {
+                name: {
+                    "dtype": tensor.dtype.str,
+                    "shape": list(tensor.shape),
+                    "crc32": zlib.crc32(tensor.tobytes()),
+                }
+                for name, tensor in tensors.items()
+            }
+        metadata.pop("fingerprint", None)
+        text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
+        metadata["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
+        path.write_bytes(safetensors.numpy.save(tensors, {"memload": json.dumps(metadata)}))
+        return path
+
+    return rewrite
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,71 @@
+"""The stock DataLoader over `MemmapDataset`, with `fast_collate` and with torch's default, in one process.
+
+    python benchmarks/collate.py [--images 8192] [--side 224] [--batch 256] [--rounds 5]
+
+Random pixels, random order, pages warm, whole epochs with the loop included; rounds are interleaved, the
+first is left out.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from record import record, spread
+from torch.utils.data import DataLoader
+
+import memload
+
+
+class Noise:
+    """Random pictures of one size, each from its own number."""
+
+    def __init__(self, count: int, side: int) -> None:
+        self.count, self.side = count, side
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8), index % 1000
+
+
+def epoch(dataset: memload.MemmapDataset, batch: int, collate_fn: Callable[[Any], Any] | None) -> float:
+    """Return images a second of one epoch."""
+    start, images = time.perf_counter(), 0
+    for pixels, _ in DataLoader(dataset, batch, shuffle=True, collate_fn=collate_fn):
+        images += len(pixels)
+    return images / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=8192)
+    parser.add_argument("--side", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    stock, fast, ratios = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "out.bin"
+        memload.build(Noise(options.images, options.side), path, size=options.side)
+        dataset = memload.MemmapDataset(path)
+        for number in range(options.rounds + 1):
+            default = epoch(dataset, options.batch, None)
+            ours = epoch(dataset, options.batch, memload.fast_collate)
+            if number:
+                stock.append(default)
+                fast.append(ours)
+                ratios.append(ours / default)
+    results = {"default_collate": spread(stock), "fast_collate": spread(fast), "ratio": spread(ratios)}
+    parameters = vars(options) | {"pages": "warm", "torch_threads": torch.get_num_threads()}
+    record("collate", parameters, results)
+
+
+if __name__ == "__main__":
+    main()
