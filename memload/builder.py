@@ -5,8 +5,10 @@ import csv
 import functools
 import logging
 import os
+import re
 import shutil
 import sys
+import threading
 import time
 import warnings
 import zlib
@@ -20,10 +22,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from memload import workers
-from memload.conversion import Converter, Settings
+from memload.conversion import Converter, Row, Settings
 from memload.decoders import MAX_PIXELS
-from memload.errors import BuildError, DecodeError, FormatError
-from memload.format import HEADER_BYTES, output_paths, shard_names
+from memload.errors import BuildError, DecodeError, FormatError, SourceError
+from memload.format import HEADER_BYTES, RESERVED, output_paths, shard_names
 from memload.index import Array, Index, class_counts, sync
 from memload.journal import (
     DONE,
@@ -42,7 +44,7 @@ from memload.journal import (
 from memload.keys import Keys
 from memload.resizing import Fit, Interpolation, Resizer, import_torch
 from memload.shards import ShardWriter, describe, plan_shards
-from memload.sources import DatasetSource, ImageFolder, Record, Source
+from memload.sources import Column, DatasetSource, ImageFolder, Source
 
 logger = logging.getLogger("memload")
 
@@ -142,10 +144,17 @@ def build(
         raise ValueError(f"on_error: expected 'skip' or 'raise', found {on_error!r}")
     if num_workers is not None and num_workers < 0:
         raise ValueError(f"num_workers: expected 0 or more, found {num_workers}")
+    limit = Image.MAX_IMAGE_PIXELS
+    if num_workers == 0 and limit is not None and max_pixels > 2 * limit:
+        raise ValueError(
+            f"max_pixels: expected at most {2 * limit:,} with num_workers=0, found {max_pixels:,}: in this process "
+            "Pillow's own limit holds. Use workers, or raise PIL.Image.MAX_IMAGE_PIXELS"
+        )
     output = Path(output)
     output_paths(output)
     Converter(settings, {})  # what is missing is better told now
     records = _open_source(source)
+    _check_source(records)
     job = _Build(records, output, settings, shard_size, overwrite)
     with job.begin():
         started = time.perf_counter()
@@ -203,8 +212,22 @@ def _open_source(source: Any) -> Source:
     raise TypeError(f"source: expected a folder, a Source or a map-style data set, found {type(source).__name__}")
 
 
+def _check_source(source: Source) -> None:
+    """Tell now what would keep the index from being read in the end."""
+    if not len(source):
+        raise SourceError("source: expected records, found none")
+    for name in source.schema:
+        if name in RESERVED or "/" in name:
+            raise SourceError(f"column {name!r}: expected another name: this one has a meaning of its own")
+    if source.classes is not None and source.schema.get("label") != Column("<i8"):
+        raise SourceError(
+            f"source: expected a column 'label' of int64 that counts into classes, found {source.schema.get('label')}"
+        )
+
+
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     monitor_interval = 0  # or the first bar of a process would start a thread that never ends
+    _lock = threading.RLock()  # tqdm's own is one of multiprocessing, whose making fixes the user's start method
 
 
 #: Below 32 MiB, the largest block that teaches glibc.
@@ -229,6 +252,7 @@ class _Work:
             if job.settings.resizer == "torch":
                 import_torch().set_num_threads(1)  # one process a core is what shares the cores out
         self.source, self.schema, self.array = job.source, job.source.schema, job.array
+        self.classes = None if self.source.classes is None else len(self.source.classes)
         self.converter = Converter(job.settings, self.schema)
         self.writer = ShardWriter(job.folder, job.array)
         self.journal = job.journal
@@ -265,29 +289,35 @@ class _Work:
             return False
         return zlib.crc32(self.writer.read(row)) == int(record["crc32"])
 
-    def _record(self, row: int) -> Record:
+    def _found(self, row: int, record: np.void) -> Row:
+        """Convert one record, and put its columns into that of its row."""
         try:
-            return self.source[row]
+            found = self.converter(self.source[row])
+            for name, column in self.schema.items():
+                value = found.columns[name]
+                if np.shape(value) != column.shape:  # NumPy would repeat a single number
+                    raise DecodeError(f"column {name!r}: expected shape {column.shape}, found {np.shape(value)}")
+                record[f"column/{name}"] = value
         except DecodeError:
             raise
         except Exception as error:  # a data set of the user's may raise anything; it costs this one record
             raise DecodeError(f"{type(error).__name__}: {error}") from error
+        if self.classes is not None and not 0 <= record["column/label"] < self.classes:
+            raise DecodeError(f"label: expected 0 to {self.classes - 1}, found {record['column/label']}")
+        return found
 
     def _convert(self, row: int, record: np.void) -> str:
         """Fill one row and its record; return why it was rejected, if it was."""
         try:
-            found = self.converter(self._record(row))
+            found = self._found(row, record)
         except DecodeError as error:
             record["status"], record["crc32"] = REJECTED, self.blank
-            if self.resumed:
-                self.writer.blank(row)
-            return error.reason
+            self.writer.blank(row)  # an earlier build, or a worker that was lost meanwhile, may have come further
+            return error.reason or "no reason was given"
         self.writer.write(row, found.pixels)
         record["status"], record["flags"], record["size"] = DONE, found.flags, found.size
         record["crc32"] = zlib.crc32(found.pixels)
         record["total"], record["squares"] = found.total, found.squares
-        for name in self.schema:
-            record[f"column/{name}"] = found.columns[name]
         return ""
 
 
@@ -341,6 +371,8 @@ class _Build:
         try:
             with locked(self.folder):
                 try:
+                    if not self._publishing:
+                        self._check_existing()  # again: another build may have come to its end meanwhile
                     self._take_up()
                 except BuildError:
                     raise
@@ -357,7 +389,7 @@ class _Build:
 
     @property
     def _publishing(self) -> bool:
-        return (self.folder / "publish.json").exists()
+        return all((self.folder / name).exists() for name in ("publish.json", "plan.json"))
 
     def _check_existing(self) -> None:
         there = [
@@ -399,10 +431,11 @@ class _Build:
                 differs.append(f"the source: {changes}")
             if not differs:
                 self.resumed = True
-                done = int(np.count_nonzero(self.journal.mapped()["status"]))
-                logger.info("%s: going on with an unfinished build, %s rows done", self.output, f"{done:,}")
                 if not self._publishing:
+                    self.journal.create()
                     ShardWriter(self.folder, self.array).create()
+                    done = int(np.count_nonzero(self.journal.mapped()["status"]))
+                    logger.info("%s: going on with an unfinished build, %s rows done", self.output, f"{done:,}")
                 return
             if not self.overwrite:
                 raise BuildError(
@@ -412,8 +445,11 @@ class _Build:
                     path=self.output,
                 )
         there = [path for path in self.folder.iterdir() if path.name != "lock"]
-        foreign = [path.name for path in there if path.suffix not in (".bin", ".tmp") and path.name not in _OURS]
-        foreign = [name for name in foreign if name not in (self.index.name, self.ledger.name)]
+        ours = {*_OURS, self.index.name, self.ledger.name}
+        shard = re.compile(re.escape(self.output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")  # of other settings too
+        foreign = [
+            path.name for path in there if not shard.fullmatch(path.name) and path.name.removesuffix(".tmp") not in ours
+        ]
         if foreign:
             raise BuildError(
                 f"{self.folder}: expected a folder of memload's own, found other files ({', '.join(foreign[:3])}). "
@@ -527,7 +563,10 @@ class _Build:
         with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             ledger = csv.writer(file)
             ledger.writerow(["path", "reason"])
-            ledger.writerows((self.source.keys[row], reason) for row, reason in reasons.items())
+            ledger.writerows(
+                (self.source.keys[row], reason.encode("utf-8", "backslashreplace").decode())  # an exception's own text
+                for row, reason in reasons.items()
+            )
         sync(path)
 
     def _publish(self) -> None:
@@ -536,6 +575,7 @@ class _Build:
         if index.exists():
             publish = read_json(self.folder / "publish.json")
             self.index.unlink(missing_ok=True)  # from here on until the end there is no data set
+            sync(self.output.parent)
             for shard in self.array.shards:
                 _move(self.folder / shard.file, self.output.parent)
             for name in publish["remove"]:
@@ -547,6 +587,9 @@ class _Build:
             sync(self.output.parent)
             _move(index, self.output.parent)
             sync(self.output.parent)
+        # This one first: without it, whatever else is left of the folder, the data set beside it counts as complete,
+        # and is left alone.
+        (self.folder / "publish.json").unlink()
         shutil.rmtree(self.folder)
 
 

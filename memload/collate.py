@@ -104,17 +104,24 @@ def _allocate(shape: tuple[int, ...]) -> Tensor:
         # as torch's default_collate does it; share_memory_() would copy
         shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
-    buffer = None
-    while _free and buffer is None:
-        try:
-            candidate = _free.pop()
-        except IndexError:  # another thread was faster
-            break
-        buffer = candidate if size <= candidate.size <= 2 * size else None
-    if buffer is None:
-        buffer = np.empty(size, np.uint8)
+    buffer = _take(size)
     lease = buffer[:size]
     # The tensor's storage holds this view, and whatever shares the storage holds that: when the view dies,
     # no batch can reach the memory any more.
     weakref.finalize(lease, _free.append, buffer).atexit = False
     return torch.from_numpy(lease).view(shape)
+
+
+def _take(size: int) -> np.ndarray:
+    """Return a free buffer of at least this size, or a new one."""
+    others = []
+    try:
+        while True:
+            buffer = _free.pop()
+            if size <= buffer.size <= 2 * size:
+                return buffer
+            others.append(buffer)  # for a mask, say, beside the image
+    except IndexError:  # no more
+        return np.empty(size, np.uint8)
+    finally:
+        _free.extendleft(others)  # as the oldest, which give way first

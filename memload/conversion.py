@@ -1,6 +1,6 @@
 """One record to the bytes of its row: read, decode, resize, turn, and what is learned on the way."""
 
-import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -123,7 +123,8 @@ class Converter:
             )
         except (ValueError, MemoryError, RuntimeError) as error:  # a side of millions of pixels, or no memory
             width, height = picture.size
-            raise DecodeError(f"cannot be resized from {width}×{height}: {error or type(error).__name__}") from error
+            reason = str(error) or type(error).__name__
+            raise DecodeError(f"cannot be resized from {width}×{height}: {reason}") from error
         small = turn(small, picture.orientation)  # here, where it is 50 times smaller than when it was read
         flags = FLAG_ORIENTED * (picture.orientation > 1 or picture.turned > 1) | FLAG_FALLBACK * picture.fallback
         columns = dict(record.columns)
@@ -172,10 +173,12 @@ def _one_of(argument: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _read_file(path: Path, limit: int) -> bytes:
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for somebody to write
+            raise DecodeError("expected a file, found a folder, a pipe or a device")
+        if status.st_size > limit:
+            raise DecodeError(f"expected a file of at most {limit:,} bytes, found {status.st_size:,}")
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise DecodeError(f"expected a file of at most {limit:,} bytes, found {size:,}")
             return file.read(limit)
     except FileNotFoundError:
         raise DecodeError("a link to nothing" if path.is_symlink() else "no such file") from None

@@ -5,6 +5,7 @@ picture looks like, not the decoder.
 """
 
 import io
+import re
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -112,7 +113,8 @@ class PillowDecoder:
         except DecodeError:
             raise
         except Image.DecompressionBombError as error:
-            raise DecodeError(f"expected at most {self.max_pixels:,} pixels (--max-pixels), found: {error}") from None
+            # Pillow's own limit, above which it tells no size but the number, in parentheses.
+            raise self._too_large(int(re.findall(r"\((\d+) pixels\)", str(error))[0])) from None
         except MemoryError:
             raise DecodeError("there is not enough memory to decode it") from None
         # Pillow's plugins raise OSError, ValueError, SyntaxError, struct.error, EOFError, … for bad files
@@ -127,15 +129,17 @@ class PillowDecoder:
 
     def _open(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         size = image.size
+        if 0 in size:
+            raise DecodeError(f"expected a picture with pixels, found {size[0]}×{size[1]}")
         if size[0] * size[1] > self.max_pixels:
-            raise DecodeError(f"expected at most {self.max_pixels:,} pixels (--max-pixels), found {size[0]}×{size[1]}")
+            raise self._too_large(size[0] * size[1])
         jpeg = image.format in ("JPEG", "MPO") and data
         if jpeg and self.damage is not None:
             self.damage(data)
         before = _orientation(image)
         scaled = None
         if jpeg and draft is not None and image.mode in ("L", "RGB"):
-            scaled = image.draft(image.mode, draft(size, before))
+            scaled = image.draft(image.mode, draft(size, before if self.exif else 1))
         decoded, fallback = self._load(image, data, scaled=image.size != size)
         pending = _orientation(image)  # Pillow turns a TIFF while it loads it, and only that
         turned = before if pending != before else 1
@@ -147,6 +151,9 @@ class PillowDecoder:
             turned = pending = 1
         box = scaled[1] if scaled is not None else (0.0, 0.0, float(upright.width), float(upright.height))
         return Picture(upright, size, box, turned, pending, fallback)
+
+    def _too_large(self, pixels: int) -> DecodeError:
+        return DecodeError(f"expected at most {self.max_pixels:,} pixels (--max-pixels), found {pixels:,}")
 
     def _load(self, image: Image.Image, data: bytes, scaled: bool) -> tuple[Image.Image, bool]:
         image.load()
@@ -206,7 +213,7 @@ def _scale_16_bit(image: Image.Image) -> np.ndarray:
     if low < 0 or high > 65535 or bits > 16 or signed:
         raise DecodeError(f"pixels of mode {image.mode} have no declared range to scale from")
     top = (1 << bits) - 1
-    scaled = ((pixels.astype(np.uint32) * 255 + top // 2) // top).astype(np.uint8)
+    scaled: np.ndarray = ((pixels.astype(np.uint32) * 255 + top // 2) // top).astype(np.uint8)
     return 255 - scaled if tags.get(_PHOTOMETRIC) == 0 else scaled  # white is zero, which Pillow heeds up to 8 bits
 
 

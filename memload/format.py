@@ -64,6 +64,7 @@ Index
                         number of rows, a shard at least one; the array named ``image`` is always there
     ``tensors``         every tensor of the file, by name: ``{"dtype": "<i8", "shape": [n], "crc32":
                         CRC-32 of its bytes}``, the type as NumPy writes it
+    ``columns``         names of the user's columns in their order
     ``classes``         names of the classes in the order of their labels, or ``null``
     ``points``          names of the columns that hold points ``(k, 2)``: x and y in pixels of the stored
                         picture, where (0, 0) is the centre of the top left pixel

@@ -138,6 +138,7 @@ class Index:
             "samples": len(self),
             "arrays": [_array_json(array) for array in self.arrays],
             "tensors": {name: _tensor_json(tensor) for name, tensor in tensors.items()},
+            "columns": list(self.columns),
             "classes": None if self.classes is None else list(self.classes),
             "points": list(self.points),
             "build": dict(self.build),
@@ -297,7 +298,10 @@ def _parse(path: Path, mapped: np.ndarray, text: str | None) -> Index:
     tensors = _map_tensors(mapped, take(metadata, "tensors", dict), take, expect)
     expected = {"row", "flags", "key/offsets", "key/bytes", *(f"crc32/{name}" for name in names)}
     expect(expected <= tensors.keys(), "tensors", f"{sorted(expected)}", sorted(tensors))
-    columns = {name: tensor for name, tensor in tensors.items() if name not in expected}
+    order = take(metadata, "columns", list)
+    listed = sorted(name for name in tensors if name not in expected)
+    expect(all(isinstance(name, str) for name in order) and sorted(order) == listed, "columns", f"{listed}", order)
+    columns = {name: tensors[name] for name in order}
 
     def shaped(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         tensor = tensors[name]

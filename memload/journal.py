@@ -70,7 +70,7 @@ class Journal:
         self.folder, self.rows, self.dtype = folder, rows, dtype
 
     def create(self) -> None:
-        """Make the file of records, if it is not there yet."""
+        """Make the file of records at its full size; what is there of it stays."""
         with (self.folder / "rows").open("ab") as file:
             file.truncate(self.rows * self.dtype.itemsize)
 
@@ -85,7 +85,8 @@ class Journal:
         """Keep the records of some rows and why some of them were rejected."""
         if rejects:  # the reason first: a rejected row without one would have to be looked at again
             with (self.folder / "rejects.jsonl").open("a", encoding="ascii") as file:
-                file.writelines(json.dumps([row, reason]) + "\n" for row, reason in rejects)
+                # The end of a line stands before it, so that one which a crash cut short ends there.
+                file.writelines("\n" + json.dumps([row, reason]) for row, reason in rejects)
         with (self.folder / "rows").open("r+b") as file:
             file.seek(start * self.dtype.itemsize)
             file.write(records.tobytes())
@@ -99,7 +100,7 @@ class Journal:
         reasons = {}
         with contextlib.suppress(FileNotFoundError), (self.folder / "rejects.jsonl").open("rb") as file:
             for line in file:
-                with contextlib.suppress(ValueError):  # a line that a crash cut short
+                with contextlib.suppress(ValueError, TypeError):  # a line that a crash cut short
                     row, reason = json.loads(line)
                     reasons[row] = reason
         return reasons
@@ -123,13 +124,24 @@ def locked(folder: Path) -> Iterator[None]:
                 "Wait for it, or stop it",
                 path=folder,
             ) from None
-        if not (folder / "lock").exists():  # it ended, and took its folder away, between the two lines above
-            raise BuildError(f"{folder}: found that another build of this output has just ended", path=folder)
+        if not _same_file(descriptor, folder / "lock"):  # it ended, and took its folder away, between the lines above
+            raise BuildError(
+                f"{folder}: expected no other build of this output, found that one has just ended. Look at what it "
+                "made, then run the command again if it is still needed",
+                path=folder,
+            )
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield
     finally:
         os.close(descriptor)
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(descriptor: int) -> None:
@@ -204,7 +216,7 @@ def listing_changes(folder: Path, listing: Mapping[str, np.ndarray]) -> str:
         "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
     }
     told = [
-        f"{len(names):,} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        f"{len(names):,} {what} ({', '.join(repr(name)[1:-1] for name in names[:3])}{', …' if len(names) > 3 else ''})"
         for what, names in parts.items()
         if names
     ]

@@ -75,6 +75,7 @@ class Manifest:
                     self._add(name, values)
         if text:
             self.notes.append(f"{len(text)} columns of text are left out: {', '.join(text[:5])}")
+        self._lines.clear()  # errors told, no one needs them
         self._files = Files(folder, names)
         self.keys = self._files.keys
 
@@ -167,7 +168,9 @@ class Manifest:
             values = _numbers(cells[name])
             if values is None:
                 line, cell = next(
-                    (line, cell) for line, cell in zip(self._lines, cells[name], strict=True) if _numbers([cell]) is None
+                    (line, cell)
+                    for line, cell in zip(self._lines, cells[name], strict=True)
+                    if _numbers([cell]) is None
                 )
                 raise SourceError(
                     f"{self.path}, line {line}: column {name!r}: expected a number, found {cell!r:.60}. Mend the line, "

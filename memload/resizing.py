@@ -59,7 +59,7 @@ def place(source: tuple[int, int], target: tuple[int, int], fit: Fit = "crop") -
         return Placement(source, (rw, rh), target, round((rw - tw) / 2), round((rh - th) / 2))
     if fit == "pad":
         rw, rh = (tw, max(1, round(tw * h / w))) if wide else (max(1, round(th * w / h)), th)
-        return Placement(source, (rw, rh), target, -((tw - rw) // 2), -((th - rh) // 2))
+        return Placement(source, (rw, rh), target, round((rw - tw) / 2), round((rh - th) / 2))
     raise ValueError(f"fit: expected one of {', '.join(FITS)}, found {fit!r}")
 
 

@@ -220,12 +220,11 @@ class DatasetSource:
         names = getattr(dataset, "classes", None)
         if names is None:  # Hugging Face's way of naming them
             features = getattr(dataset, "features", None)
-            named = isinstance(features, Mapping) and "label" in features
-            names = getattr(features["label"], "names", None) if named else None
-        # A data set's attributes may mean anything: a number of classes, say, names nothing.
-        listed = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, str)
+            names = getattr(features.get("label"), "names", None) if isinstance(features, Mapping) else None
+        if not isinstance(names, (Sequence, np.ndarray)) or isinstance(names, str):
+            names = None  # an attribute may mean anything: a number of classes, say, names none
         counts = self.schema.get("label") == Column("<i8")
-        self.classes = [str(name) for name in names] if listed and counts else None
+        self.classes = [str(name) for name in names] if names is not None and counts else None
         self.keys = Keys.of([str(index) for index in range(len(dataset))])
 
     def __len__(self) -> int:
@@ -233,6 +232,8 @@ class DatasetSource:
 
     def __getitem__(self, index: int) -> Record:
         image, columns = self._sample(index)
+        if isinstance(image, Mapping):  # Hugging Face's pictures that are not decoded
+            image = image.get("bytes") or image.get("path")
         if columns.keys() != self.schema.keys():
             raise DecodeError(f"expected the columns {sorted(self.schema)}, found {sorted(columns)}")
         for name, value in columns.items():

@@ -18,6 +18,9 @@ _CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" el
 
 IDLE = -1
 
+#: Seconds that a worker may take to start, however short the timeout for a row: libraries may come over a network.
+_START = 60.0
+
 
 class Task(NamedTuple):
     """Rows ``start`` to ``stop``, exclusively."""
@@ -53,7 +56,8 @@ class _Worker:
         close = (
             [self.connection, *(other.connection for other in others)] if _CONTEXT.get_start_method() == "fork" else []
         )
-        self.process = _CONTEXT.Process(target=_serve, args=(theirs, number, make, rows, close), daemon=True)
+        arguments = (theirs, number, make, rows, close, os.getpid())
+        self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         self.tasks: deque[Task] = deque()
@@ -71,8 +75,9 @@ class _Worker:
         self.connection.close()
 
 
-def _serve(connection: Any, number: int, make: Callable[[], Work], rows: Any, close: list[Any]) -> None:
+def _serve(connection: Any, number: int, make: Callable[[], Work], rows: Any, close: list[Any], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    _die_with(parent)
     for other in close:
         other.close()
 
@@ -90,6 +95,19 @@ def _serve(connection: Any, number: int, make: Callable[[], Work], rows: Any, cl
                 result = error
             rows[number] = IDLE
             connection.send(result)
+
+
+def _die_with(parent: int) -> None:
+    """End this process when the parent is killed, at once: one that hangs in a record would never see it.
+
+    It holds a copy of all that the parent had open, and with it the lock of the build.
+    """
+    if sys.platform == "linux":
+        import ctypes  # NumPy has loaded it
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it was killed before that line
+            os._exit(1)
 
 
 def run(
@@ -129,15 +147,16 @@ def run(
             _wait(workers)
             for number, worker in enumerate(workers):
                 reason = ""
-                try:
-                    while worker.tasks and worker.connection.poll():
+                while worker.tasks and worker.connection.poll():
+                    try:
                         result = worker.connection.recv()
-                        if isinstance(result, BaseException):
-                            raise result
-                        yield worker.tasks.popleft(), result
-                        give_more(worker)
-                except (EOFError, ConnectionResetError):
-                    reason = _cause(worker)
+                    except (EOFError, OSError):  # OSError: it was killed while it sent
+                        reason = _cause(worker)
+                        break
+                    if isinstance(result, BaseException):
+                        raise result
+                    yield worker.tasks.popleft(), result
+                    give_more(worker)
                 if not reason and worker.tasks and not worker.process.is_alive() and not worker.connection.poll():
                     reason = _cause(worker)
                 if not reason and _overdue(worker, rows[number], timeout):
@@ -179,7 +198,7 @@ def _overdue(worker: _Worker, row: int, timeout: float) -> bool:
     now = time.monotonic()
     if row != worker.row or not worker.tasks:
         worker.row, worker.since = row, now
-    return now - worker.since > timeout
+    return now - worker.since > (timeout if row != IDLE else max(timeout, _START))
 
 
 def _cause(worker: _Worker) -> str:

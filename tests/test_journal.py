@@ -1,0 +1,192 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memload
+from memload import journal
+from memload.journal import DONE, REJECTED, Journal, differences, intact, listing_changes, locked, record_type, seal
+from memload.keys import Keys
+from memload.sources import Column
+
+TYPE = record_type(3, {"label": Column("<i8"), "points": Column("<f4", (2, 2), points=True)})
+
+
+def records(count: int, status: int = DONE) -> np.ndarray:
+    made = np.zeros(count, TYPE)
+    made["status"] = status
+    made["crc32"] = np.arange(count) + 5
+    made["column/label"] = np.arange(count)
+    seal(made)
+    return made
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Journal:
+    made = Journal(tmp_path, 10, TYPE)
+    made.create()
+    return made
+
+
+def test_a_new_journal_says_that_nothing_is_done(empty: Journal) -> None:
+    assert not any(intact(record) for record in empty.read(0, 10))
+    assert empty.mapped().shape == (10,)
+    assert empty.reasons() == {}
+
+
+def test_what_is_written_is_read(empty: Journal) -> None:
+    empty.write(3, records(4), [])
+    assert [intact(record) for record in empty.read(0, 10)] == [3 <= row < 7 for row in range(10)]
+    assert empty.mapped()["column/label"].tolist() == [0, 0, 0, 0, 1, 2, 3, 0, 0, 0]
+
+
+def test_creating_it_again_keeps_what_is_there_and_mends_its_size(empty: Journal) -> None:
+    empty.write(0, records(10), [])
+    empty.create()
+    assert all(intact(record) for record in empty.read(0, 10))
+    os.truncate(empty.folder / "rows", TYPE.itemsize * 4 + 5)
+    empty.create()
+    assert [intact(record) for record in empty.read(0, 10)] == [row < 4 for row in range(10)]
+
+
+def test_a_record_with_any_byte_altered_is_not_intact() -> None:
+    for position in range(TYPE.itemsize):
+        record = records(1)
+        record.view(np.uint8)[position] ^= 1
+        assert not intact(record[0]), position
+
+
+def test_a_record_of_zeros_is_not_intact() -> None:
+    blank = np.zeros(1, TYPE)
+    seal(blank)
+    assert not intact(blank[0])
+
+
+def test_reasons_are_kept_and_the_last_one_counts(empty: Journal) -> None:
+    empty.write(0, records(2, REJECTED), [(0, "first\nline"), (1, "é \udcff \ud800")])
+    empty.write(0, records(1, REJECTED), [(0, "again")])
+    assert empty.reasons() == {0: "again", 1: "é \udcff \ud800"}
+
+
+@pytest.mark.parametrize("torn", [b'[3, "cut sh', b"\0" * 40, b"5", b"\xff\xfe", b'\n{"a"', b"[1]", b"null", b"[]"])
+def test_a_reason_cut_short_by_a_crash_costs_itself_alone(empty: Journal, torn: bytes) -> None:
+    empty.write(0, records(1, REJECTED), [(0, "before")])
+    with (empty.folder / "rejects.jsonl").open("ab") as file:
+        file.write(b"\n" + torn)
+    empty.write(1, records(1, REJECTED), [(7, "after")])
+    assert empty.reasons() == {0: "before", 7: "after"}
+
+
+def test_the_reason_is_kept_before_the_record(empty: Journal) -> None:
+    (empty.folder / "rows").unlink()
+    with pytest.raises(FileNotFoundError):
+        empty.write(0, records(1, REJECTED), [(0, "why")])
+    assert empty.reasons() == {0: "why"}
+
+
+def test_the_lock_is_held_by_one_and_says_by_whom(tmp_path: Path) -> None:
+    folder = tmp_path / "out.building"
+    with (
+        locked(folder),
+        pytest.raises(memload.BuildError, match=f"found one running \\(process {os.getpid()}\\)"),
+        locked(folder),
+    ):
+        pass
+    with locked(folder):
+        pass
+
+
+def test_the_lock_of_a_process_that_ended_anyhow_does_not_matter(tmp_path: Path) -> None:
+    folder = tmp_path / "out.building"
+    code = f"""
+import os, signal
+from pathlib import Path
+from memload.journal import locked
+with locked(Path({str(folder)!r})):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert (folder / "lock").exists()
+    with locked(folder):
+        pass
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_lock_whose_folder_went_away_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    folder = tmp_path / "out.building"
+    usual = journal._lock
+
+    def late(descriptor: int) -> None:  # the other one ends, and a third may begin, just before
+        (folder / "lock").unlink()
+        if again:
+            (folder / "lock").touch()
+        usual(descriptor)
+
+    monkeypatch.setattr(journal, "_lock", late)
+    with pytest.raises(memload.BuildError, match="has just ended"), locked(folder):
+        pass
+
+
+def test_json_is_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    journal.write_json(path, {"a": 1})
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal, "sync", fail)
+    with pytest.raises(OSError, match="No space"):
+        journal.write_json(path, {"a": 2})
+    assert journal.read_json(path) == {"a": 1}
+    assert journal.read_json(tmp_path / "none.json") is None
+
+
+def test_differences_are_named_with_both_values() -> None:
+    before = {"settings": {"size": [8, 8], "fit": "crop"}, "classes": ["a"], "old": 1}
+    now = {"settings": {"size": [9, 8], "fit": "crop"}, "classes": ["a"] * 100, "new": 2}
+    told = differences(before, now)
+    assert "size: was [8, 8], now [9, 8]" in told
+    assert any(text.startswith("classes: was ['a'], now ['a', ") and text.endswith("…") for text in told)
+    assert "old: was 1, now None" in told
+    assert "new: was None, now 2" in told
+    assert len(told) == 4
+    assert differences(before, before) == []
+
+
+def listing(**files: int) -> dict[str, np.ndarray]:
+    keys = Keys.of(list(files))
+    stat = np.array([(size, 0) for size in files.values()], np.int64)
+    return {"key/offsets": keys.offsets, "key/bytes": keys.data, "stat": stat}
+
+
+def test_changes_of_the_source_are_counted_and_named(tmp_path: Path) -> None:
+    journal.write_listing(tmp_path, listing(a=1, b=2, c=3))
+    assert listing_changes(tmp_path, listing(a=1, b=2, c=3)) == ""
+    assert listing_changes(tmp_path, listing(a=1, b=2)) == "1 removed (c)"
+    assert listing_changes(tmp_path, listing(a=9, b=2, c=3, d=4)) == "1 added (d); 1 changed (a)"
+    assert "other labels or another order" in listing_changes(tmp_path, listing(b=2, a=1, c=3))
+    many = listing(a=1, b=2, c=3, **{f"x{i}": 0 for i in range(1000)})
+    assert listing_changes(tmp_path, many) == "1,000 added (x0, x1, x10, …)"
+
+
+def test_names_with_newlines_are_told_in_one_line(tmp_path: Path) -> None:
+    journal.write_listing(tmp_path, listing(a=1))
+    assert "\n" not in listing_changes(tmp_path, listing(**{"a": 1, "new\nline\udcff": 2}))
+
+
+def test_columns_with_nan_are_the_same_as_themselves(tmp_path: Path) -> None:
+    journal.write_listing(tmp_path, {"column/x": np.array([np.nan, 1])})
+    assert listing_changes(tmp_path, {"column/x": np.array([np.nan, 1])}) == ""
+    assert listing_changes(tmp_path, {"column/x": np.array([np.nan, 2])})
+    assert listing_changes(tmp_path, {"column/x": np.array([np.nan, 1], np.float32)})
+
+
+def test_a_listing_that_is_lost_counts_as_changed(tmp_path: Path) -> None:
+    assert "not known any more" in listing_changes(tmp_path, listing(a=1))
+    (tmp_path / "source").write_bytes(b"\0" * 100)
+    assert "not known any more" in listing_changes(tmp_path, listing(a=1))

@@ -1,0 +1,315 @@
+"""Shards: rows come back as they were written, and a file that is not what the index says is told by name."""
+
+import errno
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memload
+from memload.errors import ChecksumError, FormatError, MissingError
+from memload.format import npy_header, shard_names
+from memload.index import Array, Index, Shard
+from memload.keys import Keys
+from memload.shards import Shards, ShardWriter, describe, plan_shards
+
+Make = Callable[..., Index]
+OPENERS = (Shards, lambda index: memload.MemmapDataset(index.path))
+
+
+def all_pixels(index: Index) -> np.ndarray:
+    return np.concatenate([np.load(index.path.parent / shard.file) for shard in index.image.shards])
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("descr", ["|u1", "<u2", "<f2", "<f4"])
+@pytest.mark.parametrize("rows", [(5,), (2, 1, 2)])
+def test_shards_are_mapped_as_numpy_reads_them(descr: str, rows: Sequence[int], make_dataset: Make) -> None:
+    index = make_dataset(rows=rows, descr=descr)
+    shards = Shards(index)
+    assert len(shards) == 5
+    assert [pixels.dtype.str for pixels in shards.maps] == [descr] * len(rows)
+    np.testing.assert_array_equal(np.concatenate(shards.maps), all_pixels(index))
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.tuples(*[st.integers(1, 4)] * 3),
+    st.sampled_from(["|u1", "<u2", "<f2", "<f4"]),
+    st.data(),
+)
+@settings(max_examples=50, deadline=None, database=None)
+def test_rows_written_in_any_order_are_gathered_as_by_fancy_indexing(
+    rows: list[int], shape: tuple[int, int, int], descr: str, data: st.DataObject
+) -> None:
+    total = sum(rows)
+    pixels = np.random.default_rng(total).integers(0, 256, (total, *shape)).astype(descr)
+    wanted = np.array(data.draw(st.lists(st.integers(0, total - 1), max_size=9)), np.int64)
+    names = shard_names("out.bin", len(rows))
+    planned = (Shard(name, held, 4096 + held * pixels[0].nbytes) for name, held in zip(names, rows, strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        array = Array("image", descr, shape, tuple(planned))
+        writer = ShardWriter(Path(folder), array)
+        writer.create()
+        for row in data.draw(st.permutations(range(total))):
+            writer.write(row, pixels[row].tobytes())
+        writer.close()
+        checks = np.array([zlib.crc32(row.tobytes()) for row in pixels], np.uint32)
+        none = np.zeros(0, np.int64)
+        shards = Shards(
+            Index(Path(folder) / "out.idx", (array,), none, none.astype(np.uint8), Keys.of([]), {}, {"image": checks})
+        )
+        out = np.ones((len(wanted), *shape), descr)
+        assert shards.gather(wanted, out) is out
+        np.testing.assert_array_equal(out, pixels[wanted])
+        del shards
+
+
+def test_a_row_is_located_by_shard_and_place(make_dataset: Make) -> None:
+    shards = Shards(make_dataset(rows=(2, 1, 3)))
+    assert [shards.locate(row) for row in range(6)] == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
+
+
+def test_a_second_array_is_opened_by_its_name(make_dataset: Make, tmp_path: Path) -> None:
+    image, mask = make_dataset(), make_dataset("mask.bin", shape=(2, 2, 1), seed=1)
+    arrays = (image.image, Array("mask", "|u1", (2, 2, 1), mask.image.shards))
+    both = make_dataset(arrays=arrays, crc32={"image": image.crc32["image"], "mask": mask.crc32["image"]})
+    np.testing.assert_array_equal(Shards(both, "mask").maps[0], np.load(tmp_path / "mask.bin"))
+    np.testing.assert_array_equal(Shards(both).maps[0], np.load(tmp_path / "made.bin"))
+
+
+def test_what_is_written_into_a_map_stays_in_the_process(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    before = (tmp_path / "made.bin").read_bytes()
+    shards = Shards(index)
+    shards.maps[0][1] = 7
+    assert (shards.maps[0][1] == 7).all()
+    assert (tmp_path / "made.bin").read_bytes() == before
+    np.testing.assert_array_equal(Shards(index).maps[0], np.load(tmp_path / "made.bin"))
+
+
+def test_the_pixels_live_as_long_as_an_array_over_them(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    expected = np.load(tmp_path / "made.bin")
+    row = Shards(index).maps[0][3]
+    (tmp_path / "made.bin").unlink()
+    np.testing.assert_array_equal(row, expected[3])
+
+
+# ---- files that are not what the index says
+
+
+@pytest.mark.parametrize("use", [*OPENERS, lambda index: memload.info(index.path)])
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4096 + 143])
+def test_a_truncated_shard_names_file_and_size(use: Any, size: int, make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset(rows=(3, 2))
+    path = tmp_path / "made-00001-of-00002.bin"
+    os.truncate(path, size)
+    with pytest.raises(
+        FormatError,
+        match=rf"00001-of-00002\.bin: expected 4,240 bytes \(2 rows of 4×6×3 uint8\), found {size:,}: "
+        r"the shard is truncated\. Run 'memload verify'",
+    ) as told:
+        use(index)
+    assert told.value.path == str(path)
+
+
+def test_a_shard_that_has_grown_names_file_and_size(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    os.truncate(tmp_path / "made.bin", 4457)
+    with pytest.raises(
+        FormatError, match=r"made\.bin: expected 4,456 bytes .*, found 4,457: the shard is too long\. Run"
+    ):
+        Shards(index)
+
+
+@pytest.mark.parametrize("use", [*OPENERS, lambda index: memload.info(index.path)])
+def test_a_missing_shard_is_told_with_its_name(use: Any, make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset(rows=(3, 2))
+    (tmp_path / "made-00000-of-00002.bin").unlink()
+    with pytest.raises(
+        MissingError, match=r"00000-of-00002\.bin: expected a shard of 4,312 bytes, found no such file\. Copy it beside"
+    ) as told:
+        use(index)
+    assert isinstance(told.value, FileNotFoundError)
+
+
+def test_a_folder_in_the_place_of_a_shard_is_told(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    (tmp_path / "made.bin").unlink()
+    (tmp_path / "made.bin").mkdir()
+    with pytest.raises(FormatError, match=r"made\.bin: expected a file, found something else"):
+        Shards(index)
+
+
+def test_a_shard_that_the_system_does_not_give_is_told(make_dataset: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = make_dataset()
+
+    def refuse(path: Any, *_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(FormatError, match=r"made\.bin: cannot be mapped: .*Permission denied"):
+        Shards(index)
+
+
+def test_a_name_too_long_for_the_system_is_told(make_dataset: Make, tamper: Callable[..., Path]) -> None:
+    path = tamper(
+        make_dataset().path, lambda metadata, _: metadata["arrays"][0]["shards"][0].update(file="x" * 5000 + ".bin")
+    )
+    with pytest.raises(FormatError, match="cannot be read"):
+        memload.MemmapDataset(path)
+
+
+@pytest.mark.parametrize("position", [0, 6, 8, 20, 70, 200, 4095])
+def test_an_altered_header_is_told(position: int, make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    flip(tmp_path / "made.bin", position)
+    with pytest.raises(
+        FormatError, match=r"made\.bin: expected the NPY header of 5 rows of 4×6×3 uint8, found b.*damaged or belongs"
+    ):
+        Shards(index)
+
+
+def test_a_file_of_the_same_size_but_another_shape_is_told(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset(shape=(4, 6, 3))
+    make_dataset("other.bin", shape=(6, 4, 3))
+    (tmp_path / "other.bin").replace(tmp_path / "made.bin")
+    with pytest.raises(FormatError, match=r"made\.bin: expected the NPY header of 5 rows of 4×6×3 uint8, found"):
+        Shards(index)
+
+
+@pytest.mark.parametrize(("row", "global_row"), [(0, 3), (3, 6)])
+@pytest.mark.parametrize("use", OPENERS)
+def test_a_shard_whose_first_or_last_row_differs_is_of_another_data_set(
+    use: Any, row: int, global_row: int, make_dataset: Make, tmp_path: Path
+) -> None:
+    index = make_dataset(rows=(3, 4))
+    path = tmp_path / "made-00001-of-00002.bin"
+    flip(path, 4096 + row * 72 + 5)
+    with pytest.raises(
+        ChecksumError,
+        match=rf"00001-of-00002\.bin: expected checksum [0-9a-f]{{8}} of row {global_row}, as made\.idx says, found "
+        r"[0-9a-f]{8}: the file is damaged or belongs to another data set\. Run 'memload verify'",
+    ) as told:
+        use(index)
+    assert told.value.rows == (global_row,)
+    assert told.value.path == str(path)
+
+
+def test_pixels_of_another_build_of_the_same_shape_are_told(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    make_dataset("other.bin", seed=1)
+    (tmp_path / "other.bin").replace(tmp_path / "made.bin")
+    with pytest.raises(ChecksumError, match=r"made\.bin: .*belongs to another data set"):
+        Shards(index)
+
+
+def test_two_shards_swapped_are_told(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset(rows=(3, 3))
+    first, second = (tmp_path / shard.file for shard in index.image.shards)
+    first.rename(tmp_path / "spare")
+    second.rename(first)
+    (tmp_path / "spare").rename(second)
+    with pytest.raises(ChecksumError, match=r"00000-of-00002\.bin: .*belongs to another data set"):
+        Shards(index)
+
+
+def test_rows_between_the_first_and_the_last_cost_no_reading_at_open(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    flip(tmp_path / "made.bin", 4096 + 2 * 72)
+    assert len(Shards(index)) == 5
+    assert memload.verify(index.path).bad_rows == [2]
+
+
+# ---- writing
+
+
+def written(folder: Path, rows: tuple[int, ...] = (2, 1)) -> ShardWriter:
+    names = shard_names("out.bin", len(rows))
+    shards = tuple(Shard(name, held, 4096 + 6 * held) for name, held in zip(names, rows, strict=True))
+    writer = ShardWriter(folder, Array("image", "|u1", (1, 2, 3), shards))
+    writer.create()
+    return writer
+
+
+def test_shards_begin_as_zeros_at_full_size(tmp_path: Path) -> None:
+    written(tmp_path)
+    first, second = sorted(tmp_path.iterdir())
+    assert first.read_bytes() == npy_header("|u1", (2, 1, 2, 3)) + bytes(12)
+    assert second.read_bytes() == npy_header("|u1", (1, 1, 2, 3)) + bytes(6)
+
+
+def test_several_writers_write_the_same_files(tmp_path: Path) -> None:
+    one, other = written(tmp_path), written(tmp_path)
+    other.write(2, b"third.")
+    one.write(0, b"first.")
+    other.write(1, b"second")
+    assert [one.read(row) for row in range(3)] == [b"first.", b"second", b"third."]
+    for writer in (one, other):
+        writer.close()
+
+
+def test_creating_again_keeps_the_rows(tmp_path: Path) -> None:
+    writer = written(tmp_path)
+    writer.write(1, b"second")
+    writer.close()
+    again = written(tmp_path)
+    assert [again.read(row) for row in range(3)] == [bytes(6), b"second", bytes(6)]
+    again.close()
+
+
+def test_a_blanked_row_is_zeros(tmp_path: Path) -> None:
+    writer = written(tmp_path)
+    writer.write(0, b"first.")
+    writer.write(1, b"second")
+    for _ in range(2):
+        writer.blank(0)
+    assert [writer.read(0), writer.read(1)] == [bytes(6), b"second"]
+    writer.close()
+
+
+def test_writes_that_are_cut_short_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_write, real_read = os.pwrite, os.pread
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: real_write(file, data[:2], offset))
+    monkeypatch.setattr(os, "pread", lambda file, size, offset: real_read(file, min(size, 4), offset))
+    writer = written(tmp_path, (1,))
+    writer.write(0, b"abcdef")
+    assert writer.read(0) == b"abcdef"
+    writer.close()
+    assert (tmp_path / "out.bin").read_bytes() == npy_header("|u1", (1, 1, 2, 3)) + b"abcdef"
+
+
+def test_a_row_that_ends_before_its_time_is_an_error(tmp_path: Path) -> None:
+    writer = written(tmp_path, (2,))
+    os.truncate(tmp_path / "out.bin", 4096 + 9)
+    try:
+        assert writer.read(0) == bytes(6)
+        with pytest.raises(OSError, match="expected 6 bytes at 4102, found 3"):
+            writer.read(1)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(("rows", "held", "expected"), [(10, 10, [10]), (10, 4, [4, 4, 2]), (1, 1, [1])])
+def test_rows_are_shared_out_among_shards(rows: int, held: int, expected: list[int]) -> None:
+    shards = plan_shards(shard_names("out.bin", len(expected)), rows, held, 100)
+    assert [shard.rows for shard in shards] == expected
+    assert [shard.bytes for shard in shards] == [4096 + 100 * count for count in expected]
+
+
+def test_rows_are_described_for_people() -> None:
+    assert describe((10_000, 224, 160, 3), "|u1") == "10,000 rows of 224×160×3 uint8"
+    assert describe((1, 2, 3, 1), "<f2") == "1 rows of 2×3×1 float16"
