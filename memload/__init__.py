@@ -27,25 +27,42 @@ if TYPE_CHECKING:
     )
     from memload.index import Index
     from memload.inspection import info, preview, verify
+    from memload.loader import Loader
     from memload.manifest import Manifest
+    from memload.prefetch import ThreadPrefetcher, background
+    from memload.samplers import (
+        BlockShuffledSampler,
+        ClassBalancedSampler,
+        SequentialSampler,
+        ShuffledSampler,
+        WeightedSampler,
+    )
     from memload.sources import ImageFolder, Record, Source
 
 _HOME = {
+    "BlockShuffledSampler": "samplers",
     "BuildError": "errors",
     "BuildReport": "builder",
     "ChecksumError": "errors",
+    "ClassBalancedSampler": "samplers",
     "DecodeError": "errors",
     "DependencyError": "errors",
     "FormatError": "errors",
     "ImageFolder": "sources",
     "Index": "index",
+    "Loader": "loader",
     "Manifest": "manifest",
     "MemloadError": "errors",
     "MemmapDataset": "dataset",
     "MissingError": "errors",
     "Record": "sources",
+    "SequentialSampler": "samplers",
+    "ShuffledSampler": "samplers",
     "Source": "sources",
     "SourceError": "errors",
+    "ThreadPrefetcher": "prefetch",
+    "WeightedSampler": "samplers",
+    "background": "prefetch",
     "build": "builder",
     "fast_collate": "collate",
     "info": "inspection",
@@ -54,22 +71,30 @@ _HOME = {
 }
 
 __all__ = [
+    "BlockShuffledSampler",
     "BuildError",
     "BuildReport",
     "ChecksumError",
+    "ClassBalancedSampler",
     "DecodeError",
     "DependencyError",
     "FormatError",
     "ImageFolder",
     "Index",
+    "Loader",
     "Manifest",
     "MemloadError",
     "MemmapDataset",
     "MissingError",
     "Record",
+    "SequentialSampler",
+    "ShuffledSampler",
     "Source",
     "SourceError",
+    "ThreadPrefetcher",
+    "WeightedSampler",
     "__version__",
+    "background",
     "build",
     "fast_collate",
     "info",

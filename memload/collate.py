@@ -1,7 +1,5 @@
 """Gather a batch of samples into one tensor."""
 
-import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
-#: Buffers that no batch uses any more, newest last. Fresh memory would cost a page fault every 4 KiB, which
-#: takes longer than the copy itself; two are what a consumer that holds one batch while it asks for the
-#: next needs. They are all that stays when training is over.
-_free: deque[np.ndarray] = deque(maxlen=2)
+from memload.buffers import BufferPool
+
+#: Two are what a consumer needs that holds one batch while it asks for the next, and all that stays in the end.
+_pool = BufferPool(2)
 
 
 def fast_collate(samples: Sequence[Any]) -> Any:
@@ -104,24 +102,4 @@ def _allocate(shape: tuple[int, ...]) -> Tensor:
         # as torch's default_collate does it; share_memory_() would copy
         shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
-    buffer = _take(size)
-    lease = buffer[:size]
-    # The tensor's storage holds this view, and whatever shares the storage holds that: when the view dies,
-    # no batch can reach the memory any more.
-    weakref.finalize(lease, _free.append, buffer).atexit = False
-    return torch.from_numpy(lease).view(shape)
-
-
-def _take(size: int) -> np.ndarray:
-    """Return a free buffer of at least this size, or a new one."""
-    others = []
-    try:
-        while True:
-            buffer = _free.pop()
-            if size <= buffer.size <= 2 * size:
-                return buffer
-            others.append(buffer)  # for a mask, say, beside the image
-    except IndexError:  # no more
-        return np.empty(size, np.uint8)
-    finally:
-        _free.extendleft(others)  # as the oldest, which give way first
+    return _pool.take(size).view(shape)

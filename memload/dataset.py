@@ -1,5 +1,6 @@
 """Map-style random access to a memory map, as torch's DataLoader and its users expect it."""
 
+import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -108,8 +109,15 @@ class MemmapDataset(Dataset[Any]):
 
     @property
     def fingerprint(self) -> str:
-        """The identity of the data set, 64 hexadecimal digits; empty for a subset that is not saved."""
-        return self.index.fingerprint
+        """The identity of the data set, 64 hexadecimal digits; of a subset, that of the whole and its samples."""
+        if self._chosen is None:
+            return self.index.fingerprint
+        return hashlib.sha256(self._whole.fingerprint.encode() + self._chosen.astype("<i8").tobytes()).hexdigest()
+
+    @property
+    def shards(self) -> Shards:
+        """The mapped pixels: all rows, also those that no sample uses."""
+        return self._shards
 
     @overload
     def __getitem__(self, index: int) -> Any: ...

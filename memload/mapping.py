@@ -36,6 +36,22 @@ def forget(mapped: np.ndarray) -> None:
 
     Only for a map that has not been written to: what was written would be gone.
     """
-    base = mapped.base.obj if isinstance(mapped.base, memoryview) else mapped.base
-    if hasattr(mmap, "MADV_DONTNEED") and isinstance(base, mmap.mmap):
-        base.madvise(mmap.MADV_DONTNEED)
+    found = _mmap_of(mapped)
+    if found is not None and hasattr(mmap, "MADV_DONTNEED"):
+        found.madvise(mmap.MADV_DONTNEED)
+
+
+def will_need(mapped: np.ndarray, start: int, size: int) -> None:
+    """Ask for bytes of the file to be read into the page cache, without waiting; nothing where that cannot be."""
+    found = _mmap_of(mapped)
+    if found is not None and hasattr(mmap, "MADV_WILLNEED"):
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        found.madvise(mmap.MADV_WILLNEED, first, start + size - first)
+
+
+def _mmap_of(array: np.ndarray) -> mmap.mmap | None:
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    base = base.obj if isinstance(base, memoryview) else base
+    return base if isinstance(base, mmap.mmap) else None

