@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import logging
+import operator
 import os
 import re
 import shutil
@@ -136,7 +137,9 @@ def build(
 
     Raises ValueError, SourceError, DependencyError, BuildError, and with ``on_error="raise"`` DecodeError.
     """
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = _pair(size)
+    if not timeout > 0:
+        raise ValueError(f"timeout: expected seconds above 0, found {timeout}")
     settings = Settings(
         (height, width), fit, interpolation, mode, decoder, resizer, fast, strict, exif, background, fill, max_pixels
     )
@@ -192,6 +195,17 @@ def libraries_text(libraries: Mapping[str, str]) -> str:
     return f"{', '.join(others)} ({', '.join(jpeg)})"
 
 
+def _pair(size: Any) -> tuple[int, int]:
+    sides = size if isinstance(size, Sequence) else (size, size)
+    try:
+        if any(isinstance(side, bool) for side in sides):
+            raise TypeError
+        height, width = map(operator.index, sides)
+    except (TypeError, ValueError):
+        raise ValueError(f"size: expected a side or (height, width) in whole pixels, found {size!r}") from None
+    return height, width
+
+
 def size_text(size: int) -> str:
     """Return e.g. ``51.1 MB``."""
     value, unit = float(size), "bytes"
@@ -225,6 +239,15 @@ def _check_source(source: Source) -> None:
         )
 
 
+@contextlib.contextmanager
+def _pillow_quiet(here: bool) -> Iterator[None]:
+    """Keep what Pillow warns of to itself, where it decodes in this process; a warning as an error would reject."""
+    with warnings.catch_warnings() if here else contextlib.nullcontext():
+        if here:
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     monitor_interval = 0  # or the first bar of a process would start a thread that never ends
     _lock = threading.RLock()  # tqdm's own is one of multiprocessing, whose making fixes the user's start method
@@ -245,12 +268,18 @@ class _Work:
             # Limits and warnings of Pillow's are the process's: here, and only here, they are ours to set.
             # --max-pixels is the limit, and what Pillow warns of goes to the ledger if it matters.
             Image.MAX_IMAGE_PIXELS = None
-            warnings.simplefilter("ignore")
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            if not isinstance(job.source, DatasetSource):  # whose own output is the user's affair
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libtiff tells each fault of a file
             # glibc maps large blocks afresh each time, page faults and all, until it has seen one as large
             # freed: 2 % of a picture with Pillow, 10 % with pillow-simd.
             bytes(_LARGE)
+            # One process a core is what shares the cores out; and the threads that the parent's torch may have
+            # did not come along when it forked, so that the first operation to use them would never end.
             if job.settings.resizer == "torch":
-                import_torch().set_num_threads(1)  # one process a core is what shares the cores out
+                import_torch()
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(1)
         self.source, self.schema, self.array = job.source, job.source.schema, job.array
         self.classes = None if self.source.classes is None else len(self.source.classes)
         self.converter = Converter(job.settings, self.schema)
@@ -364,11 +393,16 @@ class _Build:
             raise BuildError(
                 f"{self.output.parent}: expected a folder for the output, found none. Make it first", path=self.output
             )
-        if not self._publishing:
-            self._check_existing()
-            self._check_room()
-        fresh = not self.folder.exists()
         try:
+            if not self._publishing:
+                self._check_existing()
+                self._check_room()
+            fresh = not _exists(self.folder)
+            if not fresh and (self.folder.is_symlink() or not self.folder.is_dir()):
+                raise BuildError(
+                    f"{self.folder}: expected a folder of memload's own, found a link or a file. Move it away",
+                    path=self.output,
+                )
             with locked(self.folder):
                 try:
                     if not self._publishing:
@@ -392,9 +426,17 @@ class _Build:
         return all((self.folder / name).exists() for name in ("publish.json", "plan.json"))
 
     def _check_existing(self) -> None:
-        there = [
-            path for path in [self.index, *(self.output.parent / s.file for s in self.array.shards)] if path.exists()
-        ]
+        shards = [self.output.parent / shard.file for shard in self.array.shards]
+        for path in shards:
+            own = path.with_suffix(".idx")
+            if path != self.output and own.exists():
+                raise BuildError(
+                    f"{path}: expected a name for a shard, found the data set of {own.name}. Choose another output",
+                    path=self.output,
+                )
+        # All names that will be written, so that one that is too long is told now.
+        paths = [self.index, self.ledger, self.folder / f"{self.index.name}.tmp", *shards]
+        there = [path for path in paths if _exists(path) and path.parent != self.folder]
         if there and not self.overwrite:
             raise BuildError(
                 f"{there[0]}: expected no such file yet, found one. Choose another output, or say --overwrite",
@@ -446,7 +488,7 @@ class _Build:
                 )
         there = [path for path in self.folder.iterdir() if path.name != "lock"]
         ours = {*_OURS, self.index.name, self.ledger.name}
-        shard = re.compile(re.escape(self.output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")  # of other settings too
+        shard = _shard_pattern(self.output)
         foreign = [
             path.name for path in there if not shard.fullmatch(path.name) and path.name.removesuffix(".tmp") not in ours
         ]
@@ -473,9 +515,14 @@ class _Build:
         results = workers.run(
             functools.partial(_Work, self, count > 0), tasks, num_workers=min(count, rows), timeout=timeout
         )
-        quiet = not sys.stderr.isatty() if progress is None else not progress
+        terminal = sys.stderr is not None and sys.stderr.isatty()  # None where it was closed
+        quiet = not terminal if progress is None else not progress
         rejected = 0
-        with contextlib.closing(results), _Bar(total=rows, unit=" images", disable=quiet, smoothing=0.1) as bar:
+        with (
+            contextlib.closing(results),
+            _pillow_quiet(count == 0),
+            _Bar(total=rows, unit=" images", disable=quiet, smoothing=0.1) as bar,
+        ):
             for result in results:
                 if isinstance(result, workers.Lost):
                     start, records, rejects, converted = result.row, *self._lost(result)
@@ -520,14 +567,21 @@ class _Build:
             if rejected:
                 self._write_ledger({row: reasons[row] for row in rejected})
             self._make_index(records, used).write(self.folder / self.index.name)
-            old = []
-            with contextlib.suppress(FormatError):  # what cannot be read names no files
-                old = [shard.file for array in Index.read(self.index).arrays for shard in array.shards]
-            new = {shard.file for shard in self.array.shards}
-            publish = {"remove": [name for name in old if name not in new], "ledger": bool(rejected)}
+            publish = {"remove": self._stale_shards(), "ledger": bool(rejected)}
             write_json(self.folder / "publish.json", publish)
         self._publish()
         return Index.read(self.index)
+
+    def _stale_shards(self) -> list[str]:
+        """Return the shards of the data set that is being replaced, which nothing else can be made of."""
+        pattern = _shard_pattern(self.output)
+        stale = {name for name in _shards_of(self.index) if pattern.fullmatch(name)}
+        stale -= {shard.file for shard in self.array.shards}
+        if stale:  # an index may stand over the shards of another
+            for other in self.output.parent.glob("*.idx"):
+                if other != self.index:
+                    stale -= _shards_of(other)
+        return sorted(stale)
 
     def _make_index(self, records: np.ndarray, used: np.ndarray) -> Index:
         from memload import __version__
@@ -591,6 +645,26 @@ class _Build:
         # and is left alone.
         (self.folder / "publish.json").unlink()
         shutil.rmtree(self.folder)
+
+
+def _shard_pattern(output: Path) -> re.Pattern[str]:
+    """Return what the shards of an output are called, however many there are."""
+    return re.compile(re.escape(output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
+
+
+def _shards_of(index: Path) -> set[str]:
+    try:
+        return {shard.file for array in Index.read(index).arrays for shard in array.shards}
+    except FormatError:  # what cannot be read names no files
+        return set()
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _move(path: Path, folder: Path) -> None:

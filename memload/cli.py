@@ -1,9 +1,10 @@
 """The command line: parse, call one function, print. Heavy imports wait until a command runs."""
 
 import json
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,23 +26,33 @@ def _errors_told(interrupted: str = "interrupted") -> Iterator[None]:
     """Turn what a user can mend into one line and exit status 1, and Ctrl-C into 130."""
     from memload.errors import MemloadError
 
+    for descriptor in range(3):  # one that is closed would be given to the next file, and be written to by libraries
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     try:
         yield
     except BrokenPipeError:  # the reader of the output has enough, as head does; click ends in silence
         raise
     except (MemloadError, ValueError, IndexError, OSError) as error:
-        click.echo(f"memload: {error}", err=True)
+        _echo(f"memload: {error}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         click.echo(f"memload: {interrupted}", err=True)
         sys.exit(130)
 
 
+def _echo(text: str, *, err: bool = False) -> None:
+    """Print one line, whatever a name in it may hold."""
+    click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), err=err)
+
+
 class _Size(_ParamType):
     name = "SIDE|HxW"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(value))
+        found = re.fullmatch(r"(\d{1,9})(?:[x×](\d{1,9}))?", str(value))
         if not found or not 0 < int(found[1]) <= 65535 or not 0 < int(found[2] or 1) <= 65535:
             self.fail(f"expected a side such as 256 or height×width such as 224x160, found {value!r}", param, ctx)
         return int(found[1]), int(found[2] or found[1])
@@ -52,7 +63,7 @@ class _Bytes(_ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(value).strip(), re.IGNORECASE)
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(i?)B?", str(value).strip(), re.IGNORECASE)
         if not found or (found[3] and not found[2]):
             self.fail(f"expected a size such as 4GB, 512MiB or a number of bytes, found {value!r}", param, ctx)
         unit = units[found[2].upper()]
@@ -83,6 +94,12 @@ class _Numbers(_ParamType):
 @click.version_option(__version__, prog_name="memload")
 def main() -> None:
     """Decode every image once, then feed the model at the speed of the bus."""
+
+
+def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    if len(dict(pairs)) < len(pairs):
+        raise click.UsageError(f"{option}: expected different names, found one twice")
+    return dict(pairs)
 
 
 @main.command()
@@ -173,7 +190,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     on where it stopped.
     """
     manifest, root = options.pop("manifest"), options.pop("root")
-    points, arrays = dict(options.pop("points")), dict(options.pop("arrays"))
+    points, arrays = (_by_name(name, options.pop(name)) for name in ("points", "arrays"))
     extensions, quiet = options.pop("extensions"), options.pop("quiet")
     wanted = 1 if manifest else 2
     if len(arguments) != wanted:
@@ -207,8 +224,8 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         )
         if not quiet:
             for note in report.notes:
-                click.echo(f"note: {note}", err=True)
-            click.echo(str(report))
+                _echo(f"note: {note}", err=True)
+            _echo(str(report))
 
 
 @main.command()
@@ -227,7 +244,7 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
             click.echo(json.dumps(facts, indent=1))
         else:
             for line in _text(facts):
-                click.echo(line)
+                _echo(line)
 
 
 def _text(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
@@ -253,18 +270,18 @@ def verify(path: str, num_threads: int | None) -> None:
 
         report = inspection.verify(path, num_threads=num_threads)
         for problem in report.problems:
-            click.echo(f"memload: {problem}", err=True)
+            _echo(f"memload: {problem}", err=True)
         if report.bad_rows:
             shown = ", ".join(map(str, report.bad_rows[:20])) + (", …" if len(report.bad_rows) > 20 else "")
             keys = ", ".join(report.bad_keys[:5]) + (", …" if len(report.bad_keys) > 5 else "")
-            click.echo(
+            _echo(
                 f"memload: {path}: expected {report.rows:,} rows as they were written, found {len(report.bad_rows):,} "
                 f"altered: rows {shown}{f' ({keys})' if keys else ''}. Restore the file, or build again",
                 err=True,
             )
         if not report.ok:
             sys.exit(1)
-        click.echo(f"{path}: {report.rows:,} rows, {report.bytes:,} bytes, all as they were written")
+        _echo(f"{path}: {report.rows:,} rows, {report.bytes:,} bytes, all as they were written")
 
 
 @main.command()

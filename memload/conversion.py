@@ -1,5 +1,6 @@
 """One record to the bytes of its row: read, decode, resize, turn, and what is learned on the way."""
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from memload.decoders import MAX_PIXELS, MODES, Picture, get_decoder, loaded_libraries, parse_colour
-from memload.errors import DecodeError
+from memload.errors import BuildError, DecodeError
 from memload.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 from memload.resizing import (
     FITS,
@@ -174,20 +175,33 @@ def _one_of(argument: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{argument}: expected one of {', '.join(choices)}, found {value!r}")
 
 
+#: What a process runs out of, which says nothing of a picture.
+_RUN_OUT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 def _read_file(path: Path, limit: int) -> bytes:
     try:
         # Not waiting for somebody to write, if it is a pipe. And not Path.open: 40 µs a file instead of 160.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  # as above
+        try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise DecodeError("expected a file, found a pipe or a device")
+                raise DecodeError("expected a file, found a folder, a pipe or a device")
             if status.st_size > limit:
                 raise DecodeError(f"expected a file of at most {limit:,} bytes, found {status.st_size:,}")
-            return file.read()
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:  # as above
+                return file.read()
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise DecodeError("a link to nothing" if path.is_symlink() else "no such file") from None
     except OSError as error:
+        if error.errno in _RUN_OUT:
+            raise BuildError(
+                f"{path}: expected to be able to read it, found: {error.strerror}. Mend that, then run the same "
+                "command again: it goes on where it stopped",
+                path=path,
+            ) from error
         raise DecodeError(f"cannot be read: {error.strerror or error}") from error
 
 

@@ -31,6 +31,7 @@ MAX_PIXELS = 89_478_485
 
 # tags of EXIF and TIFF
 _ORIENTATION, _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 274, 258, 262, 339
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
 _INVERSE = {6: 8, 8: 6}
 
 
@@ -136,12 +137,17 @@ class PillowDecoder:
         jpeg = image.format in ("JPEG", "MPO") and data
         if jpeg and self.damage is not None:
             self.damage(data)
-        before = _orientation(image)
+        if image.format == "TIFF" and _tile_pixels(image) > self.max_pixels:  # a tile is decoded whole
+            raise self._too_large(_tile_pixels(image))
+        before = _orientation(image, loaded=False)
+        transparent = _transparent_value(image)
         scaled = None
         if jpeg and draft is not None and image.mode in ("L", "RGB"):
             scaled = image.draft(image.mode, draft(size, before if self.exif else 1))
         decoded, fallback = self._load(image, data, scaled=image.size != size)
-        pending = _orientation(image)  # Pillow turns a TIFF while it loads it, and only that
+        if transparent is not None:
+            decoded.info["transparency"] = transparent
+        pending = _orientation(image, loaded=True)  # Pillow turns a TIFF while it loads it, and only that
         turned = before if pending != before else 1
         if turned >= 5:  # the size that Pillow tells before it loads such a TIFF is the upright one
             size = (decoded.height, decoded.width)
@@ -195,7 +201,11 @@ def to_mode(image: Image.Image, mode: Mode, background: tuple[int, int, int]) ->
     16 bits are scaled to 8, not clipped. Raises DecodeError where a mode has no declared range.
     """
     if image.mode.startswith("I") or image.mode == "F":
+        value = image.info.get("transparency")
+        seen = Image.fromarray(np.where(np.asarray(image) == value, 0, 255).astype(np.uint8))
         image = Image.fromarray(_scale_16_bit(image))
+        if isinstance(value, int):
+            image = Image.merge("LA", (image, seen))
     if image.mode == "La":
         image = image.convert("LA")  # the only way that Pillow has from there
     if image.has_transparency_data:
@@ -244,9 +254,35 @@ def loaded_libraries(decoder: str = "pillow", *, strict: bool = False) -> dict[s
     return versions
 
 
-def _orientation(image: Image.Image) -> int:
-    if image.format != "TIFF" and "exif" not in image.info and "Raw profile type exif" not in image.info:
+def _tile_pixels(image: Image.Image) -> int:
+    tags = getattr(image, "tag_v2", {})
+    return int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
+
+
+def _transparent_value(image: Image.Image) -> Any:
+    """Return the transparent colour of a PNG as Pillow's pixels will have it: it scales these, but not that."""
+    value, tile = image.info.get("transparency"), getattr(image, "tile", None)
+    if image.format != "PNG" or value is None or not tile:
+        return None
+    args = tile[0][3]
+    raw = args[0] if isinstance(args, tuple) else args
+    if isinstance(value, int) and raw in ("L;2", "L;4"):
+        return value * (85 if raw == "L;2" else 17)
+    if isinstance(value, tuple) and raw == "RGB;16B":  # of which Pillow keeps the upper 8 bits
+        return tuple(part >> 8 for part in value)
+    return None
+
+
+#: Where pictures of other formats than TIFF keep an orientation.
+_EXIF = ("exif", "xmp", "XML:com.adobe.xmp")
+
+
+def _orientation(image: Image.Image, *, loaded: bool) -> int:
+    places = (*_EXIF, "Raw profile type exif") if loaded else _EXIF
+    if image.format != "TIFF" and not any(place in image.info for place in places):
         return 1  # 20 µs saved on each picture that has no EXIF at all
+    if image.format == "PNG" and not loaded and "exif" not in image.info:
+        return 1  # getexif would load it, and keep to itself what is wrong with it
     try:
         found = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001  # EXIF that cannot be parsed says nothing; the picture may be fine

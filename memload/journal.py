@@ -168,35 +168,41 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what `write_json` wrote, or None where there is no such file."""
+    """Return the object that `write_json` wrote; None where there is none, or what a crash left of it."""
     try:
-        return json.loads(path.read_text(encoding="ascii"))
-    except FileNotFoundError:
+        found = json.loads(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
         return None
+    return found if isinstance(found, dict) else None
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say what differs between two plans."""
 
     def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
-        return {**plan, **plan["settings"], "settings": None}
+        settings, libraries = plan.get("settings", {}), plan.get("libraries", {})
+        return {**plan, **settings, **libraries, "settings": None, "libraries": None}
 
     old, new = flat(before), flat(now)
     return [
-        f"{name}: was {_short(old.get(name))}, now {_short(new.get(name))}"
+        f"{name}: was {_short(*pair)}, now {_short(*pair[::-1])}"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
+        if (pair := (old.get(name), new.get(name))) and pair[0] != pair[1]
     ]
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, other: Any) -> str:
+    if isinstance(value, list) and isinstance(other, list) and len(value) > 4:
+        value = [entry for entry in value if entry not in other] or value  # what tells them apart
     text = repr(value)
     return text if len(text) <= 60 else text[:59] + "…"
 
 
 def write_listing(folder: Path, listing: Mapping[str, np.ndarray]) -> None:
     """Keep what is known of the source."""
-    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in listing.items()}, folder / "source")
+    path = folder / "source"
+    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in listing.items()}, path)
+    sync(path)
 
 
 def listing_changes(folder: Path, listing: Mapping[str, np.ndarray]) -> str:

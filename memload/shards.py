@@ -131,6 +131,10 @@ def plan_shards(names: Sequence[str], rows: int, rows_a_shard: int, row_bytes: i
     return tuple(shards)
 
 
+#: Shards that a process holds open at once, of however many there are.
+_MOST_OPEN = 16
+
+
 class ShardWriter:
     """Writes rows into shards under construction, in any order and from any number of processes.
 
@@ -177,6 +181,8 @@ class ShardWriter:
         shard = bisect_right(self._starts, row) - 1
         if shard not in self._open:
             path = self.folder / self.array.shards[shard].file
+            if len(self._open) >= _MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
             self._open[shard] = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         return self._open[shard], HEADER_BYTES + (row - self._starts[shard]) * self.array.row_bytes
 

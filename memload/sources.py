@@ -171,6 +171,8 @@ class ImageFolder:
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     if entry.name.startswith("."):
                         self._left_out.setdefault("hidden files and folders", []).append(name)
+                    elif _is_folder(entry) and _is_build(entry):  # beside its output, which may lie here too
+                        self._left_out.setdefault("unfinished builds", []).append(name)
                     elif _is_folder(entry):
                         folders.append(entry.name)
                     elif entry.name.lower().endswith(self._extensions):
@@ -191,6 +193,10 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself, which is told when its turn comes to be read
         return False
+
+
+def _is_build(entry: "os.DirEntry[str]") -> bool:
+    return entry.name.endswith(".building") and (Path(entry.path) / "lock").exists()
 
 
 def _told(kind: str, names: Sequence[str]) -> str:

@@ -71,8 +71,9 @@ class _Worker:
     def stop(self) -> None:
         self.process.kill()
         self.process.join(10)
-        self.process.close()
         self.connection.close()
+        with contextlib.suppress(ValueError):  # where SIGCHLD is ignored, nobody can tell that it has ended
+            self.process.close()
 
 
 def _serve(connection: Any, number: int, make: Callable[[], Work], rows: Any, close: list[Any], parent: int) -> None:

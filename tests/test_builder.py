@@ -962,3 +962,96 @@ def test_more_pixels_than_pillow_allows_need_workers(folder: Path, tmp_path: Pat
     with pytest.raises(ValueError, match="max_pixels: expected at most 178,956,970 with num_workers=0"):
         memload.build(folder, tmp_path / "out.bin", max_pixels=200_000_000, num_workers=0)
     assert memload.build(folder, tmp_path / "out.bin", max_pixels=200_000_000, num_workers=1).samples == 12
+
+
+def test_overwriting_a_saved_subset_leaves_the_pixels_of_the_whole(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=8)
+    memload.MemmapDataset(tmp_path / "out.bin").subset([1, 2]).save(tmp_path / "train.idx")
+    memload.build(folder, tmp_path / "train.bin", size=8, overwrite=True)
+    assert memload.verify(tmp_path / "out.bin").ok
+    assert len(memload.MemmapDataset(tmp_path / "train.bin")) == 12
+
+
+def test_shards_that_another_index_stands_over_are_kept(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=8, shard_size=4096 + 4 * 192)
+    (tmp_path / "copy.idx").write_bytes((tmp_path / "out.idx").read_bytes())
+    memload.build(folder, tmp_path / "out.bin", size=8, overwrite=True)
+    assert memload.verify(tmp_path / "copy.idx").ok
+
+
+def test_a_shard_does_not_take_the_place_of_another_data_set(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "x-00000-of-00002.bin", size=8)
+    with pytest.raises(memload.BuildError, match="found the data set of x-00000-of-00002"):
+        memload.build(folder, tmp_path / "x.bin", size=8, shard_size=4096 + 6 * 192, overwrite=True)
+    assert memload.verify(tmp_path / "x-00000-of-00002.bin").ok
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_something_named_as_the_ledger_is_not_lost(make: Callable[[Path], None], folder: Path, tmp_path: Path) -> None:
+    make(tmp_path / "out.rejects.csv")
+    with pytest.raises(memload.BuildError, match=r"out\.rejects\.csv: expected no such file yet"):
+        memload.build(folder, tmp_path / "out.bin", size=8)
+    assert (tmp_path / "out.rejects.csv").exists()
+    assert not (tmp_path / "out.bin").exists()
+
+
+def test_a_name_too_long_for_its_ledger_is_told_before_anything_is_converted(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(memload.BuildError, match="File name too long"):
+        memload.build(folder, tmp_path / ("n" * 245 + ".bin"), size=8)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_a_build_within_its_own_source_goes_on(folder: Path) -> None:
+    (folder / "out.building").mkdir()
+    (folder / "out.building" / "lock").touch()
+    source = memload.ImageFolder(folder)
+    assert source.classes == ["ant", "bee", "cat"]
+    assert any("unfinished builds: out.building" in note for note in source.notes)
+
+
+def test_more_shards_than_descriptors_can_be_written(folder: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 20
+    images = tmp_path / "many"
+    images.mkdir()
+    for number in range(60):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(images / f"{number:02d}.png")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, before[1]))
+    try:
+        report = memload.build(images, tmp_path / "out.bin", size=4, shard_size=4096 + 48, num_workers=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert report.samples == 60
+
+
+@LINUX
+def test_a_data_set_that_uses_torch_is_read_by_forked_workers(tmp_path: Path) -> None:
+    code = f"""
+import torch, memload
+torch.exp(torch.rand(4_000_000)).sum()  # starts its threads
+
+class Random:
+    def __len__(self): return 4
+    def __getitem__(self, i): return (torch.exp(torch.rand(3, 600, 600)) / 3 * 255).to(torch.uint8), i
+
+print(memload.build(Random(), {str(tmp_path / "out.bin")!r}, size=8, num_workers=2, timeout=30).rejected)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("size", [True, (8,), (8, 8, 3), 8.0, "8", (True, 8)])
+def test_a_size_that_is_none_is_told(size: Any, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="size: expected"):
+        memload.build(folder, tmp_path / "out.bin", size=size)
+
+
+def test_a_size_may_be_of_numpy(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=(np.int64(8), np.int32(9)), num_workers=0)
+    assert memload.MemmapDataset(tmp_path / "out.bin").shape == (3, 8, 9)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_is_above_zero(timeout: float, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="timeout: expected"):
+        memload.build(folder, tmp_path / "out.bin", timeout=timeout)

@@ -1,5 +1,6 @@
 import csv
 import inspect
+import io
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 import memload
@@ -524,3 +526,51 @@ def test_it_runs_as_a_module_under_its_own_name(folder: Path, tmp_path: Path) ->
     done = subprocess.run([*COMMAND, "build", "--nonsense"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("Usage: memload build ")
+
+
+@pytest.mark.parametrize("option", [["--size", "9" * 5000], ["--shard-size", "9" * 400 + "GB"]])
+def test_numbers_without_end_are_wrong_usage(option: list[str], folder: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["build", str(folder), str(tmp_path / "out.bin"), *option])
+    assert done.exit_code == 2
+
+
+def test_a_name_given_twice_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("path,x0,y0\na.jpg,1,2\n")
+    arguments = ["build", "--manifest", str(tmp_path / "m.csv"), str(tmp_path / "out.bin"), "--points", "a=2"]
+    done = CliRunner().invoke(main, [*arguments, "--points", "a=x*,y*"])
+    assert done.exit_code == 2
+    assert "found one twice" in done.output
+
+
+def test_a_message_is_one_line_whatever_a_name_holds(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["build", str(tmp_path / "no\nsuch\udc80"), str(tmp_path / "out.bin")])
+    assert done.exit_code == 1
+    assert done.output.count("\n") == 1
+    assert r"no\nsuch\udc80: expected a folder of images" in done.output
+
+
+def test_what_libraries_print_reaches_no_file_where_stderr_is_closed(folder: Path, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    Image.fromarray(noise).save(buffer, "TIFF", compression="tiff_lzw")
+    damaged = bytearray(buffer.getvalue())
+    damaged[1000:1008] = b"\xff" * 8  # libtiff tells of it on C's standard error
+    (folder / "ant" / "bad.tif").write_bytes(damaged)
+    out = tmp_path / "out.bin"
+    command = f'exec "{sys.executable}" -m memload build "{folder}" "{out}" --size 8 --num-workers 0 0<&- 1>&- 2>&-'
+    done = subprocess.run(["sh", "-c", command], check=False, timeout=60)
+    assert done.returncode == 0
+    assert memload.verify(out).ok
+    assert memload.info(out)["rejected"] == 1
+
+
+def test_what_libtiff_says_of_a_file_stays_in_the_ledger(folder: Path, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    Image.fromarray(noise).save(buffer, "TIFF", compression="tiff_lzw")
+    damaged = bytearray(buffer.getvalue())
+    damaged[1000:1008] = b"\xff" * 8
+    (folder / "ant" / "bad.tif").write_bytes(damaged)
+    command = [sys.executable, "-m", "memload", "build", str(folder), str(tmp_path / "out.bin"), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

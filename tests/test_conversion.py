@@ -207,7 +207,7 @@ def test_a_missing_file_a_link_to_nothing_and_a_folder_are_told_apart(tmp_path: 
     link = tmp_path / "link.jpg"
     link.symlink_to(tmp_path / "missing.jpg")
     assert reason(link) == "a link to nothing"
-    assert reason(tmp_path) == "cannot be read: Is a directory"
+    assert reason(tmp_path) == "expected a file, found a folder, a pipe or a device"
     loop = tmp_path / "loop.jpg"
     loop.symlink_to(loop)
     assert reason(loop).startswith("cannot be read: ")
@@ -561,5 +561,5 @@ def _need_jpeg4py() -> None:
 
 def test_a_pipe_costs_one_picture_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
-    with pytest.raises(DecodeError, match="expected a file, found a pipe or a device"):
+    with pytest.raises(DecodeError, match="expected a file, found a folder, a pipe or a device"):
         Converter(Settings((8, 8)), {})(Record("", tmp_path / "pipe.jpg", {}))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import PIL
 import pytest
-from PIL import EpsImagePlugin, Image, ImageOps, features
+from PIL import EpsImagePlugin, Image, ImageOps, PngImagePlugin, features
 
 from memload.decoders import DECODERS, Decoder, Picture, get_decoder, loaded_libraries
 from memload.errors import DecodeError, DependencyError
@@ -777,3 +777,73 @@ def run(script: str, *arguments: Path) -> str:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr[-2000:]}"
     return done.stdout
+
+
+def transparent_png(
+    depth: int, colour: int, raw: bytes, transparent: bytes, *, width: int = 2, height: int = 1
+) -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"tRNS", transparent)
+        + chunk(b"IDAT", zlib.compress(raw))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "other"),
+    [
+        (transparent_png(16, 0, b"\0\x12\x34\xff\xff", b"\x12\x34"), 255),
+        (transparent_png(8, 0, b"\0\x12\xff", b"\0\x12"), 255),
+        (transparent_png(4, 0, b"\0\x5f", b"\0\x05"), 255),
+        (transparent_png(2, 0, b"\0\xc0", b"\0\x03"), 0),
+        (transparent_png(16, 2, b"\0\x12\x34\x56\x78\x9a\xbc" + b"\xff\xff" * 3, b"\x12\x34\x56\x78\x9a\xbc"), 255),
+    ],
+    ids=["grey 16", "grey 8", "grey 4", "grey 2", "RGB 16"],
+)
+def test_a_transparent_colour_of_any_depth_shows_the_background(data: bytes, other: int) -> None:
+    pixels = get_decoder(background="red").decode(data)
+    assert pixels[0, 0].tolist() == [255, 0, 0]
+    assert pixels[0, 1].tolist() == [other] * 3
+
+
+def test_a_transparent_colour_of_16_bits_is_not_taken_for_one_of_8() -> None:
+    data = transparent_png(16, 2, b"\0" + b"\x34\xff" * 3 + b"\0\0" * 3, b"\x00\x34" * 3)
+    assert get_decoder(background="red").decode(data)[0, 0].tolist() == [0x34] * 3
+
+
+def test_a_damaged_png_is_told_whatever_text_it_holds() -> None:
+    buffer = io.BytesIO()
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Raw profile type exif", "\nexif\n      14\n" + "45786966000049492a0008000000")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)).save(buffer, "PNG", pnginfo=text)
+    damaged = bytearray(buffer.getvalue())
+    damaged[damaged.index(b"IDAT") + 1000] ^= 0xFF
+    with pytest.raises(DecodeError):
+        get_decoder().decode(bytes(damaged))
+
+
+def test_an_enormous_tile_of_a_tiny_tiff_is_held_against_max_pixels() -> None:
+    data = zlib.compress(bytes(1 << 20))
+    entries = [
+        (256, 1),
+        (257, 1),
+        (258, 8),
+        (259, 8),
+        (262, 1),
+        (277, 1),
+        (322, 32768),
+        (323, 32768),
+        (324, 8),
+        (325, len(data)),
+    ]
+    start = 8 + len(data)
+    fields = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
+    tiff = b"II*\0" + struct.pack("<I", start) + data + struct.pack("<H", len(entries)) + fields + bytes(4)
+    with pytest.raises(DecodeError, match="expected at most 89,478,485 pixels"):
+        get_decoder().decode(tiff)
