@@ -103,7 +103,9 @@ class Loader:
             if shuffle
             else SequentialSampler(len(dataset))
         )
-        order: Any = self.sampler if batch_sampler is None and hasattr(self.sampler, "take") else None
+        # arrays and tensors of sample numbers have a take() too, another one
+        ordered = hasattr(self.sampler, "take") and not hasattr(self.sampler, "__array__")
+        order: Any = self.sampler if batch_sampler is None and ordered else None
         self._order: Order | None = order
         self._even = drop_last or not isinstance(self._order, SequentialSampler)
         names = dataset.sample_columns if columns is None else tuple(columns)
@@ -149,15 +151,13 @@ class Loader:
         _at_least("epoch", epoch, 0)
         if epoch != self._next.epoch:
             self._next = _Progress(epoch, 0)
-        own: Any
-        for own in (self.sampler, self.batch_sampler):
-            if hasattr(own, "set_epoch"):
-                own.set_epoch(epoch)
+        self._next.named = True
+        self._tell_samplers(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iteration is, as numbers and text: behind the batch that it handed out last."""
         at = self._current or self._next
-        return {"seed": self.seed, "epoch": at.epoch, "samples_seen": at.seen, "fingerprint": self._fingerprint()}
+        return {"seed": self._seed(), "epoch": at.epoch, "samples_seen": at.seen, "fingerprint": self._fingerprint()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next iteration go on where `state_dict` was taken.
@@ -167,20 +167,26 @@ class Loader:
         missing = {"seed", "epoch", "samples_seen", "fingerprint"} - state.keys()
         if missing:
             raise ValueError(f"state: expected what state_dict() gave, found one without {', '.join(sorted(missing))}")
-        for name, own in (("fingerprint", self._fingerprint()), ("seed", self.seed)):
+        for name, least in (("epoch", 0), ("samples_seen", 0)):
+            _at_least(f"state: {name}", state[name], least)
+        for name, own in (("fingerprint", self._fingerprint()), ("seed", self._seed())):
             if state[name] != own:
                 raise ValueError(
                     f"state: expected the {name} {own!r} of this loader, found {state[name]!r}: it belongs to other "
                     f"{'samples' if name == 'fingerprint' else 'orders'}. Make the loader as it was made then"
                 )
-        self._next, self._current = _Progress(int(state["epoch"]), int(state["samples_seen"])), None
+        self._next, self._current = _Progress(state["epoch"], state["samples_seen"]), None
+        self._tell_samplers(state["epoch"])
 
     def __iter__(self) -> Iterator[Any]:
-        progress, self._next = self._next, _Progress(self._next.epoch + 1, 0)
-        self._current = progress
-        return self._iterate(progress)
+        return self._iterate()
 
-    def _iterate(self, progress: "_Progress") -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
+        # An epoch begins with the first batch asked for: Lightning calls iter() once more, only to see whether it can.
+        progress = self._next
+        if not progress.named and self._is_over(progress):  # saved behind the last batch: go on with the next epoch
+            progress = _Progress(progress.epoch + 1, 0)
+        self._next, self._current = _Progress(progress.epoch + 1, 0), progress
         process = os.getpid()
         wanted = self._batches(progress)
         if not self.num_threads:
@@ -211,7 +217,15 @@ class Loader:
             finally:
                 if os.getpid() == process:
                     pool.shutdown(cancel_futures=True)
-        progress.epoch, progress.seen = progress.epoch + 1, 0
+        if self._current is progress:  # from here on the state is the start of the next epoch, whichever that will be
+            self._current = None
+
+    def _is_over(self, progress: "_Progress") -> bool:
+        """Return whether nothing is left of an epoch for any rank; False where an iterable does not tell its length."""
+        if not progress.seen or self.batch_sampler is not None or not hasattr(self.sampler, "__len__"):
+            return False
+        step = self.batch_size * (1 if self._order is None else self.num_replicas)
+        return len(self.sampler) - progress.seen < (step if self.drop_last else 1)
 
     def _make(self, positions: np.ndarray) -> Any:
         images = self._feed.fetch(self.dataset.index.row[positions]).permute(0, 3, 1, 2)
@@ -229,9 +243,10 @@ class Loader:
             if whole < step and self.drop_last:
                 return
             start, stop = self._share(seen, whole)
-            samples = self._order.take(progress.epoch, start, min(stop, size))
-            if stop > size:  # the few that make all ranks even
-                samples = np.concatenate([samples, self._order.take(progress.epoch, 0, stop - size)])
+            samples = self._order.take(progress.epoch, min(start, size), min(stop, size))
+            if stop > size:  # the few that make all ranks even; all of this rank's may be, and come round again
+                first = self._order.take(progress.epoch, 0, min(stop - size, size))
+                samples = np.concatenate([samples, first[np.arange(max(start, size), stop) % size]])
             if start < stop:
                 yield samples, seen + whole
 
@@ -243,23 +258,33 @@ class Loader:
         return seen + whole * self.rank // self.num_replicas, seen + whole * (self.rank + 1) // self.num_replicas
 
     def _batches_of_iterable(self, progress: "_Progress") -> Iterator[tuple[np.ndarray, int]]:
-        size = len(self.dataset)
+        size, resumed = len(self.dataset), progress.seen
         if self.batch_sampler is not None:
             groups: Iterator[Sequence[int]] = iter(self.batch_sampler)
             seen = 0
         else:
-            rest = itertools.islice(self.sampler, progress.seen, None)
-            seen, groups = progress.seen, _grouped(rest, self.batch_size, self.drop_last)
+            rest = itertools.islice(self.sampler, resumed, None)
+            seen, groups = resumed, _grouped(rest, self.batch_size, self.drop_last)
         for group in groups:
             samples = np.asarray(list(group), np.int64)
             seen += len(samples)
-            if seen <= progress.seen or not len(samples):
+            if seen <= resumed or not len(samples):
                 continue
+            samples = samples[-(seen - resumed) :]  # what of a batch was seen does not come again
             if samples.min() < -size or samples.max() >= size:
                 raise IndexError(
                     f"sampler: expected numbers from 0 to {size - 1}, found {samples.min()} to {samples.max()}"
                 )
             yield samples % size, seen
+
+    def _tell_samplers(self, epoch: int) -> None:
+        own: Any
+        for own in (self.sampler, self.batch_sampler):
+            if hasattr(own, "set_epoch"):
+                own.set_epoch(epoch)
+
+    def _seed(self) -> int:
+        return int(getattr(self._order, "seed", self.seed))  # an order of the user's has one of its own
 
     def _fingerprint(self) -> str:
         return self.dataset.fingerprint
@@ -270,6 +295,7 @@ class _Progress:
 
     def __init__(self, epoch: int, seen: int) -> None:
         self.epoch, self.seen = epoch, seen
+        self.named = False  # by set_epoch: then the epoch is this one, even if nothing is left of it
 
 
 def _at_least(argument: str, value: int, least: int) -> None:

@@ -106,7 +106,7 @@ def _ahead(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, No
                     "none of its threads. Iterate anew there"
                 )
     finally:
-        stop.set()
-        room.release()
-        if os.getpid() == process:
+        if os.getpid() == process:  # in a forked child the thread is gone, and may have held their locks
+            stop.set()
+            room.release()
             thread.join(_GRACE)

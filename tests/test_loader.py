@@ -1,0 +1,655 @@
+import gc
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, Sampler, SubsetRandomSampler
+from torch.utils.data import SequentialSampler as TorchSequentialSampler
+
+from memload import Loader, MemmapDataset, ShuffledSampler, WeightedSampler
+
+SIZE, HEIGHT, WIDTH = 23, 4, 6
+
+forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+on_threads = pytest.mark.parametrize("num_threads", [0, 1, 3])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Keep torch's objects out of the collections that look for leaks, which take 0.2 s a test with them."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def path(make_dataset: Callable[..., Any]) -> Path:
+    """Samples whose column ``number`` says which they are."""
+    columns = {"label": np.arange(SIZE) % 3, "number": np.arange(SIZE)}
+    return Path(make_dataset(rows=(9, 8, 6), shape=(HEIGHT, WIDTH, 3), columns=columns).path)
+
+
+def of_ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("memload")]
+
+
+def visits(loader: Loader) -> list[list[int]]:
+    """Return the samples of every batch of an epoch of a loader with the column ``number``."""
+    return [batch.number.tolist() for batch in loader]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+class Order:
+    """An order without pixels, which notes what is asked of it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.asked: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return self.size
+
+    def take(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        self.asked.append((epoch, start, stop))
+        return np.arange(start, stop, dtype=np.int64)
+
+
+class Numbers(Sampler[int]):
+    """A torch Sampler with another order every epoch that it is told."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng(self.epoch).permutation(self.size).tolist())
+
+
+@on_threads
+@pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
+def test_batches_are_the_samples_of_the_data_set_in_order(path: Path, batch_size: int, num_threads: int) -> None:
+    dataset = MemmapDataset(path)
+    batches = list(Loader(dataset, batch_size, num_threads=num_threads))
+    assert [len(batch.images) for batch in batches] == [
+        min(batch_size, SIZE - start) for start in range(0, SIZE, batch_size)
+    ]
+    for batch in batches:
+        assert batch._fields == ("images", "labels")
+        assert batch.images.dtype == torch.uint8
+        assert batch.images.permute(0, 2, 3, 1).is_contiguous()
+        assert batch.labels.dtype == torch.int64
+    assert torch.equal(torch.cat([batch.images for batch in batches]), torch.stack([image for image, _ in dataset]))
+    assert torch.cat([batch.labels for batch in batches]).tolist() == [label for _, label in dataset]
+
+
+@on_threads
+def test_batches_are_the_samples_of_the_order(path: Path, num_threads: int) -> None:
+    dataset = MemmapDataset(path)
+    loader = Loader(dataset, 4, shuffle=True, seed=3, num_threads=num_threads, columns=["number"])
+    for epoch in range(3):
+        expected = ShuffledSampler(SIZE, seed=3).take(epoch, 0, SIZE)
+        batches = list(loader)
+        assert torch.cat([batch.number for batch in batches]).tolist() == expected.tolist()
+        images = torch.cat([batch.images for batch in batches]).permute(0, 2, 3, 1)
+        assert torch.equal(images, dataset.gather(expected))
+
+
+def test_a_subset_gives_its_samples(path: Path) -> None:
+    subset = MemmapDataset(path, columns=["number"]).subset([5, 3, 3, 22])
+    batch = next(iter(Loader(subset, 4)))
+    assert batch.number.tolist() == [5, 3, 3, 22]
+    assert torch.equal(batch.images[2], subset[2][0])
+
+
+def test_columns_are_those_asked_for(path: Path) -> None:
+    assert next(iter(Loader(path, 2, columns=["number", "label"])))._fields == ("images", "number", "labels")
+    assert next(iter(Loader(path, 2, columns=[])))._fields == ("images",)
+    assert next(iter(Loader(MemmapDataset(path, columns=["number"]), 2)))._fields == ("images", "number")
+
+
+def test_a_data_set_without_labels_gives_images(make_dataset: Callable[..., Any]) -> None:
+    batch = next(iter(Loader(make_dataset(columns={}, classes=None).path, 2)))
+    assert batch._fields == ("images",)
+
+
+@on_threads
+def test_a_transform_gets_the_images_of_a_batch(path: Path, num_threads: int) -> None:
+    plain = list(Loader(path, 5))
+    loader = Loader(path, 5, transform=lambda images: images.float() / 2, num_threads=num_threads)
+    for batch, expected in zip(loader, plain, strict=True):
+        assert torch.equal(batch.images, expected.images.float() / 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, SIZE),
+    batch_size=st.integers(1, 9),
+    ranks=st.integers(1, 12),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+)
+def test_ranks_share_an_epoch(size: int, batch_size: int, ranks: int, drop_last: bool, shuffle: bool) -> None:
+    dataset = share_dataset().subset(range(size))
+    given_out = []
+    for rank in range(ranks):
+        loader = Loader(
+            dataset,
+            batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            rank=rank,
+            num_replicas=ranks,
+            columns=["number"],
+            num_threads=0,
+        )
+        for _ in range(2):
+            batches = visits(loader)
+            assert len(batches) == len(loader)
+            assert all(1 <= len(batch) <= batch_size for batch in batches)
+        given_out.append(batches)
+    sizes = [[len(batch) for batch in batches] for batches in given_out]
+    everything = [number for batches in given_out for number in flat(batches)]
+    if drop_last:
+        assert all(own == [batch_size] * (size // (batch_size * ranks)) for own in sizes)
+        assert len(set(everything)) == len(everything)
+    elif shuffle:
+        assert all(own == sizes[0] for own in sizes)
+        assert set(everything) == set(range(size))
+        assert len(everything) < size + ranks
+    else:
+        assert sorted(everything) == list(range(size))
+        totals = [sum(own) for own in sizes]
+        assert max(totals) - min(totals) <= 1
+
+
+_shared: list[MemmapDataset] = []
+
+
+def share_dataset() -> MemmapDataset:
+    return _shared[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One data set for tests that make many loaders of it."""
+    from memload.format import npy_header
+    from memload.index import Array, Index, Shard
+    from memload.keys import Keys
+
+    folder = tmp_path_factory.mktemp("shared")
+    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, HEIGHT, WIDTH, 3), np.uint8)
+    data = npy_header("|u1", pixels.shape) + pixels.tobytes()
+    (folder / "out.bin").write_bytes(data)
+    Index(
+        path=folder / "out.idx",
+        arrays=(Array("image", "|u1", pixels.shape[1:], (Shard("out.bin", SIZE, len(data)),)),),
+        row=np.arange(SIZE),
+        flags=np.zeros(SIZE, np.uint8),
+        keys=Keys.of([str(number) for number in range(SIZE)]),
+        columns={"number": np.arange(SIZE)},
+        crc32={"image": np.array([zlib.crc32(row.tobytes()) for row in pixels], np.uint32)},
+        classes=None,
+    ).write(folder / "out.idx")
+    _shared.append(MemmapDataset(folder / "out.idx"))
+    yield
+    _shared.clear()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    first=st.tuples(st.integers(1, 7), st.integers(1, 4), st.sampled_from([0, 2])),
+    then=st.tuples(st.integers(1, 7), st.integers(1, 4), st.sampled_from([0, 1, 3])),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 2),
+    stop=st.integers(0, SIZE),
+)
+def test_resuming_gives_exactly_the_samples_still_owed(
+    first: tuple[int, int, int], then: tuple[int, int, int], shuffle: bool, epoch: int, stop: int
+) -> None:
+    def loaders(batch_size: int, ranks: int, threads: int) -> list[Loader]:
+        return [
+            Loader(
+                share_dataset(),
+                batch_size,
+                shuffle=shuffle,
+                seed=1,
+                rank=rank,
+                num_replicas=ranks,
+                num_threads=threads,
+            )
+            for rank in range(ranks)
+        ]
+
+    seen: list[int] = []
+    for loader in loaders(*first):
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        steps = min(stop, SIZE // (first[0] * first[1]))  # whole steps, as ranks stop together
+        for _ in range(steps):
+            seen += next(iterator).number.tolist()
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["epoch"], state["samples_seen"]) == (epoch, steps * first[0] * first[1])
+        iterator.close()  # type: ignore[attr-defined]
+    owed: list[int] = []
+    for loader in loaders(*then):
+        loader.load_state_dict(state)
+        loader.set_epoch(epoch)  # that one, even if nothing is left of it
+        owed += flat(visits(loader))
+        following = loader.state_dict()
+        assert (following["epoch"], following["samples_seen"]) == (epoch + 1, 0)
+    assert set(seen) | set(owed) == set(range(SIZE))
+    assert len(owed) - (SIZE - len(seen)) in (range(then[1]) if shuffle else [0])
+    if then[1] == 1:
+        order = ShuffledSampler(SIZE, seed=1).take(epoch, 0, SIZE) if shuffle else np.arange(SIZE)
+        assert owed == order[len(seen) :].tolist()
+
+
+def test_resuming_asks_for_nothing_that_was_seen() -> None:
+    order = Order(SIZE)
+    loader = Loader(share_dataset(), 4, sampler=order, num_threads=0)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "samples_seen": 12})
+    assert order.asked == []
+    assert flat(visits(loader)) == list(range(12, SIZE))
+    assert order.asked == [(3, 12, 16), (3, 16, 20), (3, 20, 23)]
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
+def test_resuming_goes_on_in_the_users_own_sampler(kind: str) -> None:
+    def make(batch_size: int) -> Loader:
+        own = Numbers(SIZE)
+        if kind == "sampler":
+            return Loader(share_dataset(), batch_size, sampler=own, num_threads=2)
+        batches = BatchSampler(own, batch_size, False)
+        batches.set_epoch = own.set_epoch  # type: ignore[attr-defined]
+        return Loader(share_dataset(), batch_sampler=batches, num_threads=2)
+
+    loader = make(4)
+    loader.set_epoch(2)
+    iterator = iter(loader)
+    seen = next(iterator).number.tolist() + next(iterator).number.tolist()
+    state = loader.state_dict()
+    iterator.close()  # type: ignore[attr-defined]
+    for batch_size in (4, 5, 3):
+        other = make(batch_size)
+        other.load_state_dict(state)
+        order = np.random.default_rng(2).permutation(SIZE).tolist()
+        assert seen + flat(visits(other)) == order
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_state_behind_the_last_batch_goes_on_with_the_next_epoch(drop_last: bool) -> None:
+    def make() -> Loader:
+        return Loader(share_dataset(), 5, shuffle=True, drop_last=drop_last)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    assert list(iterator) == []
+    assert flat(visits(other)) == flat(visits(loader))
+    assert other.state_dict() == loader.state_dict()
+    assert other.state_dict()["epoch"] == 2
+
+
+def test_an_epoch_begins_with_its_first_batch() -> None:
+    loader = Loader(share_dataset(), 5, shuffle=True)
+    iter(loader)
+    assert flat(visits(loader)) == ShuffledSampler(SIZE).take(0, 0, SIZE).tolist()
+
+
+def test_a_state_after_set_epoch_is_that_epochs_start() -> None:
+    loader = Loader(share_dataset(), 4, shuffle=True)
+    list(loader)
+    assert loader.state_dict()["epoch"] == 1
+    loader.set_epoch(7)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["samples_seen"]) == (7, 0)
+
+
+def test_set_epoch_leaves_a_resumed_epoch_where_it_is() -> None:
+    loader = Loader(share_dataset(), 4)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 2, "samples_seen": 8})
+    loader.set_epoch(2)
+    assert flat(visits(loader)) == list(range(8, SIZE))
+    loader.load_state_dict({**loader.state_dict(), "epoch": 2, "samples_seen": 8})
+    loader.set_epoch(3)
+    assert flat(visits(loader)) == list(range(SIZE))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fingerprint": "0" * 64}, "expected the fingerprint"),
+        ({"seed": 5}, "expected the seed 0 .* found 5"),
+        ({"epoch": -1}, "state: epoch: expected an integer"),
+        ({"epoch": "3"}, "state: epoch: expected an integer"),
+        ({"samples_seen": -4}, "state: samples_seen: expected an integer"),
+        ({"samples_seen": 2.5}, "state: samples_seen: expected an integer"),
+    ],
+    ids=str,
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    loader = Loader(share_dataset(), 4, shuffle=True)
+    before = loader.state_dict()
+    with pytest.raises(ValueError, match=message):
+        loader.load_state_dict({**before, **change})
+    assert loader.state_dict() == before
+
+
+def test_a_state_with_something_missing_is_refused() -> None:
+    loader = Loader(share_dataset())
+    with pytest.raises(ValueError, match=r"found one without .*samples_seen"):
+        loader.load_state_dict({"seed": 0})
+
+
+def test_a_state_of_a_subset_or_of_an_order_with_another_seed_is_refused() -> None:
+    dataset = share_dataset()
+    with pytest.raises(ValueError, match="fingerprint"):
+        Loader(dataset).load_state_dict(Loader(dataset.subset([1, 2])).state_dict())
+    with pytest.raises(ValueError, match="expected the seed 6 of this loader, found 5"):
+        Loader(dataset, sampler=ShuffledSampler(SIZE, seed=6)).load_state_dict(
+            Loader(dataset, sampler=ShuffledSampler(SIZE, seed=5)).state_dict()
+        )
+
+
+def test_epochs_advance_by_themselves_and_set_epoch_says_which() -> None:
+    loader = Loader(share_dataset(), 5, shuffle=True, seed=2)
+    first, second = flat(visits(loader)), flat(visits(loader))
+    assert first != second
+    loader.set_epoch(1)
+    assert flat(visits(loader)) == second
+    with pytest.raises(ValueError, match=r"^epoch: expected an integer of at least 0, found -1"):
+        loader.set_epoch(-1)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        [4, 2, 2, -1],
+        np.array([4, 2, 2, 22]),
+        torch.tensor([4, 2, 2, 22]),
+        TorchSequentialSampler(range(10)),
+        SubsetRandomSampler([4, 2, 22], torch.Generator().manual_seed(0)),
+        range(0, 20, 3),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_any_iterable_of_numbers_is_an_order(sampler: Any) -> None:
+    loader = Loader(share_dataset(), 3, sampler=sampler)
+    batches = visits(loader)
+    assert len(batches) == len(loader) == math.ceil(len(sampler) / 3)
+    if not isinstance(sampler, SubsetRandomSampler):
+        assert flat(batches) == [int(number) % SIZE for number in sampler]
+    assert [len(batch) for batch in visits(Loader(share_dataset(), 3, sampler=sampler, drop_last=True))] == [3] * (
+        len(sampler) // 3
+    )
+
+
+def test_a_batch_sampler_decides_on_batches() -> None:
+    loader = Loader(share_dataset(), batch_sampler=[[3], [5, 1], [2, 2, 2]])
+    assert visits(loader) == [[3], [5, 1], [2, 2, 2]]
+    assert len(loader) == 3
+
+
+def test_an_order_that_draws_may_be_longer_than_the_data_set() -> None:
+    order = WeightedSampler(np.arange(SIZE), size=100, seed=4)
+    assert flat(visits(Loader(share_dataset(), 7, sampler=order))) == order.take(0, 0, 100).tolist()
+
+
+@on_threads
+def test_a_number_that_no_sample_has_is_refused(num_threads: int) -> None:
+    with pytest.raises(IndexError, match=rf"^sampler: expected numbers from 0 to {SIZE - 1}, found 1 to {SIZE}"):
+        list(Loader(share_dataset(), 2, sampler=[1, SIZE], num_threads=num_threads))
+
+
+def test_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(share_dataset(), 4)
+    assert (loader.rank, loader.num_replicas) == (0, 1)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert (loader.rank, loader.num_replicas) == (2, 3)
+    explicit = Loader(share_dataset(), 4, rank=0, num_replicas=2)
+    assert (explicit.rank, explicit.num_replicas) == (0, 2)
+
+
+def test_ranks_are_those_of_an_initialised_process_group(path: Path) -> None:
+    code = f"""
+        import os, torch.distributed as dist, memload
+        loader = memload.Loader({str(path)!r}, 4)
+        assert (loader.rank, loader.num_replicas) == (1, 2)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        assert (loader.rank, loader.num_replicas) == (0, 1)
+        dist.destroy_process_group()
+    """
+    run(code, RANK="1", WORLD_SIZE="2")
+
+
+def run(code: str, **environment: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(
+        command, timeout=60, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "^batch_size: expected an integer of at least 1, found 0"),
+        ({"batch_size": 2.0}, "^batch_size: "),
+        ({"prefetch_factor": 0}, "^prefetch_factor: "),
+        ({"num_threads": -1}, "^num_threads: "),
+        ({"shuffle": True, "sampler": [1]}, "^shuffle, sampler and batch_sampler: expected one"),
+        ({"sampler": [1], "batch_sampler": [[1]]}, "^shuffle, sampler and batch_sampler: expected one"),
+        ({"batch_sampler": [[1]], "batch_size": 3}, "^batch_sampler: expected neither"),
+        ({"batch_sampler": [[1]], "drop_last": True}, "^batch_sampler: expected neither"),
+        ({"rank": 1}, "^rank and num_replicas: expected both or neither"),
+        ({"rank": 2, "num_replicas": 2}, "^rank: expected 0 <= rank < num_replicas = 2, found 2"),
+        ({"columns": ["nothing"]}, "^columns: expected names among number"),
+        ({"columns": "number"}, "^columns: expected names among number"),
+        ({"feed": "magic"}, "^feed: expected "),
+        ({"device": "meta"}, "^device: expected the CPU"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Loader(share_dataset(), **arguments)
+
+
+def test_a_data_set_with_transforms_is_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^dataset: expected one without transforms"):
+        Loader(MemmapDataset(path, transform=str))
+
+
+@on_threads
+def test_a_batch_that_is_held_is_never_overwritten(num_threads: int) -> None:
+    loader = Loader(share_dataset(), 2, shuffle=True, num_threads=num_threads)
+    held = [batch for _ in range(20) for batch in loader]
+    dataset = share_dataset()
+    assert len({batch.images.data_ptr() for batch in held}) == len(held)
+    for batch in held:
+        assert torch.equal(batch.images.permute(0, 2, 3, 1), dataset.gather(batch.number))
+
+
+@on_threads
+def test_the_steady_state_allocates_no_memory_for_images(num_threads: int) -> None:
+    loader = Loader(share_dataset(), 5, drop_last=True, num_threads=num_threads)
+    addresses = {batch.images.data_ptr() for _ in range(50) for batch in loader}
+    assert len(addresses) <= loader.num_threads * loader.prefetch_factor + 3
+
+
+@on_threads
+def test_two_iterators_do_not_disturb_each_other(num_threads: int) -> None:
+    loader = Loader(share_dataset(), 3, shuffle=True, num_threads=num_threads)
+    pairs = [(one.number.tolist(), other.number.tolist()) for one, other in zip(loader, loader, strict=True)]
+    for epoch in (0, 1):
+        expected = ShuffledSampler(SIZE).take(epoch, 0, SIZE).tolist()
+        assert flat([pair[epoch] for pair in pairs]) == expected
+
+
+@on_threads
+def test_leaving_early_leaves_no_thread(num_threads: int) -> None:
+    loader = Loader(share_dataset(), 2, num_threads=num_threads)
+    for _ in loader:
+        break
+    assert not of_ours()
+    iterator = iter(loader)
+    next(iterator)
+    assert len(of_ours()) == num_threads
+    del iterator
+    assert not of_ours()
+
+
+def test_no_thread_is_there_before_the_first_batch_or_after_the_last() -> None:
+    loader = Loader(share_dataset(), 2, num_threads=2)
+    iterator = iter(loader)
+    assert not of_ours()
+    list(iterator)
+    assert not of_ours()
+
+
+@on_threads
+def test_an_exception_of_the_transform_arrives_with_its_traceback(num_threads: int) -> None:
+    def broken_on_purpose(images: torch.Tensor) -> torch.Tensor:
+        if torch.equal(images[0], share_dataset()[8][0]):
+            raise KeyError("the cause")
+        return images
+
+    loader = Loader(share_dataset(), 4, transform=broken_on_purpose, num_threads=num_threads)
+    seen: list[Any] = []
+    with pytest.raises(KeyError, match="the cause") as caught:
+        seen.extend(batch.number for batch in loader)
+    assert "broken_on_purpose" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert loader.state_dict()["samples_seen"] == 8
+    assert not of_ours()
+
+
+@forks
+@on_threads
+def test_a_loader_works_in_a_forked_child_and_a_live_iterator_says_what_to_do(num_threads: int) -> None:
+    loader = Loader(share_dataset(), 4, num_threads=num_threads)
+    iterator = iter(loader)
+    next(iterator)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child() -> None:
+        torch.set_num_threads(1)
+        try:
+            found: Any = next(iterator).number.tolist()
+        except RuntimeError as error:
+            found = str(error)
+        theirs.send((found, visits(loader)))
+
+    process = context.Process(target=child)
+    process.start()
+    assert ours.poll(30)
+    found, anew = ours.recv()
+    process.join(30)
+    assert process.exitcode == 0
+    assert "forked child" in found if num_threads else found == [4, 5, 6, 7]
+    assert flat(anew) == list(range(SIZE))
+    assert next(iterator).number.tolist() == [4, 5, 6, 7]
+    iterator.close()  # type: ignore[attr-defined]
+    ours.close()
+    theirs.close()
+
+
+def test_the_interpreter_exits_with_a_live_iterator(path: Path) -> None:
+    run(f"""
+        import memload
+        loader = memload.Loader({str(path)!r}, 2, num_threads=2)
+        iterator = iter(loader)
+        next(iterator)
+    """)
+
+
+def test_thousands_of_epochs_and_early_breaks_leave_nothing() -> None:
+    loader = Loader(share_dataset(), 16, shuffle=True, num_threads=0)
+    threaded = Loader(share_dataset(), 8, shuffle=True, num_threads=1)
+    for _ in range(100):
+        list(loader)
+    gc.collect()
+    before = len(gc.get_objects()), len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    for _ in range(2000):
+        for _ in loader:
+            pass
+    for _ in range(1000):
+        for _ in threaded:
+            break
+    gc.collect()
+    after = len(gc.get_objects()), len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    assert after[1:] == before[1:]
+    assert after[0] - before[0] < 200
+
+
+def test_nothing_global_is_touched() -> None:
+    def globals_now() -> tuple[Any, ...]:
+        return (
+            torch.get_num_threads(),
+            torch.get_num_interop_threads(),
+            torch.get_default_dtype(),
+            torch.get_rng_state().tolist(),
+            np.random.get_state()[1].tolist(),
+            random.getstate(),
+            multiprocessing.get_start_method(allow_none=True),
+            [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+            threading.excepthook,
+            sys.excepthook,
+        )
+
+    before = globals_now()
+    list(Loader(share_dataset(), 4, shuffle=True, num_threads=2))
+    assert globals_now() == before
+
+
+def test_no_more_batches_are_made_ahead_than_told() -> None:
+    made: list[int] = []
+    gate = threading.Event()
+
+    def note(images: torch.Tensor) -> torch.Tensor:
+        made.append(len(made))
+        if len(made) == 4:
+            gate.set()
+        return images
+
+    loader = Loader(share_dataset(), 1, transform=note, num_threads=2, prefetch_factor=2)
+    iterator = iter(loader)
+    next(iterator)
+    assert gate.wait(10)
+    assert len(made) == 4
+    iterator.close()  # type: ignore[attr-defined]
