@@ -13,25 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from record import record, spread
+from record import Noise, record, spread
 from torch.utils.data import DataLoader
 
 import memload
-
-
-class Noise:
-    """Random pictures of one size, each from its own number."""
-
-    def __init__(self, count: int, side: int) -> None:
-        self.count, self.side = count, side
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8), index % 1000
 
 
 def epoch(dataset: memload.MemmapDataset, batch: int, collate_fn: Callable[[Any], Any] | None) -> float:

@@ -15,22 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import record, spread
+from record import Noise, record, spread
 
 import memload
-
-
-class Noise:
-    """Random pictures of one size, each from its own number."""
-
-    def __init__(self, count: int, side: int) -> None:
-        self.count, self.side = count, side
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8), index % 1000
 
 
 def loop(batches: Iterable[Any]) -> int:

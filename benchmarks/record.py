@@ -1,4 +1,4 @@
-"""Where and on what a benchmark ran, and its result as a line of JSON in ``benchmarks/results/``."""
+"""What benchmarks share: pictures of noise, and a result with where it was got, as a line of JSON in ``results/``."""
 
 import json
 import os
@@ -10,9 +10,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memload import inspection
 
 HERE = Path(__file__).parent
+
+
+class Noise:
+    """Random pictures of one size, each from its own number."""
+
+    def __init__(self, count: int, side: int) -> None:
+        self.count, self.side = count, side
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8), index % 1000
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
