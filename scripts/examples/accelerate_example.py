@@ -1,0 +1,75 @@
+"""Train with Accelerate, on one process or several:
+
+python accelerate_example.py DATA.bin --epochs 3 --checkpoint checkpoint/
+accelerate launch --cpu --num_processes 2 accelerate_example.py DATA.bin --epochs 3 --checkpoint checkpoint/
+
+`prepare` gives the Loader back as it is: it finds its rank itself, and brings its batches to its own device.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from memload import Loader, MemmapDataset
+
+
+def to_float(images: Tensor) -> Tensor:
+    """Scale whole batches of bytes to 0 … 1."""
+    return images.float().div_(255)
+
+
+def main() -> None:
+    """Train, go on where a checkpoint is, evaluate."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--stop-after", type=int, help="steps, as if the job's time were up then")
+    args = parser.parse_args()
+
+    accelerator = Accelerator(cpu=True)
+    dataset = MemmapDataset(args.data)
+    train = Loader(dataset, args.batch_size, shuffle=True, transform=to_float)
+    torch.manual_seed(0)
+    classes = len(dataset.classes)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes))
+    model, optimizer, train = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=1e-2), train)
+    accelerator.register_for_checkpointing(train)  # its state goes into save_state and load_state
+    if args.checkpoint and args.checkpoint.exists():
+        accelerator.load_state(args.checkpoint)  # and no skip_first_batches, which makes another DataLoader
+
+    steps = 0
+    while train.state_dict()["epoch"] < args.epochs and steps != args.stop_after:
+        for images, labels in train:
+            loss = functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            steps += 1
+            if steps == args.stop_after:
+                break
+    if args.checkpoint:
+        accelerator.save_state(args.checkpoint)
+
+    # Every sample once over all ranks, so one rank may have a batch more: reduce after the loop. gather_for_metrics
+    # in every batch would wait for ever.
+    totals = torch.zeros(3, dtype=torch.float64)
+    net = accelerator.unwrap_model(model)
+    with torch.no_grad():
+        for images, labels in Loader(dataset, args.batch_size, transform=to_float):
+            output = net(images)
+            loss = functional.cross_entropy(output, labels, reduction="sum")
+            totals += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
+    loss, right, count = accelerator.reduce(totals).tolist()
+    accelerator.print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
+    model, optimizer = accelerator.free_memory(model, optimizer)  # before the process group, or gloo may hang at exit
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Train with the Trainer of Hugging Face transformers, on one process or several:
+
+python hf_trainer.py DATA.bin --epochs 3 --checkpoint checkpoints/
+torchrun --nproc-per-node 2 hf_trainer.py DATA.bin --epochs 3 --checkpoint checkpoints/
+"""
+# ruff: noqa: D101, D102 - the names are those that the Trainer asks for
+
+import argparse
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from memload import Loader, MemmapDataset
+
+
+def to_float(images: Tensor) -> Tensor:
+    """Scale whole batches of bytes to 0 … 1."""
+    return images.float().div_(255)
+
+
+class Net(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)
+        )
+
+    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        output = self.net(images)
+        return {"loss": functional.cross_entropy(output, labels), "logits": output}
+
+
+class Dicts:
+    """The Loader's batches as the Trainer wants them: as keyword arguments of the model."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.dataset, self.set_epoch = loader, loader.dataset, loader.set_epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return (batch._asdict() for batch in self.loader)
+
+
+class LoaderTrainer(Trainer):
+    def __init__(self, loader: Loader, **kwargs: Any) -> None:
+        super().__init__(train_dataset=loader.dataset, **kwargs)
+        self.loader = loader
+
+    def get_train_dataloader(self) -> Dicts:  # not through accelerator.prepare, which has nothing to do here
+        return Dicts(self.loader)
+
+
+class SaveLoader(TrainerCallback):
+    """Puts the Loader's state beside the Trainer's own."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:  # the same on every rank
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            (folder / "loader.json").write_text(json.dumps(self.loader.state_dict()))
+
+
+def main() -> None:
+    """Train, go on where a checkpoint is, evaluate."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--stop-after", type=int, default=-1, help="steps of all, as if the job's time were up then")
+    args = parser.parse_args()
+
+    arguments = TrainingArguments(
+        output_dir=str(args.checkpoint or "."),
+        num_train_epochs=args.epochs,
+        max_steps=args.stop_after,
+        per_device_train_batch_size=args.batch_size,
+        ignore_data_skip=True,  # the Loader goes on by itself; skipping would make a DataLoader of it
+        save_strategy="steps" if args.checkpoint else "no",
+        save_steps=1,
+        learning_rate=1e-2,
+        ddp_find_unused_parameters=False,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    set_seed(0)
+    dataset = MemmapDataset(args.data)
+    train = Loader(dataset, args.batch_size, shuffle=True, transform=to_float)
+    last = args.checkpoint and args.checkpoint.is_dir() and get_last_checkpoint(str(args.checkpoint))
+    if last:
+        train.load_state_dict(json.loads(Path(last, "loader.json").read_text()))
+    trainer = LoaderTrainer(train, model=Net(len(dataset.classes)), args=arguments, callbacks=[SaveLoader(train)])
+    trainer.train(resume_from_checkpoint=last or None)
+
+    # Not trainer.evaluate(), which gathers in every batch: every sample comes once over all ranks, so that one
+    # may have a batch more than another.
+    totals = torch.zeros(3, dtype=torch.float64)
+    net = trainer.accelerator.unwrap_model(trainer.model).net.eval()
+    with torch.no_grad():
+        for images, labels in Loader(dataset, args.batch_size, transform=to_float):
+            output = net(images)
+            loss = functional.cross_entropy(output, labels, reduction="sum")
+            totals += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
+    loss, right, count = trainer.accelerator.reduce(totals).tolist()
+    trainer.accelerator.print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
+
+    # On gloo, a process group that goes before the model that it synchronises now and then hangs at exit (torch 2.13,
+    # with any loader): so the model first.
+    trainer.accelerator.free_memory()
+    trainer.model_wrapped = trainer.callback_handler.model = None
+    gc.collect()
+    trainer.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Train in a plain loop, on one process or several:
+
+python plain.py DATA.bin --epochs 3 --checkpoint plain.pt
+torchrun --nproc-per-node 2 plain.py DATA.bin --epochs 3 --checkpoint plain.pt
+
+Started again with a checkpoint there, it goes on at the very sample, also with another number of processes.
+"""
+
+import argparse
+import gc
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from memload import Loader, MemmapDataset
+
+
+def to_float(images: Tensor) -> Tensor:
+    """Scale whole batches of bytes to 0 … 1."""
+    return images.float().div_(255)
+
+
+def main() -> None:
+    """Train, go on where a checkpoint is, evaluate."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--stop-after", type=int, help="steps, as if the job's time were up then")
+    args = parser.parse_args()
+    if dist.is_torchelastic_launched():
+        dist.init_process_group("gloo")
+
+    dataset = MemmapDataset(args.data)
+    train = Loader(dataset, args.batch_size, shuffle=True, transform=to_float)
+    torch.manual_seed(0)
+    classes = len(dataset.classes)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes))
+    model = DistributedDataParallel(net) if dist.is_initialized() else net
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    if args.checkpoint and args.checkpoint.exists():
+        state = torch.load(args.checkpoint)
+        net.load_state_dict(state["net"])
+        optimizer.load_state_dict(state["optimizer"])
+        train.load_state_dict(state["train"])  # the same on every rank: it counts the samples of all of them
+
+    steps = 0
+    while (epoch := train.state_dict()["epoch"]) < args.epochs and steps != args.stop_after:
+        train.set_epoch(epoch)  # not needed, as epochs advance by themselves; it does no harm inside a resumed one
+        for images, labels in train:
+            loss = functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps += 1
+            if steps == args.stop_after:
+                break
+    if args.checkpoint and train.rank == 0:
+        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "train": train.state_dict()}
+        written = args.checkpoint.with_suffix(".tmp")
+        torch.save(state, written)
+        written.replace(args.checkpoint)  # at once: another rank, or the next run, never reads half of it
+
+    # Every sample once over all ranks, so one rank may have a batch more: talk to the others only after the loop,
+    # and call the net itself, since DistributedDataParallel's forward may talk to them too.
+    totals = torch.zeros(3, dtype=torch.float64)
+    with torch.no_grad():
+        for images, labels in Loader(dataset, args.batch_size, transform=to_float):
+            output = net(images)
+            loss = functional.cross_entropy(output, labels, reduction="sum")
+            totals += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
+    if dist.is_initialized():
+        dist.all_reduce(totals)
+        del model  # and its cycles: a process group that goes before it may hang at exit on gloo
+        gc.collect()
+        dist.destroy_process_group()
+    loss, right, count = totals.tolist()
+    if train.rank == 0:
+        print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
+
+
+if __name__ == "__main__":
+    main()
