@@ -210,7 +210,8 @@ class MemmapDataset(Dataset[Any]):
             for name, value in self.__dict__.items()
             if name not in ("index", "columns", "_whole", "_shards", "_images", "_chosen")
         }
-        return _reopen, (type(self), str(self._whole.path), self._whole.fingerprint, self._chosen, options)
+        # The rest as state, which is pickled once the object itself is known: a transform may be a method of it.
+        return _reopen, (type(self), str(self._whole.path), self._whole.fingerprint, self._chosen), options
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.index.image.shape))
@@ -246,9 +247,7 @@ def _value(column: Tensor, position: int) -> Any:
     return column[position].item() if column.ndim == 1 else column[position]
 
 
-def _reopen(
-    kind: type[MemmapDataset], path: str, fingerprint: str, chosen: np.ndarray | None, options: dict[str, Any]
-) -> MemmapDataset:
+def _reopen(kind: type[MemmapDataset], path: str, fingerprint: str, chosen: np.ndarray | None) -> MemmapDataset:
     index = Index.read(path)
     if index.fingerprint != fingerprint:
         raise FormatError(
@@ -257,6 +256,5 @@ def _reopen(
             path=path,
         )
     dataset = kind.__new__(kind)
-    dataset.__dict__.update(options)
     dataset._setup(index, Shards(index), chosen)
     return dataset

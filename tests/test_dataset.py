@@ -843,3 +843,19 @@ def test_reading_costs_no_call_of_a_transform_before_its_time(path: Path) -> Non
     assert not calls
     dataset[0]
     assert calls == [1]
+
+
+class OwnMethod(MemmapDataset):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, transforms=self.flipped)
+
+    def flipped(self, image: torch.Tensor, label: int) -> tuple[torch.Tensor, int]:
+        return image.flip(2), label
+
+
+def test_a_transform_may_be_a_method_of_the_data_set(path: Path) -> None:
+    dataset = OwnMethod(path)
+    copied = copy.deepcopy(dataset)
+    assert copied.transforms.__self__ is copied
+    assert torch.equal(copied[0][0], dataset[0][0])
+    assert torch.equal(copy.deepcopy(dataset[1:])[0][0], dataset[1][0])
