@@ -1,19 +1,16 @@
 """The offline pipeline: source → decode → resize → write, in parallel, in order, resumable."""
 
 import contextlib
-import csv
 import functools
 import logging
 import operator
-import os
-import re
 import shutil
 import sys
 import threading
 import time
 import warnings
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,36 +20,21 @@ from PIL import Image
 from tqdm import tqdm
 
 from memload import workers
-from memload.conversion import Converter, Row, Settings
+from memload.conversion import Converter, Settings
 from memload.decoders import MAX_PIXELS
-from memload.errors import BuildError, DecodeError, FormatError, SourceError
-from memload.format import HEADER_BYTES, RESERVED, output_paths, shard_names
-from memload.index import Array, Index, class_counts, sync
-from memload.journal import (
-    DONE,
-    REJECTED,
-    Journal,
-    differences,
-    intact,
-    listing_changes,
-    locked,
-    read_json,
-    record_type,
-    seal,
-    write_json,
-    write_listing,
-)
+from memload.errors import BuildError, DecodeError, SourceError
+from memload.format import RESERVED, output_paths
+from memload.index import Index, class_counts
+from memload.journal import DONE, REJECTED, statistics
 from memload.keys import Keys
-from memload.resizing import Fit, Interpolation, Resizer, import_torch
-from memload.shards import ShardWriter, describe, plan_shards
+from memload.resizing import Fit, Interpolation, Resizer
 from memload.sources import Column, DatasetSource, ImageFolder, Source
+from memload.unfinished import Unfinished, size_text
+from memload.work import RowWork, give_up
 
 logger = logging.getLogger("memload")
 
 OnError = Literal["skip", "raise"]
-
-#: Edges of the histogram of the sources' shorter sides, in pixels.
-_SIDES = (0, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True)
@@ -78,18 +60,17 @@ class BuildReport:
 
     def __str__(self) -> str:
         shape = "×".join(map(str, self.shape))
-        kept = f", {self.samples + self.rejected - self.converted:,} done before" if self._resumed else ""
+        before = self.samples + self.rejected - self.converted
+        kept = f", {before:,} done before" if before else ""
         ledger = f" (see {self.ledger})" if self.ledger else ""
-        using = libraries_text(self.libraries)
+        versions = [f"{name} {version}" for name, version in self.libraries.items()]
+        jpeg = [version for version in versions if version.startswith("libjpeg")]
+        others = [version for version in versions if version not in jpeg]
         return (
             f"{self.path}: {self.samples:,} samples of {shape} uint8, {size_text(self.bytes)}, {self.rejected:,} "
             f"rejected{ledger}; {self.images_per_second:,.0f} images/s in {self.seconds:.1f} s by "
-            f"{self.num_workers} workers{kept}; {using}"
+            f"{self.num_workers} workers{kept}; {', '.join(others)} ({', '.join(jpeg)})"
         )
-
-    @property
-    def _resumed(self) -> bool:
-        return self.converted < self.samples + self.rejected
 
 
 def build(
@@ -158,13 +139,13 @@ def build(
     Converter(settings, {})  # what is missing is better told now
     records = _open_source(source)
     _check_source(records)
-    job = _Build(records, output, settings, shard_size, overwrite)
+    job = Unfinished(records, output, settings, shard_size, overwrite)
     with job.begin():
         started = time.perf_counter()
         count = workers.available_cores() if num_workers is None else num_workers
         try:
-            job.convert(count, timeout, on_error, progress)
-            index = job.finish()
+            converted = _convert(job, count, timeout, on_error, progress)
+            index = _finish(job)
         except OSError as error:
             raise BuildError(
                 f"{output}: expected to be able to write, found: {error}. Mend that, then run the same command "
@@ -179,20 +160,13 @@ def build(
         rejected=rejected,
         bytes=sum(shard.bytes for shard in index.image.shards),
         shape=job.shape,
-        converted=job.converted,
+        converted=converted,
         seconds=seconds,
         num_workers=count,
         libraries=index.build["libraries"],
         notes=tuple(records.notes),
         ledger=job.ledger if rejected else None,
     )
-
-
-def libraries_text(libraries: Mapping[str, str]) -> str:
-    """Return e.g. ``pillow 13.0.0 (libjpeg-turbo 3.2.0)``."""
-    jpeg = [f"{name} {version}" for name, version in libraries.items() if name.startswith("libjpeg")]
-    others = [f"{name} {version}" for name, version in libraries.items() if not name.startswith("libjpeg")]
-    return f"{', '.join(others)} ({', '.join(jpeg)})"
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -204,16 +178,6 @@ def _pair(size: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise ValueError(f"size: expected a side or (height, width) in whole pixels, found {size!r}") from None
     return height, width
-
-
-def size_text(size: int) -> str:
-    """Return e.g. ``51.1 MB``."""
-    value, unit = float(size), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}" if unit != "bytes" else f"{size} bytes"
 
 
 def _open_source(source: Any) -> Source:
@@ -253,441 +217,103 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     _lock = threading.RLock()  # tqdm's own is one of multiprocessing, whose making fixes the user's start method
 
 
-#: Below 32 MiB, the largest block that teaches glibc.
-_LARGE = (32 << 20) - (64 << 10)
-
-#: What comes of a range of rows: their records, those rejected with reasons, how many were converted.
-Batch = tuple[np.ndarray, list[tuple[int, str]], int]
-
-
-class _Work:
-    """Converts ranges of rows. Runs in a worker; of what it makes only the records travel back."""
-
-    def __init__(self, job: "_Build", own_process: bool) -> None:
-        if own_process:
-            # Limits and warnings of Pillow's are the process's: here, and only here, they are ours to set.
-            # --max-pixels is the limit, and what Pillow warns of goes to the ledger if it matters.
-            Image.MAX_IMAGE_PIXELS = None
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            if not isinstance(job.source, DatasetSource):  # whose own output is the user's affair
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libtiff tells each fault of a file
-            # glibc maps large blocks afresh each time, page faults and all, until it has seen one as large
-            # freed: 2 % of a picture with Pillow, 10 % with pillow-simd.
-            bytes(_LARGE)
-            # One process a core is what shares the cores out; and the threads that the parent's torch may have
-            # did not come along when it forked, so that the first operation to use them would never end.
-            if job.settings.resizer == "torch":
-                import_torch()
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_num_threads(1)
-        self.source, self.schema, self.array = job.source, job.source.schema, job.array
-        self.classes = None if self.source.classes is None else len(self.source.classes)
-        self.converter = Converter(job.settings, self.schema)
-        self.writer = ShardWriter(job.folder, job.array)
-        self.journal = job.journal
-        self.reasons = job.journal.reasons() if job.resumed else {}
-        self.resumed = job.resumed
-        self.blank = zlib.crc32(bytes(job.array.row_bytes))
-
-    def __call__(
-        self, task: workers.Task, begin: Callable[[int], None]
-    ) -> tuple[np.ndarray, list[tuple[int, str]], int]:
-        empty = np.zeros(task.stop - task.start, self.journal.dtype)
-        records = self.journal.read(*task) if self.resumed else empty
-        rejects: list[tuple[int, str]] = []
-        converted = 0
-        for position, row in enumerate(range(*task)):
-            begin(row)
-            if self.resumed and self._done(row, records[position]):
-                if records["status"][position] == REJECTED:
-                    rejects.append((row, self.reasons[row]))
-                continue
-            converted += 1
-            records[position] = empty[position]
-            reason = self._convert(row, records[position])
-            if reason:
-                rejects.append((row, reason))
-        seal(records)
-        return records, rejects, converted
-
-    def close(self) -> None:
-        self.writer.close()
-
-    def _done(self, row: int, record: np.void) -> bool:
-        if not intact(record) or (record["status"] == REJECTED and row not in self.reasons):
-            return False
-        return zlib.crc32(self.writer.read(row)) == int(record["crc32"])
-
-    def _found(self, row: int, record: np.void) -> Row:
-        """Convert one record, and put its columns into that of its row."""
-        try:
-            found = self.converter(self.source[row])
-            for name, column in self.schema.items():
-                value = found.columns[name]
-                if np.shape(value) != column.shape:  # NumPy would repeat a single number
-                    raise DecodeError(f"column {name!r}: expected shape {column.shape}, found {np.shape(value)}")
-                record[f"column/{name}"] = value
-        except DecodeError:
-            raise
-        except Exception as error:  # a data set of the user's may raise anything; it costs this one record
-            raise DecodeError(f"{type(error).__name__}: {error}") from error
-        if self.classes is not None and not 0 <= record["column/label"] < self.classes:
-            raise DecodeError(f"label: expected 0 to {self.classes - 1}, found {record['column/label']}")
-        return found
-
-    def _convert(self, row: int, record: np.void) -> str:
-        """Fill one row and its record; return why it was rejected, if it was."""
-        try:
-            found = self._found(row, record)
-        except DecodeError as error:
-            record["status"], record["crc32"] = REJECTED, self.blank
-            self.writer.blank(row)  # an earlier build, or a worker that was lost meanwhile, may have come further
-            return error.reason or "no reason was given"
-        self.writer.write(row, found.pixels)
-        record["status"], record["flags"], record["size"] = DONE, found.flags, found.size
-        record["crc32"] = zlib.crc32(found.pixels)
-        record["total"], record["squares"] = found.total, found.squares
-        return ""
-
-
-#: What a folder of an unfinished build may hold besides shards, index and ledger.
-_OURS = ("plan.json", "publish.json", "source", "rows", "rejects.jsonl")
-
-
-class _Build:
-    """One build: its plan, its folder, and how that becomes a data set."""
-
-    def __init__(
-        self, source: Source, output: Path, settings: Settings, shard_size: int | None, overwrite: bool
-    ) -> None:
-        self.source, self.output, self.settings, self.overwrite = source, output, settings, overwrite
-        self.index, self.folder, self.ledger = output_paths(output)
-        self.shape = (*settings.size, settings.channels)
-        rows, row_bytes = len(source), int(np.prod(self.shape, dtype=np.int64))
-        held = rows if shard_size is None else (shard_size - HEADER_BYTES) // row_bytes
-        if held < 1:
-            raise ValueError(
-                f"shard_size: expected at least {HEADER_BYTES + row_bytes:,} bytes, the size of a shard of one row, "
-                f"found {shard_size:,}"
-            )
-        names = shard_names(output, -(-rows // held))
-        self.array = Array("image", "|u1", self.shape, plan_shards(names, rows, held, row_bytes))
-        self.journal = Journal(self.folder, rows, record_type(settings.channels, source.schema))
-        self.plan = {
-            "settings": settings.as_dict(),
-            "libraries": settings.libraries(),
-            "shards": [shard.file for shard in self.array.shards],
-            "rows a shard": held,
-            "classes": None if source.classes is None else list(source.classes),
-            "columns": {
-                name: [column.dtype, list(column.shape), column.points] for name, column in source.schema.items()
-            },
-        }
-        self.resumed = False
-        self.converted = 0
-
-    @contextlib.contextmanager
-    def begin(self) -> Iterator[None]:
-        """Take the folder of the build, with its lock, after all that can be checked beforehand."""
-        if not self.output.parent.is_dir():
-            raise BuildError(
-                f"{self.output.parent}: expected a folder for the output, found none. Make it first", path=self.output
-            )
-        try:
-            if not self._publishing:
-                self._check_existing()
-                self._check_room()
-            fresh = not _exists(self.folder)
-            if not fresh and (self.folder.is_symlink() or not self.folder.is_dir()):
-                raise BuildError(
-                    f"{self.folder}: expected a folder of memload's own, found a link or a file. Move it away",
-                    path=self.output,
-                )
-            with locked(self.folder):
-                try:
-                    if not self._publishing:
-                        self._check_existing()  # again: another build may have come to its end meanwhile
-                    self._take_up()
-                except BuildError:
-                    raise
-                except BaseException:
-                    if fresh:
-                        shutil.rmtree(self.folder)
-                    raise
-                yield
-        except OSError as error:
-            raise BuildError(
-                f"{self.output}: expected to be able to write there, found: {error}. Mend that or choose another place",
-                path=self.output,
-            ) from error
-
-    @property
-    def _publishing(self) -> bool:
-        return all((self.folder / name).exists() for name in ("publish.json", "plan.json"))
-
-    def _check_existing(self) -> None:
-        shards = [self.output.parent / shard.file for shard in self.array.shards]
-        for path in shards:
-            own = path.with_suffix(".idx")
-            if path != self.output and own.exists():
-                raise BuildError(
-                    f"{path}: expected a name for a shard, found the data set of {own.name}. Choose another output",
-                    path=self.output,
-                )
-        # All names that will be written, so that one that is too long is told now.
-        paths = [self.index, self.ledger, self.folder / f"{self.index.name}.tmp", *shards]
-        there = [path for path in paths if _exists(path) and path.parent != self.folder]
-        if there and not self.overwrite:
-            raise BuildError(
-                f"{there[0]}: expected no such file yet, found one. Choose another output, or say --overwrite",
-                path=self.output,
-            )
-        for path in there:
-            if path.is_dir():
-                raise BuildError(f"{path}: expected a file to write to, found a folder", path=self.output)
-
-    def _check_room(self) -> None:
-        total = sum(shard.bytes for shard in self.array.shards)
-        taken = 0
-        for shard in self.array.shards:
-            with contextlib.suppress(OSError, AttributeError):  # not begun yet; no st_blocks on Windows
-                taken += (self.folder / shard.file).stat().st_blocks * 512
-        free = shutil.disk_usage(self.output.parent).free
-        what = f"{describe((len(self.source), *self.shape), '|u1')}, {size_text(total)}"
-        if total - taken > free:
-            raise BuildError(
-                f"{self.output}: expected {size_text(total - taken)} of room on the disk for {what}, found "
-                f"{size_text(free)}. Make room, choose a smaller --size or another disk",
-                path=self.output,
-            )
-        logger.info("%s: %s; %s free on the disk", self.output, what, size_text(free))
-
-    def _take_up(self) -> None:
-        """Go on with an unfinished build of the same plan, or begin."""
-        before = read_json(self.folder / "plan.json")
-        listing = self.source.listing()
-        if before is not None:
-            differs = differences(before, self.plan)
-            changes = listing_changes(self.folder, listing)
-            if changes:
-                differs.append(f"the source: {changes}")
-            if not differs:
-                self.resumed = True
-                if not self._publishing:
-                    self.journal.create()
-                    ShardWriter(self.folder, self.array).create()
-                    done = int(np.count_nonzero(self.journal.mapped()["status"]))
-                    logger.info("%s: going on with an unfinished build, %s rows done", self.output, f"{done:,}")
-                return
-            if not self.overwrite:
-                raise BuildError(
-                    f"{self.folder}: expected the unfinished build of the same command, found differences: "
-                    f"{'; '.join(differs)}. Give the same settings and source to go on with it, or say --overwrite "
-                    "to begin anew",
-                    path=self.output,
-                )
-        there = [path for path in self.folder.iterdir() if path.name != "lock"]
-        ours = {*_OURS, self.index.name, self.ledger.name}
-        shard = _shard_pattern(self.output)
-        foreign = [
-            path.name for path in there if not shard.fullmatch(path.name) and path.name.removesuffix(".tmp") not in ours
-        ]
-        if foreign:
-            raise BuildError(
-                f"{self.folder}: expected a folder of memload's own, found other files ({', '.join(foreign[:3])}). "
-                "Move them away, or choose another output",
-                path=self.output,
-            )
-        for path in there:
-            path.unlink()
-        write_listing(self.folder, listing)
-        self.journal.create()
-        ShardWriter(self.folder, self.array).create()
-        write_json(self.folder / "plan.json", self.plan)  # last: without it the folder is as good as empty
-
-    def convert(self, count: int, timeout: float, on_error: OnError, progress: bool | None) -> None:
-        """Convert all rows that are not done."""
-        if self._publishing:
-            return
-        rows = len(self.source)
-        chunk = max(1, min(32, rows // (4 * max(1, count))))
-        tasks = (workers.Task(start, min(start + chunk, rows)) for start in range(0, rows, chunk))
-        results = workers.run(
-            functools.partial(_Work, self, count > 0), tasks, num_workers=min(count, rows), timeout=timeout
-        )
-        terminal = sys.stderr is not None and sys.stderr.isatty()  # None where it was closed
-        quiet = not terminal if progress is None else not progress
-        rejected = 0
-        with (
-            contextlib.closing(results),
-            _pillow_quiet(count == 0),
-            _Bar(total=rows, unit=" images", disable=quiet, smoothing=0.1) as bar,
-        ):
-            for result in results:
-                if isinstance(result, workers.Lost):
-                    start, records, rejects, converted = result.row, *self._lost(result)
-                else:
-                    start, (records, rejects, converted) = result[0].start, result[1]
-                self.journal.write(start, records, rejects)
-                self.converted += converted
-                rejected += len(rejects)
-                bar.set_postfix_str(f"{rejected} rejected", refresh=False)
-                bar.update(len(records))
-                if rejects and on_error == "raise":
-                    row, reason = rejects[0]
-                    raise DecodeError(reason, key=self.source.keys[row])
-
-    def _lost(self, lost: workers.Lost) -> Batch:
-        record = np.zeros(1, self.journal.dtype)
-        record["status"], record["crc32"] = REJECTED, zlib.crc32(bytes(self.array.row_bytes))
-        seal(record)
-        writer = ShardWriter(self.folder, self.array)
-        try:
-            writer.blank(lost.row)
-        finally:
-            writer.close()
-        return record, [(lost.row, lost.reason)], 1
-
-    def finish(self) -> Index:
-        """Make the index, flush everything to the disk, and rename it all into place, the index last."""
-        if not self._publishing:
-            records = self.journal.mapped()
-            used = np.flatnonzero(records["status"] == DONE)
-            reasons = self.journal.reasons()
-            if not used.size:
-                told = "; ".join(f"{self.source.keys[row]}: {reason}" for row, reason in sorted(reasons.items())[:3])
-                shutil.rmtree(self.folder)
-                raise BuildError(
-                    f"{self.output}: expected at least one usable picture, found {len(records):,} that are not: {told}",
-                    path=self.output,
-                )
-            for shard in self.array.shards:
-                sync(self.folder / shard.file)
-            rejected = np.flatnonzero(records["status"] == REJECTED).tolist()
-            if rejected:
-                self._write_ledger({row: reasons[row] for row in rejected})
-            self._make_index(records, used).write(self.folder / self.index.name)
-            publish = {"remove": self._stale_shards(), "ledger": bool(rejected)}
-            write_json(self.folder / "publish.json", publish)
-        self._publish()
-        return Index.read(self.index)
-
-    def _stale_shards(self) -> list[str]:
-        """Return the shards of the data set that is being replaced, which nothing else can be made of."""
-        pattern = _shard_pattern(self.output)
-        stale = {name for name in _shards_of(self.index) if pattern.fullmatch(name)}
-        stale -= {shard.file for shard in self.array.shards}
-        if stale:  # an index may stand over the shards of another
-            for other in self.output.parent.glob("*.idx"):
-                if other != self.index:
-                    stale -= _shards_of(other)
-        return sorted(stale)
-
-    def _make_index(self, records: np.ndarray, used: np.ndarray) -> Index:
-        from memload import __version__
-
-        columns = {name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in self.source.schema}
-        classes = None if self.source.classes is None else tuple(self.source.classes)
-        statistics = _pixel_statistics(records, used, self.shape)
-        if classes is not None:
-            statistics["class_counts"] = class_counts(columns["label"], len(classes))
-        keys = self.source.keys
-        return Index(
-            path=self.index,
-            arrays=(self.array,),
-            row=used.astype(np.int64),
-            flags=np.ascontiguousarray(records["flags"][used]),
-            keys=(keys if isinstance(keys, Keys) else Keys.of(list(keys))).take(used),
-            columns=columns,
-            crc32={"image": np.ascontiguousarray(records["crc32"])},
-            classes=classes,
-            points=tuple(name for name, column in self.source.schema.items() if column.points),
-            build={
-                "memload": __version__,
-                "settings": self.settings.as_dict(),
-                "libraries": self.plan["libraries"],
-                "records": len(records),
-                "rejected": len(records) - len(used),
-            },
-            statistics=statistics,
-        )
-
-    def _write_ledger(self, reasons: Mapping[int, str]) -> None:
-        path = self.folder / self.ledger.name
-        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            ledger = csv.writer(file)
-            ledger.writerow(["path", "reason"])
-            ledger.writerows(
-                (self.source.keys[row], reason.encode("utf-8", "backslashreplace").decode())  # an exception's own text
-                for row, reason in reasons.items()
-            )
-        sync(path)
-
-    def _publish(self) -> None:
-        """Rename everything into place. Begun again after a crash it goes on where it stopped."""
-        index = self.folder / self.index.name
-        if index.exists():
-            publish = read_json(self.folder / "publish.json")
-            self.index.unlink(missing_ok=True)  # from here on until the end there is no data set
-            sync(self.output.parent)
-            for shard in self.array.shards:
-                _move(self.folder / shard.file, self.output.parent)
-            for name in publish["remove"]:
-                (self.output.parent / name).unlink(missing_ok=True)
-            if publish["ledger"]:
-                _move(self.folder / self.ledger.name, self.output.parent)
+def _convert(job: Unfinished, count: int, timeout: float, on_error: OnError, progress: bool | None) -> int:
+    """Convert all rows that are not done; return how many they were."""
+    if job.publishing:
+        return 0
+    rows = len(job.source)
+    chunk = max(1, min(32, rows // (4 * max(1, count))))
+    tasks = (workers.Task(start, min(start + chunk, rows)) for start in range(0, rows, chunk))
+    results = workers.run(
+        functools.partial(RowWork, job, count > 0), tasks, num_workers=min(count, rows), timeout=timeout
+    )
+    terminal = sys.stderr is not None and sys.stderr.isatty()  # None where it was closed
+    quiet = not terminal if progress is None else not progress
+    done = rejected = 0
+    with (
+        contextlib.closing(results),
+        _pillow_quiet(count == 0),
+        _Bar(total=rows, unit=" images", disable=quiet, smoothing=0.1) as bar,
+    ):
+        for result in results:
+            if isinstance(result, workers.Lost):
+                start, (records, rejects, converted) = result.row, give_up(job, *result)
             else:
-                self.ledger.unlink(missing_ok=True)
-            sync(self.output.parent)
-            _move(index, self.output.parent)
-            sync(self.output.parent)
-        # This one first: without it, whatever else is left of the folder, the data set beside it counts as complete,
-        # and is left alone.
-        (self.folder / "publish.json").unlink()
-        shutil.rmtree(self.folder)
+                start, (records, rejects, converted) = result[0].start, result[1]
+            job.journal.write(start, records, rejects)
+            done += converted
+            rejected += len(rejects)
+            bar.set_postfix_str(f"{rejected} rejected", refresh=False)
+            bar.update(len(records))
+            if rejects and on_error == "raise":
+                row, reason = rejects[0]
+                key, root = job.source.keys[row], getattr(job.source, "root", None)
+                raise DecodeError(
+                    f"{reason}. Mend or remove {'it' if root is None else f'{root}/{key}'}, or say --on-error skip "
+                    "to list such pictures and go on",
+                    key=key,
+                )
+    return done
 
 
-def _shard_pattern(output: Path) -> re.Pattern[str]:
-    """Return what the shards of an output are called, however many there are."""
-    return re.compile(re.escape(output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
+def _finish(job: Unfinished) -> Index:
+    """Make the index, and publish it with everything else."""
+    if not job.publishing:
+        records = job.journal.mapped()
+        used = np.flatnonzero(records["status"] == DONE)
+        reasons = job.journal.reasons()
+        if not used.size:
+            told = "; ".join(f"{job.source.keys[row]}: {reason}" for row, reason in sorted(reasons.items())[:3])
+            shutil.rmtree(job.folder)
+            raise BuildError(
+                f"{job.output}: expected at least one usable picture{_place(job.source)}, found {len(records):,} that "
+                f"are not: {told}. Check the pictures, and the folder (--root) if they come from a manifest",
+                path=job.output,
+            )
+        rejected = {row: reasons[row] for row in np.flatnonzero(records["status"] == REJECTED).tolist()}
+        if len(rejected) > used.size:
+            reason, times = Counter(rejected.values()).most_common(1)[0]
+            logger.warning(
+                f"{job.output}: expected most pictures{_place(job.source)} to be usable, found {len(rejected):,} of "
+                f"{len(records):,} that are not, {times:,} of them because: {reason!r:.200}. See {job.ledger}"
+            )
+        job.complete(_make_index(job, records, used), rejected)
+    job.publish()
+    return Index.read(job.index)
 
 
-def _shards_of(index: Path) -> set[str]:
-    try:
-        return {shard.file for array in Index.read(index).arrays for shard in array.shards}
-    except FormatError:  # what cannot be read names no files
-        return set()
+def _place(source: Source) -> str:
+    """Say in which folder a source looks for its pictures, if in one."""
+    root = getattr(source, "root", None)
+    return "" if root is None else f" in {root}"
 
 
-def _exists(path: Path) -> bool:
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    return True
+def _make_index(job: Unfinished, records: np.ndarray, used: np.ndarray) -> Index:
+    from memload import __version__
 
-
-def _move(path: Path, folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):  # moved before a crash
-        os.replace(path, folder / path.name)  # noqa: PTH105
-
-
-def _pixel_statistics(records: np.ndarray, used: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return mean and standard deviation a channel, of pixels from 0 to 1, and the sizes of the sources."""
-    pixels = used.size * shape[0] * shape[1]
-    totals = [int(total) for total in records["total"][used].sum(axis=0)]
-    squares = [int(square) for square in records["squares"][used].sum(axis=0)]
-    # In whole numbers to the end, so that no order of summing shows in the result.
-    variances = [
-        (pixels * square - total * total) / (pixels * pixels) for total, square in zip(totals, squares, strict=True)
-    ]
-    sizes = records["size"][used]
-    shorter = np.searchsorted(_SIDES, sizes.min(axis=1), side="right") - 1
-    counts = np.bincount(shorter, minlength=len(_SIDES))
-    return {
-        "mean": [total / pixels / 255 for total in totals],
-        "std": [variance**0.5 / 255 for variance in variances],
-        "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
-        "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
-        "source_shorter_side": {str(side): int(count) for side, count in zip(_SIDES, counts, strict=True) if count},
-    }
+    source = job.source
+    columns = {name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in source.schema}
+    classes = None if source.classes is None else tuple(source.classes)
+    facts = statistics(records, used, job.shape)
+    if classes is not None:
+        facts["class_counts"] = class_counts(columns["label"], len(classes))
+    keys = source.keys
+    return Index(
+        path=job.index,
+        arrays=(job.array,),
+        row=used.astype(np.int64),
+        flags=np.ascontiguousarray(records["flags"][used]),
+        keys=(keys if isinstance(keys, Keys) else Keys.of(list(keys))).take(used),
+        columns=columns,
+        crc32={"image": np.ascontiguousarray(records["crc32"])},
+        classes=classes,
+        points=tuple(name for name, column in source.schema.items() if column.points),
+        build={
+            "memload": __version__,
+            "settings": job.settings.as_dict(),
+            "libraries": job.plan["libraries"],
+            "records": len(records),
+            "rejected": len(records) - len(used),
+        },
+        statistics=facts,
+    )

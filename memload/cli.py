@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,12 +62,11 @@ class _Bytes(_ParamType):
     name = "BYTES"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
         found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(i?)B?", str(value).strip(), re.IGNORECASE)
         if not found or (found[3] and not found[2]):
             self.fail(f"expected a size such as 4GB, 512MiB or a number of bytes, found {value!r}", param, ctx)
-        unit = units[found[2].upper()]
-        return int(float(found[1]) * (2 ** (10 * " KMGT".index(found[2].upper())) if found[3] else unit))
+        power = " KMGT".index(found[2].upper() or " ")
+        return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 class _Named(_ParamType):
@@ -205,10 +204,9 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 
         import memload
 
-        if not quiet:
-            logger = logging.getLogger("memload")
-            logger.addHandler(logging.StreamHandler())
-            logger.setLevel(logging.INFO)
+        logger = logging.getLogger("memload")
+        logger.addHandler(logging.NullHandler() if quiet else logging.StreamHandler())
+        logger.setLevel(logging.INFO)
         source: Any = arguments[0]
         if manifest:
             source = memload.Manifest(manifest, root=root, points=points, arrays=arrays)
@@ -229,7 +227,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 
 
 @main.command()
-@click.argument("path", type=FILE, required=False)
+@click.argument("path", required=False)
 @click.option("--environment", is_flag=True, help="Versions, and which Pillow and libjpeg are really loaded.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(path: str | None, environment: bool, as_json: bool) -> None:
@@ -242,9 +240,27 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
         facts: dict[str, Any] = inspection.environment() if path is None else inspection.info(path)
         if as_json:
             click.echo(json.dumps(facts, indent=1))
-        else:
-            for line in _text(facts):
-                _echo(line)
+            return
+        with suppress(AttributeError, LookupError, TypeError, ValueError):  # those of another's index hold anything
+            facts |= {"statistics": _explained(facts)}
+        for line in _text(facts):
+            _echo(line)
+
+
+def _explained(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the statistics of a data set with what their numbers are."""
+    told = dict(facts["statistics"])
+    for name in ("source_width", "source_height"):
+        if name in told:
+            told[name] = "{:,} to {:,} pixels".format(*told[name])
+    if sides := told.get("source_shorter_side"):
+        told["source_shorter_side"] = {
+            f"from {int(side):,} pixels": f"{sides[side]:,} images" for side in sorted(sides, key=int)
+        }
+    if counts := told.get("class_counts"):
+        few = [f"{name} {count:,}" for name, count in zip(facts["classes"], counts, strict=True)]
+        told["class_counts"] = few if len(few) <= 12 else f"{min(counts):,} to {max(counts):,} samples a class"
+    return told
 
 
 def _text(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
@@ -261,7 +277,7 @@ def _text(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
 
 
 @main.command()
-@click.argument("path", type=FILE)
+@click.argument("path")
 @click.option("--num-threads", type=click.IntRange(min=1), help="Threads; one a core by default.")
 def verify(path: str, num_threads: int | None) -> None:
     """Read OUT.BIN whole and compare it with its checksums; exit status 1 if anything differs."""
@@ -285,7 +301,7 @@ def verify(path: str, num_threads: int | None) -> None:
 
 
 @main.command()
-@click.argument("path", type=FILE)
+@click.argument("path")
 @click.option("-o", "--output", type=FILE, required=True, help="Image file to write, such as grid.png.")
 @click.option("--count", type=click.IntRange(min=1), default=64, show_default=True, help="How many samples.")
 @click.option("--seed", default=0, show_default=True, help="Which ones, at random.")

@@ -55,8 +55,9 @@ class MemmapDataset(Dataset[Any]):
         self._setup(replace(index, path=index.path.absolute()), shards, None)
         if columns is None:
             columns = ("label",) if "label" in self.columns else tuple(self.columns)
-        unknown = [name for name in columns if name not in self.columns]
-        if unknown or isinstance(columns, str):
+        if isinstance(columns, str):  # each of its letters would count as a name
+            raise TypeError(f"columns: expected a sequence of names such as [{columns!r}], found {columns!r}")
+        if any(name not in self.columns for name in columns):
             raise ValueError(
                 f"columns: expected names among {', '.join(self.columns) or 'none at all'}, found {columns!r}"
             )

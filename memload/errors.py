@@ -9,6 +9,7 @@
     ├── SourceError            a folder, manifest or data set that no record can be taken from (.path)
     ├── DecodeError            one picture cannot be used                     (.key, .reason)
     ├── BuildError             a build cannot start or go on                  (.path)
+    ├── FeedError              a way of getting samples to the device does not work here
     └── DependencyError        an optional library is missing; also an ImportError (.name)
 
 A wrong argument is none of these: it raises `ValueError`, `TypeError` or `IndexError`. A message names
@@ -78,6 +79,10 @@ def _decode_error(reason: str, key: str) -> DecodeError:
 
 class BuildError(_PathError):
     """A build cannot start or go on. What was there before is untouched. ``path`` is the output."""
+
+
+class FeedError(MemloadError):
+    """A feed cannot serve these samples on this device. The message says why."""
 
 
 class DependencyError(MemloadError, ImportError):

@@ -79,8 +79,11 @@ Index
     a few hundred bytes and its ``row``.
 """
 
+import os
 import re
 from pathlib import Path
+
+from memload.errors import FormatError
 
 FORMAT_VERSION = 1
 HEADER_BYTES = 4096  # one page on most machines, so that rows can be mapped and registered in place
@@ -129,11 +132,22 @@ def shard_names(path: str | Path, count: int) -> list[str]:
 
 
 def index_path(path: str | Path) -> Path:
-    """Return the index of a data set given as ``out.bin``, ``out.idx`` or one of its shards."""
+    """Return the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or one of its shards.
+
+    Raises FormatError where the path is that of something else.
+    """
     path = Path(path)
     if path.suffix == ".idx":
         return path
-    stem = re.sub(r"-\d{5,}-of-\d{5,}$", "", path.stem) if path.suffix == ".bin" else path.stem
-    index = path.with_name(f"{stem}.idx") if path.suffix == ".bin" else path.with_name(path.name + ".idx")
-    own = path.with_suffix(".idx")
-    return own if path.suffix == ".bin" and own.exists() else index
+    if path.suffix == ".bin":
+        own = path.with_suffix(".idx")
+        return own if own.exists() else path.with_name(re.sub(r"-\d{5,}-of-\d{5,}$", "", path.stem) + ".idx")
+    index = path.with_name(path.name + ".idx")
+    if os.path.exists(path) and not os.path.exists(index):  # noqa: PTH110  # which no name can be too long for
+        found, images = ("a folder", path) if path.is_dir() else ("another file", path.parent)
+        raise FormatError(
+            f"{path}: expected a data set such as out.bin, found {found}. Make one from a folder of images with "
+            f"'memload build {images} out.bin'",
+            path=path,
+        )
+    return index

@@ -250,9 +250,9 @@ def _choose(index: Index, count: int, seed: int, indices: Sequence[int] | None, 
         if class_name is not None:
             classes = index.classes or ()
             if class_name not in classes:
-                raise ValueError(
-                    f"class: expected one of {', '.join(classes[:20]) or 'none at all'}, found {class_name!r}"
-                )
+                known = ", ".join(classes[:20]) or "none at all"
+                more = f" and {len(classes) - 20:,} more" if len(classes) > 20 else ""
+                raise ValueError(f"class: expected one of {known}{more}, found {class_name!r}")
             among = np.flatnonzero(index.columns["label"] == classes.index(class_name))
         rng = np.random.default_rng(seed)
         chosen = sorted(rng.choice(among, min(count, len(among)), replace=False).tolist())

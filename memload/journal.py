@@ -33,6 +33,9 @@ from memload.sources import Column
 
 DONE, REJECTED = 1, 2
 
+#: Edges of the histogram of the sources' shorter sides, in pixels.
+_SIDES = (0, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048, 4096, 8192)
+
 
 def record_type(channels: int, schema: Mapping[str, Column]) -> np.dtype[Any]:
     """Return what is kept of a row: ``total`` and ``squares`` are sums over its pixels, a channel each."""
@@ -104,6 +107,27 @@ class Journal:
                     row, reason = json.loads(line)
                     reasons[row] = reason
         return reasons
+
+
+def statistics(records: np.ndarray, used: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return mean and standard deviation a channel, of pixels from 0 to 1, and the sizes of the sources."""
+    pixels = used.size * shape[0] * shape[1]
+    totals = [int(total) for total in records["total"][used].sum(axis=0)]
+    squares = [int(square) for square in records["squares"][used].sum(axis=0)]
+    # In whole numbers to the end, so that no order of summing shows in the result.
+    variances = [
+        (pixels * square - total * total) / (pixels * pixels) for total, square in zip(totals, squares, strict=True)
+    ]
+    sizes = records["size"][used]
+    shorter = np.searchsorted(_SIDES, sizes.min(axis=1), side="right") - 1
+    counts = np.bincount(shorter, minlength=len(_SIDES))
+    return {
+        "mean": [total / pixels / 255 for total in totals],
+        "std": [variance**0.5 / 255 for variance in variances],
+        "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
+        "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
+        "source_shorter_side": {str(side): int(count) for side, count in zip(_SIDES, counts, strict=True) if count},
+    }
 
 
 @contextlib.contextmanager

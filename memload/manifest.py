@@ -50,15 +50,17 @@ class Manifest:
         self.schema: dict[str, Column] = {}
         self._values: dict[str, np.ndarray] = {}
         self._lines: list[int] = []
-        folder = self.path.parent if root is None else Path(root)
-        if not folder.is_dir():
-            raise SourceError(f"{folder}: expected the folder of the images, found none", path=folder)
+        self.root = self.path.parent if root is None else Path(root)
+        if not self.root.is_dir():
+            raise SourceError(
+                f"{self.root}: expected the folder of the images, found none. Check --root", path=self.root
+            )
         names, cells = self._read()
         if "label" in cells:
             self._add_label(cells.pop("label"))
         rest, used = list(cells), set[str]()
         for name, pattern in (points or {}).items():
-            chosen = _choose_points(name, pattern, [c for c in rest if self._numeric(cells[c])])
+            chosen = _choose_points(name, pattern, [c for c in rest if _numbers(cells[c][:1]) is not None])
             self._add(name, self._stack(chosen, cells).reshape(len(names), -1, 2), points=True)
             used.update(chosen)
         for name, pattern in (arrays or {}).items():
@@ -76,7 +78,7 @@ class Manifest:
         if text:
             self.notes.append(f"{len(text)} columns of text are left out: {', '.join(text[:5])}")
         self._lines.clear()  # errors told, no one needs them
-        self._files = Files(folder, names)
+        self._files = Files(self.root, names)
         self.keys = self._files.keys
 
     def __len__(self) -> int:
@@ -158,9 +160,6 @@ class Manifest:
             )
         self._values[name] = values
         self.schema[name] = Column(values.dtype.str, values.shape[1:], points)
-
-    def _numeric(self, cells: list[str]) -> bool:
-        return _numbers(cells[:1]) is not None
 
     def _stack(self, names: Sequence[str], cells: Mapping[str, list[str]]) -> np.ndarray:
         columns = []

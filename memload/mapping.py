@@ -31,6 +31,15 @@ def map_file(path: Path) -> np.ndarray:
     return np.frombuffer(mapped, np.uint8)
 
 
+def identity(file: Path | int) -> tuple[int, ...] | None:
+    """Return numbers that another file, or this one once it was written to, does not have; None if there is none."""
+    try:
+        found = os.fstat(file) if isinstance(file, int) else file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def forget(mapped: np.ndarray) -> None:
     """Let go of a mapped file's pages in this process; they stay in the page cache, and come back when touched.
 

@@ -95,9 +95,13 @@ def _ahead(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, No
         while True:
             item = items.get()
             if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
-                return
+                error, item = item.error, None
+                if error is None:
+                    return
+                try:
+                    raise error
+                finally:
+                    del error  # it holds this frame
             room.release()
             yield item[0]
             if os.getpid() != process:
@@ -109,4 +113,5 @@ def _ahead(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, No
         if os.getpid() == process:  # in a forked child the thread is gone, and may have held their locks
             stop.set()
             room.release()
-            thread.join(_GRACE)
+            if thread is not threading.current_thread():  # which collects garbage, and cannot wait for itself
+                thread.join(_GRACE)

@@ -6,6 +6,7 @@ numbers on every machine and with every version of NumPy, since what is random a
 """
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -27,21 +28,31 @@ class Order(Protocol):
         """Return the samples at positions ``start`` to ``stop`` of an epoch, int64 ``(stop - start,)``."""
 
 
-class SequentialSampler:
-    """0, 1, 2, … in every epoch."""
+class _Sized:
+    """What the orders here have in common: a size, and a text that tells them apart."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        if not isinstance(size, int | np.integer) or size < 0:
+            raise ValueError(f"{type(self).__name__}: size: expected an integer of at least 0, found {size!r}")
+        self.size = int(size)
 
     def __len__(self) -> int:
         return self.size
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({facts})"
+
+
+class SequentialSampler(_Sized):
+    """0, 1, 2, … in every epoch."""
 
     def take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """See `Order.take`."""
         return np.arange(start, stop, dtype=np.int64)
 
 
-class ShuffledSampler:
+class ShuffledSampler(_Sized):
     """Every sample once an epoch, in another order each epoch.
 
     The permutation is a Feistel network over the smallest power of two that holds ``size``, keyed by a hash of
@@ -51,17 +62,15 @@ class ShuffledSampler:
     """
 
     def __init__(self, size: int, *, seed: int = 0) -> None:
-        self.size, self.seed = size, seed
-
-    def __len__(self) -> int:
-        return self.size
+        super().__init__(size)
+        self.seed = seed
 
     def take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """See `Order.take`."""
         return _permute(np.arange(start, stop, dtype=np.int64), self.size, _key(self.seed, epoch))
 
 
-class BlockShuffledSampler:
+class BlockShuffledSampler(_Sized):
     """Every sample once an epoch, shuffled so that a slow disk reads long stretches.
 
     The data set is cut into blocks of ``block`` consecutive samples, whose order is shuffled; then samples are
@@ -77,10 +86,8 @@ class BlockShuffledSampler:
     def __init__(self, size: int, *, block: int = 64, window: int = 256, seed: int = 0) -> None:
         if block < 1 or window < 1:
             raise ValueError(f"block and window: expected 1 or more, found {block} and {window}")
-        self.size, self.block, self.window, self.seed = size, block, window, seed
-
-    def __len__(self) -> int:
-        return self.size
+        super().__init__(size)
+        self.block, self.window, self.seed = block, window, seed
 
     def take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """See `Order.take`. Computes whole windows."""
@@ -102,7 +109,7 @@ class BlockShuffledSampler:
         return np.concatenate(parts)[start - offset : stop - offset]
 
 
-class WeightedSampler:
+class WeightedSampler(_Sized):
     """Samples drawn with replacement, each as often as its weight says; ``size`` draws an epoch.
 
     ``weights`` ``(n,)`` are at least 0 and need not sum to one. Takes 8 bytes a sample.
@@ -116,10 +123,9 @@ class WeightedSampler:
         if self._cumulative[-1] <= 0:
             raise ValueError("weights: expected at least one above 0, found none")
         self._last = int(np.flatnonzero(values)[-1])  # rounding must not lead to a weight of 0 behind it
-        self.size, self.seed = len(values) if size is None else size, seed
-
-    def __len__(self) -> int:
-        return self.size
+        super().__init__(len(values) if size is None else size)
+        self.seed = seed
+        self.weights_crc32 = zlib.crc32(values.tobytes())  # for the text
 
     def take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """See `Order.take`."""

@@ -11,9 +11,7 @@ import numpy as np
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.format import HEADER_BYTES, npy_header
 from memload.index import Array, Index, Shard
-from memload.mapping import map_file, will_need
-
-AGAIN = "Run 'memload verify' to see the extent, then restore the file or build again"
+from memload.mapping import identity, map_file, will_need
 
 
 class Shards:
@@ -27,7 +25,12 @@ class Shards:
     def __init__(self, index: Index, name: str = "image") -> None:
         self.array = next(array for array in index.arrays if array.name == name)
         self.folder = index.path.parent
-        self.maps = [open_shard(self.folder / shard.file, shard, self.array) for shard in self.array.shards]
+        self.paths = [self.folder / shard.file for shard in self.array.shards]
+        #: what each file was before it was mapped, so that one put in its place later is told from it
+        self.identities = [identity(path) for path in self.paths]
+        self.maps = [
+            open_shard(path, shard, self.array) for path, shard in zip(self.paths, self.array.shards, strict=True)
+        ]
         #: the first row of every shard, then the number of all rows
         self.starts: list[int] = [0, *np.cumsum([shard.rows for shard in self.array.shards]).tolist()]
         for number, pixels in enumerate(self.maps):
@@ -38,7 +41,8 @@ class Shards:
                     path = self.folder / self.array.shards[number].file
                     raise ChecksumError(
                         f"{path}: expected checksum {expected:08x} of row {row}, as {index.path.name} says, found "
-                        f"{found:08x}: the file is damaged or belongs to another data set. {AGAIN}",
+                        f"{found:08x}: the file is damaged or belongs to another data set. Run 'memload verify' "
+                        "to see the extent, then restore the file or build again",
                         path=path,
                         rows=[row],
                     )
@@ -88,7 +92,7 @@ def open_shard(path: Path, shard: Shard, array: Array) -> np.ndarray:
     if header != npy_header(array.descr, shape):
         raise FormatError(
             f"{path}: expected the NPY header of {describe(shape, array.descr)}, found {header[:80]!r}: "
-            f"the file is damaged or belongs to another data set. {AGAIN}",
+            "the file is damaged or belongs to another data set. Restore the file or build again",
             path=path,
         )
     return mapped[HEADER_BYTES:].view(array.descr).reshape(shape)
@@ -112,7 +116,8 @@ def check_shard(path: Path, shard: Shard, array: Array) -> None:
         what = describe((shard.rows, *array.shape), array.descr)
         state = "truncated" if found < shard.bytes else "too long"
         raise FormatError(
-            f"{path}: expected {shard.bytes:,} bytes ({what}), found {found:,}: the shard is {state}. {AGAIN}",
+            f"{path}: expected {shard.bytes:,} bytes ({what}), found {found:,}: the shard is {state}. "
+            "Restore the file or build again",
             path=path,
         )
 
@@ -138,7 +143,8 @@ _MOST_OPEN = 16
 class ShardWriter:
     """Writes rows into shards under construction, in any order and from any number of processes.
 
-    Files are opened when first used; `close` closes them. Raises OSError where the disk is full.
+    Files are opened when first used; `close` closes them. One thread at a time may use a writer. Raises OSError
+    where the disk is full.
     """
 
     def __init__(self, folder: Path, array: Array) -> None:
@@ -187,17 +193,31 @@ class ShardWriter:
         return self._open[shard], HEADER_BYTES + (row - self._starts[shard]) * self.array.row_bytes
 
 
+def _pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)  # on Windows; a writer's descriptors are its own, so nobody moves them
+    return os.write(descriptor, data)
+
+
+def _pread(descriptor: int, size: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    return os.read(descriptor, size)
+
+
 def _write(descriptor: int, data: bytes, offset: int) -> None:
     view = memoryview(data)
     while view:  # a write may be cut short, by a signal or by a limit whose error the next one then gets
-        written = os.pwrite(descriptor, view, offset)
+        written = _pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written
 
 
 def _read(descriptor: int, size: int, offset: int) -> bytes:
-    data = os.pread(descriptor, size, offset)
+    data = _pread(descriptor, size, offset)
     while len(data) < size:
-        more = os.pread(descriptor, size - len(data), offset + len(data))
+        more = _pread(descriptor, size - len(data), offset + len(data))
         if not more:
             raise OSError(f"expected {size} bytes at {offset}, found {len(data)}")
         data += more

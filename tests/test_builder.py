@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import errno
 import logging
@@ -22,7 +23,7 @@ import pytest
 from PIL import Image
 
 import memload
-from memload import builder, index, journal, workers
+from memload import index, journal, unfinished, workers
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="forked workers and /proc are of Linux alone")
 SIZE = 16
@@ -237,7 +238,7 @@ def test_nothing_but_bad_pictures_is_an_error_and_leaves_nothing(tmp_path: Path,
     root.mkdir()
     for number in range(5):
         (root / f"{number}.jpg").write_bytes(b"x")
-    with pytest.raises(memload.BuildError, match=r"at least one usable picture, found 5 that are not: 0\.jpg: "):
+    with pytest.raises(memload.BuildError, match=r"at least one usable picture in .*images, found 5 .*: 0\.jpg: "):
         memload.build(root, tmp_path / "out.bin", num_workers=num_workers)
     assert list(tmp_path.iterdir()) == [root]
 
@@ -427,7 +428,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseExceptio
     """Raise ``error`` at the step-th change to the disk by the parent, before it is made; return what was called."""
     calls: list[str] = []
     targets: list[tuple[Any, str]] = [
-        (builder, "sync"),
+        (unfinished, "sync"),
         (index, "sync"),
         (journal, "sync"),
         (os, "replace"),
@@ -438,7 +439,8 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseExceptio
         (os, "rmdir"),
         (os, "ftruncate"),
         (journal.Journal, "write"),
-        (builder, "write_listing"),
+        (unfinished, "write_listing"),
+        (unfinished, "_move"),
     ]
 
     def wrap(target: Any, name: str) -> None:
@@ -740,6 +742,51 @@ def test_shards_and_ledger_of_an_older_build_are_removed(spoiled: Path, folder: 
     assert sorted(files(tmp_path)) == ["out-precious.bin", "out.bin", "out.idx"]
 
 
+@pytest.mark.parametrize("only", ["replace", "unlink"])
+def test_overwriting_what_was_being_published_leaves_nothing_of_it_nor_of_what_it_replaced(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], only: str
+) -> None:
+    place = tmp_path / "place"
+    output = place / "out.bin"
+    for step in range(1, 30):
+        place.mkdir()
+        memload.build(spoiled, output, size=8, num_workers=0, shard_size=4096 + 2 * 192)
+        with pytest.MonkeyPatch.context() as patch:
+            calls = interrupt_at(patch, step, Stop(), only=only)
+            with contextlib.suppress(Stop):
+                memload.build(spoiled, output, size=8, num_workers=0, shard_size=4096 + 3 * 192, overwrite=True)
+        assert build(spoiled, output, overwrite=True).converted == 15
+        assert files(place) == expected, f"step {step}"
+        assert not (place / "out.building").exists()
+        shutil.rmtree(place)
+    assert 5 < len(calls) < step
+
+
+def test_overwriting_what_was_being_published_keeps_shards_that_another_index_stands_over(
+    folder: Path, tmp_path: Path
+) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0, shard_size=4096 + 2 * 192)
+    (tmp_path / "copy.idx").write_bytes((tmp_path / "out.idx").read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, 1, Stop(), only="_move")
+        with pytest.raises(Stop):
+            memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0, overwrite=True)
+    refused(tmp_path / "out.bin")
+    build(folder, tmp_path / "out.bin", overwrite=True)
+    assert memload.verify(tmp_path / "copy.idx").ok
+
+
+def test_overwriting_what_was_being_published_still_spares_another_data_set(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "out-00000-of-00002.bin", size=SIZE, num_workers=0)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, 1, Stop(), only="_move")
+        with pytest.raises(Stop):
+            memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0)
+    with pytest.raises(memload.BuildError, match="found the data set of out-00000-of-00002"):
+        build(folder, tmp_path / "out.bin", overwrite=True)
+    assert memload.verify(tmp_path / "out-00000-of-00002.bin").ok
+
+
 def test_everything_rejected_leaves_the_old_one(folder: Path, output: Path) -> None:
     before = files(output.parent)
     for path in folder.glob("*/*.jpg"):
@@ -787,14 +834,14 @@ def test_the_second_build_of_one_output_is_refused(spoiled: Path, tmp_path: Path
 def test_a_build_that_finds_another_just_ended_leaves_its_result_alone(
     spoiled: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = builder.locked
+    usual = unfinished.locked
 
     def late(folder: Path) -> Any:  # after the first look, the other one begins and ends
-        monkeypatch.setattr(builder, "locked", usual)
+        monkeypatch.setattr(unfinished, "locked", usual)
         build(spoiled, tmp_path / "out.bin")
         return usual(folder)
 
-    monkeypatch.setattr(builder, "locked", late)
+    monkeypatch.setattr(unfinished, "locked", late)
     with pytest.raises(memload.BuildError, match="found one"):
         memload.build(spoiled, tmp_path / "out.bin", size=8, num_workers=0)
     assert files(tmp_path) == expected

@@ -254,6 +254,30 @@ def test_a_build_says_what_it_left_out(run: Run, folder: Path, tmp_path: Path) -
     assert re.search(r"^note: 1 files that are no images by their names: ant/notes.txt$", done.err, re.MULTILINE)
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_where_most_pictures_are_rejected_a_line_says_why(run: Run, folder: Path, tmp_path: Path, quiet: bool) -> None:
+    (folder / "ant" / "empty.jpg").touch()
+    for number in range(12):
+        (folder / "bee" / f"broken{number}.jpg").write_bytes(b"no picture")
+    done = build(run, folder, tmp_path / "out.bin", "--size", "8", *(["--quiet"] if quiet else []))
+    assert done.status == 0
+    warning = (
+        rf"out\.bin: expected most pictures in {folder} to be usable, found 13 of 25 that are not, 12 of them because: "
+        rf"'not a picture .*'\. See {tmp_path}/out\.rejects\.csv\n"
+    )
+    assert bool(re.search(warning, done.err)) is not quiet
+    assert not quiet or done == Done(0, "", "")
+
+
+def test_where_half_of_the_pictures_are_usable_there_is_no_warning(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(12):
+        (folder / "bee" / f"broken{number}.jpg").write_bytes(b"no picture")
+    memload.build(folder, tmp_path / "out.bin", size=8)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_quiet_says_nothing(run: Run, folder: Path, tmp_path: Path) -> None:
     (folder / "ant" / "notes.txt").write_text("no picture")
     assert build(run, folder, tmp_path / "out.bin", "--size", "8", "--quiet") == Done(0, "", "")
@@ -347,7 +371,8 @@ def test_on_error_raise_stops_at_a_bad_picture(run: Run, folder: Path, tmp_path:
     output = tmp_path / "out.bin"
     done = build(run, folder, output, "--size", "8", "--on-error", "raise")
     assert (done.status, done.out) == (1, "")
-    assert re.search(r"^memload: bee/broken.jpg: .+", done.err.splitlines()[-1])
+    told = rf"memload: bee/broken.jpg: .+\. Mend or remove {folder}/bee/broken.jpg, or say --on-error skip .*"
+    assert re.fullmatch(told, done.err.splitlines()[-1])
     assert not output.exists()
 
 
@@ -357,7 +382,11 @@ def test_info_describes_a_data_set(run: Run, output: Path) -> None:
     lines = done.out.splitlines()
     for line in ("samples: 12", "shape: 16, 16, 3", "dtype: uint8", "classes: ant, bee, cat", "rejected: 0"):
         assert line in lines
-    assert "  class_counts: 4, 4, 4" in lines
+    assert "  class_counts: ant 4, bee 4, cat 4" in lines
+    assert "  source_width: 40 to 73 pixels" in lines
+    assert lines[lines.index("  source_shorter_side:") :][:3] == [
+        "  source_shorter_side:", "    from 0 pixels: 3 images", "    from 32 pixels: 9 images"
+    ]  # fmt: skip
     assert run("info", output.with_suffix(".idx")).out == done.out
 
 
@@ -368,6 +397,31 @@ def test_info_shortens_long_lists(run: Run, folder: Path, tmp_path: Path) -> Non
     build(run, folder, output, "--size", "8")
     line = next(line for line in run("info", output).out.splitlines() if line.startswith("classes"))
     assert line == "classes: ant, bee, cat, empty00, empty01, empty02, empty03, empty04, … (23)"
+
+
+def test_info_orders_sizes_by_number_and_sums_up_many_classes(
+    run: Run, make_dataset: Callable[..., memload.Index]
+) -> None:
+    sides = {"1024": 1, "128": 2, "96": 1_003}
+    counts = [3, *range(40, 55)]
+    index = make_dataset(
+        classes=tuple(map(str, range(16))), statistics={"source_shorter_side": sides, "class_counts": counts}
+    )
+    lines = run("info", index.path).out.splitlines()
+    assert "  class_counts: 3 to 54 samples a class" in lines
+    shown = [line.strip() for line in lines if "from" in line]
+    assert shown == ["from 96 pixels: 1,003 images", "from 128 pixels: 2 images", "from 1,024 pixels: 1 images"]
+
+
+@pytest.mark.parametrize(
+    "statistics", [{"class_counts": 3}, {"source_width": [4]}, {"source_shorter_side": {"small": 1}}], ids=str
+)
+def test_info_shows_statistics_of_any_content(
+    run: Run, make_dataset: Callable[..., memload.Index], statistics: dict[str, Any]
+) -> None:
+    done = run("info", make_dataset(statistics=statistics).path)
+    assert (done.status, done.err) == (0, "")
+    assert f"  {next(iter(statistics))}:" in done.out
 
 
 def test_info_prints_json(run: Run, output: Path) -> None:

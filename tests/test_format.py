@@ -234,6 +234,23 @@ def test_a_data_set_that_is_itself_named_like_a_shard_has_its_own_index(tmp_path
     assert index_path(path) == path.with_suffix(".idx")
 
 
+def test_a_folder_of_images_is_told_what_makes_a_data_set_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    with pytest.raises(memload.FormatError, match=rf"found a folder\. .*'memload build {folder} out\.bin'"):
+        index_path(folder)
+    (tmp_path / "images.idx").touch()
+    assert index_path(folder) == tmp_path / "images.idx"
+
+
+def test_another_file_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").touch()
+    with pytest.raises(
+        memload.FormatError, match=r"cat\.jpg: expected a data set such as out\.bin, found another file"
+    ):
+        index_path(tmp_path / "cat.jpg")
+
+
 def test_index_folder_and_ledger_stand_beside_the_output() -> None:
     assert output_paths("a/out.bin") == (Path("a/out.idx"), Path("a/out.building"), Path("a/out.rejects.csv"))
 

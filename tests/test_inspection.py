@@ -203,6 +203,7 @@ def test_files_that_are_wrong_are_told_and_the_others_read(make_dataset: Make, t
     assert [problem.split(": ")[0] for problem in report.problems] == [str(name) for name in names[:3]]
     for problem, told in zip(report.problems, ("no such file", "truncated", "NPY header"), strict=True):
         assert told in problem
+        assert "memload verify" not in problem
     result = run("verify", tmp_path / "made.bin")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 4
@@ -458,6 +459,12 @@ def test_a_class_that_is_not_there_is_told_with_those_that_are(make_dataset: Mak
     without = make_dataset(classes=None)
     with pytest.raises(ValueError, match="class: expected one of none at all, found 'ant'"):
         memload.preview(without.path, tmp_path / "grid.png", class_name="ant")
+
+
+def test_of_many_classes_the_first_are_told_and_how_many_more_there_are(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset(classes=tuple(f"class {number}" for number in range(1_020)))
+    with pytest.raises(ValueError, match=r"class 19 and 1,000 more, found 'dog'$"):
+        memload.preview(index.path, tmp_path / "grid.png", class_name="dog")
 
 
 def test_a_class_without_samples_is_told(make_dataset: Make, tmp_path: Path) -> None:

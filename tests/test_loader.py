@@ -3,6 +3,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import traceback
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +25,15 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Sampler, SubsetRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
-from memload import Loader, MemmapDataset, ShuffledSampler, WeightedSampler
+from memload import (
+    BlockShuffledSampler,
+    FeedError,
+    Loader,
+    MemmapDataset,
+    SequentialSampler,
+    ShuffledSampler,
+    WeightedSampler,
+)
 
 SIZE, HEIGHT, WIDTH = 23, 4, 6
 
@@ -282,7 +292,7 @@ def test_resuming_asks_for_nothing_that_was_seen() -> None:
     loader.load_state_dict({**loader.state_dict(), "epoch": 3, "samples_seen": 12})
     assert order.asked == []
     assert flat(visits(loader)) == list(range(12, SIZE))
-    assert order.asked == [(3, 12, 16), (3, 16, 20), (3, 20, 23)]
+    assert order.asked == [(3, 12, 23)]
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
@@ -653,3 +663,108 @@ def test_no_more_batches_are_made_ahead_than_told() -> None:
     assert gate.wait(10)
     assert len(made) == 4
     iterator.close()  # type: ignore[attr-defined]
+
+
+def test_a_state_of_another_order_is_refused(path: Path) -> None:
+    shuffled = Loader(path, 4, shuffle=True).state_dict()
+    with pytest.raises(ValueError, match=r"state: expected the order 'SequentialSampler\(size=23\)'.*ShuffledSampler"):
+        Loader(path, 4).load_state_dict(shuffled)
+    weights = np.ones(SIZE)
+    state = Loader(path, 4, sampler=WeightedSampler(weights)).state_dict()
+    weights[3] = 2
+    with pytest.raises(ValueError, match="order"):
+        Loader(path, 4, sampler=WeightedSampler(weights)).load_state_dict(state)
+
+
+def test_a_state_beyond_the_end_of_the_epoch_is_refused(path: Path) -> None:
+    loader = Loader(path, 4)
+    with pytest.raises(ValueError, match="at most the 23 samples_seen of an epoch, found 24"):
+        loader.load_state_dict({**loader.state_dict(), "samples_seen": 24})
+
+
+@on_threads
+def test_an_error_of_a_sampler_comes_behind_the_batches_before_it(path: Path, num_threads: int) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(6)
+        raise KeyError("no more")
+
+    batches = iter(Loader(path, 2, sampler=numbers(), num_threads=num_threads, columns=["number"]))
+    assert [next(batches).number.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(KeyError, match="no more"):
+        next(batches)
+
+
+@on_threads
+def test_a_stop_iteration_of_the_transform_is_an_error_and_not_the_end(path: Path, num_threads: int) -> None:
+    def stop(images: torch.Tensor) -> torch.Tensor:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(Loader(path, 5, transform=stop, num_threads=num_threads))
+
+
+def test_a_loader_and_its_batches_can_be_pickled(path: Path) -> None:
+    loader = Loader(path, 4, shuffle=True, seed=2, columns=["number", "label"])
+    first = next(iter(loader))
+    copy = pickle.loads(pickle.dumps(loader))
+    assert flat(visits(copy)) == ShuffledSampler(SIZE, seed=2).take(1, 0, SIZE).tolist()
+    again = pickle.loads(pickle.dumps(first))
+    assert again._fields == ("images", "number", "labels")
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+@on_threads
+def test_an_exception_leaves_nothing_for_the_garbage_collector(path: Path, num_threads: int) -> None:
+    class Mine(Exception):  # noqa: N818  # one that can be referred to weakly
+        pass
+
+    def fail(images: torch.Tensor) -> torch.Tensor:
+        raise Mine
+
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            for _ in Loader(path, 5, transform=fail, num_threads=num_threads):
+                pass
+        except Mine as error:
+            seen = weakref.ref(error)
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("size", [-1, 2.5, "3"])
+@pytest.mark.parametrize("make", [ShuffledSampler, SequentialSampler, BlockShuffledSampler])
+def test_samplers_refuse_sizes_that_are_none(make: Callable[[Any], Any], size: Any) -> None:
+    with pytest.raises(ValueError, match=f"{make.__name__}: size: expected an integer of at least 0"):
+        make(size)
+
+
+def test_a_feed_for_cuda_says_why_it_cannot_serve_the_cpu(path: Path) -> None:
+    for feed in ("resident", "dma", "uva", "pinned"):
+        with pytest.raises(FeedError, match=f"feed '{feed}': expected a CUDA device, found cpu"):
+            Loader(path, 4, device="cpu", feed=feed)
+    with pytest.raises(ValueError, match="feed: expected one of auto, resident, dma, uva, pinned, cpu, found 'gpu'"):
+        Loader(path, 4, feed="gpu")  # type: ignore[arg-type]
+
+
+def test_a_loader_says_what_feeds_it_and_why(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="memload"):
+        loader = Loader(path, 4, device="cpu")
+        assert loader.feed == ("cpu", "the device is cpu")
+    assert [record.message for record in caplog.records] == [
+        f"feed of {loader.dataset.shards.paths[0]}: cpu: the device is cpu"
+    ]
+
+
+def test_threads_are_shared_by_the_processes_of_a_host(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memload.loader.available_cores", lambda: 12)
+    assert Loader(path).num_threads == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert Loader(path).num_threads == 3
+
+
+def test_static_buffers_need_batches_of_one_size(path: Path) -> None:
+    with pytest.raises(ValueError, match="static_buffers: expected drop_last=True"):
+        Loader(path, 4, static_buffers=True)

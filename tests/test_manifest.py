@@ -237,6 +237,14 @@ def test_no_such_root_is_told(write: Write, tmp_path: Path) -> None:
         memload.Manifest(write("path", "a"), root=tmp_path / "none")
 
 
+def test_where_no_image_is_found_the_folder_that_was_searched_is_named(write: Write, folder: Path) -> None:
+    manifest = memload.Manifest(write("path,label", "00.jpg,x", "03.jpg,y"), root=folder / "bee")
+    with pytest.raises(
+        memload.BuildError, match=rf"usable picture in {folder / 'bee'}, found 2 .*no such file.*--root"
+    ):
+        memload.build(manifest, folder.parent / "out.bin", num_workers=0)
+
+
 def test_images_that_are_not_there_end_in_the_ledger(write: Write, folder: Path, tmp_path: Path) -> None:
     path = write("path,label", "gone.jpg,x", "ant/00.jpg,y", '"",y', name="images/list.csv")
     report = memload.build(memload.Manifest(path), tmp_path / "out.bin", size=8, num_workers=0)

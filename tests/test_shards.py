@@ -120,7 +120,7 @@ def test_a_truncated_shard_names_file_and_size(use: Any, size: int, make_dataset
     with pytest.raises(
         FormatError,
         match=rf"00001-of-00002\.bin: expected 4,240 bytes \(2 rows of 4×6×3 uint8\), found {size:,}: "
-        r"the shard is truncated\. Run 'memload verify'",
+        r"the shard is truncated\. Restore the file or build again$",
     ) as told:
         use(index)
     assert told.value.path == str(path)
@@ -130,7 +130,7 @@ def test_a_shard_that_has_grown_names_file_and_size(make_dataset: Make, tmp_path
     index = make_dataset()
     os.truncate(tmp_path / "made.bin", 4457)
     with pytest.raises(
-        FormatError, match=r"made\.bin: expected 4,456 bytes .*, found 4,457: the shard is too long\. Run"
+        FormatError, match=r"made\.bin: expected 4,456 bytes .*, found 4,457: the shard is too long\. Restore"
     ):
         Shards(index)
 
@@ -290,6 +290,19 @@ def test_writes_that_are_cut_short_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert writer.read(0) == b"abcdef"
     writer.close()
     assert (tmp_path / "out.bin").read_bytes() == npy_header("|u1", (1, 1, 2, 3)) + b"abcdef"
+
+
+def test_rows_are_written_and_read_where_the_system_cannot_do_so_at_an_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pwrite")
+    monkeypatch.delattr(os, "pread")
+    writer = written(tmp_path)
+    for row, pixels in ((2, b"third."), (0, b"first."), (1, b"second")):
+        writer.write(row, pixels)
+    assert [writer.read(row) for row in (1, 2, 0)] == [b"second", b"third.", b"first."]
+    writer.close()
+    assert (tmp_path / "out-00000-of-00002.bin").read_bytes() == npy_header("|u1", (2, 1, 2, 3)) + b"first.second"
 
 
 def test_a_row_that_ends_before_its_time_is_an_error(tmp_path: Path) -> None:

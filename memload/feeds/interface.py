@@ -1,0 +1,56 @@
+"""What all ways of getting samples to the device have in common."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memload.shards import Shards
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a feed serves: pixels, the row of them that each sample has, int64 ``(n,)``, and its columns ``(n, …)``."""
+
+    shards: Shards
+    row: np.ndarray
+    columns: Sequence[np.ndarray]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The pixels' type."""
+        return torch.from_numpy(np.empty(0, self.shards.array.descr)).dtype
+
+    def shape(self, count: int) -> tuple[int, ...]:
+        """Return ``(count, H, W, C)``."""
+        return (count, *self.shards.array.shape)
+
+
+class Feed(Protocol):
+    """Brings samples to where the model wants them. It knows nothing of order, as a sampler knows nothing of pixels.
+
+    Making one raises FeedError where it cannot serve these samples on this device, and says why.
+    """
+
+    name: ClassVar[str]
+
+    def fetch(self, samples: np.ndarray) -> list[Tensor]:
+        """Return pixels ``(N, H, W, C)`` and columns ``(N, …)`` of samples (int64 ``(N,)``, in range): copies, all new.
+
+        Thread-safe. On the CPU it blocks until they are there; on CUDA they are there for what follows on torch's
+        current stream.
+        """
+
+    def close(self) -> None:
+        """Let go of memory and threads, once copies under way have ended; what was handed out stays as it is."""
+
+
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Return a small array on the device, for what follows on the current stream, without waiting.
+
+    By way of page-locked memory: a copy from ordinary memory may wait for all that is on the stream.
+    """
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,92 @@
+"""Batches made on a CUDA stream of their own, beside the stream that the model runs on."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Made(NamedTuple):
+    """A batch on its way, and the event behind which it is there."""
+
+    batch: Any
+    ready: torch.cuda.Event
+
+
+class SideStream:
+    """A stream that batches are made on ahead of the consumer, ``prefetch_factor`` of them.
+
+    `make` first has the stream wait for what the consumer has asked of the device so far, so memory that the consumer
+    has let go of is not written to before it was read. `hand_over` has the consumer's stream wait for the batch, and
+    tells torch's allocator that it is used there. It also holds the host back where that is more than some batches
+    ahead of the device, since memory would be taken for every one of them.
+    """
+
+    def __init__(self, device: torch.device, prefetch_factor: int) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._lead = 2 * prefetch_factor
+        self._handed_over: deque[torch.cuda.Event] = deque()
+
+    def consumer(self) -> torch.cuda.Stream:
+        """Return the stream that is current for the caller."""
+        return torch.cuda.current_stream(self.device)
+
+    def make(self, function: Callable[[], Any], consumer: torch.cuda.Stream) -> Made:
+        """Call a function with this stream as the current one."""
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_stream(consumer)
+            batch = function()
+            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            ready.record(self.stream)
+        return Made(batch, ready)
+
+    def hand_over(self, made: Made) -> Any:
+        """Return the batch, for what follows on the stream that is current for the caller."""
+        consumer = self.consumer()
+        consumer.wait_event(made.ready)
+        for tensor in tensors_of(made.batch):
+            if tensor.is_cuda:
+                tensor.record_stream(consumer)
+        self._handed_over.append(made.ready)
+        if len(self._handed_over) > self._lead:
+            self._handed_over.popleft().synchronize()
+        return made.batch
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists and mappings."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_of(value)
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from tensors_of(value)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """Return the same nest of tuples, named tuples, lists and mappings with other tensors; all else stays as it is."""
+    result: Any = batch
+    if isinstance(batch, Tensor):
+        result = function(batch)
+    elif isinstance(batch, Mapping):
+        values = {key: map_tensors(function, value) for key, value in batch.items()}
+        result = values if type(batch) is dict else _like(batch, values)
+    elif isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        result = type(batch)(*(map_tensors(function, value) for value in batch))
+    elif isinstance(batch, tuple | list):
+        result = type(batch)(map_tensors(function, value) for value in batch)
+    return result
+
+
+def _like(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Return a mapping of the same kind, such as transformers' BatchEncoding, that holds these values."""
+    if hasattr(batch, "copy") and hasattr(batch, "update"):
+        made: Any = batch.copy()
+        made.update(values)
+        return made  # type: ignore[no-any-return]
+    return values
