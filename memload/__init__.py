@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    import memload.transforms as transforms
     from memload.builder import BuildReport, build
     from memload.collate import fast_collate
     from memload.dataset import MemmapDataset
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from memload.inspection import info, preview, verify
     from memload.loader import Loader
     from memload.manifest import Manifest
-    from memload.prefetch import ThreadPrefetcher, background
+    from memload.prefetch import CudaPrefetcher, ThreadPrefetcher, background
     from memload.samplers import (
         BlockShuffledSampler,
         ClassBalancedSampler,
@@ -46,6 +47,7 @@ _HOME = {
     "BuildReport": "builder",
     "ChecksumError": "errors",
     "ClassBalancedSampler": "samplers",
+    "CudaPrefetcher": "prefetch",
     "DecodeError": "errors",
     "DependencyError": "errors",
     "FeedError": "errors",
@@ -78,6 +80,7 @@ __all__ = [
     "BuildReport",
     "ChecksumError",
     "ClassBalancedSampler",
+    "CudaPrefetcher",
     "DecodeError",
     "DependencyError",
     "FeedError",
@@ -107,6 +110,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "transforms":  # a module, for its names to be used as ``memload.transforms.Normalize``
+        return import_module("memload.transforms")
     if name not in _HOME:
         raise AttributeError(f"module 'memload' has no attribute {name!r}")
     value = getattr(import_module(f"memload.{_HOME[name]}"), name)

@@ -18,7 +18,7 @@ from memload.dataset import MemmapDataset
 from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed
 from memload.feeds.interface import Feed, Samples
 from memload.samplers import Order, SequentialSampler, ShuffledSampler
-from memload.streams import SideStream, map_tensors, tensors_of
+from memload.streams import SideStream, find_device, map_tensors, tensors_of
 from memload.workers import available_cores
 
 #: Positions of an order computed at a time, since each call of `Order.take` costs some 200 µs beside 25 ns a position.
@@ -162,7 +162,7 @@ class Loader:
 
     def _open(self) -> "_Opened":
         if self._opened is None:
-            device = _device(self._wanted_device)
+            device = find_device(self._wanted_device)
             columns = tuple(self.dataset.index.columns[name] for name in self._names)
             feed, choice = choose_feed(
                 self._wanted_feed,
@@ -435,17 +435,6 @@ def _copied_into(static: Any, batch: Any) -> Any:
             )
         target.copy_(tensor)
     return static
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    if found.type not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected the CPU or a CUDA device, found {found}")
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: expected one that torch finds, found {found}, and torch finds no CUDA device")
-    if found.type == "cuda" and found.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return found
 
 
 def _default_threads() -> int:

@@ -1,12 +1,19 @@
-"""Run any iterable ahead of its consumer, on a thread."""
+"""Run any iterable ahead of its consumer: on a thread, or on a CUDA stream."""
 
 import contextlib
 import functools
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from memload.samplers import ShuffledSampler
+from memload.streams import SideStream, find_device, map_tensors
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -62,6 +69,143 @@ def background(
         return _ahead(function(*args, **kwargs), prefetch_factor)
 
     return ahead
+
+
+class CudaPrefetcher:
+    """Moves batches to a CUDA device ahead of the training loop, on a stream of its own.
+
+    ``iterable`` is a DataLoader or whatever gives batches: tensors in nested tuples, lists and mappings, moved with
+    the rest left as it is. Copies overlap with training where the batches are page-locked
+    (``DataLoader(pin_memory=True)``); from other memory they are made while the caller waits.
+    Or it is a dataset whose samples are made on the device, that has ``dataset[i]`` and no iterator: each is made on
+    the stream, ahead of time, in order or, with ``shuffle=True``, in that of `ShuffledSampler` for (``seed``, epoch).
+
+    ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the first element of a
+    tuple or list, else the whole batch. ``prefetch_factor`` batches are on their way while one is used. With
+    ``own_thread=True`` a thread does all this, which takes the waiting for ``iterable`` off the training loop too.
+    ``device`` is by default the current CUDA device where there is one; on the CPU nothing is moved, and all else
+    is the same.
+
+    A batch is ready for the stream that is current when it is asked for, and is never overwritten. Iterate, each time
+    anew; or call `next` as with Apex's data_prefetcher. ``len()`` is that of the iterable. An exception arrives
+    behind the batches before it; leaving early leaves nothing behind. Raises ValueError for arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        iterable: Any,
+        *,
+        device: torch.device | str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        prefetch_factor: int = 2,
+        own_thread: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor: expected 1 or more, found {prefetch_factor}")
+        self._by_number = not hasattr(iterable, "__iter__")
+        if self._by_number and not (hasattr(iterable, "__getitem__") and hasattr(iterable, "__len__")):
+            raise TypeError(f"iterable: expected an iterable or a dataset with a length, found {iterable!r}")
+        if shuffle and not self._by_number:
+            raise ValueError("shuffle: expected a dataset of samples, found an iterable, which has an order of its own")
+        self.iterable, self.transform, self.prefetch_factor = iterable, transform, prefetch_factor
+        self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
+        self.device = find_device(device)
+        self._side = SideStream(self.device, prefetch_factor) if self.device.type == "cuda" else None
+        self._epoch = 0
+        self._batches: Iterator[Any] | None = None
+        self._nothing: tuple[None, ...] = (None, None)
+
+    def __len__(self) -> int:
+        return len(self.iterable)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is; told to the iterable's sampler too, where it wants to know."""
+        self._epoch = epoch
+        told: Any
+        for told in (self.iterable, getattr(self.iterable, "sampler", None)):
+            if hasattr(told, "set_epoch"):
+                told.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        consumer = None if self._side is None else self._side.consumer()
+        return self._iterate(self._made(epoch, consumer))
+
+    def next(self) -> Any:
+        """Return the next batch; after the last, ``(None, None)``: as many as a batch has elements, and at least one.
+
+        The first call begins an epoch. After the end it stays at that; `iter` or a new prefetcher begins anew.
+        """
+        if self._batches is None:
+            self._batches = iter(self)
+        for batch in self._batches:
+            if isinstance(batch, tuple | list):
+                self._nothing = (None,) * max(1, len(batch))
+            return batch
+        return self._nothing
+
+    def _made(self, epoch: int, consumer: Any) -> Iterator[Any]:
+        """Yield all batches, begun."""
+        items: Iterator[Callable[[], Any]]
+        if self._by_number:
+            size = len(self.iterable)
+            order = ShuffledSampler(size, seed=self.seed).take(epoch, 0, size).tolist() if self.shuffle else range(size)
+            items = (functools.partial(self.iterable.__getitem__, number) for number in order)
+        else:
+            items = (functools.partial(_same, item) for item in self.iterable)
+        for item in items:
+            make = functools.partial(self._make, item)
+            yield make() if self._side is None else self._side.make(make, consumer)
+            del item, make  # their memory is the next batch's
+
+    def _make(self, item: Callable[[], Any]) -> Any:
+        batch = map_tensors(self._move, item())
+        if self.transform is None:
+            return batch
+        if isinstance(batch, tuple | list) and len(batch):
+            images, *rest = batch
+            changed = (self.transform(images), *rest)
+            return type(batch)(*changed) if hasattr(batch, "_fields") else type(batch)(changed)
+        return self.transform(batch)
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+    def _iterate(self, made: Iterator[Any]) -> Iterator[Any]:
+        source = _ahead(made, self.prefetch_factor) if self.own_thread else _begun(made, self.prefetch_factor)
+        with contextlib.closing(source):
+            for batch in source:
+                yield batch if self._side is None else self._side.hand_over(batch)
+                del batch
+
+
+def _same(item: T) -> T:
+    return item
+
+
+def _begun(items: Iterator[T], ahead: int) -> Generator[T, None, None]:
+    """Yield items, with ``ahead`` more of them begun; an exception comes when its turn does."""
+    waiting: deque[T] = deque()
+    failure: Exception | None = None
+    ended = False
+    try:
+        while True:
+            while not ended and len(waiting) <= ahead:
+                try:
+                    waiting.append(next(items))
+                except StopIteration:
+                    ended = True
+                except Exception as error:  # noqa: BLE001  # raised below
+                    failure, ended = error, True
+            if not waiting:
+                break
+            yield waiting.popleft()
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # it holds this frame
 
 
 def _ahead(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:

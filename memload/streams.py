@@ -56,6 +56,18 @@ class SideStream:
         return made.batch
 
 
+def find_device(device: torch.device | str | None) -> torch.device:
+    """Return the device asked for, by default the current CUDA device or, without any, the CPU."""
+    found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected the CPU or a CUDA device, found {found}")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expected one that torch finds, found {found}, and torch finds no CUDA device")
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
 def tensors_of(batch: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested tuples, lists and mappings."""
     if isinstance(batch, Tensor):

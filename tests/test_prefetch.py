@@ -6,11 +6,13 @@ import textwrap
 import threading
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from memload import ThreadPrefetcher, background
+from memload import CudaPrefetcher, ShuffledSampler, ThreadPrefetcher, background
 
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -233,3 +235,155 @@ def test_the_interpreter_exits_with_a_live_iterator() -> None:
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, timeout=20, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Pairs(Dataset[Any]):
+    """Samples (image, number) of a torch Dataset."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 2, 2), number, dtype=torch.uint8), number
+
+
+on_both = pytest.mark.parametrize("own_thread", [False, True])
+
+
+def prefetched(iterable: Any, **options: Any) -> CudaPrefetcher:
+    return CudaPrefetcher(iterable, device="cpu", **options)
+
+
+@on_both
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 9])
+def test_a_dataloader_gives_the_same_batches(own_thread: bool, prefetch_factor: int) -> None:
+    batches = DataLoader(Pairs(10), 4)
+    prefetcher = prefetched(batches, own_thread=own_thread, prefetch_factor=prefetch_factor)
+    assert len(prefetcher) == 3
+    for _ in range(2):
+        assert [numbers.tolist() for _, numbers in prefetcher] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@on_both
+def test_a_transform_gets_the_images_wherever_they_are(own_thread: bool) -> None:
+    class Batch(NamedTuple):
+        images: torch.Tensor
+        labels: torch.Tensor
+
+    image, label = torch.ones(2), torch.zeros(2)
+
+    def double(images: torch.Tensor) -> torch.Tensor:
+        return images * 2
+
+    def run(batch: Any, transform: Any = double) -> Any:
+        (result,) = prefetched([batch], transform=transform, own_thread=own_thread)
+        return result
+
+    assert torch.equal(run(image), image * 2)
+    for batch in ((image, label), [image, label], Batch(image, label)):
+        result = run(batch)
+        assert type(result) is type(batch)
+        assert torch.equal(result[0], image * 2)
+        assert result[1] is label
+    assert run({"image": image}, lambda batch: batch["image"] + 1).tolist() == [2, 2]
+
+
+def test_what_is_no_tensor_stays_as_it_is() -> None:
+    batch = {"images": torch.ones(1), "keys": ["a", None], "deep": ({"x": (torch.zeros(2),)}, 3.5)}
+    (result,) = prefetched([batch])
+    assert result["keys"] == ["a", None]
+    assert result["deep"][1] == 3.5
+    assert torch.equal(result["deep"][0]["x"][0], torch.zeros(2))
+
+
+@on_both
+def test_next_gives_none_for_every_element_at_the_end(own_thread: bool) -> None:
+    prefetcher = prefetched(DataLoader(Pairs(5), 2), own_thread=own_thread)
+    seen = []
+    images, numbers = prefetcher.next()
+    while images is not None:
+        seen += numbers.tolist()
+        images, numbers = prefetcher.next()
+    assert seen == [0, 1, 2, 3, 4]
+    assert prefetcher.next() == (None, None)
+    assert prefetched([]).next() == (None, None)
+    three = prefetched([(1, 2, 3)])
+    assert [three.next(), three.next()] == [(1, 2, 3), (None, None, None)]
+
+
+@on_both
+def test_an_empty_iterable_gives_nothing(own_thread: bool) -> None:
+    assert list(prefetched([], own_thread=own_thread)) == []
+
+
+@on_both
+def test_an_exception_arrives_behind_the_batches_before_it(own_thread: bool) -> None:
+    batches = iter(prefetched(failing(3), own_thread=own_thread))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError, match="the cause"):
+        next(batches)
+
+
+def test_batches_are_begun_ahead_of_their_use() -> None:
+    made = []
+
+    def batches() -> Iterator[int]:
+        for number in range(10):
+            made.append(number)
+            yield number
+
+    iterator = iter(prefetched(batches(), prefetch_factor=3))
+    assert next(iterator) == 0
+    assert made == [0, 1, 2, 3]
+    assert next(iterator) == 1
+    assert made == [0, 1, 2, 3, 4]
+
+
+class Made:
+    """A dataset without an iterator."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.tensor(number)
+
+
+@on_both
+def test_samples_of_a_dataset_come_by_number_or_shuffled(own_thread: bool) -> None:
+    assert [int(sample) for sample in prefetched(Made(), own_thread=own_thread)] == list(range(7))
+    shuffled = prefetched(Made(), shuffle=True, seed=3, own_thread=own_thread)
+    assert len(shuffled) == 7
+    for epoch in (0, 1):
+        expected = ShuffledSampler(7, seed=3).take(epoch, 0, 7).tolist()
+        assert [int(sample) for sample in shuffled] == expected
+    shuffled.set_epoch(0)
+    assert [int(sample) for sample in shuffled] == ShuffledSampler(7, seed=3).take(0, 0, 7).tolist()
+
+
+def test_an_epoch_is_told_to_the_sampler() -> None:
+    sampler = DistributedSampler(Pairs(8), num_replicas=2, rank=0, seed=1)
+    prefetcher = prefetched(DataLoader(Pairs(8), 4, sampler=sampler))
+    prefetcher.set_epoch(5)
+    assert sampler.epoch == 5
+
+
+@on_both
+def test_a_prefetcher_left_early_leaves_no_thread(own_thread: bool) -> None:
+    for _ in range(50):
+        next(iter(prefetched(range(100), own_thread=own_thread)))
+    assert not of_ours()
+
+
+def test_wrong_arguments_of_a_prefetcher_are_refused() -> None:
+    with pytest.raises(ValueError, match="prefetch_factor: expected 1 or more, found 0"):
+        prefetched([], prefetch_factor=0)
+    with pytest.raises(ValueError, match="shuffle: expected a dataset of samples"):
+        prefetched([1], shuffle=True)
+    with pytest.raises(TypeError, match="iterable: expected an iterable or a dataset with a length, found 3"):
+        prefetched(3)
+    with pytest.raises(ValueError, match="device: expected the CPU or a CUDA device, found meta"):
+        CudaPrefetcher([], device="meta")

@@ -41,7 +41,7 @@ class Feed(Protocol):
         """Return pixels ``(N, H, W, C)`` and columns ``(N, …)`` of samples (int64 ``(N,)``, in range): copies, all new.
 
         Thread-safe. On the CPU it blocks until they are there; on CUDA they are there for what follows on torch's
-        current stream.
+        current stream, which is not the default one (on that CUDA takes no batched copies).
         """
 
     def close(self) -> None:

@@ -1,0 +1,249 @@
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memload import Index, Loader, MemmapDataset, ShuffledSampler
+
+SIZE = 203
+FEEDS = ("resident", "dma", "uva", "pinned")
+
+every_feed = pytest.mark.parametrize("feed", FEEDS)
+
+
+@pytest.fixture
+def path(make_dataset: Callable[..., Index]) -> Path:
+    columns = {"label": np.arange(SIZE) % 3, "number": np.arange(SIZE)}
+    return Path(make_dataset(rows=(100, 80, 23), shape=(16, 18, 3), columns=columns).path)
+
+
+@every_feed
+@pytest.mark.parametrize("batch_size", [1, 7, 64, SIZE, 1000])
+def test_batches_are_those_of_the_cpu(path: Path, feed: Any, batch_size: int) -> None:
+    ours = Loader(path, batch_size, shuffle=True, seed=5, feed=feed)
+    theirs = Loader(path, batch_size, shuffle=True, seed=5, device="cpu")
+    assert ours.device == torch.device("cuda", 0)
+    assert ours.feed.name == feed
+    for _ in range(2):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.images.is_cuda
+            assert one.labels.is_cuda
+            assert one.images.permute(0, 2, 3, 1).is_contiguous()
+            assert torch.equal(one.images.cpu(), other.images)
+            assert torch.equal(one.labels.cpu(), other.labels)
+
+
+@every_feed
+def test_a_subset_of_skipped_and_repeated_samples(path: Path, feed: Any) -> None:
+    numbers = np.random.default_rng(0).integers(0, SIZE, 300)
+    subset = MemmapDataset(path, columns=["number"]).subset(numbers)
+    batches = list(Loader(subset, 32, feed=feed))
+    assert torch.cat([batch.number for batch in batches]).tolist() == numbers.tolist()
+    expected = torch.stack([subset[sample][0] for sample in range(300)])
+    assert torch.equal(torch.cat([batch.images for batch in batches]).cpu(), expected)
+
+
+@every_feed
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_no_batch_is_overwritten_while_the_consumer_is_behind(path: Path, feed: Any, own_stream: bool) -> None:
+    stream = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
+    sums = []
+    with torch.cuda.stream(stream):
+        loader = Loader(path, 16, shuffle=True, seed=1, feed=feed, columns=["number"])
+        for _ in range(4):
+            for images, numbers in loader:
+                torch.cuda._sleep(3_000_000)  # reads come late, when the next batches have long been asked for
+                sums.append((images.double().sum((1, 2, 3)), numbers.clone()))
+    torch.cuda.synchronize()
+    dataset = MemmapDataset(path)
+    expected = torch.stack([dataset[sample][0].double().sum() for sample in range(SIZE)])
+    order = np.concatenate([ShuffledSampler(SIZE, seed=1).take(epoch, 0, SIZE) for epoch in range(4)])
+    assert torch.cat([numbers for _, numbers in sums]).tolist() == order.tolist()
+    assert torch.equal(torch.cat([total for total, _ in sums]).cpu(), expected[torch.from_numpy(order)])
+
+
+@every_feed
+def test_held_batches_stay(path: Path, feed: Any) -> None:
+    batches = list(Loader(path, 8, feed=feed))
+    images = torch.cat([batch.images for batch in batches]).cpu()
+    assert torch.equal(images, MemmapDataset(path).gather(np.arange(SIZE)).permute(0, 3, 1, 2))
+
+
+@every_feed
+def test_memory_is_bounded_however_far_the_host_is_ahead(make_dataset: Callable[..., Index], feed: Any) -> None:
+    path = make_dataset(rows=(500,), shape=(128, 128, 3)).path
+    loader = Loader(path, 50, shuffle=True, feed=feed, prefetch_factor=2)
+    batch_bytes = 50 * 128 * 128 * 3
+    next(iter(loader))
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(10):
+        for images, _labels in loader:
+            torch.cuda._sleep(2_000_000)
+            del images
+    assert torch.cuda.max_memory_allocated() - before < 16 * batch_bytes
+    torch.cuda.synchronize()
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before + batch_bytes
+
+
+@every_feed
+def test_a_transform_runs_ahead_on_the_loaders_stream(path: Path, feed: Any) -> None:
+    streams = set()
+
+    def halve(images: torch.Tensor) -> torch.Tensor:
+        streams.add(torch.cuda.current_stream().cuda_stream)
+        return images.float() / 2
+
+    loader = Loader(path, 50, transform=halve, feed=feed)
+    images = torch.cat([batch.images for batch in loader])
+    assert torch.equal(images.cpu(), MemmapDataset(path).gather(np.arange(SIZE)).permute(0, 3, 1, 2) / 2)
+    list(loader)
+    assert len(streams) == 1
+    assert torch.cuda.current_stream().cuda_stream not in streams
+
+
+@every_feed
+def test_an_exception_of_the_transform_arrives_and_the_next_epoch_works(path: Path, feed: Any) -> None:
+    wrong = [True]
+
+    def fail(images: torch.Tensor) -> torch.Tensor:
+        if wrong[0]:
+            raise KeyError("mine")
+        return images
+
+    loader = Loader(path, 50, transform=fail, feed=feed)
+    for _ in range(3):
+        with pytest.raises(KeyError, match="mine"):
+            list(loader)
+    wrong[0] = False
+    assert sum(len(batch.images) for batch in loader) == SIZE
+
+
+@every_feed
+def test_a_hundred_early_exits_leave_no_memory(path: Path, feed: Any) -> None:
+    loader = Loader(path, 20, shuffle=True, feed=feed)
+    next(iter(loader))
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(100):
+        next(iter(loader))
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before
+
+
+@every_feed
+def test_two_loaders_at_once(path: Path, feed: Any) -> None:
+    dataset = MemmapDataset(path, columns=["number"])
+    training = Loader(dataset.subset(range(150)), 16, shuffle=True, feed=feed)
+    validation = Loader(dataset.subset(range(150, SIZE)), 16, feed=feed)
+    seen = []
+    for one, other in zip(training, validation, strict=False):
+        seen.append(other.number)
+        assert one.number.max() < 150
+    assert torch.cat(seen).tolist() == list(range(150, SIZE))
+
+
+def test_small_data_sets_are_resident_and_the_log_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="memload"):
+        loader = Loader(path, 10)
+        assert loader.feed.name == "resident"
+    assert len(caplog.records) == 1
+    assert "resident: 6.66e-05 GB fit in 25% of" in caplog.text or "resident: " in caplog.text
+    assert "free on cuda:0" in loader.feed.reason
+
+
+@every_feed
+def test_static_buffers_feed_a_captured_graph(path: Path, feed: Any) -> None:
+    loader = Loader(path, 50, drop_last=True, static_buffers=True, columns=["number"], feed=feed)
+    expected = [batch.images.double().sum((1, 2, 3)) for batch in Loader(path, 50, drop_last=True, columns=["number"])]
+    batches = iter(loader)
+    first = next(batches)
+    total = torch.zeros(50, dtype=torch.float64, device="cuda")
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        total.copy_(first.images.double().sum((1, 2, 3)))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        total.copy_(first.images.double().sum((1, 2, 3)))
+    graph.replay()
+    assert torch.equal(total, expected[0])
+    for batch, right in zip(batches, expected[1:], strict=True):
+        assert batch is first
+        graph.replay()
+        assert torch.equal(total, right)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # its own
+@every_feed
+def test_batches_feed_a_compiled_step(path: Path, feed: Any) -> None:
+    model = torch.nn.Conv2d(3, 4, 3).cuda().to(memory_format=torch.channels_last)
+
+    def step(images: torch.Tensor) -> torch.Tensor:
+        return model(images.float()).mean()
+
+    compiled = torch.compile(step)
+    for images, _ in Loader(path, 50, drop_last=True, feed=feed):
+        torch.testing.assert_close(compiled(images), step(images), rtol=1e-3, atol=1e-3)
+
+
+@every_feed
+def test_the_device_can_be_named(path: Path, feed: Any) -> None:
+    last = torch.cuda.device_count() - 1
+    batch = next(iter(Loader(path, 4, device=f"cuda:{last}", feed=feed)))
+    assert batch.images.device == torch.device("cuda", last)
+    assert torch.equal(batch.images.cpu(), MemmapDataset(path).gather(np.arange(4)).permute(0, 3, 1, 2))
+
+
+@every_feed
+@pytest.mark.parametrize("user", [0, 65534], ids=["root", "an ordinary user"])
+@pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 15)", "raise SystemExit(3)"], ids=str)
+def test_a_process_ends_cleanly_with_a_live_iterator(path: Path, feed: str, user: int, ending: str) -> None:
+    if user and os.getuid():
+        pytest.skip("needs root to become somebody else")
+    for part in (path, *path.parents):
+        if part.owner() == "root" and str(part).startswith("/tmp/"):
+            part.chmod(part.stat().st_mode | 0o755)
+    code = f"""
+        import os, signal, sys
+        import torch, memload
+        loader = memload.Loader({str(path)!r}, 16, shuffle=True, feed={feed!r})
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+        print("fed by", loader.feed.name)
+        {ending}
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        user=user or None,
+        cwd="/",
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+            "HOME": "/tmp",
+            "TRITON_CACHE_DIR": f"/tmp/triton-{user}",
+        },
+    )
+    assert ended.stderr == ""
+    assert ended.stdout == f"fed by {feed}\n"
+    assert ended.returncode == (4 if "kill" in ending else 3 if ending else 0)
