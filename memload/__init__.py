@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    import memload.transforms as transforms
+    import memload.transforms as transforms  # noqa: F401  # a module: no name of __all__
     from memload.builder import BuildReport, build
     from memload.collate import fast_collate
     from memload.dataset import MemmapDataset

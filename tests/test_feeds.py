@@ -43,18 +43,20 @@ def test_pages_are_asked_for_only_after_some_had_to_be_read(
     feed = CpuFeed(samples_of(shards), CPU, keep=1)
     feed.fetch(np.array([0, 1]))
     assert asked == []
+    monkeypatch.setattr(gathering, "_FIRST", 2)
     gather = shards.gather
 
     def cold(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        faults[0] += 1
+        faults[0] += bool(len(rows))
         return gather(rows, out)
 
     monkeypatch.setattr(shards, "gather", cold)
-    feed.fetch(np.array([2]))
+    feed.fetch(np.array([2, 9, 8, 7]))
+    assert asked == [[8, 7]]  # not those that tell
     monkeypatch.setattr(shards, "gather", gather)
     for row in range(3, 8):
         feed.fetch(np.array([row]))
-    assert asked == [[3], [4]]
+    assert asked == [[8, 7], [3], [4]]
 
 
 def test_exactly_the_pages_of_the_rows_are_asked_for(

