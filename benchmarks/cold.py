@@ -3,9 +3,9 @@
     python benchmarks/cold.py [--images 20000] [--part 2000] [--side 224] [--batch 256] [--rounds 5] [--folder DIR]
 
 Few of many samples are taken, so that hardly any page is met twice, as with a file that is larger than RAM. Before
-each way the file's pages are dropped from the page cache (posix_fadvise, after an fsync), which the major faults show, that are
-recorded. Ways, in turn, images a second: with asking ahead and without, on one thread and on four; and, as the limit,
-the file read from start to end. `--folder` is where the file is written, to choose the disk.
+each way the file's pages are dropped from the page cache (posix_fadvise, after an fsync), which the major faults
+show, that are recorded. Ways, in turn, images a second: with asking ahead and without, on one thread and on four;
+and, as the limit, the file read from start to end. `--folder` is where the file is written, to choose the disk.
 """
 
 import argparse

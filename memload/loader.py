@@ -1,28 +1,34 @@
 """Join data set, order, feed and transform: batches on the device, in an order that is a function of (seed, epoch)."""
 
+import contextlib
 import functools
 import itertools
+import math
 import os
 import threading
 import weakref
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from memload.dataset import MemmapDataset
-from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed
-from memload.feeds.interface import Feed, Samples
+from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed, pinned_callers
+from memload.feeds.interface import Feed, Fetch, Samples
+from memload.prefetch import ahead_on_thread
 from memload.samplers import Order, SequentialSampler, ShuffledSampler
 from memload.streams import SideStream, find_device, map_tensors, tensors_of
 from memload.workers import available_cores
 
 #: Positions of an order computed at a time, since each call of `Order.take` costs some 200 µs beside 25 ns a position.
 _STRETCH = 1 << 14
+#: Bytes of columns that go to the device with them, at most.
+_STRETCH_BYTES = 8 << 20
 
 
 class Loader:
@@ -245,68 +251,49 @@ class Loader:
             progress = _Progress(progress.epoch + 1, 0)
         self._next, self._current = _Progress(progress.epoch + 1, 0), progress
         opened, process = self._open(), os.getpid()
-        if opened.side is None:
-            threads, ahead = self.num_threads, max(1, self.num_threads * self.prefetch_factor)
-        else:  # two threads keep those that gather busy from one batch to the next; other feeds need none
-            threads, ahead = (min(2, self.num_threads) if opened.feed.name == "pinned" else 0), self.prefetch_factor + 1
+        side, at_once = opened.side, opened.feed.name == "resident" and self.transform is None
+        if side is None or at_once:  # a gather on the device takes less time than handing it to another stream
+            threads = 0 if at_once else self.num_threads
+            ahead = max(1, threads * self.prefetch_factor)
+        else:
+            threads = pinned_callers(self.num_threads, self.prefetch_factor) if opened.feed.name == "pinned" else 0
+            ahead = self.prefetch_factor + 1
         members: set[int] = set()
         pool = ThreadPoolExecutor(threads, "memload", lambda: members.add(threading.get_ident())) if threads else None
-        results = iter(functools.partial(self._begin, opened, self._batches(progress), pool), None)
-        waiting: deque[tuple[Future[Any], int]] = deque()
+        begin = _Begin(self._batches(progress), opened.feed, self._finish, None if at_once else side, pool)
+        waiting: deque[tuple[_Result | Future[Any], int]] = deque()
         static: Any = None
         try:
             while True:
-                waiting.extend(itertools.islice(results, ahead - len(waiting)))
+                waiting.extend(itertools.islice(begin, ahead - len(waiting)))
                 if not waiting:
                     break
-                future, progress_then = waiting.popleft()
+                result, seen = waiting.popleft()
                 try:
-                    batch = future.result()
+                    batch = result.result()
                 finally:
-                    del future  # its exception would hold this frame, and this frame it
-                if opened.side is not None:
-                    batch = opened.side.hand_over(batch)
+                    del result  # its exception would hold this frame, and this frame it
+                if side is not None:
+                    if not at_once:
+                        batch = side.hand_over(batch)
                     if self.static_buffers:
                         batch = static = _copied_into(static, batch)
-                progress.seen = progress_then
+                progress.seen = seen
                 yield batch
                 del batch  # or its memory would be held while the next one is waited for
-                if os.getpid() != process and (pool is not None or opened.side is not None):
+                if os.getpid() != process and (pool is not None or side is not None):
                     raise RuntimeError(
                         "iterator: expected to be used in the process that made it, found a forked child, "
                         "which has none of its threads. Iterate anew there"
                     )
         finally:
             # In a forked child there are no threads. One that collects garbage cannot wait for itself.
-            if pool is not None and os.getpid() == process:
-                pool.shutdown(wait=threading.get_ident() not in members, cancel_futures=True)
+            if os.getpid() == process:
+                begin.close()
+                if pool is not None:
+                    pool.shutdown(wait=threading.get_ident() not in members, cancel_futures=True)
         if self._current is progress:  # from here on the state is the start of the next epoch, whichever that will be
             self._current = None
-
-    def _begin(
-        self, opened: "_Opened", wanted: Iterator[tuple[np.ndarray, int]], pool: ThreadPoolExecutor | None
-    ) -> tuple[Future[Any], int] | None:
-        """Begin the next batch and return it, with the samples seen then; None at the end. An error takes its place."""
-        future: Future[Any] = Future()
-        seen = 0
-        try:
-            found = next(wanted, None)
-            if found is None:
-                return None
-            positions, seen = found
-            make = functools.partial(self._make, opened.feed, positions)
-            if opened.side is not None:
-                make = functools.partial(opened.side.make, make, opened.side.consumer())
-            if pool is not None:
-                future = pool.submit(make)
-            else:
-                future.set_result(make())
-            return future, seen
-        except Exception as error:  # noqa: BLE001  # raised where the loop is, when its turn comes
-            future.set_exception(error)
-            return future, seen
-        finally:
-            del future  # an exception holds this frame
 
     def _is_over(self, progress: "_Progress") -> bool:
         """Return whether nothing is left of an epoch for any rank; False where an iterable does not tell its length."""
@@ -315,35 +302,52 @@ class Loader:
         step = self.batch_size * (1 if self._order is None else self.num_replicas)
         return len(self.sampler) - progress.seen < (step if self.drop_last else 1)
 
-    def _make(self, feed: Feed, positions: np.ndarray) -> Any:
-        pixels, *columns = feed.fetch(positions)
+    def _finish(self, tensors: list[Tensor]) -> Any:
+        pixels, *columns = tensors
         images = pixels.permute(0, 3, 1, 2)
         return _batch_type(self._names)(images if self.transform is None else self.transform(images), *columns)
 
-    def _batches(self, progress: "_Progress") -> Iterator[tuple[np.ndarray, int]]:
-        """Yield the samples of every batch that the epoch still owes, and how many samples are seen with it."""
+    def _batches(self, progress: "_Progress") -> Generator["_Part", None, None]:
+        """Yield the samples of every batch that the epoch still owes."""
         if self._order is None:
             yield from self._batches_of_iterable(progress)
             return
-        size, step = len(self._order), self.batch_size * self.num_replicas
-        stretch = np.empty(0, np.int64)
-        begin = end = progress.seen
-        for seen in range(progress.seen, size, step):
-            whole = min(step, size - seen)
-            if whole < step and self.drop_last:
-                return
-            start, stop = self._share(seen, whole)
-            if step > _STRETCH:  # of so many ranks, each takes its own part only
-                begin, end, stretch = start, stop, self._order.take(progress.epoch, min(start, size), min(stop, size))
-            elif seen >= end:
-                begin, end = seen, min(seen + _STRETCH // step * step, size)
-                stretch = self._order.take(progress.epoch, begin, end)
-            samples = stretch[start - begin : stop - begin]
-            if stop > size:  # the few that make all ranks even; all of this rank's may be, and come round again
-                first = self._order.take(progress.epoch, 0, min(stop - size, size))
-                samples = np.concatenate([samples, first[np.arange(max(start, size), stop) % size]])
-            if start < stop:
-                yield samples, seen + whole
+        stretches = self._stretches(progress, self._order)
+        if self._open().side is not None and _is_ours(self._order):
+            stretches = ahead_on_thread(
+                stretches, 1
+            )  # training need not wait for NumPy; users' orders stay on its thread
+        with contextlib.closing(stretches):
+            for parts in stretches:
+                yield from parts
+
+    def _stretches(self, progress: "_Progress", order: Order) -> Generator[list["_Part"], None, None]:
+        """Yield the batches of as many positions as are computed at a time."""
+        size, step = len(order), self.batch_size * self.num_replicas
+        count = max(1, min(_STRETCH, _STRETCH_BYTES // max(1, self._column_bytes())) // step)
+        end = size - (size - progress.seen) % step if self.drop_last else size
+        for begin in range(progress.seen, end, count * step):
+            shares = [(seen, *self._share(seen, min(step, end - seen))) for seen in range(begin, end, step)[:count]]
+            if count == 1:  # of many ranks, each takes its own part only
+                first, last = shares[0][1], min(shares[0][2], size)
+            else:
+                first, last = begin, min(begin + count * step, end)
+            samples = order.take(progress.epoch, min(first, size), last)
+            parts = []
+            for seen, start, stop in shares:
+                if stop > size:  # the few that make all ranks even; all of this rank's may be, and come round again
+                    rest = order.take(progress.epoch, 0, min(stop - size, size))
+                    again = rest[np.arange(max(start, size), stop) % size]
+                    own = np.concatenate([samples[min(start, size) - first :], again])
+                    parts.append(_Part(own, 0, len(own), min(seen + step, end)))
+                elif start < stop:
+                    parts.append(_Part(samples, start - first, stop - first, min(seen + step, end)))
+            yield parts
+
+    def _column_bytes(self) -> int:
+        """Return the bytes of one sample's columns."""
+        columns = (self.dataset.index.columns[name] for name in self._names)
+        return sum(math.prod(column.shape[1:]) * column.itemsize for column in columns)
 
     def _share(self, seen: int, whole: int) -> tuple[int, int]:
         """Return the positions of this rank among the ``whole`` that all ranks together take next."""
@@ -352,7 +356,7 @@ class Loader:
             return seen + self.rank * each, seen + (self.rank + 1) * each
         return seen + whole * self.rank // self.num_replicas, seen + whole * (self.rank + 1) // self.num_replicas
 
-    def _batches_of_iterable(self, progress: "_Progress") -> Iterator[tuple[np.ndarray, int]]:
+    def _batches_of_iterable(self, progress: "_Progress") -> Iterator["_Part"]:
         size, resumed = len(self.dataset), progress.seen
         if self.batch_sampler is not None:
             groups: Iterator[Sequence[int]] = iter(self.batch_sampler)
@@ -370,7 +374,7 @@ class Loader:
                 raise IndexError(
                     f"sampler: expected numbers from 0 to {size - 1}, found {samples.min()} to {samples.max()}"
                 )
-            yield samples % size, seen
+            yield _Part(samples % size, 0, len(samples), seen)
 
     def _tell_samplers(self, epoch: int) -> None:
         own: Any
@@ -381,11 +385,10 @@ class Loader:
     def _identity(self) -> dict[str, Any]:
         """Return what must be the same for a state to be this loader's: a name for each."""
         order = self.batch_sampler if self.batch_sampler is not None else self.sampler
-        ours = type(order).__module__ == SequentialSampler.__module__
         return {
             "fingerprint": self.dataset.fingerprint,
             "seed": int(getattr(self._order, "seed", self.seed)),  # an order of the user's has one of its own
-            "order": repr(order) if ours else type(order).__name__,
+            "order": repr(order) if _is_ours(order) else type(order).__name__,
         }
 
 
@@ -396,6 +399,84 @@ class _Opened(NamedTuple):
     feed: Feed
     choice: Choice
     side: SideStream | None
+
+
+class _Part(NamedTuple):
+    """A batch: ``samples[start:stop]`` of those of a stretch, and how many samples of the epoch are seen with it."""
+
+    samples: np.ndarray
+    start: int
+    stop: int
+    seen: int
+
+
+class _Result(NamedTuple):
+    """A batch that was made at once, or the exception; as a Future."""
+
+    value: Any
+    error: Exception | None
+
+    def result(self) -> Any:
+        try:
+            if self.error is not None:
+                raise self.error
+            return self.value
+        finally:
+            del self  # the exception holds this frame
+
+
+class _Begin:
+    """Iterates over batches that have been begun; an error takes its place among them, and ends them."""
+
+    def __init__(
+        self,
+        parts: Generator[_Part, None, None],
+        feed: Feed,
+        finish: Callable[[list[Tensor]], Any],
+        side: SideStream | None,
+        pool: ThreadPoolExecutor | None,
+    ) -> None:
+        self._parts, self._feed, self._finish, self._side, self._pool = parts, feed, finish, side, pool
+        self._prepared: tuple[np.ndarray, Any, Fetch] | None = None
+
+    def __iter__(self) -> Iterator[tuple["_Result | Future[Any]", int]]:
+        return self
+
+    def __next__(self) -> tuple["_Result | Future[Any]", int]:
+        seen = 0
+        try:
+            part = next(self._parts, None)
+            if part is not None:
+                seen = part.seen
+                return self._begin(part), seen
+        except Exception as error:  # noqa: BLE001  # raised where the loop is, when its turn comes
+            return _Result(None, error), seen
+        raise StopIteration
+
+    def _begin(self, part: _Part) -> "_Result | Future[Any]":
+        fetch = self._fetch_from(part.samples)
+
+        def make() -> Any:
+            return self._finish(fetch(part.start, part.stop))
+
+        if self._side is not None:
+            make = functools.partial(self._side.make, make, self._side.consumer())
+        return _Result(make(), None) if self._pool is None else self._pool.submit(make)
+
+    def _fetch_from(self, samples: np.ndarray) -> Fetch:
+        """Have the feed prepare a stretch once; on CUDA, once for each stream that it is used on."""
+        stream = None
+        if self._side is not None:
+            stream = self._side.stream
+        elif self._feed.name == "resident":
+            stream = torch.cuda.current_stream(self._feed.device)
+        if self._prepared is None or self._prepared[0] is not samples or self._prepared[1] != stream:
+            with torch.cuda.stream(stream):
+                self._prepared = samples, stream, self._feed.prepare(samples)
+        return self._prepared[2]
+
+    def close(self) -> None:
+        self._parts.close()
 
 
 class _Progress:
@@ -435,6 +516,10 @@ def _copied_into(static: Any, batch: Any) -> Any:
             )
         target.copy_(tensor)
     return static
+
+
+def _is_ours(order: Any) -> bool:
+    return type(order).__module__ == SequentialSampler.__module__
 
 
 def _default_threads() -> int:

@@ -1,6 +1,7 @@
 """Run any iterable ahead of its consumer: on a thread, or on a CUDA stream."""
 
 import contextlib
+import copy
 import functools
 import os
 import queue
@@ -49,7 +50,7 @@ class ThreadPrefetcher(Generic[T]):
         return len(self.iterable)  # type: ignore[arg-type]  # raises TypeError, as it should, if it has none
 
     def __iter__(self) -> Iterator[T]:
-        return _ahead(self.iterable, self.prefetch_factor)
+        return ahead_on_thread(self.iterable, self.prefetch_factor)
 
 
 def background(
@@ -66,7 +67,7 @@ def background(
 
     @functools.wraps(function)
     def ahead(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return _ahead(function(*args, **kwargs), prefetch_factor)
+        return ahead_on_thread(function(*args, **kwargs), prefetch_factor)
 
     return ahead
 
@@ -131,7 +132,9 @@ class CudaPrefetcher:
     def __iter__(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         consumer = None if self._side is None else self._side.consumer()
-        return self._iterate(self._made(epoch, consumer))
+        alone = copy.copy(self)  # what `next` keeps is not to hold what keeps it: DataLoaders end when they are dropped
+        alone._batches = None
+        return alone._iterate(alone._made(epoch, consumer))
 
     def next(self) -> Any:
         """Return the next batch; after the last, ``(None, None)``: as many as a batch has elements, and at least one.
@@ -174,7 +177,7 @@ class CudaPrefetcher:
         return tensor.to(self.device, non_blocking=True)
 
     def _iterate(self, made: Iterator[Any]) -> Iterator[Any]:
-        source = _ahead(made, self.prefetch_factor) if self.own_thread else _begun(made, self.prefetch_factor)
+        source = ahead_on_thread(made, self.prefetch_factor) if self.own_thread else _begun(made, self.prefetch_factor)
         with contextlib.closing(source):
             for batch in source:
                 yield batch if self._side is None else self._side.hand_over(batch)
@@ -208,7 +211,8 @@ def _begun(items: Iterator[T], ahead: int) -> Generator[T, None, None]:
         del failure  # it holds this frame
 
 
-def _ahead(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
+def ahead_on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
+    """Yield what an iterable gives, made on a thread that ends with this generator."""
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
     room = threading.Semaphore(prefetch_factor)
     stop = threading.Event()

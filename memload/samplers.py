@@ -152,12 +152,11 @@ def _key(*parts: int) -> np.ndarray:
 
 
 def _permute(positions: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """Return where a permutation of 0 … size − 1 takes these positions, int64."""
+    """Return where a permutation of 0 … size − 1 takes these positions, int64, in their own memory if it can."""
     bits = int(size - 1).bit_length()
     if bits <= _LEAST_BITS:  # walking would take up to a thousand turns; those of all values that are in range do
         values = _feistel(np.arange(1 << _LEAST_BITS, dtype=np.uint32), _LEAST_BITS, key)
         return np.asarray(values[values < size].astype(np.int64)[positions])
-    out = np.empty(len(positions), np.int64)
     dtype = np.uint32 if bits <= 32 else np.uint64
     for start in range(0, len(positions), _CHUNK):
         values = _feistel(positions[start : start + _CHUNK].astype(dtype), bits, key)
@@ -166,8 +165,8 @@ def _permute(positions: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
             walked = _feistel(values[outside], bits, key)
             values[outside] = walked
             outside = outside[walked >= size]
-        out[start : start + _CHUNK] = values
-    return out
+        positions[start : start + _CHUNK] = values
+    return positions
 
 
 def _feistel(values: np.ndarray, bits: int, key: np.ndarray) -> np.ndarray:

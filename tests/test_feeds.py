@@ -41,7 +41,7 @@ def test_pages_are_asked_for_only_after_some_had_to_be_read(
     monkeypatch.setattr(gathering, "_major_faults", lambda: faults[0])
     monkeypatch.setattr(gathering, "_STAY_COLD", 2)
     feed = CpuFeed(samples_of(shards), CPU, keep=1)
-    feed.fetch(np.array([0, 1]))
+    feed.prepare(np.array([0, 1]))(0, 2)
     assert asked == []
     monkeypatch.setattr(gathering, "_FIRST", 2)
     gather = shards.gather
@@ -51,11 +51,11 @@ def test_pages_are_asked_for_only_after_some_had_to_be_read(
         return gather(rows, out)
 
     monkeypatch.setattr(shards, "gather", cold)
-    feed.fetch(np.array([2, 9, 8, 7]))
+    feed.prepare(np.array([2, 9, 8, 7]))(0, 4)
     assert asked == [[8, 7]]  # not those that tell
     monkeypatch.setattr(shards, "gather", gather)
     for row in range(3, 8):
-        feed.fetch(np.array([row]))
+        feed.prepare(np.array([row]))(0, 1)
     assert asked == [[8, 7], [3], [4]]
 
 
@@ -99,7 +99,7 @@ def test_every_feed_serves_the_cpu_or_says_that_it_cannot(name: Any, opened: Cal
     if name in ("auto", "cpu"):
         feed, chosen = choose_feed(name, samples, CPU, num_threads=1, prefetch_factor=2)
         assert feed.name == chosen.name == "cpu"
-        np.testing.assert_array_equal(feed.fetch(np.arange(12))[0].numpy(), stored(samples.shards))
+        np.testing.assert_array_equal(feed.prepare(np.arange(12))(0, 12)[0].numpy(), stored(samples.shards))
     else:
         with pytest.raises(FeedError, match=f"feed '{name}': expected a CUDA device, found cpu"):
             choose_feed(name, samples, CPU, num_threads=1, prefetch_factor=2)

@@ -5,6 +5,7 @@ import sys
 import textwrap
 import threading
 import traceback
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -387,3 +388,22 @@ def test_wrong_arguments_of_a_prefetcher_are_refused() -> None:
         prefetched(3)
     with pytest.raises(ValueError, match="device: expected the CPU or a CUDA device, found meta"):
         CudaPrefetcher([], device="meta")
+
+
+@on_both
+def test_a_dropped_prefetcher_drops_its_iterable(own_thread: bool) -> None:
+    class Batches:
+        def __iter__(self) -> Iterator[int]:
+            yield from range(5)
+
+    iterable = Batches()
+    prefetcher = prefetched(iterable, own_thread=own_thread)
+    prefetcher.next()
+    dropped = weakref.ref(iterable)
+    gc.collect()
+    gc.disable()
+    try:
+        del iterable, prefetcher
+        assert dropped() is None
+    finally:
+        gc.enable()

@@ -56,7 +56,8 @@ def choose_feed(
             return DmaFeed(samples, device, num_threads=num_threads)
         if which == "uva":
             return UvaFeed(samples, device, num_threads=num_threads)
-        return PinnedFeed(samples, device, num_threads=num_threads, most=prefetch_factor + 2)
+        callers = pinned_callers(num_threads, prefetch_factor)
+        return PinnedFeed(samples, device, num_threads=num_threads, callers=callers, most=prefetch_factor + 2)
 
     if name != "auto":
         feed, choice = make(name), Choice(name, "asked for")
@@ -66,6 +67,11 @@ def choose_feed(
         feed, choice = _first_that_serves(make, samples, device)
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice
+
+
+def pinned_callers(num_threads: int, prefetch_factor: int) -> int:
+    """Return how many threads fetch batches from `PinnedFeed` at once: one for each batch that is on its way."""
+    return max(1, min(num_threads, prefetch_factor + 1))
 
 
 def _first_that_serves(make: Callable[[str], Feed], samples: Samples, device: torch.device) -> tuple[Feed, Choice]:

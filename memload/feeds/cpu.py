@@ -10,7 +10,7 @@ from torch import Tensor
 from memload.buffers import BufferPool
 from memload.errors import FeedError
 from memload.feeds.gathering import Gatherer
-from memload.feeds.interface import Samples
+from memload.feeds.interface import Fetch, Samples
 
 
 class CpuFeed:
@@ -25,10 +25,13 @@ class CpuFeed:
         if device.type != "cpu":
             raise FeedError(f"feed 'cpu': expected the CPU as device, found {device}. Choose another feed or device")
         self._samples, self._gatherer = samples, Gatherer(samples.shards)
-        self._pool = BufferPool(keep)
+        self._pool, self.device = BufferPool(keep), device
 
-    def fetch(self, samples: np.ndarray) -> list[Tensor]:
-        """See `Feed.fetch`."""
+    def prepare(self, samples: np.ndarray) -> Fetch:
+        """See `Feed.prepare`."""
+        return lambda start, stop: self._fetch(samples[start:stop])
+
+    def _fetch(self, samples: np.ndarray) -> list[Tensor]:
         shape, dtype = self._samples.shape(len(samples)), self._samples.dtype
         out = self._pool.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
         self._gatherer.gather(self._samples.row[samples], out.numpy())

@@ -1,5 +1,6 @@
 """Rows copied by the device's own copy engines, straight from the page cache."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -7,16 +8,19 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.interface import Samples, upload
-from memload.feeds.pages import Pages
+from memload.feeds.interface import Fetch, Samples, upload
+from memload.feeds.pages import Pages, Places
 from memload.feeds.pinned import PinnedFeed
+
+#: Copies rows ``start`` to ``stop`` of some into a tensor ``(stop - start, H, W, C)``.
+Copy = Callable[[int, int, Tensor], None]
 
 #: Rows whose pages are not registered yet are staged in pieces of so many bytes, since staging memory is page-locked.
 _PIECE_BYTES = 8 << 20
 
 
 class PageCacheFeed:
-    """What the two feeds that read the page cache have in common; they differ in who copies: `_copy`.
+    """What the two feeds that read the page cache have in common; they differ in who copies: `_prepare`.
 
     Rows whose window is not registered yet come by way of the CPU: `PinnedFeed`.
     """
@@ -27,49 +31,65 @@ class PageCacheFeed:
         if device.type != "cuda":
             raise FeedError(f"feed {self.name!r}: expected a CUDA device, found {device}. Use feed='cpu'")
         self._check(device)
-        self._samples, self._device = samples, device
+        self._samples, self.device = samples, device
         self._row_bytes = samples.shards.array.row_bytes
-        self._rest: PinnedFeed | None = PinnedFeed(samples, device, num_threads=num_threads, most=2)
+        self._rest = PinnedFeed(samples, device, num_threads=num_threads, callers=1, most=2)
         self._pages = Pages(samples.shards, device)
 
-    def fetch(self, samples: np.ndarray) -> list[Tensor]:
-        """See `Feed.fetch`. Blocks for the rows whose pages are not registered yet."""
+    def prepare(self, samples: np.ndarray) -> Fetch:
+        """See `Feed.prepare`. Fetching blocks for the rows whose pages are not registered yet."""
         rows = self._samples.row[samples]
-        out = torch.empty(self._samples.shape(len(rows)), dtype=self._samples.dtype, device=self._device)
-        places = self._pages.locate(rows)
-        if places.ready.all():
-            self._copy(places.address, places.split, np.arange(len(rows)), out)
-            if self._rest is not None and self._pages.complete:
-                self._rest.close()  # its page-locked memory is not needed again
-                self._rest = None
-        else:
-            ready = np.flatnonzero(places.ready)
-            self._copy(places.address[ready], places.split[ready], ready, out)
-            self._fill(rows, np.flatnonzero(~places.ready), out)
-        return [out, *(upload(column[samples], self._device) for column in self._samples.columns)]
+        columns = [upload(column[samples], self.device) for column in self._samples.columns]
+        shape, dtype = self._samples.shape, self._samples.dtype
+        copy: Copy | None = None
+
+        def fetch(start: int, stop: int) -> list[Tensor]:
+            nonlocal copy
+            if copy is None and self._pages.complete:
+                copy = self._prepare(self._pages.locate(rows))
+                self._rest.close()  # its page-locked memory is not needed any more
+            out = torch.empty(shape(stop - start), dtype=dtype, device=self.device)
+            if copy is None:
+                self._fetch_ready(rows[start:stop], out)
+            else:
+                copy(start, stop, out)
+            return [out, *[column[start:stop] for column in columns]]
+
+        return fetch
 
     def close(self) -> None:
         """See `Feed.close`."""
         self._pages.close()
-        if self._rest is not None:
-            self._rest.close()
+        self._rest.close()
+
+    def _fetch_ready(self, rows: np.ndarray, out: Tensor) -> None:
+        """Copy rows into ``out``, those that the device can read yet and the others."""
+        places = self._pages.locate(rows)
+        ready = np.flatnonzero(places.ready)
+        if len(ready) == len(rows):
+            self._prepare(places)(0, len(rows), out)
+            return
+        some = torch.empty(self._samples.shape(len(ready)), dtype=self._samples.dtype, device=self.device)
+        self._prepare(Places(places.address[ready], places.ready[ready], places.split[ready]))(0, len(ready), some)
+        flat, width = out.view(torch.uint8).view(len(rows), -1), self._row_bytes
+        flat.index_copy_(0, upload(ready, self.device), some.view(torch.uint8).view(len(ready), width))
+        self._fill(rows, np.flatnonzero(~places.ready), out)
 
     def _fill(self, rows: np.ndarray, missing: np.ndarray, out: Tensor) -> None:
-        assert self._rest is not None  # it is let go of when nothing can be missing any more
         each = max(1, _PIECE_BYTES // self._row_bytes)
         for start in range(0, len(missing), each):
             part = missing[start : start + each]
             staged = self._rest.fetch_rows(rows[part])
             out.view(torch.uint8).view(len(rows), -1).index_copy_(
-                0, upload(part, self._device), staged.view(torch.uint8).view(len(part), -1)
+                0, upload(part, self.device), staged.view(torch.uint8).view(len(part), -1)
             )
 
     def _check(self, device: torch.device) -> None:
         """Raise FeedError where this way of copying is missing."""
         raise NotImplementedError
 
-    def _copy(self, address: np.ndarray, split: np.ndarray, position: np.ndarray, out: Tensor) -> None:
-        """Copy rows at addresses to their positions in ``out``, on the current stream."""
+    def _prepare(self, places: Places) -> Copy:
+        """Return a function that copies some of these rows into a tensor, on the current stream."""
         raise NotImplementedError
 
 
@@ -88,11 +108,14 @@ class DmaFeed(PageCacheFeed):
         order = self._driver.CUmemcpySrcAccessOrder
         self._attributes.srcAccessOrder = order.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
-    def _copy(self, address: np.ndarray, split: np.ndarray, position: np.ndarray, out: Tensor) -> None:
+    def _prepare(self, places: Places) -> Copy:
+        return lambda start, stop, out: self._copy(places.address[start:stop], places.split[start:stop], out)
+
+    def _copy(self, address: np.ndarray, split: np.ndarray, out: Tensor) -> None:
         if not len(address):
             return
         size = np.full(len(address), self._row_bytes, np.int64)
-        target = out.data_ptr() + position * self._row_bytes
+        target = out.data_ptr() + np.arange(len(address)) * self._row_bytes
         across = np.flatnonzero(split)
         if across.size:  # one copy may not cross from one registration to the next
             first = split[across]
@@ -101,7 +124,7 @@ class DmaFeed(PageCacheFeed):
             target = np.concatenate([target, target[across] + first])
             size = np.concatenate([size, self._row_bytes - first])
         driver = self._driver
-        stream = torch.cuda.current_stream(self._device).cuda_stream
+        stream = torch.cuda.current_stream(self.device).cuda_stream
         (status,) = driver.cuMemcpyBatchAsync(
             [driver.CUdeviceptr(value) for value in target.tolist()],
             [driver.CUdeviceptr(value) for value in address.tolist()],

@@ -1,6 +1,6 @@
 """What all ways of getting samples to the device have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -36,16 +36,22 @@ class Feed(Protocol):
     """
 
     name: ClassVar[str]
+    device: torch.device
 
-    def fetch(self, samples: np.ndarray) -> list[Tensor]:
-        """Return pixels ``(N, H, W, C)`` and columns ``(N, …)`` of samples (int64 ``(N,)``, in range): copies, all new.
+    def prepare(self, samples: np.ndarray) -> "Fetch":
+        """Return a function that fetches parts of these samples: int64 ``(M,)``, in range, those of many batches.
 
-        Thread-safe. On the CPU it blocks until they are there; on CUDA they are there for what follows on torch's
-        current stream, which is not the default one (on that CUDA takes no batched copies).
+        ``fetch(start, stop)`` returns pixels ``(N, H, W, C)`` and columns ``(N, …)`` of ``samples[start:stop]``: the
+        caller's own, never to be written to by another. It is thread-safe. On the CPU it blocks until they are there;
+        on CUDA they are there for what follows on torch's current stream, on which `prepare` was called too. That is
+        not to be the default one, on which CUDA takes no batched copies, except for `ResidentFeed`.
         """
 
     def close(self) -> None:
         """Let go of memory and threads, once copies under way have ended; what was handed out stays as it is."""
+
+
+Fetch = Callable[[int, int], list[Tensor]]
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
@@ -54,3 +60,8 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     By way of page-locked memory: a copy from ordinary memory may wait for all that is on the stream.
     """
     return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
+
+def widest_word(row_bytes: int) -> torch.dtype:
+    """Return the widest type that rows are whole numbers of; where a page begins with one, all begin at multiples."""
+    return next(word for word in (torch.int64, torch.int32, torch.int16, torch.int8) if not row_bytes % word.itemsize)

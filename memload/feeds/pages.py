@@ -72,14 +72,13 @@ class Pages:
 
     def locate(self, rows: np.ndarray) -> Places:
         """Return where rows (int64) are, and note that the current stream reads them from now on."""
-        shard = np.searchsorted(self._starts, rows, side="right") - 1
+        shard = np.searchsorted(self._starts, rows, side="right") - 1 if len(self._files) > 1 else np.zeros_like(rows)
         offset = HEADER_BYTES + (rows - self._starts[shard]) * self._row_bytes
         window, last = offset // WINDOW_BYTES, (offset + self._row_bytes - 1) // WINDOW_BYTES
         split = np.where(window == last, 0, last * WINDOW_BYTES - offset)
         ready = np.ones(len(rows), bool)
-        if not self._complete:
+        if not self.complete:
             registered = np.concatenate([file.registered for file in self._files])
-            self._complete = bool(registered.all())
             first = self._first_window[shard]
             ready = registered[first + window] & registered[first + last]
         stream = torch.cuda.current_stream(self._device)
@@ -95,6 +94,8 @@ class Pages:
     @property
     def complete(self) -> bool:
         """Whether every row can be read by the device."""
+        if not self._complete:
+            self._complete = all(file.registered.all() for file in self._files)
         return self._complete
 
     def copy_all(self, out: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.interface import Samples, upload
+from memload.feeds.interface import Fetch, Samples, upload, widest_word
 from memload.feeds.pages import Pages
 from memload.shards import Shards
 
@@ -26,7 +26,7 @@ class ResidentFeed:
     def __init__(self, samples: Samples, device: torch.device) -> None:
         if device.type != "cuda":
             raise FeedError(f"feed 'resident': expected a CUDA device, found {device}. Use feed='cpu'")
-        self._samples, self._device = samples, device
+        self._samples, self.device = samples, device
         try:
             self._rows: Tensor | None = _rows_on(samples.shards, device)
             self._columns = [torch.from_numpy(column).to(device) for column in samples.columns]
@@ -38,14 +38,20 @@ class ResidentFeed:
                 "Use feed='auto', or a smaller data set"
             ) from error
 
-    def fetch(self, samples: np.ndarray) -> list[Tensor]:
-        """See `Feed.fetch`."""
+    def prepare(self, samples: np.ndarray) -> Fetch:
+        """See `Feed.prepare`."""
         if self._rows is None:
             raise RuntimeError("feed 'resident': expected an open feed, found a closed one")
-        chosen = upload(np.stack([self._samples.row[samples], samples]), self._device)
-        rows = torch.index_select(self._rows, 0, chosen[0])
-        pixels = rows.view(torch.uint8).view(self._samples.dtype).view(self._samples.shape(len(samples)))
-        return [pixels, *(torch.index_select(column, 0, chosen[1]) for column in self._columns)]
+        stored, dtype, shape = self._rows, self._samples.dtype, self._samples.shape(-1)
+        chosen = upload(np.stack([self._samples.row[samples], samples]), self.device)
+        rows = chosen[0]
+        columns = [torch.index_select(column, 0, chosen[1]) for column in self._columns]
+
+        def fetch(start: int, stop: int) -> list[Tensor]:
+            pixels = torch.index_select(stored, 0, rows[start:stop])
+            return [pixels.view(dtype).view(shape), *[column[start:stop] for column in columns]]
+
+        return fetch
 
     def close(self) -> None:
         """See `Feed.close`."""
@@ -69,7 +75,7 @@ def _rows_on(shards: Shards, device: torch.device) -> Tensor:
 
 def _load(shards: Shards, device: torch.device) -> Tensor:
     row_bytes = shards.array.row_bytes
-    word = next(word for word in (torch.int64, torch.int32, torch.int16, torch.int8) if not row_bytes % word.itemsize)
+    word = widest_word(row_bytes)
     rows = torch.empty((len(shards), row_bytes // word.itemsize), dtype=word, device=device)
     flat = rows.view(torch.uint8).view(-1)
     try:

@@ -2,17 +2,17 @@
 
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.dma import PageCacheFeed
-from memload.feeds.interface import upload
+from memload.feeds.dma import Copy, PageCacheFeed
+from memload.feeds.interface import upload, widest_word
+from memload.feeds.pages import Places
 
 #: Programs that copy: enough to fill the bus, while most of the device is left to the model.
 _PROGRAMS = 64
-_BLOCK = 2048
+_MOST_LANES = 2048
 
 
 class UvaFeed(PageCacheFeed):
@@ -30,20 +30,14 @@ class UvaFeed(PageCacheFeed):
             raise FeedError("feed 'uva': expected Triton, found none: pip install triton") from None
         self._kernel: Any = gather_rows
 
-    def _copy(self, address: np.ndarray, split: np.ndarray, position: np.ndarray, out: Tensor) -> None:
-        if not len(address):
-            return
-        table = upload(np.stack([address, position]), self._device)
-        words = _words(self._row_bytes)
-        self._kernel[(_PROGRAMS,)](
-            table,
-            out.view(torch.uint8).view(-1).view(words),
-            self._row_bytes // words.itemsize,
-            len(address),
-            _BLOCK,
-        )
+    def _prepare(self, places: Places) -> Copy:
+        addresses = upload(places.address, self.device)
+        word = widest_word(self._row_bytes)
+        words = self._row_bytes // word.itemsize
+        block = min(_MOST_LANES, 1 << (words - 1).bit_length())
 
+        def copy(start: int, stop: int, out: Tensor) -> None:
+            if stop > start:
+                self._kernel[(_PROGRAMS,)](addresses[start:stop], out.view(-1).view(word), words, stop - start, block)
 
-def _words(row_bytes: int) -> torch.dtype:
-    """Return the widest type that rows are whole numbers of; they begin at multiples of it, too."""
-    return next(word for word in (torch.int64, torch.int32, torch.int16, torch.int8) if not row_bytes % word.itemsize)
+        return copy

@@ -41,6 +41,13 @@ def settle(feed: Any) -> None:
         assert feed._pages.wait(30)
 
 
+def fetch(feed: Any, samples: np.ndarray) -> list[torch.Tensor]:
+    """Fetch samples, some of them first: parts are what a Loader fetches."""
+    part = feed.prepare(samples)
+    half = len(samples) // 2
+    return [torch.cat(both) for both in zip(part(0, half), part(half, len(samples)), strict=True)]
+
+
 def numpy(tensor: torch.Tensor) -> np.ndarray:
     assert tensor.is_cuda
     return tensor.cpu().numpy()
@@ -68,7 +75,7 @@ def test_samples_come_as_they_are_stored(
     rng = np.random.default_rng(3)
     for count in (1, 7, 100, 0, 300, 2):
         samples = rng.integers(0, 100, count)
-        pixels, *values = feed.fetch(samples)
+        pixels, *values = fetch(feed, samples)
         assert pixels.is_contiguous()
         np.testing.assert_array_equal(numpy(pixels), stored[row[samples]])
         for value, column in zip(values, columns, strict=True):
@@ -84,7 +91,7 @@ def test_rows_that_span_windows_come_whole(
     feed = make(shards)
     stored = np.concatenate(shards.maps)
     for _ in range(2):
-        np.testing.assert_array_equal(numpy(feed.fetch(np.arange(80))[0]), stored)
+        np.testing.assert_array_equal(numpy(fetch(feed, np.arange(80))[0]), stored)
         settle(feed)
 
 
@@ -105,7 +112,7 @@ def test_rows_whose_pages_are_not_registered_come_by_way_of_the_cpu(
     feed = make(shards)
     feed._pages.wait(30)
     order = np.random.default_rng(0).permutation(80)
-    np.testing.assert_array_equal(numpy(feed.fetch(order)[0]), np.concatenate(shards.maps)[order])
+    np.testing.assert_array_equal(numpy(fetch(feed, order)[0]), np.concatenate(shards.maps)[order])
     places = feed._pages.locate(np.arange(80))
     assert 0 < places.ready.sum() < 80
 
@@ -117,7 +124,7 @@ def test_staging_memory_is_given_back_once_all_is_registered(
     shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
     feed = make(shards)
     settle(feed)
-    feed.fetch(np.arange(50))
+    fetch(feed, np.arange(50))
     assert len(nothing_registered) == 1  # the shard's one window
 
 
@@ -127,8 +134,8 @@ def test_batches_are_the_callers_own_and_outlive_a_closed_feed(
 ) -> None:
     shards = Shards(make_dataset(rows=(12,)))
     feed = make(shards)
-    held = [feed.fetch(np.array([row]))[0] for row in range(12)]
-    feed.fetch(np.array([3]))[0].fill_(0)
+    held = [fetch(feed, np.array([row]))[0] for row in range(12)]
+    fetch(feed, np.array([3]))[0].fill_(0)
     feed.close()
     np.testing.assert_array_equal(np.concatenate([numpy(one) for one in held]), shards.maps[0])
 
@@ -150,7 +157,7 @@ def test_pages_that_cannot_be_registered_are_a_reason(
     assert choice.name == "pinned"
     assert "dma: " in choice.reason
     assert "cannot be registered" in choice.reason
-    np.testing.assert_array_equal(numpy(feed.fetch(np.arange(12))[0]), shards.maps[0])
+    np.testing.assert_array_equal(numpy(fetch(feed, np.arange(12))[0]), shards.maps[0])
     feed.close()
 
 
@@ -163,7 +170,7 @@ def test_a_data_set_is_loaded_also_where_pages_cannot_be_registered(
 
     monkeypatch.setattr(pages, "register", refuse)
     shards = Shards(make_dataset(rows=(5, 7)))
-    np.testing.assert_array_equal(numpy(make(shards).fetch(np.arange(12))[0]), np.concatenate(shards.maps))
+    np.testing.assert_array_equal(numpy(fetch(make(shards), np.arange(12))[0]), np.concatenate(shards.maps))
 
 
 @pytest.mark.parametrize("way", ["resident"])
@@ -197,7 +204,7 @@ def test_feeds_of_one_file_register_it_once(
     one.close()
     gc.collect()
     assert len(nothing_registered) == 2
-    np.testing.assert_array_equal(numpy(other.fetch(np.array([3]))[0]), Shards(Index.read(path)).maps[0][[3]])
+    np.testing.assert_array_equal(numpy(fetch(other, np.array([3]))[0]), Shards(Index.read(path)).maps[0][[3]])
 
 
 @pytest.mark.parametrize("way", ["resident"])
@@ -225,7 +232,7 @@ def test_a_file_replaced_by_a_rebuild_goes_on_with_the_old_pixels(
     settle(feed)
     make_dataset(name="other.bin", rows=(12,), seed=9)
     shards.paths[0].with_name("other.bin").replace(shards.paths[0])
-    np.testing.assert_array_equal(numpy(feed.fetch(np.arange(12))[0]), before)
+    np.testing.assert_array_equal(numpy(fetch(feed, np.arange(12))[0]), before)
 
 
 @pytest.mark.parametrize("way", ["dma", "uva"])

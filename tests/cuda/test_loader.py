@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,15 @@ def test_static_buffers_feed_a_captured_graph(path: Path, feed: Any) -> None:
         assert torch.equal(total, right)
 
 
+@pytest.fixture(scope="module")
+def inductor() -> None:
+    """Start what torch.compile leaves running, before a test is watched for what it leaves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        torch.compile(lambda images: images + 1)(torch.ones(3, device="cuda"))
+
+
+@pytest.mark.usefixtures("inductor")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # its own
 @every_feed
 def test_batches_feed_a_compiled_step(path: Path, feed: Any) -> None:
