@@ -25,8 +25,9 @@ from memload.samplers import Order, SequentialSampler, ShuffledSampler
 from memload.streams import SideStream, find_device, map_tensors, tensors_of
 from memload.workers import available_cores
 
-#: Positions of an order computed at a time, since each call of `Order.take` costs some 200 µs beside 25 ns a position.
-_STRETCH = 1 << 14
+#: Positions of an order computed at a time, at most, since a call of `Order.take` costs some 200 µs beside 10 to 30 ns
+#: a position. The first are few, so that the first batch is not kept waiting.
+_STRETCH, _FIRST_STRETCH = 1 << 17, 1 << 10
 #: Bytes of columns that go to the device with them, at most.
 _STRETCH_BYTES = 8 << 20
 
@@ -324,11 +325,13 @@ class Loader:
     def _stretches(self, progress: "_Progress", order: Order) -> Generator[list["_Part"], None, None]:
         """Yield the batches of as many positions as are computed at a time."""
         size, step = len(order), self.batch_size * self.num_replicas
-        count = max(1, min(_STRETCH, _STRETCH_BYTES // max(1, self._column_bytes())) // step)
+        most = max(1, min(_STRETCH, _STRETCH_BYTES // max(1, self._column_bytes())) // step)
+        count = min(most, max(1, _FIRST_STRETCH // step))
         end = size - (size - progress.seen) % step if self.drop_last else size
-        for begin in range(progress.seen, end, count * step):
+        begin = progress.seen
+        while begin < end:
             shares = [(seen, *self._share(seen, min(step, end - seen))) for seen in range(begin, end, step)[:count]]
-            if count == 1:  # of many ranks, each takes its own part only
+            if most == 1:  # of many ranks, each takes its own part only
                 first, last = shares[0][1], min(shares[0][2], size)
             else:
                 first, last = begin, min(begin + count * step, end)
@@ -343,6 +346,7 @@ class Loader:
                 elif start < stop:
                     parts.append(_Part(samples, start - first, stop - first, min(seen + step, end)))
             yield parts
+            begin, count = begin + count * step, min(most, 4 * count)
 
     def _column_bytes(self) -> int:
         """Return the bytes of one sample's columns."""
