@@ -25,9 +25,9 @@ from memload.samplers import Order, SequentialSampler, ShuffledSampler
 from memload.streams import SideStream, find_device, map_tensors, tensors_of
 from memload.workers import available_cores
 
-#: Positions of an order computed at a time, at most, since a call of `Order.take` costs some 200 µs beside 10 to 30 ns
-#: a position. The first are few, so that the first batch is not kept waiting.
-_STRETCH, _FIRST_STRETCH = 1 << 17, 1 << 10
+#: Positions of an order computed at a time, at most, since a call of `Order.take` costs some 100 µs beside 17 ns a
+#: position. The first are few, so that the first batch is not kept waiting.
+_STRETCH, _FIRST_STRETCH = 1 << 15, 1 << 10
 #: Bytes of columns that go to the device with them, at most.
 _STRETCH_BYTES = 8 << 20
 
@@ -200,8 +200,9 @@ class Loader:
         if self._order is None:
             count = len(self.sampler)
             return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
-        full, rest = divmod(len(self._order), self.batch_size * self.num_replicas)
-        start, stop = self._share(0, rest)
+        rank, replicas = _place(*self._given)
+        full, rest = divmod(len(self._order), self.batch_size * replicas)
+        start, stop = self._share(0, rest, rank, replicas)
         return full + (not self.drop_last and stop > start)
 
     def set_epoch(self, epoch: int) -> None:
@@ -243,6 +244,7 @@ class Loader:
         self._tell_samplers(state["epoch"])
 
     def __iter__(self) -> Iterator[Any]:
+        self._current = None  # from here on the state is the start of the next epoch
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
@@ -279,7 +281,7 @@ class Loader:
                         batch = side.hand_over(batch)
                     if self.static_buffers:
                         batch = static = _copied_into(static, batch)
-                progress.seen = seen
+                progress.seen, self._current = seen, progress
                 yield batch
                 del batch  # or its memory would be held while the next one is waited for
                 if os.getpid() != process and (pool is not None or side is not None):
@@ -324,13 +326,17 @@ class Loader:
 
     def _stretches(self, progress: "_Progress", order: Order) -> Generator[list["_Part"], None, None]:
         """Yield the batches of as many positions as are computed at a time."""
-        size, step = len(order), self.batch_size * self.num_replicas
+        rank, replicas = _place(*self._given)
+        size, step = len(order), self.batch_size * replicas
         most = max(1, min(_STRETCH, _STRETCH_BYTES // max(1, self._column_bytes())) // step)
         count = min(most, max(1, _FIRST_STRETCH // step))
         end = size - (size - progress.seen) % step if self.drop_last else size
         begin = progress.seen
         while begin < end:
-            shares = [(seen, *self._share(seen, min(step, end - seen))) for seen in range(begin, end, step)[:count]]
+            shares = [
+                (seen, *self._share(seen, min(step, end - seen), rank, replicas))
+                for seen in range(begin, end, step)[:count]
+            ]
             if most == 1:  # of many ranks, each takes its own part only
                 first, last = shares[0][1], min(shares[0][2], size)
             else:
@@ -353,12 +359,12 @@ class Loader:
         columns = (self.dataset.index.columns[name] for name in self._names)
         return sum(math.prod(column.shape[1:]) * column.itemsize for column in columns)
 
-    def _share(self, seen: int, whole: int) -> tuple[int, int]:
-        """Return the positions of this rank among the ``whole`` that all ranks together take next."""
+    def _share(self, seen: int, whole: int, rank: int, replicas: int) -> tuple[int, int]:
+        """Return the positions of a rank among the ``whole`` that all ranks together take next."""
         if self._even:
-            each = -(-whole // self.num_replicas)
-            return seen + self.rank * each, seen + (self.rank + 1) * each
-        return seen + whole * self.rank // self.num_replicas, seen + whole * (self.rank + 1) // self.num_replicas
+            each = -(-whole // replicas)
+            return seen + rank * each, seen + (rank + 1) * each
+        return seen + whole * rank // replicas, seen + whole * (rank + 1) // replicas
 
     def _batches_of_iterable(self, progress: "_Progress") -> Iterator["_Part"]:
         size, resumed = len(self.dataset), progress.seen
@@ -473,7 +479,7 @@ class _Begin:
         if self._side is not None:
             stream = self._side.stream
         elif self._feed.name == "resident":
-            stream = torch.cuda.current_stream(self._feed.device)
+            stream = torch.cuda.current_stream(self._feed.device.index)
         if self._prepared is None or self._prepared[0] is not samples or self._prepared[1] != stream:
             with torch.cuda.stream(stream):
                 self._prepared = samples, stream, self._feed.prepare(samples)

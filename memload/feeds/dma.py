@@ -124,7 +124,7 @@ class DmaFeed(PageCacheFeed):
             target = np.concatenate([target, target[across] + first])
             size = np.concatenate([size, self._row_bytes - first])
         driver = self._driver
-        stream = torch.cuda.current_stream(self.device).cuda_stream
+        stream = torch.cuda.current_stream(self.device.index).cuda_stream
         (status,) = driver.cuMemcpyBatchAsync(
             [driver.CUdeviceptr(value) for value in target.tolist()],
             [driver.CUdeviceptr(value) for value in address.tolist()],

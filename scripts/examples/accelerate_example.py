@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 import torch
+import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional
@@ -67,7 +68,10 @@ def main() -> None:
             totals += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
     loss, right, count = accelerator.reduce(totals).tolist()
     accelerator.print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
-    model, optimizer = accelerator.free_memory(model, optimizer)  # before the process group, or gloo may hang at exit
+
+    # A process group awaits its threads when nothing keeps it, and the model does; those of gloo that are left at exit
+    # now and then abort or hang there (torch 2.13, with any loader).
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
 

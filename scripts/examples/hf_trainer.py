@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -117,8 +118,8 @@ def main() -> None:
     loss, right, count = trainer.accelerator.reduce(totals).tolist()
     trainer.accelerator.print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
 
-    # On gloo, a process group that goes before the model that it synchronises now and then hangs at exit (torch 2.13,
-    # with any loader): so the model first.
+    # A process group awaits its threads when nothing keeps it, and the model does; those of gloo that are left at exit
+    # now and then abort or hang there (torch 2.13, with any loader).
     trainer.accelerator.free_memory()
     trainer.model_wrapped = trainer.callback_handler.model = None
     gc.collect()

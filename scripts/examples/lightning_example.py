@@ -12,6 +12,8 @@ from pathlib import Path
 
 import lightning
 import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional
@@ -84,6 +86,11 @@ def main() -> None:
     loss, right, count = model.totals.tolist()
     if trainer.is_global_zero:
         print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
+
+    # Lightning leaves gloo's process group to the exit, where a thread of it that has a tensor to free now and then
+    # aborts ("terminate called without an active exception", torch 2.13, with any loader). Its end awaits its threads.
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

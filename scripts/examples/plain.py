@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -76,7 +77,9 @@ def main() -> None:
             totals += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
     if dist.is_initialized():
         dist.all_reduce(totals)
-        del model  # and its cycles: a process group that goes before it may hang at exit on gloo
+        # A process group awaits its threads when nothing keeps it, and the model does; those of gloo that are left at
+        # exit now and then abort or hang there (torch 2.13, with any loader).
+        del model
         gc.collect()
         dist.destroy_process_group()
     loss, right, count = totals.tolist()
