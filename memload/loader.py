@@ -20,9 +20,10 @@ from torch import Tensor
 from memload.dataset import MemmapDataset
 from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed, pinned_callers
 from memload.feeds.interface import Feed, Fetch, Samples
-from memload.prefetch import ahead_on_thread
+from memload.prefetch import ahead_on_thread, bound
 from memload.samplers import Order, SequentialSampler, ShuffledSampler
 from memload.streams import SideStream, find_device, map_tensors, tensors_of
+from memload.transforms import Transform
 from memload.workers import available_cores
 
 #: Positions of an order computed at a time, at most, since a call of `Order.take` costs some 100 µs beside 17 ns a
@@ -76,11 +77,11 @@ class Loader:
     exactly there, also with other numbers of ranks, threads or samples a batch. Nothing is read to get there,
     except from an iterable of your own.
 
-    **Memory.** A batch belongs to whoever holds it; its memory is used again when nothing refers to it any
-    more. On the CPU ``num_threads × prefetch_factor`` batches are made ahead; ``num_threads=0`` makes each when it
-    is asked for. ``transform`` is called with the images, on these threads, so with more than one of them in no
-    fixed order. Several iterators may be used at once. One that is left early leaves nothing behind; none
-    survives a fork.
+    **Memory.** A batch belongs to whoever holds it; its memory is used again when nothing refers to it any more. On
+    the CPU ``num_threads × prefetch_factor`` batches are made ahead; ``num_threads=0`` makes each when it is asked
+    for. ``transform`` is called with the images, on these threads, so with more than one of them in no fixed order;
+    one of `memload.transforms` gets columns, samples' numbers, seed and epoch too. Several iterators may be used at
+    once. One that is left early leaves nothing behind; none survives a fork.
 
     Raises ValueError for arguments that do not fit, and FormatError as `MemmapDataset` does.
     """
@@ -127,7 +128,8 @@ class Loader:
         self.dataset, self.batch_size, self.drop_last, self.seed = dataset, batch_size, drop_last, seed
         self._given = (rank, num_replicas)
         _place(rank, num_replicas)
-        self.transform, self.num_threads, self.prefetch_factor = transform, threads, prefetch_factor
+        self.transform = bound(transform, dataset)
+        self.num_threads, self.prefetch_factor = threads, prefetch_factor
         self.batch_sampler = batch_sampler
         self.sampler: Any = (
             sampler
@@ -263,7 +265,8 @@ class Loader:
             ahead = self.prefetch_factor + 1
         members: set[int] = set()
         pool = ThreadPoolExecutor(threads, "memload", lambda: members.add(threading.get_ident())) if threads else None
-        begin = _Begin(self._batches(progress), opened.feed, self._finish, None if at_once else side, pool)
+        finish = functools.partial(self._finish, progress.epoch)
+        begin = _Begin(self._batches(progress), opened.feed, finish, None if at_once else side, pool)
         waiting: deque[tuple[_Result | Future[Any], int]] = deque()
         static: Any = None
         try:
@@ -305,10 +308,16 @@ class Loader:
         step = self.batch_size * (1 if self._order is None else self.num_replicas)
         return len(self.sampler) - progress.seen < (step if self.drop_last else 1)
 
-    def _finish(self, tensors: list[Tensor]) -> Any:
+    def _finish(self, epoch: int, tensors: list[Tensor], samples: np.ndarray) -> Any:
         pixels, *columns = tensors
-        images = pixels.permute(0, 3, 1, 2)
-        return _batch_type(self._names)(images if self.transform is None else self.transform(images), *columns)
+        images: Any = pixels.permute(0, 3, 1, 2)
+        if isinstance(self.transform, Transform):
+            named = dict(zip(self._names, columns, strict=True))
+            images, named = self.transform(images, named, samples=samples, seed=self.seed, epoch=epoch)
+            columns = [named[name] for name in self._names]
+        elif self.transform is not None:
+            images = self.transform(images)
+        return _batch_type(self._names)(images, *columns)
 
     def _batches(self, progress: "_Progress") -> Generator["_Part", None, None]:
         """Yield the samples of every batch that the epoch still owes."""
@@ -442,7 +451,7 @@ class _Begin:
         self,
         parts: Generator[_Part, None, None],
         feed: Feed,
-        finish: Callable[[list[Tensor]], Any],
+        finish: Callable[[list[Tensor], np.ndarray], Any],
         side: SideStream | None,
         pool: ThreadPoolExecutor | None,
     ) -> None:
@@ -467,7 +476,7 @@ class _Begin:
         fetch = self._fetch_from(part.samples)
 
         def make() -> Any:
-            return self._finish(fetch(part.start, part.stop))
+            return self._finish(fetch(part.start, part.stop), part.samples[part.start : part.stop])
 
         if self._side is not None:
             make = functools.partial(self._side.make, make, self._side.consumer())

@@ -13,8 +13,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from memload.index import Index
 from memload.samplers import ShuffledSampler
 from memload.streams import SideStream, find_device, map_tensors
+from memload.transforms import Transform
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -81,11 +83,12 @@ class CudaPrefetcher:
     Or it is a dataset whose samples are made on the device, that has ``dataset[i]`` and no iterator: each is made on
     the stream, ahead of time, in order or, with ``shuffle=True``, in that of `ShuffledSampler` for (``seed``, epoch).
 
-    ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the first element of a
-    tuple or list, else the whole batch. ``prefetch_factor`` batches are on their way while one is used. With
-    ``own_thread=True`` a thread does all this, which takes the waiting for ``iterable`` off the training loop too.
-    ``device`` is by default the current CUDA device where there is one; on the CPU nothing is moved, and all else
-    is the same.
+    ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the first element of
+    a tuple or list, else the whole batch; one of `memload.transforms` changes labels too where a batch is images
+    and labels, counts samples by itself, and takes a `MemmapDataset`'s mean and std from the DataLoader.
+    ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a thread does all this,
+    which takes the waiting for ``iterable`` off the training loop too. ``device`` is by default the current CUDA
+    device where there is one; on the CPU nothing is moved, and all else is the same.
 
     A batch is ready for the stream that is current when it is asked for, and is never overwritten. Iterate, each time
     anew; or call `next` as with Apex's data_prefetcher. ``len()`` is that of the iterable. An exception arrives
@@ -110,7 +113,8 @@ class CudaPrefetcher:
             raise TypeError(f"iterable: expected an iterable or a dataset with a length, found {iterable!r}")
         if shuffle and not self._by_number:
             raise ValueError("shuffle: expected a dataset of samples, found an iterable, which has an order of its own")
-        self.iterable, self.transform, self.prefetch_factor = iterable, transform, prefetch_factor
+        self.iterable, self.prefetch_factor = iterable, prefetch_factor
+        self.transform = bound(transform, getattr(iterable, "dataset", None))
         self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
         self.device = find_device(device)
         self._side = SideStream(self.device, prefetch_factor) if self.device.type == "cuda" else None
@@ -169,8 +173,13 @@ class CudaPrefetcher:
             return batch
         if isinstance(batch, tuple | list) and len(batch):
             images, *rest = batch
-            changed = (self.transform(images), *rest)
-            return type(batch)(*changed) if hasattr(batch, "_fields") else type(batch)(changed)
+            if isinstance(self.transform, Transform) and len(rest) == 1 and isinstance(rest[0], Tensor):
+                changed, columns = self.transform(images, {"label": rest[0]})  # which MixUp changes too
+                rest = [columns["label"]]
+            else:
+                changed = self.transform(images)
+            both = [changed, *rest]
+            return type(batch)(*both) if hasattr(batch, "_fields") else type(batch)(both)
         return self.transform(batch)
 
     def _move(self, tensor: Tensor) -> Tensor:
@@ -182,6 +191,16 @@ class CudaPrefetcher:
             for batch in source:
                 yield batch if self._side is None else self._side.hand_over(batch)
                 del batch
+
+
+def bound(transform: Any, dataset: Any) -> Any:
+    """Return a transform of ours with the data set's mean and std filled in, if it has some; any other as it is."""
+    index = getattr(dataset, "index", None)
+    statistics = index.statistics if isinstance(index, Index) else {}
+    mean, std = statistics.get("mean"), statistics.get("std")
+    if isinstance(transform, Transform) and isinstance(mean, list) and isinstance(std, list):
+        return transform.bind(mean=mean, std=std)
+    return transform
 
 
 def _same(item: T) -> T:

@@ -33,6 +33,7 @@ from memload import (
     SequentialSampler,
     ShuffledSampler,
     WeightedSampler,
+    transforms,
 )
 
 SIZE, HEIGHT, WIDTH = 23, 4, 6
@@ -783,3 +784,67 @@ def test_a_state_taken_before_the_first_batch_is_the_start_of_the_new_epoch(path
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples_seen"]) == (0, 8)
     next(iterator)
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples_seen"]) == (1, 4)
+
+
+TRAIN = transforms.Compose(
+    [transforms.RandomCrop(4, padding=1), transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
+)
+
+
+def by_number(batches: Any) -> dict[int, torch.Tensor]:
+    return {int(number): image for batch in batches for number, image in zip(batch.number, batch.images, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 3}, {"batch_size": 23}, {"batch_size": 5, "num_threads": 3}], ids=str
+)
+def test_a_samples_transform_depends_on_seed_and_epoch_and_on_nothing_else(path: Path, options: Any) -> None:
+    reference = Loader(path, 4, transform=TRAIN, seed=3, columns=["number"], num_threads=0)
+    other = Loader(path, shuffle=True, transform=TRAIN, seed=3, columns=["number"], **options)
+    epochs = []
+    for _ in range(2):
+        expected, found = by_number(reference), by_number(other)
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[number], found[number]) for number in expected)
+        epochs.append(expected)
+    assert not all(torch.equal(epochs[0][number], epochs[1][number]) for number in epochs[0])
+
+
+def test_a_resumed_epoch_draws_what_it_would_have_drawn(path: Path) -> None:
+    options: Any = {"shuffle": True, "transform": TRAIN, "columns": ["number"]}
+    whole = by_number(Loader(path, 4, **options))
+    loader = Loader(path, 4, **options)
+    next(iter(loader))
+    resumed = Loader(path, 6, **options)
+    resumed.load_state_dict(loader.state_dict())
+    found = by_number(resumed)
+    assert len(found) == SIZE - 4
+    assert all(torch.equal(whole[number], image) for number, image in found.items())
+
+
+def test_ranks_draw_what_one_process_would(path: Path) -> None:
+    options: Any = {"transform": TRAIN, "columns": ["number"]}
+    whole = by_number(Loader(path, 4, **options))
+    for rank in (0, 1):
+        found = by_number(Loader(path, 3, rank=rank, num_replicas=2, **options))
+        assert all(torch.equal(whole[number], image) for number, image in found.items())
+
+
+def test_normalize_takes_the_data_sets_statistics(make_dataset: Callable[..., Any]) -> None:
+    statistics = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]}
+    path = make_dataset(statistics=statistics).path
+    (batch,) = Loader(path, 5, transform=transforms.Normalize())
+    images = MemmapDataset(path).gather(np.arange(5)).permute(0, 3, 1, 2).double() / 255
+    expected = (images - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
+    torch.testing.assert_close(batch.images, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_transforms_change_labels_and_make_views(path: Path) -> None:
+    mixed = transforms.Compose([transforms.Normalize("imagenet"), transforms.MixUp(num_classes=3)])
+    batch = next(iter(Loader(path, 6, transform=mixed)))
+    assert batch.labels.shape == (6, 3)
+    torch.testing.assert_close(batch.labels.sum(1), torch.ones(6))
+    views = transforms.Compose(TRAIN.transforms, views=2)
+    one, other = next(iter(Loader(path, 6, transform=views))).images
+    assert one.shape == other.shape == (6, 3, 4, 4)
+    assert not torch.equal(one, other)

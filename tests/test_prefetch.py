@@ -13,7 +13,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from memload import CudaPrefetcher, ShuffledSampler, ThreadPrefetcher, background
+from memload import (
+    CudaPrefetcher,
+    MemmapDataset,
+    ShuffledSampler,
+    ThreadPrefetcher,
+    background,
+    fast_collate,
+    transforms,
+)
 
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -407,3 +415,15 @@ def test_a_dropped_prefetcher_drops_its_iterable(own_thread: bool) -> None:
         assert dropped() is None
     finally:
         gc.enable()
+
+
+def test_transforms_of_batches_get_labels_and_the_data_sets_statistics(make_dataset: Any) -> None:
+    path = make_dataset(statistics={"mean": [0.5] * 3, "std": [0.25] * 3}).path
+    batches = DataLoader(MemmapDataset(path), 5, collate_fn=fast_collate)
+    ((images, _),) = batches
+    ((found, labels),) = prefetched(batches, transform=transforms.Normalize())
+    torch.testing.assert_close(found, (images / 255 - 0.5) / 0.25)
+    assert labels.shape == (5,)
+    mixed = transforms.Compose([transforms.Normalize(), transforms.MixUp(num_classes=3)])
+    ((_, labels),) = prefetched(batches, transform=mixed)
+    assert labels.shape == (5, 3)

@@ -1,0 +1,189 @@
+"""Crop, resize, flip, normalise, cast and layout in one pass over memory."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from memload.transforms.cropping import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from memload.transforms.draws import Draws
+from memload.transforms.geometry import Axis
+from memload.transforms.transform import Columns, Geometric, Pointwise, Transform, to_device
+
+#: The reference works on so many values at a time, which stay in a core's cache.
+_AT_A_TIME = 1 << 19
+
+
+@dataclass
+class Plan:
+    """What is to be done with a batch: for each axis where pixels come from, then a line a channel, or None."""
+
+    height: Axis
+    width: Axis
+    antialias: bool
+    fill: tuple[float, ...]
+    line: np.ndarray | None  # factors and offsets, float32 (2, C)
+    dtype: torch.dtype
+    memory_format: torch.memory_format
+
+    @property
+    def resizes(self) -> bool:
+        """Whether pixels are interpolated."""
+        return self.height.resized is not None
+
+    def table(self) -> np.ndarray:
+        """Return each sample's numbers, int32 ``(N, 8)``: of both axes start, length, shift and flipped."""
+        axes = (self.height, self.width)
+        columns = [column for axis in axes for column in (axis.start, axis.length, axis.shift, axis.flipped)]
+        return np.stack(columns, 1, dtype=np.int32, casting="unsafe")
+
+
+class Fused:
+    """Steps that are done together: crop and resize, one of each at most, flips; then what pixels become."""
+
+    def __init__(self, steps: Sequence[tuple[int, Transform]]) -> None:
+        self.steps = tuple(steps)
+
+    def __repr__(self) -> str:
+        return f"Fused({', '.join(repr(step) for _, step in self.steps)})"
+
+    def __call__(
+        self,
+        images: Tensor,
+        columns: Columns,
+        draws: Callable[[int], Draws],
+        points: Sequence[str],
+        memory_format: torch.memory_format,
+    ) -> tuple[Tensor, Columns]:
+        """Do the steps, with the draws of their positions; ``points`` are the columns that follow."""
+        plan = self._plan(images, draws, memory_format)
+        columns = columns | {name: _carried(columns[name], plan) for name in points}
+        if images.is_cuda and images.dtype == torch.uint8 and _has_triton():
+            from memload.transforms.kernel import run
+
+            return run(images, plan), columns
+        return reference(images, plan), columns
+
+    def _plan(self, images: Tensor, draws: Callable[[int], Draws], memory_format: torch.memory_format) -> Plan:
+        count, channels, *size = images.shape
+        height, width = (Axis(extent, count) for extent in size)
+        whole, dtype = images.dtype == torch.uint8, images.dtype
+        line = np.stack([np.ones(channels), np.zeros(channels)])
+        antialias, fill = True, (0.0,) * channels
+        for position, step in self.steps:
+            if isinstance(step, Geometric):
+                step.place(height, width, draws(position))
+                antialias = getattr(step, "antialias", antialias)
+                fill = step._per_channel("fill", step.fill, channels) if kind(step) == "crop" else fill
+            elif isinstance(step, Pointwise):
+                factor, offset, cast = step.line(whole, channels)
+                line *= factor
+                line[1] += offset
+                dtype = cast or (torch.float32 if whole else dtype)
+                whole = False
+        changes = any(isinstance(step, Pointwise) for _, step in self.steps)
+        numbers = line.astype(np.float32) if changes else None
+        return Plan(height, width, antialias, fill, numbers, dtype, memory_format)
+
+
+def kind(step: Transform) -> str:
+    """Return "crop", "resize", "pixels", "flip" or, for what cannot be fused, nothing."""
+    if isinstance(step, (CenterCrop, RandomCrop)):
+        return "crop"
+    if isinstance(step, (Resize, RandomResizedCrop)):
+        return "resize"
+    return "pixels" if isinstance(step, Pointwise) else "flip" if isinstance(step, Geometric) else ""
+
+
+def fits(kinds: Iterable[str], added: str) -> bool:
+    """Return whether a step of this kind can follow these in one pass."""
+    # A flip may come anywhere, since it moves whole pixels; a second crop may have another fill, a second resize
+    # rounds again.
+    return added in ("flip", "pixels") or (added != "" and added not in kinds and "pixels" not in kinds)
+
+
+def reference(images: Tensor, plan: Plan) -> Tensor:
+    """Do what a plan says by plain torch operations, on any device.
+
+    uint8 is resized as uint8 on the CPU, exactly as the kernel does it, and elsewhere as float32, within one level.
+    """
+    count, channels = images.shape[:2]
+    height, width = plan.height.extent, plan.width.extent
+    # whole rows, channels last: torch is slow with lines of 3 values
+    out = torch.empty((count, height, width * channels), dtype=plan.dtype, device=images.device)
+    line = None if plan.line is None else to_device(np.tile(plan.line, width), images.device)
+    step = max(1, _AT_A_TIME // (height * width * channels or 1))
+    for part in (slice(first, first + step) for first in range(0, count, step)):
+        piece = _moved(images[part], plan, part)
+        for axis, dim in ((plan.height, -2), (plan.width, -1)):
+            if axis.flipped[part].any():
+                which = to_device(axis.flipped[part], images.device)[:, None, None, None]
+                piece = torch.where(which, piece.flip(dim), piece)
+        rows = piece.permute(0, 2, 3, 1).flatten(2)
+        direct = out[part] if line is not None and out.dtype == torch.float32 else None
+        if line is not None:  # two operations, since one for both rounds otherwise
+            rows = torch.mul(rows, line[0], out=direct).add_(line[1])
+        if direct is None:
+            out[part] = rows
+    batch = out.view(count, height, width, channels).permute(0, 3, 1, 2)
+    return batch.contiguous(memory_format=plan.memory_format)
+
+
+def _moved(images: Tensor, plan: Plan, part: slice) -> Tensor:
+    """Return images but for flips and values: their boxes, resized, and the windows of those."""
+    y, x = plan.height, plan.width
+    size = None if y.resized is None or x.resized is None else (y.resized, x.resized)
+    places = np.stack([y.start, y.length, x.start, x.length], 1)[part]
+    images = _boxes(images, places, plan.fill, lambda box: _resize(box, size, plan.antialias) if size else box)
+    if size in (None, (y.extent, x.extent)) and not (y.shift.any() or x.shift.any()):
+        return images
+    places = np.stack([y.shift, np.full_like(y.shift, y.extent), x.shift, np.full_like(x.shift, x.extent)], 1)[part]
+    return _boxes(images, places, plan.fill, lambda box: box)
+
+
+def _boxes(images: Tensor, places: np.ndarray, fill: tuple[float, ...], change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a box of each image, changed, at places ``(N, 4)``: top, height, left and width; filled outside."""
+    starts, lengths = places[:, ::2], places[:, 1::2]
+    extents = images.shape[-2:]
+    (above, before), (below, behind) = (
+        np.maximum(-starts.min(0), 0), np.maximum((starts + lengths).max(0) - extents, 0)
+    )  # fmt: skip
+    if above or before or below or behind:
+        shape = (extents[0] + above + below, extents[1] + before + behind)
+        wider = images.new_empty((*images.shape[:2], *shape)).contiguous(memory_format=torch.channels_last)
+        wider[:] = to_device(np.array(fill), images.device).to(images.dtype)[:, None, None]
+        wider[..., above : above + extents[0], before : before + extents[1]] = images
+        images = wider
+    moved = np.array([above, 0, before, 0])
+    if (places == places[0]).all():
+        top, height, left, width = (places[0] + moved).tolist()
+        return change(images[..., top : top + height, left : left + width])
+    return torch.cat([
+        change(images[place : place + 1, :, top : top + height, left : left + width])
+        for place, (top, height, left, width) in enumerate((places + moved).tolist())
+    ])  # fmt: skip
+
+
+def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
+    whole = images.dtype == torch.uint8
+    # torch has uint8 on the CPU only, and there a width of 1 comes out wrong or fails (seen in 2.13)
+    direct = size[1] > 1 and images.device.type == "cpu" if whole else images.dtype.itemsize > 2
+    resized = interpolate(images if direct else images.float(), size, mode="bilinear", antialias=antialias)
+    return resized if direct else (resized.round_() if whole else resized).to(images.dtype)
+
+
+def _carried(points: Tensor, plan: Plan) -> Tensor:
+    """Carry points ``(N, K, 2)``, x and y, to where the pixels below them went."""
+    lines = np.stack([np.stack(axis.line(), 1) for axis in (plan.width, plan.height)], 2)[:, :, np.newaxis]
+    factor, offset = to_device(lines, points.device).to(points.dtype).unbind(1)
+    return points * factor + offset
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

@@ -1,0 +1,292 @@
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memload
+from memload import transforms
+
+Make = Callable[..., torch.Tensor]
+
+#: One of each kind, so that all that is random is in it; MixUp and CutMix depend on the batch.
+ALL: list[Callable[..., Any]] = [
+    transforms.RandomCrop(18, padding=2),
+    transforms.RandomVerticalFlip(),
+    transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    transforms.RandomGrayscale(0.3),
+    transforms.RandomResizedCrop(14),
+    transforms.RandomHorizontalFlip(),
+    transforms.Cutout(4),
+    transforms.Normalize("imagenet"),
+    transforms.RandomErasing(),
+    transforms.RandomErasing(value="random"),
+]
+
+
+def with_points() -> transforms.Compose:
+    return transforms.Compose(ALL, points=("points",))
+
+
+def batch(samples: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return images and points that are functions of the samples' numbers."""
+    made = [np.random.default_rng(int(sample)) for sample in samples]
+    images = np.stack([rng.integers(0, 256, (20, 24, 3), np.uint8) for rng in made])
+    points = np.stack([rng.uniform(0, 20, (3, 2)) for rng in made])
+    return torch.from_numpy(images).permute(0, 3, 1, 2), {"points": torch.from_numpy(points)}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 1 << 40), min_size=2, max_size=8), st.integers(0, 1 << 40), st.data())
+def test_a_sample_is_the_same_in_any_batch(samples: list[int], seed: int, data: st.DataObject) -> None:
+    whole, columns = with_points()(*batch(samples), samples=np.array(samples), seed=seed, epoch=2)
+    order = np.array(data.draw(st.permutations(range(len(samples)))))
+    cut = data.draw(st.integers(1, len(samples) - 1))
+    for places in (order[:cut], order[cut:]):
+        part = np.array(samples)[places]
+        images, moved = with_points()(*batch(part), samples=torch.from_numpy(part), seed=seed, epoch=2)
+        assert torch.equal(images, whole[places])
+        assert torch.equal(moved["points"], columns["points"][places])
+
+
+def test_seed_epoch_position_and_view_each_change_what_is_drawn() -> None:
+    images, columns = batch(range(16))
+    numbers = np.arange(16)
+    views = transforms.Compose(ALL, points=("points",), views=2)
+    pairs, points = views(images, columns, samples=numbers)
+    step = transforms.RandomResizedCrop(9)
+    shifted = transforms.Compose([lambda given: given, step])
+    ways = [
+        (with_points()(images, columns, samples=numbers, seed=1)[0], pairs[0]),
+        (with_points()(images, columns, samples=numbers, epoch=1)[0], pairs[0]),
+        (pairs[1], pairs[0]),
+        (points["points"][1], points["points"][0]),
+        (shifted(images, samples=numbers), step(images, samples=numbers)),
+    ]
+    for one, other in ways:
+        assert not (one == other).flatten(1).all(1).any()
+    assert torch.equal(pairs[0], with_points()(images, columns, samples=numbers)[0])
+
+
+def test_two_views_have_their_own_labels_and_share_what_is_the_same() -> None:
+    images, _ = batch(range(6))
+    labels = torch.arange(6)
+    mixing = transforms.Compose([transforms.CutMix(num_classes=6)], views=2)
+    pair, columns = mixing(images, {"label": labels, "other": labels})
+    assert len(pair) == 2
+    assert not torch.equal(*columns["label"])
+    assert columns["other"] is labels
+
+
+def test_no_global_generator_is_touched() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate()  # type: ignore[index]
+    first = with_points()(*batch(range(5)), samples=np.arange(5))[0]
+    after = torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate()  # type: ignore[index]
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+    torch.manual_seed(1)
+    assert torch.equal(with_points()(*batch(range(5)), samples=np.arange(5))[0], first)
+
+
+def test_threads_and_pickled_copies_make_the_same() -> None:
+    compose = with_points()
+    expected = [compose(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0] for n in range(20)]
+    copy = pickle.loads(pickle.dumps(compose))
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda n: copy(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0], range(20))
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_without_samples_each_object_counts_on_from_call_to_call() -> None:
+    images, _ = batch(range(8))
+    for step in (transforms.train(9), transforms.RandomResizedCrop(9)):
+        again = pickle.loads(pickle.dumps(step))
+        first, second = step(images), step(images)
+        assert torch.equal(first, again(images, samples=np.arange(8)))
+        assert torch.equal(second, again(images, samples=np.arange(8, 16)))
+        assert not torch.equal(first, second)
+
+
+def test_columns_come_back_when_they_were_given() -> None:
+    images, columns = batch(range(3))
+    step = transforms.CenterCrop(4)
+    assert isinstance(step(images), torch.Tensor)
+    _found, same = step(images, columns)
+    assert same["points"] is columns["points"]
+    whole = transforms.Compose([step], points=["points"])(images, {"points": torch.tensor([[[10, 8]]] * 3)})[1]
+    assert whole["points"].tolist() == [[[0.0, 0.0]]] * 3
+    assert whole["points"].dtype == torch.float32
+
+
+def test_repr_shows_what_is_done_in_one_pass() -> None:
+    assert repr(transforms.evaluate(224)) == (
+        "Compose(\n    Fused(Resize(size=256, max_size=None, antialias=True), CenterCrop(size=(224, 224)), "
+        "Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), ToDtype(dtype=torch.float32, scale=False)),"
+        "\n)"
+    )
+    lines = repr(transforms.Compose([*ALL, abs], points=["at"], views=2)).splitlines()[1:-1]
+    assert [line.strip().partition("(")[0] for line in lines] == [
+        "Fused", "ColorJitter", "RandomGrayscale", "Fused", "Cutout", "Fused", "RandomErasing", "RandomErasing",
+        "<built-in function abs>,", "points=", "views=2,",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "passes"),
+    [
+        (["crop", "resize", "flip", "pixels"], 1),
+        (["flip", "resize", "flip", "crop", "pixels", "flip", "pixels"], 1),
+        (["crop", "crop"], 2),
+        (["resize", "resize"], 2),
+        (["pixels", "crop"], 2),
+        (["pixels", "resize", "crop"], 2),
+        (["flip", "foreign", "flip"], 3),
+    ],
+)
+def test_what_can_be_fused_is_and_nothing_else(steps: list[str], passes: int) -> None:
+    kinds = {
+        "crop": transforms.CenterCrop(5), "resize": transforms.Resize(9), "flip": transforms.RandomHorizontalFlip(),
+        "pixels": transforms.ToDtype(torch.float32), "foreign": torch.nn.Identity(),
+    }  # fmt: skip
+    compose = transforms.Compose([kinds[step] for step in steps])
+    assert repr(compose).count("\n    ") == passes
+    assert compose(batch([0])[0]).ndim == 4
+
+
+def test_lists_in_lists_are_one_list() -> None:
+    images, _ = batch(range(5))
+    nested = transforms.Compose([transforms.Compose(ALL[:4]), *ALL[4:]])
+    assert repr(nested) == repr(transforms.Compose(ALL))
+    assert torch.equal(nested(images), transforms.Compose(ALL)(images))
+    with pytest.raises(ValueError, match="Compose: transforms: expected points and views at the outermost"):
+        transforms.Compose([transforms.Compose([], views=2)])
+
+
+def test_modules_and_functions_stand_in_the_list(make_images: Make) -> None:
+    images = make_images()
+    blur = torch.nn.AvgPool2d(3, 1, 1)
+    compose = transforms.Compose([transforms.ToDtype(torch.float32), blur, lambda given: given + 1])
+    torch.testing.assert_close(compose(images), blur(images.float()) + 1)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_the_layout_is_that_asked_for(layout: torch.memory_format, make_images: Make) -> None:
+    for steps in (ALL, ALL[:1], [torch.nn.Identity()], []):
+        for images in (make_images(), make_images().contiguous()):
+            assert transforms.Compose(steps, memory_format=layout)(images).is_contiguous(memory_format=layout)
+    assert transforms.train(8)(make_images()).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_empty_batches_pass() -> None:
+    assert transforms.Compose(ALL)(torch.empty((0, 3, 20, 24), dtype=torch.uint8)).shape == (0, 3, 14, 14)
+
+
+def test_normalize_takes_the_data_sets_statistics_when_it_is_bound(make_images: Make) -> None:
+    images, own = make_images(), {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+    compose = transforms.Compose([transforms.CenterCrop(8), transforms.Normalize()], points=["a"], views=2)
+    with pytest.raises(ValueError, match="Normalize: mean and std: expected numbers, found none"):
+        transforms.Normalize()(images)
+    bound = compose.bind(**own)
+    assert (bound.points, bound.views) == (("a",), 2)
+    assert torch.equal(transforms.Normalize().bind(**own)(images), transforms.Normalize(*own.values())(images))
+    assert transforms.Normalize("imagenet").bind(**own).mean == (0.485, 0.456, 0.406)  # type: ignore[attr-defined]
+    assert compose.transforms[1].mean is None
+    step = transforms.RandomHorizontalFlip()
+    assert step.bind(**own) is step
+
+
+def test_torch_compile_works_over_the_result_and_round_the_call(make_images: Make) -> None:
+    images = make_images()
+    expected = transforms.train(9)(images, samples=np.arange(8)) * 2
+    consumer = torch.compile(lambda given: given * 2, backend="eager", fullgraph=True)
+    assert torch.equal(consumer(transforms.train(9)(images, samples=np.arange(8))), expected)
+    transform = transforms.train(9)
+    caller = torch.compile(lambda given, samples: transform(given, samples=samples) * 2, backend="eager")
+    assert torch.equal(caller(images, np.arange(8)), expected)
+    assert torch.equal(caller(images, np.arange(8, 16)), transform(images, samples=np.arange(8, 16)) * 2)
+
+
+def test_triton_and_the_compiler_are_loaded_only_when_they_are_needed() -> None:
+    script = (
+        "import sys, torch, memload; known = set(sys.modules);"
+        "memload.transforms.train(4)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8));"
+        "print([name for name in ('triton', 'torch._dynamo', 'torchvision') if name in set(sys.modules) - known])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert memload.transforms is transforms
+
+
+T = transforms
+IMAGES = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: T.CenterCrop(0), ValueError, "CenterCrop: size: expected an integer of at least 1.*found 0"),
+    (lambda: T.CenterCrop((1, 2, 3)), ValueError, r"CenterCrop: size: expected .*, found \(1, 2, 3\)"),
+    (lambda: T.Resize(2.5), ValueError, "Resize: size: expected .*, found 2.5"),
+    (lambda: T.Resize(8, max_size=8), ValueError, "Resize: max_size: expected more than size.*, found 8 and 8"),
+    (lambda: T.Resize(8, "bicubic"), ValueError, "Resize: interpolation: expected 'bilinear', found 'bicubic'"),
+    (lambda: T.RandomCrop(4, padding=-1), ValueError, "RandomCrop: padding: expected .*, found -1"),
+    (lambda: T.RandomCrop(4, padding_mode="edge"), ValueError, "RandomCrop: padding_mode: .*found 'edge'"),
+    (lambda: T.RandomCrop(9)(IMAGES), ValueError, "RandomCrop: size: expected .*, found 9 of 8 pixels. Give padding"),
+    (lambda: T.RandomCrop(4, 1, fill=(1, 2))(IMAGES), ValueError, "RandomCrop: fill: expected .*3 channels, found 2"),
+    (lambda: T.RandomResizedCrop(4, scale=(1, 0)), ValueError, r"RandomResizedCrop: scale: .*found \(1, 0\)"),
+    (lambda: T.RandomResizedCrop(4, ratio=2), ValueError, "RandomResizedCrop: ratio: .*found 2"),
+    (lambda: T.RandomHorizontalFlip(1.5), ValueError, "RandomHorizontalFlip: p: .*from 0 to 1, found 1.5"),
+    (lambda: T.Normalize("cifar"), ValueError, "Normalize: mean: expected numbers or one of imagenet, found 'cifar'"),
+    (lambda: T.Normalize([0.5]), ValueError, "Normalize: mean and std: expected both or neither"),
+    (lambda: T.Normalize([0.5], [0.0]), ValueError, "Normalize: mean and std: .*above 0, found"),
+    (lambda: T.Normalize([0.5] * 4, [1.0] * 4)(IMAGES), ValueError, "Normalize: images: expected 4 channels.*found 3"),
+    (lambda: T.ToDtype(torch.int32), ValueError, "ToDtype: dtype: expected float32.*found torch.int32"),
+    (lambda: T.ColorJitter(brightness=-1), ValueError, "ColorJitter: brightness: .*found -1"),
+    (lambda: T.ColorJitter(hue=0.6), ValueError, "ColorJitter: hue: .*-0.5 to 0.5, found"),
+    (lambda: T.ColorJitter(0.1)(IMAGES[:, :2]), ValueError, "ColorJitter: images: expected 1 or 3 channels, found 2"),
+    (lambda: T.RandomGrayscale()(IMAGES[:, :2]), ValueError, "RandomGrayscale: images: .*found 2"),
+    (lambda: T.RandomErasing(value="noise"), ValueError, "RandomErasing: value: .*found 'noise'"),
+    (lambda: T.RandomErasing(scale=(0, 2)), ValueError, "RandomErasing: scale: .*found"),
+    (lambda: T.RandomErasing(value=(1, 2))(IMAGES), ValueError, "RandomErasing: value: .*3 channels, found 2"),
+    (lambda: T.Cutout(-1), ValueError, "Cutout: size: .*found -1"),
+    (lambda: T.MixUp(alpha=0), ValueError, "MixUp: alpha: expected a number above 0, found 0"),
+    (lambda: T.MixUp()(IMAGES.float()), ValueError, "MixUp: columns: 'label': expected .*found none"),
+    (lambda: T.MixUp()(IMAGES.float(), {"label": torch.zeros(2).long()}), ValueError, "MixUp: .*found no num_classes"),
+    (lambda: T.MixUp(num_classes=2)(IMAGES, {"label": torch.zeros(2).long()}), ValueError, "MixUp: images: .*uint8"),
+    (lambda: T.CutMix(num_classes=2)(IMAGES, {"label": torch.full((2,), 2)}), ValueError, "CutMix: .*0 to 1.*2 to 2"),
+    (lambda: T.CutMix(num_classes=2)(IMAGES, {"label": torch.zeros(2, 3)}), ValueError, "CutMix: .*2 classes, found 3"),
+    (
+        lambda: T.train(8)(IMAGES[0]),
+        ValueError,
+        r"Compose: images: expected a tensor \(N, C, H, W\), found \(3, 8, 8\)",
+    ),
+    (lambda: T.train(8)(IMAGES.numpy()), ValueError, "Compose: images: .*found ndarray"),
+    (lambda: T.train(8)(IMAGES.int()), ValueError, "Compose: images: expected uint8 or .*found torch.int32"),
+    (
+        lambda: T.train(8)(IMAGES, samples=[1]),
+        ValueError,
+        r"Compose: samples: expected integers \(2,\), found int64 \(1,",
+    ),
+    (lambda: T.train(8)(IMAGES, samples=[0.5, 1]), ValueError, "Compose: samples: .*found float64"),
+    (lambda: T.Compose([3]), TypeError, "Compose: transforms: expected callables, found 3"),
+    (lambda: T.Compose([], points="at"), ValueError, "Compose: points: expected names of columns, found 'at'"),
+    (lambda: T.Compose([], views=0), ValueError, "Compose: views: .*at least 1, found 0"),
+    (lambda: T.Compose([], points=["at"])(IMAGES), ValueError, "Compose: points: column 'at': .*found none"),
+    (lambda: T.Compose([], points=["a"])(IMAGES, {"a": torch.zeros(2, 2)}), ValueError, r"column 'a': .*\(2, K, 2\)"),
+    (lambda: T.Compose([torch.sum])(IMAGES), ValueError, r"Compose: .*to return images \(2, C, H, W\), found \(\)"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG)
+def test_a_mistake_names_the_transform_what_was_expected_and_what_was_found(
+    call: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()

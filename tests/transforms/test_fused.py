@@ -1,0 +1,287 @@
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.nn.functional import interpolate, pad
+
+from memload import transforms
+from memload.transforms.draws import Draws
+from memload.transforms.fused import Fused, Plan
+from memload.transforms.geometry import Axis, precision, weights
+from memload.transforms.transform import Transform
+
+Make = Callable[..., torch.Tensor]
+IMAGENET = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+
+
+def plan_of(images: torch.Tensor, *steps: Transform, seed: int = 0) -> Plan:
+    """Return what these steps, fused, come to for samples 0 to N - 1."""
+    ((_, fused),) = transforms.Compose(steps)._steps
+    assert isinstance(fused, Fused)
+    numbers = np.arange(len(images))
+    return fused._plan(images, functools.partial(Draws, numbers, seed, 0, view=0), torch.channels_last)
+
+
+def padded(image: torch.Tensor, fill: float = 0, margin: int = 200) -> torch.Tensor:
+    return pad(image, [margin] * 4, value=fill)
+
+
+def pillow(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Resize (C, H, W) as Pillow does."""
+    picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+    resized = picture.resize(size[::-1], Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+
+
+def test_flips_turn_those_samples_that_are_drawn(make_images: Make) -> None:
+    images = make_images(400, 4, 5)
+    found = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip(0.25)])(images)
+    counts = dict.fromkeys([(), (-1,), (-2,), (-2, -1)], 0)
+    for image, result in zip(images, found, strict=True):
+        (dims,) = (dims for dims in counts if torch.equal(result, image.flip(dims)))
+        counts[dims] += 1
+    assert abs(counts[-1,] + counts[-2, -1] - 200) < 40
+    assert abs(counts[-2,] + counts[-2, -1] - 100) < 35
+    assert abs(counts[-2, -1] - 50) < 25
+
+
+@pytest.mark.parametrize("p", [0, 1])
+def test_a_flip_that_is_certain_is_so(p: float, make_images: Make) -> None:
+    images = make_images()
+    assert torch.equal(transforms.RandomHorizontalFlip(p)(images), images.flip(-1) if p else images)
+    assert torch.equal(transforms.RandomVerticalFlip(p)(images), images.flip(-2) if p else images)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size", "top", "left"),
+    [(20, 24, 8, 6, 8), (21, 23, 8, 6, 8), (23, 25, (8, 9), 8, 8), (20, 24, 25, -2, 0), (20, 24, (9, 33), 6, -4)],
+)
+def test_center_crop_rounds_as_torchvision(
+    height: int, width: int, size: int | tuple[int, int], top: int, left: int, make_images: Make
+) -> None:
+    images = make_images(3, height, width)
+    h, w = (size, size) if isinstance(size, int) else size
+    expected = padded(images)[:, :, 200 + top : 200 + top + h, 200 + left : 200 + left + w]
+    assert torch.equal(transforms.CenterCrop(size)(images), expected)
+
+
+@pytest.mark.parametrize("fill", [0, 7, (1, 2, 3)])
+@pytest.mark.parametrize("padding", [None, 4, (1, 2), (1, 2, 3, 4)])
+def test_random_crop_is_a_window_of_the_padded_image(
+    padding: int | tuple[int, ...] | None, fill: int | tuple[int, int, int], make_images: Make
+) -> None:
+    images = make_images(300, 6, 7)
+    found = transforms.RandomCrop((5, 6), padding, fill=fill)(images)
+    sides = (padding or 0,) * 4 if padding is None or isinstance(padding, int) else padding * (4 // len(padding))
+    left, top, right, bottom = sides
+    colour = torch.tensor(fill, dtype=torch.uint8).expand(3)[:, None, None]
+    whole = colour.expand(300, 3, 6 + top + bottom, 7 + left + right).clone()
+    whole[:, :, top : top + 6, left : left + 7] = images
+    windows = whole.unfold(2, 5, 1).unfold(3, 6, 1).movedim(1, 3)  # (N, tops, lefts, C, 5, 6)
+    hits = (windows == found[:, None, None]).all(-1).all(-1).all(-1)
+    assert hits.flatten(1).any(1).all()
+    once = hits[hits.flatten(1).sum(1) == 1].sum(0)
+    for places in (once.sum(0), once.sum(1)):  # each comes up
+        assert places.min() > 0.3 * places.sum() / len(places)
+
+
+def test_padding_comes_where_it_is_needed(make_images: Make) -> None:
+    images = make_images(50, 6, 30)
+    found = transforms.RandomCrop(10, pad_if_needed=True, fill=9)(images)
+    assert found.shape == (50, 3, 10, 10)
+    rows = (found == 9).all(3).all(1).sum(1)
+    assert (rows == 4).all()
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("size", [(7, 9), (30, 50), (11, 60), (20, 24), (1, 2)])
+def test_resize_is_torchs_and_pillows_within_a_level(size: tuple[int, int], antialias: bool, make_images: Make) -> None:
+    images = make_images()
+    found = transforms.Resize(size, antialias=antialias)(images)
+    assert torch.equal(found, interpolate(images, size, mode="bilinear", antialias=antialias))
+    exact = interpolate(images.double(), size, mode="bilinear", antialias=antialias)
+    assert (found - exact).abs().max() <= 1.01  # the rows are rounded, then the columns
+    if antialias:
+        expected = torch.stack([pillow(image, size) for image in images])
+        assert (found.int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size", "max_size", "expected"),
+    [(20, 30, 10, None, (10, 15)), (30, 20, 10, None, (15, 10)), (30, 20, 11, None, (16, 11)),
+     (20, 20, 10, None, (10, 10)), (20, 60, 10, 20, (6, 20)), (20, 60, [10], None, (10, 30))],
+)  # fmt: skip
+def test_one_number_is_the_shorter_sides(
+    height: int, width: int, size: int, max_size: int | None, expected: tuple[int, int], make_images: Make
+) -> None:
+    assert transforms.Resize(size, max_size=max_size)(make_images(2, height, width)).shape[-2:] == expected
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("size", [9, (30, 17)])
+def test_a_resized_crop_is_the_resized_box(size: int, antialias: bool, make_images: Make) -> None:
+    images = make_images(30, 40, 50)
+    step = transforms.RandomResizedCrop(size, antialias=antialias)
+    plan = plan_of(images, step)
+    found = step(images, samples=np.arange(30))
+    boxes = set()
+    for image, result, (top, h, _, _, left, w, _, _) in zip(images, found, plan.table().tolist(), strict=True):
+        box = image[:, top : top + h, left : left + w]
+        assert box.shape[-2:] == (h, w)
+        assert torch.equal(result, interpolate(box[None], result.shape[-2:], mode="bilinear", antialias=antialias)[0])
+        boxes.add((top, left, h, w))
+    assert len(boxes) == 30
+
+
+def test_a_crop_that_never_fits_is_the_middle_as_wide_as_the_ratio_allows(make_images: Make) -> None:
+    for height, width, h, w in ((10, 100, 10, 20), (100, 10, 20, 10)):
+        step = transforms.RandomResizedCrop(8, scale=(1, 1), ratio=(0.5, 2))
+        table = plan_of(make_images(5, height, width), step).table()
+        assert table[:, [1, 5]].tolist() == [[h, w]] * 5
+        assert table[:, [0, 4]].tolist() == [[(height - h) // 2, (width - w) // 2]] * 5
+
+
+def test_normalize_and_to_dtype_are_torchvisions_formulas(make_images: Make) -> None:
+    images = make_images()
+    mean, std = IMAGENET
+    scaled = images / 255
+    expected = (scaled - mean) / std
+    torch.testing.assert_close(transforms.Normalize("imagenet")(images), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(transforms.Normalize("imagenet")(scaled), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(transforms.ToDtype(torch.float16)(images), images.half())
+    assert torch.equal(transforms.ToDtype(torch.bfloat16, scale=True)(images), scaled.bfloat16())
+    both = transforms.Compose([transforms.ToDtype(torch.float32, scale=True), transforms.Normalize("imagenet")])
+    torch.testing.assert_close(both(images), expected, rtol=1e-5, atol=1e-6)
+    unscaled = transforms.Compose([transforms.ToDtype(torch.float32), transforms.Normalize([9.0], [3.0])])
+    torch.testing.assert_close(unscaled(images), (images.float() - 9) / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_dtype_is_rounded_to_once(dtype: torch.dtype, make_images: Make) -> None:
+    images = make_images()
+    found = transforms.Compose([transforms.Normalize("imagenet"), transforms.ToDtype(dtype)])(images)
+    assert found.dtype == dtype
+    assert torch.equal(found, transforms.Normalize("imagenet")(images).to(dtype))
+
+
+def test_images_given_are_never_written_to(make_images: Make) -> None:
+    for images in (make_images(), make_images().float()):
+        before = images.clone()
+        transforms.Normalize("imagenet")(images)
+        transforms.train(8)(images)
+        assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_floating_images_can_be_moved_and_resized(dtype: torch.dtype, make_images: Make) -> None:
+    images = (make_images() / 255).to(dtype)
+    assert torch.equal(transforms.CenterCrop(9)(images), transforms.CenterCrop(9)(make_images()).div(255).to(dtype))
+    expected = interpolate(images.float(), (9, 9), mode="bilinear", antialias=True)
+    torch.testing.assert_close(transforms.Resize((9, 9))(images), expected.to(dtype))
+
+
+def test_the_recipes_are_their_steps(make_images: Make) -> None:
+    images = make_images(10, 50, 60)
+    mean, std = IMAGENET
+    small = interpolate(images, (36, 43), mode="bilinear", antialias=True)[:, :, 2:34, 6:38]  # 5.5 rounds to even
+    expected = (small / 255 - mean) / std
+    torch.testing.assert_close(transforms.evaluate(32, resize=36)(images), expected, rtol=1e-5, atol=1e-6)
+    assert transforms.evaluate(224).transforms[0].size == 256
+    found = transforms.train(32, dtype=torch.float16)(images, samples=np.arange(10), seed=4)
+    steps = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip()]
+    moved = transforms.Compose(steps)(images, samples=np.arange(10), seed=4)
+    torch.testing.assert_close(found.float(), (moved / 255 - mean) / std, rtol=1e-3, atol=1e-3)
+    assert 0 < sum(plan_of(images, *steps).width.flipped) < 10
+
+
+def steps_of(seed: int) -> list[Transform]:
+    """Return steps that fit in one pass, any of them, in any order."""
+    rng = np.random.default_rng(seed)
+    h, w, p, s = rng.integers(2, 40, 4).tolist()
+    crop = [transforms.CenterCrop((h, w)), transforms.RandomCrop((h, w), 3, True, fill=50)][rng.integers(2)]
+    resize = [transforms.Resize((p, s)), transforms.RandomResizedCrop((p, s))][rng.integers(2)]
+    moves: list[Transform] = [crop, resize, transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip()]
+    kept = [moves[place] for place in rng.permutation(4)[: rng.integers(1, 5)]]
+    return [*kept, transforms.Normalize("imagenet")][: 4 + rng.integers(2)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000))
+def test_fused_steps_do_what_they_do_one_by_one(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (4, 3, 21, 25), dtype=torch.uint8, generator=generator)
+    steps = steps_of(seed)
+    numbers = np.arange(4) + seed
+    fused = transforms.Compose(steps)
+    assert len(fused._steps) == 1
+    expected = images
+    for position, step in enumerate(steps):
+        before = [lambda batch: batch] * position  # callables, which keep the step's position
+        expected = transforms.Compose([*before, step])(expected, samples=numbers)
+    found = fused(images, samples=numbers)
+    levels = 0.021 if found.is_floating_point() else 1  # 1/255, normalised: a flip before a resize is done after it
+    assert (found.double() - expected.double()).abs().max() <= levels
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000))
+def test_points_go_where_their_pixels_go(seed: int) -> None:
+    """A spot in the image is where the point that was put on it is afterwards."""
+    rng = np.random.default_rng(seed)
+    images = torch.zeros((6, 1, 60, 70))
+    points = torch.from_numpy(rng.integers(20, 40, (6, 1, 2))).float()
+    for image, point in zip(images, points[:, 0].long(), strict=True):
+        image[0, point[1], point[0]] = 1
+    steps = [
+        [transforms.RandomCrop((55, 66), 5), transforms.CenterCrop((48, 50))][rng.integers(2)],
+        [transforms.Resize((100, 130)), transforms.RandomResizedCrop((130, 150), scale=(0.7, 1))][rng.integers(2)],
+        transforms.RandomHorizontalFlip(),
+        transforms.RandomVerticalFlip(),
+    ]
+    compose = transforms.Compose([steps[place] for place in rng.permutation(4)[: rng.integers(1, 5)]], points=["at"])
+    found, columns = compose(images, {"at": points, "other": points}, seed=seed)
+    assert columns["other"] is points
+    rows, lines = (torch.arange(extent).float() for extent in found.shape[-2:])
+    for image, (x, y) in zip(found[:, 0], columns["at"][:, 0], strict=True):
+        if image.sum() > 0 and 3 < x < found.shape[-1] - 4 and 3 < y < found.shape[-2] - 4:
+            assert abs((image.sum(0) * lines).sum() / image.sum() - x) < 0.2
+            assert abs((image.sum(1) * rows).sum() / image.sum() - y) < 0.2
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 300), st.integers(2, 300), st.booleans())
+def test_weights_rounded_as_the_kernel_rounds_them_are_torchs(length: int, resized: int, antialias: bool) -> None:
+    axis = Axis(length, 1)
+    axis.resize(resized)
+    bits = int(precision(axis, antialias)[0])
+    exact = weights(length, resized, antialias)
+    whole = (exact * (1 << bits) + 0.5).astype(np.int64)
+    assert whole.max() < 1 << 15
+    line = np.random.default_rng(length).integers(0, 256, length)
+    half = 2 * max(length, resized) if antialias else 2 * resized
+    first = np.maximum(((2 * np.arange(resized) + 1) * length - half + resized) // (2 * resized), 0)
+    taps = np.minimum(first[:, None] + np.arange(exact.shape[1]), length - 1)
+    expected = np.minimum(((whole * line[taps]).sum(1) + (1 << bits >> 1)) >> bits, 255)
+    row = torch.from_numpy(line.astype(np.uint8)).expand(1, 3, 2, length).contiguous(memory_format=torch.channels_last)
+    found = interpolate(row, (2, resized), mode="bilinear", antialias=antialias)
+    assert found[0, 0, 0].tolist() == expected.tolist()
+
+
+def test_the_kernel_is_the_reference_where_triton_can_interpret_it() -> None:
+    pytest.importorskip("triton")
+    tests = Path(__file__).parents[1] / "cuda" / "test_transforms.py"
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stdout
+    assert "30 passed" in done.stdout or "31 passed" in done.stdout

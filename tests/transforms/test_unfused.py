@@ -1,0 +1,187 @@
+import colorsys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance
+
+from memload import transforms
+from memload.transforms import color
+from memload.transforms.mixing import _beta
+from memload.transforms.transform import Transform
+
+Make = Callable[..., torch.Tensor]
+
+
+def jitter(images: torch.Tensor, **factors: float) -> torch.Tensor:
+    """Change all images by one factor of each kind."""
+    return transforms.ColorJitter(**{name: (factor, factor) for name, factor in factors.items()})(images)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.6])
+@pytest.mark.parametrize(
+    ("name", "enhance"),
+    [("brightness", ImageEnhance.Brightness), ("contrast", ImageEnhance.Contrast), ("saturation", ImageEnhance.Color)],
+)
+def test_changes_of_colour_are_pillows_within_a_level(
+    name: str, enhance: type, factor: float, make_images: Make
+) -> None:
+    images = make_images()
+    found = jitter(images, **{name: factor})
+    for image, result in zip(images, found, strict=True):
+        expected = np.asarray(enhance(Image.fromarray(image.permute(1, 2, 0).numpy())).enhance(factor))
+        # Pillow rounds where torchvision rounds down, also grey
+        assert np.abs(result.permute(1, 2, 0).numpy().astype(int) - expected.astype(int)).max() <= 2
+    floating = jitter(images / 255, **{name: factor})
+    assert (floating * 255 - found).abs().max() < 2
+
+
+@pytest.mark.parametrize("factor", [-0.5, -0.2, 0.0, 0.1, 0.5])
+def test_hue_turns_as_colorsys_has_it(factor: float, make_images: Make) -> None:
+    images = make_images(2, 5, 6) / 255
+    found = jitter(images, hue=factor)
+    for pixel, result in zip(images.movedim(1, 3).reshape(-1, 3), found.movedim(1, 3).reshape(-1, 3), strict=True):
+        h, s, v = colorsys.rgb_to_hsv(*pixel.tolist())
+        assert result.tolist() == pytest.approx(colorsys.hsv_to_rgb((h + factor) % 1, s, v), abs=1e-5)
+    whole = jitter(make_images(2, 5, 6), hue=factor)
+    assert (whole - found * 255).abs().max() <= 1.01
+
+
+def test_each_sample_gets_factors_and_an_order_of_its_own(make_images: Make) -> None:
+    images = make_images(1).expand(64, -1, -1, -1)
+    found = transforms.ColorJitter(0.5, 0.5, 0.5, 0.2)(images)
+    assert len({image.numpy().tobytes() for image in found}) == 64
+    ends = transforms.ColorJitter(brightness=(0.5, 0.5), contrast=(1.7, 1.7))(images)
+    assert len({image.numpy().tobytes() for image in ends}) == 2  # the two orders
+    assert torch.equal(transforms.ColorJitter()(images), images)
+
+
+def test_factors_are_drawn_evenly_from_their_range() -> None:
+    images = torch.full((4000, 1, 1, 1), 0.5)
+    factors = transforms.ColorJitter(brightness=0.4)(images).flatten() / 0.5
+    assert torch.histc(factors, 10, 0.6, 1.4).min() > 330
+    assert transforms.ColorJitter(brightness=1.5).brightness == (0, 2.5)
+    assert transforms.ColorJitter(hue=0.1).hue == (-0.1, 0.1)
+
+
+def test_grey_images_keep_their_colours(make_images: Make) -> None:
+    images = make_images(channels=1)
+    assert torch.equal(jitter(images, saturation=0.3, hue=0.2), images)
+    assert torch.equal(transforms.RandomGrayscale(1)(images), images)
+
+
+def test_grayscale_is_bt601_rounded_down(make_images: Make) -> None:
+    images = make_images(400, 3, 4)
+    found = transforms.RandomGrayscale(0.3)(images)
+    weights = torch.tensor([0.2989, 0.587, 0.114])[:, None, None]
+    grey = (images * weights).sum(1, keepdim=True)
+    assert (transforms.RandomGrayscale(1)(images) - grey).abs().max() < 1.001
+    turned = (found != images).flatten(1).any(1)
+    assert abs(int(turned.sum()) - 120) < 40
+    assert torch.equal(found[turned], transforms.RandomGrayscale(1)(images)[turned])
+
+
+def painted(found: torch.Tensor, images: torch.Tensor) -> list[tuple[int, int, int, int]]:
+    """Return top, left, height and width of what was changed in each image, which must be a box."""
+    boxes = []
+    for changed in (found != images).all(1):
+        y, x = (torch.nonzero(changed.any(axis)).flatten() for axis in (1, 0))
+        if len(y):
+            box = int(y[0]), int(x[0]), int(y[-1] - y[0]) + 1, int(x[-1] - x[0]) + 1
+            assert changed.sum() == box[2] * box[3]
+            boxes.append(box)
+    return boxes
+
+
+def test_erasing_paints_boxes_of_the_area_and_ratio_asked_for() -> None:
+    images = torch.full((1000, 3, 100, 150), 0.5)
+    step = transforms.RandomErasing(scale=(0.02, 0.2), ratio=(0.4, 0.8), value=(1, 2, 3))
+    found = step(images)
+    boxes = np.array(painted(found, images))
+    assert abs(len(boxes) - 500) < 80
+    area, ratio = boxes[:, 2] * boxes[:, 3] / 15_000, boxes[:, 2] / boxes[:, 3]
+    assert 0.018 < area.min() < 0.03 < 0.18 < area.max() < 0.21
+    assert 0.38 < ratio.min() < 0.45 < 0.75 < ratio.max() < 0.85
+    assert [channel.unique().tolist() for channel in found.unbind(1)] == [[0.5, 1], [0.5, 2], [0.5, 3]]
+
+
+def test_what_fits_nowhere_is_not_erased(make_images: Make) -> None:
+    images = make_images()
+    assert torch.equal(transforms.RandomErasing(1, scale=(1, 1), ratio=(1, 1), value=9)(images), images)
+
+
+def test_random_erasing_draws_normal_noise_of_each_sample_alone() -> None:
+    images = torch.zeros(200, 3, 40, 50)
+    step = transforms.RandomErasing(p=0.5, scale=(0.2, 0.3), value="random")
+    found = step(images, samples=np.arange(200))
+    noise = found[found != 0]
+    assert abs(float(noise.mean())) < 0.02
+    assert abs(float(noise.std()) - 1) < 0.02
+    assert len(noise.unique()) > 0.6 * min(len(noise), 1 << 16)
+    assert torch.equal(step(images[50:60], samples=np.arange(50, 60)), found[50:60])
+
+
+def test_cutout_is_a_square_whose_middle_is_anywhere() -> None:
+    images = torch.ones(3000, 3, 30, 40)
+    boxes = np.array(painted(transforms.Cutout(10, fill=2)(images), images))
+    assert len(boxes) == 3000
+    assert boxes[:, 2:].max(0).tolist() == [10, 10]
+    assert boxes[:, 2:].min(0).tolist() == [5, 5]  # cut off at the borders
+    assert abs((boxes[:, 2] == 10).mean() - 21 / 30) < 0.04
+    assert len(painted(transforms.Cutout((3, 4), fill=2, p=0.25)(images), images)) == pytest.approx(750, abs=120)
+
+
+def mixed(step: Transform, count: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return pixels and labels mixed of images that are their own number everywhere."""
+    images = torch.arange(count).float()[:, None, None, None].expand(-1, 1, 20, 30)
+    found, columns = step(images, {"label": torch.arange(count)}, samples=np.arange(count))
+    return found, columns["label"]
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
+def test_mixup_mixes_with_the_sample_before_and_so_the_labels(alpha: float) -> None:
+    found, labels = mixed(transforms.MixUp(alpha=alpha, num_classes=400))
+    assert labels.shape == (400, 400)
+    assert labels.dtype == torch.float32
+    share = labels.diagonal()
+    torch.testing.assert_close(labels.sum(1), torch.ones(400))
+    torch.testing.assert_close(labels[1:].diagonal(), 1 - share[1:])
+    torch.testing.assert_close(found[1:, 0, 3, 4], torch.arange(1, 400) - (1 - share[1:]))
+    assert float(share.std()) == pytest.approx((1 / (4 * (2 * alpha + 1))) ** 0.5, rel=0.15)
+
+
+def test_cutmix_takes_a_box_of_the_sample_before() -> None:
+    found, labels = mixed(transforms.CutMix(num_classes=400))
+    images = torch.arange(400).float()[:, None, None, None].expand_as(found)
+    assert torch.equal(torch.unique((images - found)[1:]), torch.tensor([0.0, 1.0]))
+    painted(found, images)  # boxes
+    torch.testing.assert_close(labels.diagonal()[1:], (images == found).float().mean((1, 2, 3))[1:])
+    assert len(labels.diagonal().unique()) > 100
+
+
+def test_shares_of_classes_can_be_mixed_again() -> None:
+    shares = torch.softmax(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), 1)
+    both = transforms.Compose([transforms.MixUp(), transforms.CutMix(num_classes=4)])
+    _, columns = both(torch.rand(6, 3, 8, 8), {"label": shares, "other": shares})
+    torch.testing.assert_close(columns["label"].sum(1), torch.ones(6))
+    assert not torch.equal(columns["label"], shares)
+    assert columns["other"] is shares
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0])
+def test_beta_has_the_moments_of_the_distribution(alpha: float) -> None:
+    drawn = _beta((np.arange(100_000) + 0.5) / 100_000, alpha)
+    assert (np.diff(drawn) >= 0).all()
+    assert drawn.mean() == pytest.approx(0.5)
+    for power in (2, 4, 6):
+        places = np.arange(power)
+        assert (drawn**power).mean() == pytest.approx(np.prod((alpha + places) / (2 * alpha + places)), rel=1e-3)
+
+
+def test_sums_over_whole_pixels_do_not_depend_on_how_they_are_added(make_images: Make) -> None:
+    images = make_images(2, 300, 300)
+    factor = torch.full((2, 1, 1, 1), 0.37)
+    exact = color._contrast(images, factor)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        assert torch.equal(color._contrast(images.contiguous(memory_format=layout), factor), exact)
