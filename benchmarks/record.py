@@ -71,8 +71,9 @@ def record(benchmark: str, parameters: dict[str, Any], results: dict[str, Any]) 
     line = {
         "benchmark": benchmark,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _git("rev-parse", "--short", "HEAD")
-        + ("+changes" if _git("status", "--porcelain", "memload") else ""),
+        # from the environment where the tree was copied to another machine without its history
+        "commit": os.environ.get("BENCHMARK_COMMIT")
+        or _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain", "memload") else ""),
         "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform(), **_gpu()},
         "versions": inspection.environment(),
         "parameters": parameters,

@@ -1,6 +1,5 @@
 """What every transform has in common, and how arguments are checked."""
 
-import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -58,14 +57,6 @@ class Transform:
     def __repr__(self) -> str:
         settings = (f"{name}={value}" for name, value in vars(self).items() if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_alone"}
-
-    def _with(self, **changes: Any) -> "Transform":
-        other = copy.copy(self)
-        vars(other).update(changes)
-        return other
 
     def _wrong(self, argument: str, expected: str, found: object, advice: str = "") -> ValueError:
         return ValueError(f"{type(self).__name__}: {argument}: expected {expected}, found {found}{advice}")

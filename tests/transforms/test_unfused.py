@@ -115,6 +115,7 @@ def test_random_erasing_draws_normal_noise_of_each_sample_alone() -> None:
     images = torch.zeros(200, 3, 40, 50)
     step = transforms.RandomErasing(p=0.5, scale=(0.2, 0.3), value="random")
     found = step(images, samples=np.arange(200))
+    assert abs(len(painted(found, images)) - 100) < 35
     noise = found[found != 0]
     assert abs(float(noise.mean())) < 0.02
     assert abs(float(noise.std()) - 1) < 0.02
@@ -158,6 +159,8 @@ def test_cutmix_takes_a_box_of_the_sample_before() -> None:
     painted(found, images)  # boxes
     torch.testing.assert_close(labels.diagonal()[1:], (images == found).float().mean((1, 2, 3))[1:])
     assert len(labels.diagonal().unique()) > 100
+    # 1 − E[(2r − r²)²] with r = √u / 2, for a middle that is even over the image; less what is cut to whole pixels
+    assert float(labels.diagonal().mean()) == pytest.approx(0.679 + 0.03, abs=0.04)
 
 
 def test_shares_of_classes_can_be_mixed_again() -> None:
