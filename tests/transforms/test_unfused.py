@@ -115,7 +115,9 @@ def test_random_erasing_draws_normal_noise_of_each_sample_alone() -> None:
     images = torch.zeros(200, 3, 40, 50)
     step = transforms.RandomErasing(p=0.5, scale=(0.2, 0.3), value="random")
     found = step(images, samples=np.arange(200))
-    assert abs(len(painted(found, images)) - 100) < 35
+    boxes = np.array(painted(found, images))
+    assert abs(len(boxes) - 100) < 35
+    assert 0.18 < (boxes[:, 2] * boxes[:, 3] / 2000).min() < 0.22
     noise = found[found != 0]
     assert abs(float(noise.mean())) < 0.02
     assert abs(float(noise.std()) - 1) < 0.02
