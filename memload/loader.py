@@ -1,6 +1,5 @@
 """Join data set, order, feed and transform: batches on the device, in an order that is a function of (seed, epoch)."""
 
-import contextlib
 import functools
 import itertools
 import math
@@ -20,7 +19,7 @@ from torch import Tensor
 from memload.dataset import MemmapDataset
 from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed, pinned_callers
 from memload.feeds.interface import Feed, Fetch, Samples
-from memload.prefetch import ahead_on_thread, bound
+from memload.prefetch import bound
 from memload.samplers import Order, SequentialSampler, ShuffledSampler
 from memload.streams import SideStream, find_device, map_tensors, tensors_of
 from memload.transforms import Transform
@@ -28,7 +27,7 @@ from memload.workers import available_cores
 
 #: Positions of an order computed at a time, at most, since a call of `Order.take` costs some 100 µs beside 17 ns a
 #: position. The first are few, so that the first batch is not kept waiting.
-_STRETCH, _FIRST_STRETCH = 1 << 15, 1 << 10
+_STRETCH, _FIRST_STRETCH = 1 << 14, 1 << 10
 #: Bytes of columns that go to the device with them, at most.
 _STRETCH_BYTES = 8 << 20
 
@@ -54,7 +53,9 @@ class Loader:
 
     FeedError says why a feed that was asked for by name cannot serve.
 
-    **Streams.** On CUDA all is done on one stream of the Loader's own, ``prefetch_factor`` batches ahead. A batch
+    **Streams.** On CUDA all is done on one stream of the Loader's own, ``prefetch_factor`` batches ahead (with
+    ``"pinned"`` as many as are gathered at once, up to three times that; with ``"resident"`` and no transform none,
+    on the consumer's stream, since one kernel takes less time than handing over what it made). A batch
     is ready for the stream that is current when it is asked for; to use it on yet another one is yours to
     synchronise, as always. ``static_buffers=True`` copies each batch into the same tensors, which a captured
     CUDA graph reads: then a batch is overwritten by the next, and all have one size (``drop_last``). Capture before
@@ -260,9 +261,9 @@ class Loader:
         if side is None or at_once:  # a gather on the device takes less time than handing it to another stream
             threads = 0 if at_once else self.num_threads
             ahead = max(1, threads * self.prefetch_factor)
-        else:
+        else:  # with what is being gathered on top of what is on its way
             threads = pinned_callers(self.num_threads, self.prefetch_factor) if opened.feed.name == "pinned" else 0
-            ahead = self.prefetch_factor + 1
+            ahead = 1 + max(threads, self.prefetch_factor)
         members: set[int] = set()
         pool = ThreadPoolExecutor(threads, "memload", lambda: members.add(threading.get_ident())) if threads else None
         finish = functools.partial(self._finish, progress.epoch)
@@ -324,17 +325,10 @@ class Loader:
         if self._order is None:
             yield from self._batches_of_iterable(progress)
             return
-        stretches = self._stretches(progress, self._order)
-        if self._open().side is not None and _is_ours(self._order):
-            stretches = ahead_on_thread(
-                stretches, 1
-            )  # training need not wait for NumPy; users' orders stay on its thread
-        with contextlib.closing(stretches):
-            for parts in stretches:
-                yield from parts
+        yield from self._stretches(progress, self._order)
 
-    def _stretches(self, progress: "_Progress", order: Order) -> Generator[list["_Part"], None, None]:
-        """Yield the batches of as many positions as are computed at a time."""
+    def _stretches(self, progress: "_Progress", order: Order) -> Generator["_Part", None, None]:
+        """Yield batches of an order, as many positions of which are computed at a time as pays."""
         rank, replicas = _place(*self._given)
         size, step = len(order), self.batch_size * replicas
         most = max(1, min(_STRETCH, _STRETCH_BYTES // max(1, self._column_bytes())) // step)
@@ -351,16 +345,14 @@ class Loader:
             else:
                 first, last = begin, min(begin + count * step, end)
             samples = order.take(progress.epoch, min(first, size), last)
-            parts = []
             for seen, start, stop in shares:
                 if stop > size:  # the few that make all ranks even; all of this rank's may be, and come round again
                     rest = order.take(progress.epoch, 0, min(stop - size, size))
                     again = rest[np.arange(max(start, size), stop) % size]
                     own = np.concatenate([samples[min(start, size) - first :], again])
-                    parts.append(_Part(own, 0, len(own), min(seen + step, end)))
+                    yield _Part(own, 0, len(own), min(seen + step, end))
                 elif start < stop:
-                    parts.append(_Part(samples, start - first, stop - first, min(seen + step, end)))
-            yield parts
+                    yield _Part(samples, start - first, stop - first, min(seen + step, end))
             begin, count = begin + count * step, min(most, 4 * count)
 
     def _column_bytes(self) -> int:
