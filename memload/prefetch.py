@@ -52,7 +52,7 @@ class ThreadPrefetcher(Generic[T]):
         return len(self.iterable)  # type: ignore[arg-type]  # raises TypeError, as it should, if it has none
 
     def __iter__(self) -> Iterator[T]:
-        return _ahead(self.iterable, self.prefetch_factor)
+        return ahead_on_thread(self.iterable, self.prefetch_factor)
 
 
 def background(
@@ -69,7 +69,7 @@ def background(
 
     @functools.wraps(function)
     def ahead(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return _ahead(function(*args, **kwargs), prefetch_factor)
+        return ahead_on_thread(function(*args, **kwargs), prefetch_factor)
 
     return ahead
 
@@ -186,7 +186,7 @@ class CudaPrefetcher:
         return tensor.to(self.device, non_blocking=True)
 
     def _iterate(self, made: Iterator[Any]) -> Iterator[Any]:
-        source = _ahead(made, self.prefetch_factor) if self.own_thread else _begun(made, self.prefetch_factor)
+        source = ahead_on_thread(made, self.prefetch_factor) if self.own_thread else _begun(made, self.prefetch_factor)
         with contextlib.closing(source):
             for batch in source:
                 yield batch if self._side is None else self._side.hand_over(batch)
@@ -230,7 +230,7 @@ def _begun(items: Iterator[T], ahead: int) -> Generator[T, None, None]:
         del failure  # it holds this frame
 
 
-def _ahead(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
+def ahead_on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
     """Yield what an iterable gives, made on a thread that ends with this generator."""
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
     room = threading.Semaphore(prefetch_factor)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memload.errors import FeedError
 from memload.feeds.interface import Fetch, Samples, upload
-from memload.feeds.pages import Pages, Places
+from memload.feeds.pages import Pages
 from memload.feeds.pinned import PinnedFeed
 
 #: Copies rows ``start`` to ``stop`` of some into a tensor ``(stop - start, H, W, C)``.
@@ -46,7 +46,7 @@ class PageCacheFeed:
         def fetch(start: int, stop: int) -> list[Tensor]:
             nonlocal copy
             if copy is None and self._pages.complete:
-                copy = self._prepare(self._pages.locate(rows))
+                copy = self._prepare(rows)
                 self._rest.close()  # its page-locked memory is not needed any more
             out = torch.empty(shape(stop - start), dtype=dtype, device=self.device)
             if copy is None:
@@ -64,16 +64,16 @@ class PageCacheFeed:
 
     def _fetch_ready(self, rows: np.ndarray, out: Tensor) -> None:
         """Copy rows into ``out``, those that the device can read yet and the others."""
-        places = self._pages.locate(rows)
-        ready = np.flatnonzero(places.ready)
+        is_ready = self._pages.locate(rows).ready
+        ready = np.flatnonzero(is_ready)
         if len(ready) == len(rows):
-            self._prepare(places)(0, len(rows), out)
+            self._prepare(rows)(0, len(rows), out)
             return
         some = torch.empty(self._samples.shape(len(ready)), dtype=self._samples.dtype, device=self.device)
-        self._prepare(Places(places.address[ready], places.ready[ready], places.split[ready]))(0, len(ready), some)
+        self._prepare(rows[ready])(0, len(ready), some)
         flat, width = out.view(torch.uint8).view(len(rows), -1), self._row_bytes
         flat.index_copy_(0, upload(ready, self.device), some.view(torch.uint8).view(len(ready), width))
-        self._fill(rows, np.flatnonzero(~places.ready), out)
+        self._fill(rows, np.flatnonzero(~is_ready), out)
 
     def _fill(self, rows: np.ndarray, missing: np.ndarray, out: Tensor) -> None:
         each = max(1, _PIECE_BYTES // self._row_bytes)
@@ -88,8 +88,8 @@ class PageCacheFeed:
         """Raise FeedError where this way of copying is missing."""
         raise NotImplementedError
 
-    def _prepare(self, places: Places) -> Copy:
-        """Return a function that copies some of these rows into a tensor, on the current stream."""
+    def _prepare(self, rows: np.ndarray) -> Copy:
+        """Return a function that copies some of these rows, all ready, into a tensor, on the current stream."""
         raise NotImplementedError
 
 
@@ -108,7 +108,8 @@ class DmaFeed(PageCacheFeed):
         order = self._driver.CUmemcpySrcAccessOrder
         self._attributes.srcAccessOrder = order.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
-    def _prepare(self, places: Places) -> Copy:
+    def _prepare(self, rows: np.ndarray) -> Copy:
+        places = self._pages.locate(rows)
         return lambda start, stop, out: self._copy(places.address[start:stop], places.split[start:stop], out)
 
     def _copy(self, address: np.ndarray, split: np.ndarray, out: Tensor) -> None:

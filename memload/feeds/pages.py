@@ -72,19 +72,27 @@ class Pages:
 
     def locate(self, rows: np.ndarray) -> Places:
         """Return where rows (int64) are, and note that the current stream reads them from now on."""
-        shard = np.searchsorted(self._starts, rows, side="right") - 1 if len(self._files) > 1 else np.zeros_like(rows)
+        shard = np.searchsorted(self._starts, rows, side="right") - 1 if len(self._files) > 1 else 0
         offset = HEADER_BYTES + (rows - self._starts[shard]) * self._row_bytes
         window, last = offset // WINDOW_BYTES, (offset + self._row_bytes - 1) // WINDOW_BYTES
         split = np.where(window == last, 0, last * WINDOW_BYTES - offset)
-        ready = np.ones(len(rows), bool)
-        if not self.complete:
-            registered = np.concatenate([file.registered for file in self._files])
-            first = self._first_window[shard]
-            ready = registered[first + window] & registered[first + last]
+        registered = np.concatenate([file.registered for file in self._files])
+        first = self._first_window[shard]
+        ready = registered[first + window] & registered[first + last]
+        self._note_reader()
+        return Places(self._bases[shard] + offset, ready, split)
+
+    def addresses(self, rows: np.ndarray) -> np.ndarray:
+        """Return the addresses of rows alone, once all of them can be read by the device."""
+        shard = np.searchsorted(self._starts, rows, side="right") - 1 if len(self._files) > 1 else 0
+        self._note_reader()
+        base: np.ndarray = (self._bases + HEADER_BYTES - self._starts * self._row_bytes)[shard]
+        return base + rows * self._row_bytes
+
+    def _note_reader(self) -> None:
         stream = torch.cuda.current_stream(self._device)
         for file in self._files:
             file.readers.add(stream)
-        return Places(self._bases[shard] + offset, ready, split)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all that can be registered is; return whether that is all there is."""

@@ -2,13 +2,13 @@
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from memload.errors import FeedError
 from memload.feeds.dma import Copy, PageCacheFeed
 from memload.feeds.interface import upload, widest_word
-from memload.feeds.pages import Places
 
 #: Programs that copy: enough to fill the bus, while most of the device is left to the model.
 _PROGRAMS = 64
@@ -30,8 +30,8 @@ class UvaFeed(PageCacheFeed):
             raise FeedError("feed 'uva': expected Triton, found none: pip install triton") from None
         self._kernel: Any = gather_rows
 
-    def _prepare(self, places: Places) -> Copy:
-        addresses = upload(places.address, self.device)
+    def _prepare(self, rows: np.ndarray) -> Copy:
+        addresses = upload(self._pages.addresses(rows), self.device)
         word = widest_word(self._row_bytes)
         words = self._row_bytes // word.itemsize
         block = min(_MOST_LANES, 1 << (words - 1).bit_length())
