@@ -86,8 +86,8 @@ class Pages:
         """Return the addresses of rows alone, once all of them can be read by the device."""
         shard = np.searchsorted(self._starts, rows, side="right") - 1 if len(self._files) > 1 else 0
         self._note_reader()
-        base: np.ndarray = (self._bases + HEADER_BYTES - self._starts * self._row_bytes)[shard]
-        return base + rows * self._row_bytes
+        base = (self._bases + HEADER_BYTES - self._starts * self._row_bytes)[shard]
+        return np.asarray(base + rows * self._row_bytes)
 
     def _note_reader(self) -> None:
         stream = torch.cuda.current_stream(self._device)
