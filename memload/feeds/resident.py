@@ -27,6 +27,7 @@ class ResidentFeed:
         if device.type != "cuda":
             raise FeedError(f"feed 'resident': expected a CUDA device, found {device}. Use feed='cpu'")
         self._samples, self.device = samples, device
+        self._one_to_one = np.array_equal(samples.row, np.arange(len(samples.row)))
         try:
             self._rows: Tensor | None = _rows_on(samples.shards, device)
             self._columns = [torch.from_numpy(column).to(device) for column in samples.columns]
@@ -43,9 +44,9 @@ class ResidentFeed:
         if self._rows is None:
             raise RuntimeError("feed 'resident': expected an open feed, found a closed one")
         stored, dtype, shape = self._rows, self._samples.dtype, self._samples.shape(-1)
-        chosen = upload(np.stack([self._samples.row[samples], samples]), self.device)
-        rows = chosen[0]
-        columns = [torch.index_select(column, 0, chosen[1]) for column in self._columns]
+        numbers = upload(samples, self.device)
+        rows = numbers if self._one_to_one else upload(self._samples.row[samples], self.device)
+        columns = [torch.index_select(column, 0, numbers) for column in self._columns]
 
         def fetch(start: int, stop: int) -> list[Tensor]:
             pixels = torch.index_select(stored, 0, rows[start:stop])
