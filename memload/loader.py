@@ -164,7 +164,7 @@ class Loader:
     @property
     def device(self) -> torch.device:
         """Where batches are made."""
-        return self._open().device
+        return find_device(self._wanted_device) if self._opened is None else self._opened.device
 
     @property
     def feed(self) -> Choice:

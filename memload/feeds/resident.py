@@ -15,6 +15,10 @@ from memload.feeds.pages import Pages
 from memload.shards import Shards
 
 
+#: What `torch.index_select` takes on CUDA in place of types that it does not.
+_INDEXED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 class ResidentFeed:
     """Copies all rows and columns to the device when it is made, at the speed of the bus; then nothing crosses it.
 
@@ -31,6 +35,8 @@ class ResidentFeed:
         try:
             self._rows: Tensor | None = _rows_on(samples.shards, device)
             self._columns = [torch.from_numpy(column).to(device) for column in samples.columns]
+            self._dtypes = [column.dtype for column in self._columns]
+            self._columns = [column.view(_INDEXED.get(column.dtype, column.dtype)) for column in self._columns]
         except torch.OutOfMemoryError as error:
             free, _ = torch.cuda.mem_get_info(device)
             needed = len(samples.shards) * samples.shards.array.row_bytes
@@ -46,7 +52,8 @@ class ResidentFeed:
         stored, dtype, shape = self._rows, self._samples.dtype, self._samples.shape(-1)
         numbers = upload(samples, self.device)
         rows = numbers if self._one_to_one else upload(self._samples.row[samples], self.device)
-        columns = [torch.index_select(column, 0, numbers) for column in self._columns]
+        both = zip(self._columns, self._dtypes, strict=True)
+        columns = [torch.index_select(column, 0, numbers).view(dtype) for column, dtype in both]
 
         def fetch(start: int, stop: int) -> list[Tensor]:
             pixels = torch.index_select(stored, 0, rows[start:stop])

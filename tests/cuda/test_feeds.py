@@ -67,7 +67,12 @@ def test_samples_come_as_they_are_stored(
     index = make_dataset(rows=rows, shape=shape, descr=descr)
     shards = Shards(index)
     row = np.random.default_rng(1).integers(0, 40, 100)
-    columns = (np.arange(100) * 3, np.random.default_rng(2).random((100, 2, 3)).astype(np.float32))
+    columns = (
+        np.arange(100) * 3,
+        np.random.default_rng(2).random((100, 2, 3)).astype(np.float32),
+        np.arange(100, dtype=np.uint16),
+        np.arange(100) % 3 == 0,
+    )
     feed = make(shards, row, columns)
     if settled:
         settle(feed)
