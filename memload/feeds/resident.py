@@ -14,7 +14,6 @@ from memload.feeds.interface import Fetch, Samples, upload, widest_word
 from memload.feeds.pages import Pages
 from memload.shards import Shards
 
-
 #: What `torch.index_select` takes on CUDA in place of types that it does not.
 _INDEXED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
