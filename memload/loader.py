@@ -108,6 +108,12 @@ class Loader:
         feed: FeedName = "auto",
         static_buffers: bool = False,
     ) -> None:
+        if not isinstance(dataset, MemmapDataset | str | Path):
+            raise TypeError(f"dataset: expected a MemmapDataset or its path, found {type(dataset).__name__}")
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform: expected a callable of images, found {transform!r}")
+        if not isinstance(seed, int | np.integer):
+            raise TypeError(f"seed: expected an integer, found {seed!r}")
         if not isinstance(dataset, MemmapDataset):
             dataset = MemmapDataset(dataset, columns=columns)
         if (dataset.transform, dataset.target_transform, dataset.transforms) != (None, None, None):
@@ -127,7 +133,7 @@ class Loader:
             raise ValueError(f"feed: expected one of {', '.join(FEEDS)}, found {feed!r}")
         if static_buffers and not (drop_last or batch_sampler is not None):
             raise ValueError("static_buffers: expected drop_last=True beside it, as all batches are to have one size")
-        self.dataset, self.batch_size, self.drop_last, self.seed = dataset, batch_size, drop_last, seed
+        self.dataset, self.batch_size, self.drop_last, self.seed = dataset, int(batch_size), drop_last, int(seed)
         self._given = (rank, num_replicas)
         _place(rank, num_replicas)
         self.transform = bound(transform, dataset)
@@ -386,7 +392,10 @@ class Loader:
             rest = itertools.islice(self.sampler, resumed, None)
             seen, groups = resumed, _grouped(rest, self.batch_size, self.drop_last)
         for group in groups:
-            samples = np.asarray(list(group), np.int64)
+            samples = np.asarray(list(group))
+            if len(samples) and (samples.ndim != 1 or samples.dtype.kind not in "iu"):
+                raise TypeError(f"sampler: expected integers, found {samples.dtype} {samples.shape}")
+            samples = samples.astype(np.int64)
             seen += len(samples)
             if seen <= resumed or not len(samples):
                 continue
@@ -549,7 +558,7 @@ def _default_threads() -> int:
 
 
 def _at_least(argument: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ValueError(f"{argument}: expected an integer of at least {least}, found {value!r}")
 
 

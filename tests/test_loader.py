@@ -848,3 +848,30 @@ def test_transforms_change_labels_and_make_views(path: Path) -> None:
     one, other = next(iter(Loader(path, 6, transform=views))).images
     assert one.shape == other.shape == (6, 3, 4, 4)
     assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": True}, "batch_size: expected an integer of at least 1, found True"),
+        ({"seed": 1.5}, "seed: expected an integer, found 1.5"),
+        ({"seed": None}, "seed: expected an integer, found None"),
+        ({"transform": 3}, "transform: expected a callable of images, found 3"),
+        ({"dataset": [1, 2]}, "dataset: expected a MemmapDataset or its path, found list"),
+    ],
+    ids=str,
+)
+def test_arguments_of_other_types_are_refused(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as raised:
+        Loader(**{"dataset": path, **options})
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("numbers", [[1.5, 2], [True, False], [[1], [2]]], ids=str)
+def test_samplers_of_other_things_than_integers_are_refused(path: Path, numbers: list[Any]) -> None:
+    with pytest.raises(TypeError, match="sampler: expected integers, found"):
+        list(Loader(path, 2, sampler=numbers))
+
+
+def test_a_batch_size_of_numpy_is_an_integer(path: Path) -> None:
+    assert len(Loader(path, np.int64(5))) == 5  # type: ignore[arg-type]
