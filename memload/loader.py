@@ -28,7 +28,7 @@ from memload.workers import available_cores
 
 #: Positions of an order computed at a time, at most, since a call of `Order.take` costs some 100 µs beside 12 ns a
 #: position. The first are few, so that the first batch is not kept waiting.
-_STRETCH, _FIRST_STRETCH = 1 << 16, 1 << 10
+_STRETCH, _FIRST_STRETCH = 1 << 15, 1 << 10
 #: Bytes of columns that go to the device with them, at most.
 _STRETCH_BYTES = 8 << 20
 

@@ -1,5 +1,8 @@
 import gc
-from collections.abc import Iterator
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +12,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from memload import CudaPrefetcher
 
 on_both = pytest.mark.parametrize("own_thread", [False, True])
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def batches_of(count: int, pinned: bool = True) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -59,6 +69,10 @@ def test_nested_batches_of_workers_are_moved(own_thread: bool) -> None:
     ]
     images, _ = prefetcher.next()
     assert images.is_cuda
+    del prefetcher, loader
+    gc.collect()  # the DataLoader's workers and their threads, which end a little later
+    wait_until(lambda: not multiprocessing.active_children())
+    wait_until(lambda: not any("QueueFeeder" in thread.name for thread in threading.enumerate()))
 
 
 class MadeOnTheDevice(Dataset[Any]):
