@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from memload.errors import FormatError
-from memload.format import index_path
 from memload.index import Index
 from memload.keys import Keys
 from memload.shards import Shards
@@ -49,7 +48,7 @@ class MemmapDataset(Dataset[Any]):
     ) -> None:
         if transforms is not None and (transform is not None or target_transform is not None):
             raise ValueError("transforms: expected it alone, found transform or target_transform beside it")
-        index = Index.read(index_path(path))
+        index = Index.open(path)
         shards = Shards(index)
         # Absolute from here on: the user may change to another folder, and a worker may start in one.
         self._setup(replace(index, path=index.path.absolute()), shards, None)

@@ -14,7 +14,16 @@ import safetensors
 import safetensors.numpy
 
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.format import DESCRS, FORMAT_VERSION, HEADER_BYTES, METADATA_KEY, RESERVED, output_paths
+from memload.format import (
+    DESCRS,
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    METADATA_KEY,
+    RESERVED,
+    index_path,
+    output_paths,
+    shard_names,
+)
 from memload.keys import Keys
 from memload.mapping import forget, map_file
 
@@ -157,6 +166,24 @@ class Index:
         sync(path.parent)
         checksums = {name: entry["crc32"] for name, entry in metadata["tensors"].items()}
         return replace(self, path=path, fingerprint=fingerprint, checksums=checksums)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Index":
+        """Open the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or one of its shards, as `read` does.
+
+        Raises FormatError also where ``path`` names pixels that are not the index's own: a copy of ``out.bin`` and
+        ``out.idx`` under another name would else pass for the original, which the index names.
+        """
+        path = Path(path)
+        index = cls.read(index_path(path))
+        files = [[shard.file for shard in array.shards] for array in index.arrays]
+        if path.suffix == ".bin" and not any(path.name in own or own == shard_names(path, len(own)) for own in files):
+            raise FormatError(
+                f"{path}: expected a file that {index.path.name} names, as {files[0][0]}, found another name: pixels "
+                f"are known by their names. Keep the names, or open {index.path.name} to read {files[0][0]}",
+                path=path,
+            )
+        return index
 
     @classmethod
     def read(cls, path: str | Path) -> "Index":

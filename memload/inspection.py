@@ -21,7 +21,6 @@ from memload.format import (
     FLAG_OUTSIDE,
     FORMAT_VERSION,
     HEADER_BYTES,
-    index_path,
     npy_header,
 )
 from memload.index import Array, Index, Shard
@@ -37,7 +36,7 @@ def info(path: str | Path) -> dict[str, Any]:
 
     The shards are checked for presence and size; `verify` looks at their bytes.
     """
-    index = Index.read(index_path(path))
+    index = Index.open(path)
     image = index.image
     for array in index.arrays:
         for shard in array.shards:
@@ -106,7 +105,7 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     Goes on after what it finds, so that all of it is known. ``num_threads`` is the number of cores by
     default. Memory does not grow with the data set. Raises FormatError where the index itself is unusable.
     """
-    index = Index.read(index_path(path))
+    index = Index.open(path)
     index.check_tensors()
     try:
         index.keys.check()
@@ -199,7 +198,7 @@ def preview(
     By default ``count`` random samples from ``seed``, in their order; ``class_name`` takes them from one class,
     ``indices`` names them. ``tile`` is the width of each in pixels. Raises FormatError, ValueError and IndexError.
     """
-    index = Index.read(index_path(path))
+    index = Index.open(path)
     pixels = Shards(index)
     chosen = _choose(index, count, seed, indices, class_name)
     height, width, _ = index.image.shape

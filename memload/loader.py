@@ -73,11 +73,11 @@ class Loader:
     come twice, unless ``drop_last`` drops the last ones. Otherwise, as for an evaluation, every sample comes
     exactly once over all ranks: the last batches differ in size by one, and a rank may have one batch less than
     another, so that a collective operation in every batch would wait for ever; reduce after the loop. An
-    iterable of your own is not divided.
+    iterable of your own is not divided: give each rank its own, such as a DistributedSampler.
 
     **Resuming.** `state_dict` holds seed, epoch and the samples seen over all ranks; `load_state_dict` goes on
     exactly there, also with other numbers of ranks, threads or samples a batch. Nothing is read to get there,
-    except from an iterable of your own.
+    except from an iterable of your own, which has to give the same numbers again: seed it.
 
     **Memory.** A batch belongs to whoever holds it; its memory is used again when nothing refers to it any more. On
     the CPU ``num_threads × prefetch_factor`` batches are made ahead; ``num_threads=0`` makes each when it is asked
@@ -152,6 +152,8 @@ class Loader:
         self._order: Order | None = order
         self._even = drop_last or not isinstance(self._order, SequentialSampler)
         names = dataset.sample_columns if columns is None else tuple(columns)
+        if columns is None:  # those of the points that the transform moves, too
+            names += tuple(name for name in getattr(transform, "points", ()) if name not in names)
         unknown = [name for name in names if name not in dataset.columns]
         if unknown or isinstance(columns, str):
             raise ValueError(f"columns: expected names among {', '.join(dataset.columns)}, found {columns!r}")
@@ -203,8 +205,14 @@ class Loader:
         """How many processes share an epoch."""
         return _place(*self._given)[1]
 
+    def __repr__(self) -> str:
+        order = self.sampler if self.batch_sampler is None else self.batch_sampler
+        shown = repr(order) if _is_ours(order) else type(order).__name__
+        feed = self._wanted_feed if self._opened is None else self._opened.feed.name
+        return f"Loader({self.dataset!r}, batch_size={self.batch_size}, order={shown}, feed={feed!r})"
+
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch on this rank."""
+        """Return the number of batches of a whole epoch on this rank, also of one that was resumed inside."""
         if self.batch_sampler is not None:
             return len(self.batch_sampler)  # type: ignore[arg-type]  # a TypeError, as it should be, if it has none
         if self._order is None:
@@ -234,6 +242,8 @@ class Loader:
         Raises ValueError where it was taken over other samples, with another seed, or is no such state.
         """
         own = self._identity()
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected what state_dict() gave, found {type(state).__name__}")
         missing = ({"epoch", "samples_seen"} | own.keys()) - state.keys()
         if missing:
             raise ValueError(f"state: expected what state_dict() gave, found one without {', '.join(sorted(missing))}")
@@ -325,6 +335,9 @@ class Loader:
             columns = [named[name] for name in self._names]
         elif self.transform is not None:
             images = self.transform(images)
+            if images is None or (isinstance(images, Tensor) and (images.ndim == 0 or len(images) != len(pixels))):
+                found = "None" if images is None else f"a tensor {tuple(images.shape)}"
+                raise ValueError(f"transform: expected to return {len(pixels)} images, found {found}")
         return _batch_type(self._names)(images, *columns)
 
     def _batches(self, progress: "_Progress") -> Generator["_Part", None, None]:

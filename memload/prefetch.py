@@ -194,13 +194,13 @@ class CudaPrefetcher:
 
 
 def bound(transform: Any, dataset: Any) -> Any:
-    """Return a transform of ours with the data set's mean and std filled in, if it has some; any other as it is."""
+    """Return a transform of ours with what the data set knows filled in; any other as it is."""
     index = getattr(dataset, "index", None)
-    statistics = index.statistics if isinstance(index, Index) else {}
-    mean, std = statistics.get("mean"), statistics.get("std")
-    if isinstance(transform, Transform) and isinstance(mean, list) and isinstance(std, list):
-        return transform.bind(mean=mean, std=std)
-    return transform
+    if not isinstance(transform, Transform) or not isinstance(index, Index):
+        return transform
+    mean, std = index.statistics.get("mean"), index.statistics.get("std")
+    known = {"mean": mean, "std": std} if isinstance(mean, list) and isinstance(std, list) else {}
+    return transform.bind(**known, num_classes=len(index.classes) if index.classes else None)
 
 
 def _same(item: T) -> T:

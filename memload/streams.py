@@ -61,7 +61,10 @@ class SideStream:
 
 def find_device(device: torch.device | str | None) -> torch.device:
     """Return the device asked for, by default the current CUDA device or, without any, the CPU."""
-    found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    except RuntimeError:
+        raise ValueError(f"device: expected 'cpu', 'cuda' or 'cuda:1', found {device!r}") from None
     if found.type not in ("cpu", "cuda"):
         raise ValueError(f"device: expected the CPU or a CUDA device, found {found}")
     if found.type == "cuda" and not torch.cuda.is_available():

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import stat
 import tempfile
 import tracemalloc
@@ -647,3 +648,19 @@ def test_tensors_that_are_not_aligned_are_read_all_the_same_or_told(make_dataset
         return
     assert index.columns["label"].tolist() == [0, 1, 2, 0, 1]
     assert zlib.crc32(index.row.tobytes()) == index.checksums["row"]
+
+
+def test_pixels_under_another_name_are_not_passed_for_the_original(make_dataset: Any, tmp_path: Path) -> None:
+    index = make_dataset("made.bin").path
+    for name in ("copy.bin", "copy.idx"):
+        shutil.copy(index.with_suffix(Path(name).suffix), tmp_path / name)
+    with pytest.raises(FormatError, match=r"copy\.bin: expected a file that copy\.idx names, as made\.bin"):
+        Index.open(tmp_path / "copy.bin")
+    (tmp_path / "copy.bin").unlink()
+    with pytest.raises(FormatError, match="expected a file that"):
+        Index.open(tmp_path / "copy.bin")
+    assert len(Index.open(tmp_path / "copy.idx")) == 5  # as a saved subset: an index over pixels of another name
+    assert len(Index.open(tmp_path / "made.bin")) == 5
+    sharded = make_dataset("many.bin", rows=(3, 2)).path
+    for name in ("many.bin", "many-00001-of-00002.bin", "many", "many.idx"):
+        assert Index.open(sharded.with_name(name)).path == sharded

@@ -875,3 +875,30 @@ def test_samplers_of_other_things_than_integers_are_refused(path: Path, numbers:
 
 def test_a_batch_size_of_numpy_is_an_integer(path: Path) -> None:
     assert len(Loader(path, np.int64(5))) == 5  # type: ignore[arg-type]
+
+
+def test_a_function_that_returns_other_than_a_batch_is_told(path: Path) -> None:
+    with pytest.raises(ValueError, match="transform: expected to return 4 images, found None"):
+        next(iter(Loader(path, 4, transform=lambda images: None)))
+    with pytest.raises(ValueError, match=r"transform: expected to return 4 images, found a tensor \(1, 3, 4, 6\)"):
+        next(iter(Loader(path, 4, transform=lambda images: images[:1])))
+
+
+def test_points_of_the_transform_come_without_being_asked_for(make_dataset: Callable[..., Any]) -> None:
+    columns = {"label": np.arange(5) % 3, "eyes": np.zeros((5, 2, 2), np.float32)}
+    path = make_dataset(columns=columns).path
+    flip = transforms.Compose([transforms.RandomHorizontalFlip(p=1.0)], points=("eyes",))
+    batch = next(iter(Loader(path, 5, transform=flip)))
+    assert batch._fields == ("images", "labels", "eyes")
+    assert batch.eyes[:, :, 0].unique().tolist() == [5.0]
+
+
+def test_the_number_of_classes_is_the_data_sets(path: Path) -> None:
+    mixed = transforms.Compose([transforms.Normalize("imagenet"), transforms.MixUp()])
+    assert next(iter(Loader(path, 6, transform=mixed))).labels.shape == (6, 3)
+
+
+def test_a_loader_says_what_it_is(path: Path) -> None:
+    assert "batch_size=4, order=ShuffledSampler(size=23, seed=2), feed='auto')" in repr(
+        Loader(path, 4, shuffle=True, seed=2)
+    )

@@ -48,9 +48,18 @@ class Compose(Transform):
         lines = [repr(step).replace("\n", "\n    ") for _, step in self._steps] + options
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
 
-    def bind(self, *, mean: Sequence[float], std: Sequence[float]) -> "Compose":
+    def bind(
+        self,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        num_classes: int | None = None,
+    ) -> "Compose":
         """Return this list with what its transforms leave to the data set filled in."""
-        bound = [step.bind(mean=mean, std=std) if isinstance(step, Transform) else step for step in self.transforms]
+        bound = [
+            step.bind(mean=mean, std=std, num_classes=num_classes) if isinstance(step, Transform) else step
+            for step in self.transforms
+        ]
         return Compose(bound, points=self.points, views=self.views, memory_format=self.memory_format)
 
     def __call__(
@@ -131,10 +140,11 @@ def _flat(transforms: Sequence[Any]) -> list[Any]:
             if step.points or step.views != 1:
                 raise ValueError("Compose: transforms: expected points and views at the outermost, found them inside")
             flat += step.transforms
-        elif callable(step):
+        elif callable(step) and not isinstance(step, type):
             flat.append(step)
         else:
-            raise TypeError(f"Compose: transforms: expected callables, found {step!r}")
+            advice = f". Write {step.__name__}()" if isinstance(step, type) else ""
+            raise TypeError(f"Compose: transforms: expected callables, found {step!r}{advice}")
     return flat
 
 

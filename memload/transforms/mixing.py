@@ -1,6 +1,8 @@
 """MixUp and CutMix: images and labels of two samples in one."""
 
+import copy
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,6 +20,20 @@ class _Mixing(Transform):
         if not isinstance(alpha, (int, float)) or alpha <= 0:
             raise self._wrong("alpha", "a number above 0", repr(alpha))
         self.alpha, self.num_classes = float(alpha), num_classes
+
+    def bind(
+        self,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        num_classes: int | None = None,
+    ) -> Transform:
+        """Return this one if it knows the number of classes, else one that does."""
+        if self.num_classes is not None:
+            return self
+        bound = copy.copy(self)
+        bound.num_classes = num_classes
+        return bound
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Mix every sample with the one before it in the batch, the first with the last."""
@@ -54,9 +70,10 @@ class MixUp(_Mixing):
     """Every image and label mixed with those before it (Zhang et al., https://arxiv.org/abs/1710.09412).
 
     The share that an image keeps is drawn for each from Beta(``alpha``, ``alpha``). The column "label", integers
-    ``(N,)`` below ``num_classes`` or shares ``(N, num_classes)``, becomes float32 ``(N, num_classes)``. Images are
-    of a floating dtype. The partner is the sample before it in the batch, as in torchvision, the first one's the
-    last: so these pixels alone depend on who else is in the batch.
+    ``(N,)`` below ``num_classes`` (by default as many as the data set has, which a Loader fills in) or shares ``(N,
+    num_classes)``, becomes float32 ``(N, num_classes)``. Images are of a floating dtype. The partner is the sample
+    before it in the batch, as in torchvision, the first one's the last: so these pixels alone depend on who else is
+    in the batch.
     """
 
     def _mix(self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray) -> tuple[Tensor, np.ndarray]:

@@ -34,9 +34,15 @@ class Normalize(Pointwise):
         if self.mean is not None and self.std is not None and (len(self.mean) != len(self.std) or min(self.std) <= 0):
             raise self._wrong("mean and std", "as many numbers, those of std above 0", f"{self.mean} and {self.std}")
 
-    def bind(self, *, mean: Sequence[float], std: Sequence[float]) -> Transform:
+    def bind(
+        self,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        num_classes: int | None = None,
+    ) -> Transform:
         """Return this one if it has its numbers, else one with these."""
-        return self if self.mean is not None else Normalize(mean, std)
+        return self if self.mean is not None or mean is None else Normalize(mean, std)
 
     def line(self, whole: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
         """See `Pointwise.line`."""

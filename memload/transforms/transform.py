@@ -46,8 +46,14 @@ class Transform:
         """Do the step."""
         return self._alone(images, columns, samples=samples, seed=seed, epoch=epoch)
 
-    def bind(self, *, mean: Sequence[float], std: Sequence[float]) -> "Transform":
-        """Return this transform with what it leaves to the data set filled in: its statistics, for pixels 0 to 1."""
+    def bind(
+        self,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        num_classes: int | None = None,
+    ) -> "Transform":
+        """Return this transform with what it leaves to the data set filled in: statistics, for pixels 0 to 1."""
         return self
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
