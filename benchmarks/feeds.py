@@ -196,6 +196,24 @@ def host_memory(path: Path) -> dict[str, float]:
     return {"after the first epoch": first, "after the second": own() - before}
 
 
+def starting(path: Path, rounds: int) -> dict[str, Any]:
+    """Return seconds to the first batch of a new Loader, and what loading a resident one makes of the bus."""
+    size, first, loaded = path.stat().st_size, [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="dma")
+        batch = next(iter(loader))
+        torch.cuda.synchronize()
+        first.append(time.perf_counter() - start)
+        del loader, batch
+        start = time.perf_counter()
+        loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="resident")
+        loaded.append(size / (time.perf_counter() - start) / 1e9)
+        del loader
+        torch.cuda.empty_cache()
+    return {"first batch with dma (s)": spread(first), "loading resident (GB/s)": spread(loaded)}
+
+
 def others(path: Path, jpegs: int, rounds: int) -> dict[str, Any]:
     """Return rates of what else feeds a device."""
     workers = len(os.sched_getaffinity(0))
@@ -238,6 +256,7 @@ def main() -> None:
         noise_dataset(small, options.small, 32)
         torch.zeros(1, device=DEVICE)
         results: dict[str, Any] = {"host memory with dma (MB)": host_memory(large)}
+        results[f"a new Loader of {large.stat().st_size / 1e9:.1f} GB"] = starting(large, options.rounds)
         pages = {"dma": {"feed": "dma"}, "uva": {"feed": "uva"}, "resident": {"feed": "resident"}}
         staged = {f"pinned, {n} thread{'s' * (n > 1)}": {"feed": "pinned", "num_threads": n} for n in (1, 12)}
         results["224×224×3, batch 256"] = feeding(large, 256, pages | staged, options.rounds)
