@@ -21,7 +21,7 @@ from memload.dataset import MemmapDataset
 from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed, pinned_callers
 from memload.feeds.interface import Feed, Fetch, Samples
 from memload.prefetch import ahead_on_thread, bound
-from memload.samplers import Order, SequentialSampler, ShuffledSampler
+from memload.samplers import Order, SequentialSampler, ShuffledSampler, WeightedSampler
 from memload.streams import SideStream, find_device, map_tensors, tensors_of
 from memload.transforms import Transform
 from memload.workers import available_cores
@@ -31,6 +31,8 @@ from memload.workers import available_cores
 _STRETCH, _FIRST_STRETCH = 1 << 15, 1 << 10
 #: Bytes of columns that go to the device with them, at most.
 _STRETCH_BYTES = 8 << 20
+#: How long an early exit waits for threads, each of which may be inside a transform or reading from a slow disk.
+_GRACE = 60.0
 
 
 class Loader:
@@ -110,7 +112,7 @@ class Loader:
     ) -> None:
         if not isinstance(dataset, MemmapDataset | str | Path):
             raise TypeError(f"dataset: expected a MemmapDataset or its path, found {type(dataset).__name__}")
-        if transform is not None and not callable(transform):
+        if transform is not None and (not callable(transform) or isinstance(transform, type)):
             raise TypeError(f"transform: expected a callable of images, found {transform!r}")
         if not isinstance(seed, int | np.integer):
             raise TypeError(f"seed: expected an integer, found {seed!r}")
@@ -167,7 +169,8 @@ class Loader:
         self._current: _Progress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_current": None}  # elsewhere, a feed and streams are made anew
+        at = self._current or self._next  # elsewhere, the epoch goes on here, and a feed and streams are made anew
+        return {**self.__dict__, "_opened": None, "_current": None, "_next": _Progress(at.epoch, at.seen)}
 
     @property
     def device(self) -> torch.device:
@@ -227,7 +230,7 @@ class Loader:
         """Say which epoch the next iteration is; one that was resumed inside goes on there."""
         _at_least("epoch", epoch, 0)
         if epoch != self._next.epoch:
-            self._next = _Progress(epoch, 0)
+            self._next = _Progress(int(epoch), 0)
         self._next.named = True
         self._tell_samplers(epoch)
 
@@ -260,7 +263,7 @@ class Loader:
                 f"state: expected at most the {len(self._order):,} samples_seen of an epoch, "
                 f"found {state['samples_seen']:,}"
             )
-        self._next, self._current = _Progress(state["epoch"], state["samples_seen"]), None
+        self._next, self._current = _Progress(int(state["epoch"]), int(state["samples_seen"])), None
         self._tell_samplers(state["epoch"])
 
     def __iter__(self) -> Iterator[Any]:
@@ -273,6 +276,7 @@ class Loader:
         if not progress.named and self._is_over(progress):  # saved behind the last batch: go on with the next epoch
             progress = _Progress(progress.epoch + 1, 0)
         self._next, self._current = _Progress(progress.epoch + 1, 0), progress
+        self._tell_samplers(progress.epoch)
         opened, process = self._open(), os.getpid()
         side, at_once = opened.side, opened.feed.name == "resident" and self.transform is None
         if side is None or at_once:  # a gather on the device takes less time than handing it to another stream
@@ -281,8 +285,7 @@ class Loader:
         else:  # with what is being gathered on top of what is on its way
             threads = pinned_callers(self.num_threads, self.prefetch_factor) if opened.feed.name == "pinned" else 0
             ahead = 1 + max(threads, self.prefetch_factor)
-        members: set[int] = set()
-        pool = ThreadPoolExecutor(threads, "memload", lambda: members.add(threading.get_ident())) if threads else None
+        pool = ThreadPoolExecutor(threads, "memload") if threads else None
         finish = functools.partial(self._finish, progress.epoch)
         begin = _Begin(self._batches(progress), opened.feed, finish, None if at_once else side, pool)
         waiting: deque[tuple[_Result | Future[Any], int]] = deque()
@@ -311,11 +314,13 @@ class Loader:
                         "which has none of its threads. Iterate anew there"
                     )
         finally:
-            # In a forked child there are no threads. One that collects garbage cannot wait for itself.
-            if os.getpid() == process:
+            if os.getpid() == process:  # in a forked child there are no threads
                 begin.close()
                 if pool is not None:
-                    pool.shutdown(wait=threading.get_ident() not in members, cancel_futures=True)
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for thread in list(pool._threads):  # waiting by shutdown() itself would have no end
+                        if thread is not threading.current_thread():  # which collects garbage
+                            thread.join(_GRACE)
         if self._current is progress:  # from here on the state is the start of the next epoch, whichever that will be
             self._current = None
 
@@ -326,11 +331,14 @@ class Loader:
         step = self.batch_size * (1 if self._order is None else self.num_replicas)
         return len(self.sampler) - progress.seen < (step if self.drop_last else 1)
 
-    def _finish(self, epoch: int, tensors: list[Tensor], samples: np.ndarray) -> Any:
+    def _finish(self, epoch: int, tensors: list[Tensor], part: "_Part") -> Any:
         pixels, *columns = tensors
         images: Any = pixels.permute(0, 3, 1, 2)
         if isinstance(self.transform, Transform):
             named = dict(zip(self._names, columns, strict=True))
+            samples = part.samples[part.start : part.stop]
+            if isinstance(self._order, WeightedSampler):  # whose samples come again, and not to look the same
+                samples = np.arange(part.position, part.position + len(samples))
             images, named = self.transform(images, named, samples=samples, seed=self.seed, epoch=epoch)
             columns = [named[name] for name in self._names]
         elif self.transform is not None:
@@ -371,16 +379,19 @@ class Loader:
                 first, last = shares[0][1], min(shares[0][2], size)
             else:
                 first, last = begin, min(begin + count * step, end)
-            samples = order.take(progress.epoch, min(first, size), last)
+            samples = _checked(
+                order.take(progress.epoch, min(first, size), last), last - min(first, size), len(self.dataset)
+            )
             parts = []
             for seen, start, stop in shares:
                 if stop > size:  # the few that make all ranks even; all of this rank's may be, and come round again
-                    rest = order.take(progress.epoch, 0, min(stop - size, size))
+                    few = min(stop - size, size)
+                    rest = _checked(order.take(progress.epoch, 0, few), few, len(self.dataset))
                     again = rest[np.arange(max(start, size), stop) % size]
                     own = np.concatenate([samples[min(start, size) - first :], again])
-                    parts.append(_Part(own, 0, len(own), min(seen + step, end)))
+                    parts.append(_Part(own, 0, len(own), min(seen + step, end), start))
                 elif start < stop:
-                    parts.append(_Part(samples, start - first, stop - first, min(seen + step, end)))
+                    parts.append(_Part(samples, start - first, stop - first, min(seen + step, end), start))
             yield parts
             begin, count = begin + count * step, min(most, 4 * count)
 
@@ -417,21 +428,22 @@ class Loader:
                 raise IndexError(
                     f"sampler: expected numbers from 0 to {size - 1}, found {samples.min()} to {samples.max()}"
                 )
-            yield _Part(samples % size, 0, len(samples), seen)
+            yield _Part(samples % size, 0, len(samples), seen, seen - len(samples))
 
     def _tell_samplers(self, epoch: int) -> None:
         own: Any
-        for own in (self.sampler, self.batch_sampler):
+        for own in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             if hasattr(own, "set_epoch"):
                 own.set_epoch(epoch)
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be the same for a state to be this loader's: a name for each."""
-        order = self.batch_sampler if self.batch_sampler is not None else self.sampler
+        order: Any = self.batch_sampler if self.batch_sampler is not None else self.sampler
+        seeded = f"(seed={order.seed})" if isinstance(getattr(order, "seed", None), int) else ""
         return {
             "fingerprint": self.dataset.fingerprint,
-            "seed": int(getattr(self._order, "seed", self.seed)),  # an order of the user's has one of its own
-            "order": repr(order) if _is_ours(order) else type(order).__name__,
+            "seed": self.seed,
+            "order": repr(order) if _is_ours(order) else f"{type(order).__name__}{seeded}",
         }
 
 
@@ -445,12 +457,15 @@ class _Opened(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A batch: ``samples[start:stop]`` of those of a stretch, and how many samples of the epoch are seen with it."""
+    """A batch: ``samples[start:stop]`` of those of a stretch, how many samples of the epoch are seen with it, and the
+    position in the epoch of its first.
+    """
 
     samples: np.ndarray
     start: int
     stop: int
     seen: int
+    position: int
 
 
 class _Result(NamedTuple):
@@ -475,7 +490,7 @@ class _Begin:
         self,
         parts: Generator[_Part, None, None],
         feed: Feed,
-        finish: Callable[[list[Tensor], np.ndarray], Any],
+        finish: Callable[[list[Tensor], _Part], Any],
         side: SideStream | None,
         pool: ThreadPoolExecutor | None,
     ) -> None:
@@ -500,7 +515,7 @@ class _Begin:
         fetch = self._fetch_from(part.samples)
 
         def make() -> Any:
-            return self._finish(fetch(part.start, part.stop), part.samples[part.start : part.stop])
+            return self._finish(fetch(part.start, part.stop), part)
 
         if self._side is not None:
             make = functools.partial(self._side.make, make, self._side.consumer())
@@ -559,6 +574,16 @@ def _copied_into(static: Any, batch: Any) -> Any:
             )
         target.copy_(tensor)
     return static
+
+
+def _checked(samples: Any, count: int, size: int) -> np.ndarray:
+    """Return what an order gave, if it is as many numbers of samples as were asked for."""
+    found = np.asarray(samples)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise ValueError(f"sampler: expected take() to return {count} integers, found {found.dtype} {found.shape}")
+    if count and (found.min() < 0 or found.max() >= size):
+        raise IndexError(f"sampler: expected numbers from 0 to {size - 1}, found {found.min()} to {found.max()}")
+    return found
 
 
 def _is_ours(order: Any) -> bool:

@@ -44,8 +44,7 @@ class ThreadPrefetcher(Generic[T]):
     """
 
     def __init__(self, iterable: Iterable[T], prefetch_factor: int = 2) -> None:
-        if prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor: expected 1 or more, found {prefetch_factor}")
+        _check(prefetch_factor)
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
 
     def __len__(self) -> int:
@@ -62,10 +61,9 @@ def background(
 
     Used as ``@background`` or ``@background(prefetch_factor=4)``. The thread starts with the first item asked for.
     """
+    _check(prefetch_factor)
     if function is None:
         return functools.partial(background, prefetch_factor=prefetch_factor)
-    if prefetch_factor < 1:
-        raise ValueError(f"prefetch_factor: expected 1 or more, found {prefetch_factor}")
 
     @functools.wraps(function)
     def ahead(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -106,8 +104,7 @@ class CudaPrefetcher:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        if prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor: expected 1 or more, found {prefetch_factor}")
+        _check(prefetch_factor)
         self._by_number = not hasattr(iterable, "__iter__")
         if self._by_number and not (hasattr(iterable, "__getitem__") and hasattr(iterable, "__len__")):
             raise TypeError(f"iterable: expected an iterable or a dataset with a length, found {iterable!r}")
@@ -137,7 +134,7 @@ class CudaPrefetcher:
         epoch, self._epoch = self._epoch, self._epoch + 1
         consumer = None if self._side is None else self._side.consumer()
         alone = copy.copy(self)  # what `next` keeps is not to hold what keeps it: DataLoaders end when they are dropped
-        alone._batches = None
+        alone._batches = self._batches = None
         return alone._iterate(alone._made(epoch, consumer))
 
     def next(self) -> Any:
@@ -203,6 +200,11 @@ def bound(transform: Any, dataset: Any) -> Any:
     return transform.bind(**known, num_classes=len(index.classes) if index.classes else None)
 
 
+def _check(prefetch_factor: int) -> None:
+    if not isinstance(prefetch_factor, int) or prefetch_factor < 1:
+        raise ValueError(f"prefetch_factor: expected an integer of 1 or more, found {prefetch_factor!r}")
+
+
 def _same(item: T) -> T:
     return item
 
@@ -233,7 +235,10 @@ def _begun(items: Iterator[T], ahead: int) -> Generator[T, None, None]:
 def ahead_on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
     """Yield what an iterable gives, made on a thread that ends with this generator."""
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    room = threading.Semaphore(prefetch_factor)
+    # a queue in C, since an interrupt within Python's own semaphore would leave that locked for ever
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(prefetch_factor):
+        room.put(None)
     stop = threading.Event()
 
     def produce() -> None:
@@ -242,7 +247,7 @@ def ahead_on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T,
         try:
             iterator = iter(iterable)
             while True:
-                room.acquire()
+                room.get()
                 if stop.is_set():
                     break
                 items.put((next(iterator),))
@@ -257,8 +262,8 @@ def ahead_on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T,
 
     thread = threading.Thread(target=produce, name="memload-prefetch", daemon=True)
     process = os.getpid()
-    thread.start()
     try:
+        thread.start()
         while True:
             item = items.get()
             if isinstance(item, _End):
@@ -269,7 +274,7 @@ def ahead_on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T,
                     raise error
                 finally:
                     del error  # it holds this frame
-            room.release()
+            room.put(None)
             yield item[0]
             if os.getpid() != process:
                 raise RuntimeError(
@@ -279,6 +284,8 @@ def ahead_on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T,
     finally:
         if os.getpid() == process:  # in a forked child the thread is gone, and may have held their locks
             stop.set()
-            room.release()
-            if thread is not threading.current_thread():  # which collects garbage, and cannot wait for itself
+            room.put(None)
+            if (
+                thread.ident is not None and thread is not threading.current_thread()
+            ):  # which collects garbage, and cannot wait for itself
                 thread.join(_GRACE)

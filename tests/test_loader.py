@@ -390,7 +390,7 @@ def test_a_state_of_a_subset_or_of_an_order_with_another_seed_is_refused() -> No
     dataset = share_dataset()
     with pytest.raises(ValueError, match="fingerprint"):
         Loader(dataset).load_state_dict(Loader(dataset.subset([1, 2])).state_dict())
-    with pytest.raises(ValueError, match="expected the seed 6 of this loader, found 5"):
+    with pytest.raises(ValueError, match=r"expected the order .*seed=6\)' of this loader, found .*seed=5"):
         Loader(dataset, sampler=ShuffledSampler(SIZE, seed=6)).load_state_dict(
             Loader(dataset, sampler=ShuffledSampler(SIZE, seed=5)).state_dict()
         )
@@ -708,7 +708,8 @@ def test_a_loader_and_its_batches_can_be_pickled(path: Path) -> None:
     loader = Loader(path, 4, shuffle=True, seed=2, columns=["number", "label"])
     first = next(iter(loader))
     copy = pickle.loads(pickle.dumps(loader))
-    assert flat(visits(copy)) == ShuffledSampler(SIZE, seed=2).take(1, 0, SIZE).tolist()
+    assert copy.state_dict() == loader.state_dict()
+    assert flat(visits(copy)) == ShuffledSampler(SIZE, seed=2).take(0, 4, SIZE).tolist()
     again = pickle.loads(pickle.dumps(first))
     assert again._fields == ("images", "number", "labels")
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
@@ -902,3 +903,59 @@ def test_a_loader_says_what_it_is(path: Path) -> None:
     assert "batch_size=4, order=ShuffledSampler(size=23, seed=2), feed='auto')" in repr(
         Loader(path, 4, shuffle=True, seed=2)
     )
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_a_sampler_is_told_every_epoch_and_resumes_in_its_order(path: Path, in_batches: bool) -> None:
+    def make() -> Loader:
+        numbers = Numbers(SIZE)
+        options: Any = {"batch_sampler": BatchSampler(numbers, 4, False)} if in_batches else {"sampler": numbers}
+        return Loader(path, columns=["number"], **options, **({} if in_batches else {"batch_size": 4}))
+
+    loader = make()
+    first = flat(visits(loader))
+    assert first == np.random.default_rng(0).permutation(SIZE).tolist()
+    iterator = iter(loader)
+    seen = [next(iterator).number.tolist() for _ in range(2)]
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert flat(seen) + flat(visits(again)) == np.random.default_rng(1).permutation(SIZE).tolist()
+
+
+def test_a_state_with_another_seed_of_the_loaders_own_is_refused(path: Path) -> None:
+    state = Loader(path, 4, sampler=ShuffledSampler(SIZE, seed=1), seed=5).state_dict()
+    with pytest.raises(ValueError, match="expected the seed 6 of this loader, found 5"):
+        Loader(path, 4, sampler=ShuffledSampler(SIZE, seed=1), seed=6).load_state_dict(state)
+
+
+def test_a_sample_that_is_drawn_again_looks_different(path: Path) -> None:
+    weights = np.eye(SIZE)[3]
+    loader = Loader(path, 7, sampler=WeightedSampler(weights, size=60), transform=TRAIN, columns=["number"])
+    images = torch.cat([batch.images for batch in loader])
+    assert len({image.numpy().tobytes() for image in images}) > 5
+    other = Loader(path, 11, sampler=WeightedSampler(weights, size=60), transform=TRAIN, columns=["number"])
+    assert torch.equal(torch.cat([batch.images for batch in other]), images)
+
+
+def test_a_state_is_numbers_and_text_also_where_numpys_were_given(path: Path) -> None:
+    loader = Loader(path, 4, shuffle=True)
+    loader.set_epoch(np.int64(3))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
+    loader.load_state_dict({**loader.state_dict(), "samples_seen": np.int64(4)})
+    json.dumps(loader.state_dict())
+
+
+def test_what_an_order_returns_is_checked(path: Path) -> None:
+    class Wrong(Order):
+        def __init__(self, found: Any) -> None:
+            super().__init__(SIZE)
+            self.found = found
+
+        def take(self, epoch: int, start: int, stop: int) -> Any:
+            return self.found
+
+    for found in ([0], [0.5] * SIZE, None):
+        with pytest.raises(ValueError, match=r"sampler: expected take\(\) to return 23 integers, found"):
+            list(Loader(path, 4, sampler=Wrong(found)))
+    with pytest.raises(IndexError, match="sampler: expected numbers from 0 to 22, found"):
+        list(Loader(path, 4, sampler=ShuffledSampler(100)))

@@ -176,11 +176,11 @@ def test_a_thousand_early_exits_leave_no_threads() -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("prefetch_factor", [0, -1])
+@pytest.mark.parametrize("prefetch_factor", [0, -1, 1.5])
 def test_a_prefetch_factor_below_one_is_refused(prefetch_factor: int) -> None:
-    with pytest.raises(ValueError, match=f"^prefetch_factor: expected 1 or more, found {prefetch_factor}"):
+    with pytest.raises(ValueError, match=f"^prefetch_factor: expected an integer of 1 or more, found {prefetch_factor}"):
         ThreadPrefetcher([], prefetch_factor)
-    with pytest.raises(ValueError, match=f"^prefetch_factor: expected 1 or more, found {prefetch_factor}"):
+    with pytest.raises(ValueError, match=f"^prefetch_factor: expected an integer of 1 or more, found {prefetch_factor}"):
         background(prefetch_factor=prefetch_factor)(failing)
 
 
@@ -388,7 +388,7 @@ def test_a_prefetcher_left_early_leaves_no_thread(own_thread: bool) -> None:
 
 
 def test_wrong_arguments_of_a_prefetcher_are_refused() -> None:
-    with pytest.raises(ValueError, match="prefetch_factor: expected 1 or more, found 0"):
+    with pytest.raises(ValueError, match="prefetch_factor: expected an integer of 1 or more, found 0"):
         prefetched([], prefetch_factor=0)
     with pytest.raises(ValueError, match="shuffle: expected a dataset of samples"):
         prefetched([1], shuffle=True)
