@@ -38,4 +38,5 @@ def _attempt(
     low, high = math.log(ratio[0]), math.log(ratio[1])
     half = np.array([[-0.5], [0.5]])  # of the ratio's logarithm goes to either length
     length = np.rint(np.sqrt(area) * np.exp(half * (low + (high - low) * drawn[1]))).astype(np.int64)
-    return length, ((length >= least) & (length < sizes + least)).all(0)
+    fits = (length >= least) & (length < sizes + least)
+    return length, fits[0] & fits[1]

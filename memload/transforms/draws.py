@@ -13,20 +13,30 @@ Integers = TypeVar("Integers", np.ndarray, torch.Tensor)
 # torch has no uint64 arithmetic. Overflow wraps in both libraries.
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _ONE, _TWO = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
+_ROUNDS = tuple((np.uint64(bits), np.uint64(factor % (1 << 64))) for bits, factor in ((30, _ONE), (27, _TWO)))
+_LAST, _KEPT = np.uint64(31), np.uint64(11)
 
 
 def mix(values: Integers) -> Integers:
     """Spread every bit of int64 numbers over all of them: the finaliser of SplitMix64, which is a permutation."""
+    if isinstance(values, np.ndarray):
+        return _mixed(values).view(np.int64)
     values = (values ^ _shifted(values, 30)) * _ONE
     values = (values ^ _shifted(values, 27)) * _TWO
-    mixed: Integers = values ^ _shifted(values, 31)
+    mixed: torch.Tensor = values ^ _shifted(values, 31)
     return mixed
 
 
-def _shifted(values: Integers, bits: int) -> Integers:
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Return what `mix` does, as uint64, whose shifts need no masks: half the time of a small batch's draws."""
+    mixed = values.view(np.uint64)
+    for bits, factor in _ROUNDS:
+        mixed = (mixed ^ (mixed >> bits)) * factor
+    return mixed ^ (mixed >> _LAST)
+
+
+def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift as if the numbers were unsigned."""
-    if isinstance(values, np.ndarray):
-        return (values.view(np.uint64) >> np.uint64(bits)).view(np.int64)
     return (values >> bits) & ((1 << 64 - bits) - 1)
 
 
@@ -55,14 +65,18 @@ class Draws:
         ``among`` picks samples of the batch by their places in it.
         """
         streams = self.streams if among is None else self.streams[among]
-        numbers = np.arange(first + 1, first + count + 1) * _STEP
-        drawn: np.ndarray = _shifted(mix(streams + numbers[:, np.newaxis]), 11) * 2.0**-53
+        drawn: np.ndarray = (_mixed(streams + _steps(first, count)) >> _KEPT) * 2.0**-53
         return drawn
 
 
 def numbers_at(streams: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     """Return 16 random bits, int64: the numbers counted by ``number`` of streams, on their device."""
     return _shifted(mix(streams + (number + 1) * _STEP), 48)
+
+
+@functools.lru_cache(maxsize=64)
+def _steps(first: int, count: int) -> np.ndarray:
+    return (np.arange(first + 1, first + count + 1) * _STEP)[:, np.newaxis]
 
 
 @functools.lru_cache(maxsize=1024)

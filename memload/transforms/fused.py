@@ -38,9 +38,11 @@ class Plan:
 
     def table(self) -> np.ndarray:
         """Return each sample's numbers, int32 ``(N, 8)``: of both axes start, length, shift and flipped."""
-        axes = (self.height, self.width)
-        columns = [column for axis in axes for column in (axis.start, axis.length, axis.shift, axis.flipped)]
-        return np.stack(columns, 1, dtype=np.int32, casting="unsafe")
+        table = np.empty((8, len(self.height.start)), np.int32)
+        for first, axis in ((0, self.height), (4, self.width)):
+            table[first], table[first + 1] = axis.start, axis.length
+            table[first + 2], table[first + 3] = axis.shift, axis.flipped
+        return table.T
 
 
 class Fused:
@@ -48,6 +50,7 @@ class Fused:
 
     def __init__(self, steps: Sequence[tuple[int, Transform]]) -> None:
         self.steps = tuple(steps)
+        self._lines: dict[tuple[int, torch.dtype], tuple[np.ndarray | None, torch.dtype]] = {}
 
     def __repr__(self) -> str:
         return f"Fused({', '.join(repr(step) for _, step in self.steps)})"
@@ -72,23 +75,28 @@ class Fused:
     def _plan(self, images: Tensor, draws: Callable[[int], Draws], memory_format: torch.memory_format) -> Plan:
         count, channels, *size = images.shape
         height, width = (Axis(extent, count) for extent in size)
-        whole, dtype = images.dtype == torch.uint8, images.dtype
-        line = np.stack([np.ones(channels), np.zeros(channels)])
         antialias, fill = True, (0.0,) * channels
         for position, step in self.steps:
             if isinstance(step, Geometric):
                 step.place(height, width, draws(position))
                 antialias = getattr(step, "antialias", antialias)
                 fill = step._per_channel("fill", step.fill, channels) if kind(step) == "crop" else fill
-            elif isinstance(step, Pointwise):
-                factor, offset, cast = step.line(whole, channels)
-                line *= factor
-                line[1] += offset
-                dtype = cast or (torch.float32 if whole else dtype)
-                whole = False
-        changes = any(isinstance(step, Pointwise) for _, step in self.steps)
-        numbers = line.astype(np.float32) if changes else None
-        return Plan(height, width, antialias, fill, numbers, dtype, memory_format)
+        key = (channels, images.dtype)
+        if key not in self._lines:
+            self._lines[key] = self._line(*key)
+        return Plan(height, width, antialias, fill, *self._lines[key], memory_format)
+
+    def _line(self, channels: int, dtype: torch.dtype) -> tuple[np.ndarray | None, torch.dtype]:
+        whole = dtype == torch.uint8
+        line = np.stack([np.ones(channels), np.zeros(channels)])
+        steps = [step for _, step in self.steps if isinstance(step, Pointwise)]
+        for step in steps:
+            factor, offset, cast = step.line(whole, channels)
+            line *= factor
+            line[1] += offset
+            dtype = cast or (torch.float32 if whole else dtype)
+            whole = False
+        return line.astype(np.float32) if steps else None, dtype
 
 
 def kind(step: Transform) -> str:

@@ -10,7 +10,8 @@ class Axis:
 
     Everything is counted in pixels, in the source's direction: ``start`` and ``length`` of the box ``(N,)``, the
     extent it is ``resized`` to or None, and where in that the window lies, ``shift`` ``(N,)``. The steps take
-    places as they come out of the steps before them. ``extent`` is what has come out so far.
+    places as they come out of the steps before them. ``extent`` is what has come out so far, ``inside`` whether it is
+    all of the source, and nothing of it a margin.
     """
 
     def __init__(self, source: int, count: int) -> None:
@@ -19,16 +20,18 @@ class Axis:
         self.length = np.full(count, source)
         self.flipped = np.zeros(count, bool)
         self.resized: int | None = None
+        self.inside = True
 
     def crop(self, start: np.ndarray | int, length: int) -> None:
         """Take the window of this length that begins at ``start``, which may lie outside."""
+        self.inside &= bool(np.all((start >= 0) & (start <= self.extent - length)))
         self._move(start, length)
         self.extent = length
         if self.resized is None:
             self.length = np.full_like(self.length, length)
 
     def resize(self, extent: int, start: np.ndarray | int = 0, length: np.ndarray | None = None) -> None:
-        """Resize the box from ``start``, by default all, to ``extent`` pixels. Possible once."""
+        """Resize the box from ``start``, inside and by default all, to ``extent`` pixels. Possible once."""
         if length is not None:
             self._move(start, length)
             self.length = length

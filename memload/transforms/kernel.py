@@ -12,8 +12,10 @@ from memload.transforms.fused import Plan
 from memload.transforms.geometry import precision
 from memload.transforms.transform import to_device
 
-#: A tile: rows, and columns times channels, which are neighbours in memory.
-_ROWS, _COLUMNS = 8, 256
+#: What a program makes: rows, columns times channels, strips of so many rows; and with how many warps. On an H200, 256
+#: images of 224² are flipped and normalised to bfloat16 in 47 µs, in 54 with half the rows or columns; and resized to
+#: that from boxes of 256² in 147 µs, in 175 with half the columns, in 155 with half the strips.
+_MOVED, _RESIZED = (16, 256, 1, 4), (8, 256, 4, 4)
 
 
 def run(images: Tensor, plan: Plan) -> Tensor:
@@ -25,20 +27,25 @@ def run(images: Tensor, plan: Plan) -> Tensor:
     )
     if not out.numel():
         return out
-    bits = [precision(axis, plan.antialias) for axis in (plan.height, plan.width)]
-    table = np.column_stack([plan.table(), *bits]).astype(np.int32)
-    line = np.stack([np.ones(channels), np.zeros(channels)]) if plan.line is None else plan.line
-    constants = np.concatenate([line, [plan.fill]]).astype(np.float32)
-    # one transfer for both
-    numbers = to_device(np.concatenate([table.ravel(), constants.view(np.int32).ravel()]), images.device)
-    down, across = triton.cdiv(extent[0], _ROWS), triton.cdiv(extent[1] * channels, _COLUMNS)
+    if sum((size - 1) * stride for size, stride in zip(images.shape[1:], images.stride()[1:], strict=True)) >> 32:
+        images = images.contiguous(memory_format=torch.channels_last)  # the kernel's offsets in a sample have 32 bits
+    numbers = np.empty(10 * count + 3 * channels, np.int32)
+    table, constants = numbers[: 10 * count].reshape(10, count), numbers[10 * count :].view(np.float32)
+    table[:8] = plan.table().T
+    table[8], table[9] = precision(plan.height, plan.antialias), precision(plan.width, plan.antialias)
+    constants[: 2 * channels] = np.repeat((1, 0), channels) if plan.line is None else plan.line.ravel()
+    constants[2 * channels :] = plan.fill
+    dense = images.stride(1) == out.stride(1) == 1 and images.stride(3) == out.stride(3) == channels
+    rows, columns, strips, warps = _RESIZED if plan.resizes else _MOVED
+    programs = count * triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
     with torch.cuda.device(images.device if images.is_cuda else -1):
-        _kernel[(count * down * across,)](
-            images, out, numbers, numbers[table.size :].view(torch.float32),
-            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0, down, across,
+        _kernel[(programs,)](
+            images, out, to_device(numbers, images.device),
+            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0, count,
             *images.stride(), *out.stride(),
             C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias, LINE=plan.line is not None,
-            ROWS=_ROWS, COLUMNS=_COLUMNS,
+            INSIDE=plan.height.inside and plan.width.inside, DENSE=dense,
+            ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
             enable_fp_fusion=False,  # a multiplication and an addition fused round otherwise than the CPU does
         )  # fmt: skip
     return out
@@ -46,70 +53,122 @@ def run(images: Tensor, plan: Plan) -> Tensor:
 
 @triton.jit
 def _kernel(
-    source, out, table, constants,
-    height, width, extent_y, extent_x, resized_y, resized_x, down, across,
+    source, out, table,
+    height, width, extent_y, extent_x, resized_y, resized_x, count,
     from_n, from_c, from_y, from_x, to_n, to_c, to_y, to_x,
     C: tl.constexpr, RESIZE: tl.constexpr, ANTIALIAS: tl.constexpr, LINE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INSIDE: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STRIPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    sample = (program // (down * across)).to(tl.int64)
-    y = program // across % down * ROWS + tl.arange(0, ROWS)
+    # the parts of a row first, which are neighbours in memory
+    across, down = tl.cdiv(extent_x * C, COLUMNS), tl.cdiv(extent_y, ROWS * STRIPS)
+    sample = (program // (across * down)).to(tl.int64)
     column = program % across * COLUMNS + tl.arange(0, COLUMNS)
     x = column // C
     channel = column % C
-    mine = table + sample * 10
+    mine = table + sample
+    turned_y, turned_x = tl.load(mine + 3 * count) != 0, tl.load(mine + 7 * count) != 0
+    start_y, start_x = tl.load(mine), tl.load(mine + 4 * count)
+    length_y, length_x = tl.load(mine + count), tl.load(mine + 5 * count)
+    shift_y, shift_x = tl.load(mine + 2 * count), tl.load(mine + 6 * count)
     # the places of the output's pixels before the flip, in the box or in what it is resized to
-    at_y = tl.where(tl.load(mine + 3) != 0, extent_y - 1 - y, y) + tl.load(mine + 2)
-    at_x = tl.where(tl.load(mine + 7) != 0, extent_x - 1 - x, x) + tl.load(mine + 6)
-    start_y, start_x = tl.load(mine), tl.load(mine + 4)
-    base = source + sample * from_n
-    lanes = (x < extent_x)[None, :] & (y < extent_y)[:, None]
-    fill = tl.load(constants + 2 * C + channel)[None, :]
+    at_x = tl.where(turned_x, extent_x - 1 - x, x) + shift_x
+    source += sample * from_n
+    out += sample * to_n
+    # Offsets in a sample have 32 bits and no sign: a thread that resizes takes 72 registers with them, and 122 with
+    # pointers. Columns are a tile's first dimension: along that the threads of a warp lie where Triton sees no order of
+    # the addresses. Along rows instead, each value of a warp is in a sector of its own.
+    to_column = (column if DENSE and not RESIZE else x * to_x + channel * to_c)[:, None]
+    from_channel = channel * from_c
+    constants = table + 10 * count + channel
+    factor = tl.load(constants)[:, None].to(tl.float32, bitcast=True)
+    offset = tl.load(constants + C)[:, None].to(tl.float32, bitcast=True)
+    fill = tl.load(constants + 2 * C)[:, None].to(tl.float32, bitcast=True)
     if RESIZE:
         fill = fill.to(tl.int32)  # as uint8 has it
-        length_y, length_x = tl.load(mine + 1), tl.load(mine + 5)
-        bits_y, bits_x = tl.load(mine + 8), tl.load(mine + 9)
-        first_y, half_y, taps_y, unit_y = _filter(at_y, length_y, resized_y, bits_y, ANTIALIAS)
-        first_x, half_x, taps_x, unit_x = _filter(at_x, length_x, resized_x, bits_x, ANTIALIAS)
-        total = tl.zeros((ROWS, COLUMNS), tl.int32) + (1 << bits_y >> 1)
-        for i in range(taps_y):
-            pixel_y = first_y + i
-            weight_y = _weight(pixel_y, at_y, length_y, resized_y, half_y, unit_y)
-            source_y = start_y + pixel_y
-            inside_y = (source_y >= 0) & (source_y < height)
-            row = tl.zeros((ROWS, COLUMNS), tl.int32) + (1 << bits_x >> 1)
-            for j in range(taps_x):
-                pixel_x = first_x + j
-                weight_x = _weight(pixel_x, at_x, length_x, resized_x, half_x, unit_x)
-                source_x = start_x + pixel_x
+        first_x, half_x, taps_x, unit_x, bits_x = _filter(at_x, length_x, resized_x, mine + 9 * count, ANTIALIAS)
+    for strip in range(STRIPS):
+        y = (program // across % down * STRIPS + strip) * ROWS + tl.arange(0, ROWS)
+        at_y = tl.where(turned_y, extent_y - 1 - y, y) + shift_y
+        lanes = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
+        if RESIZE:
+            first_y, half_y, taps_y, unit_y, bits_y = _filter(at_y, length_y, resized_y, mine + 8 * count, ANTIALIAS)
+            value = tl.zeros(lanes.shape, tl.int32) + (1 << bits_y >> 1)
+            for i in range(taps_y):
+                weight_y = _weight(first_y + i, at_y, length_y, resized_y, half_y, unit_y)
+                source_y, inside_y = _place(first_y + i, start_y, length_y, height)
+                rows, inside = (source_y * from_y)[None, :], lanes & inside_y[None, :]
+                row = tl.zeros(lanes.shape, tl.int32) + (1 << bits_x >> 1)
+                # two pixels are enough where nothing shrinks; their weights are computed once for all strips
+                for j in tl.static_range(2):
+                    row += _tap(
+                        j, source, from_channel, rows, inside, fill, at_x, start_x, length_x, width, resized_x, first_x,
+                        half_x, unit_x, from_x, INSIDE,
+                    )  # fmt: skip
+                for j in range(2, taps_x):
+                    row += _tap(
+                        j, source, from_channel, rows, inside, fill, at_x, start_x, length_x, width, resized_x, first_x,
+                        half_x, unit_x, from_x, INSIDE,
+                    )  # fmt: skip
+                # rows first, rounded to 8 bits, then columns: so torch does it
+                value += tl.minimum(row >> bits_x, 255) * weight_y[None, :]
+            value = tl.minimum(value >> bits_y, 255)
+            if not INSIDE:
+                shown = ((at_y >= 0) & (at_y < resized_y))[None, :] & ((at_x >= 0) & (at_x < resized_x))[:, None]
+                value = tl.where(shown, value, fill)
+            value = value.to(tl.float32)
+        else:
+            source_y, source_x = start_y + at_y, start_x + at_x
+            rows = (source_y * from_y)[None, :]
+            inside = lanes
+            if not INSIDE:
                 inside_x = (source_x >= 0) & (source_x < width)
-                where = (source_y.to(tl.int64) * from_y)[:, None] + (source_x * from_x + channel * from_c)[None, :]
-                counts = lanes & (weight_y > 0)[:, None] & (weight_x > 0)[None, :]
-                inside = inside_y[:, None] & inside_x[None, :]
-                value = tl.load(base + where, mask=counts & inside, other=0).to(tl.int32)
-                row += tl.where(inside, value, fill) * weight_x[None, :]
-            # rows first, rounded to 8 bits, then columns: so torch does it
-            total += tl.minimum(row >> bits_x, 255) * weight_y[:, None]
-        value = tl.minimum(total >> bits_y, 255)
-        shown = ((at_y >= 0) & (at_y < resized_y))[:, None] & ((at_x >= 0) & (at_x < resized_x))[None, :]
-        value = tl.where(shown, value, fill).to(tl.float32)
+                inside &= ((source_y >= 0) & (source_y < height))[None, :] & inside_x[:, None]
+            if DENSE & (start_x + shift_x == 0) & (not turned_x):  # the bytes lie as they are needed
+                columns = tl.multiple_of(column + start_x, 8)  # not 16: a thread of bfloat16 stores 8
+                pixels = tl.load(source + (rows + columns[:, None]).to(tl.uint32), mask=inside, other=0)
+            else:
+                columns = source_x * from_x + from_channel
+                pixels = tl.load(source + (rows + columns[:, None]).to(tl.uint32), mask=inside, other=0)
+            value = pixels.to(tl.float32)
+            if not INSIDE:
+                value = tl.where(inside, value, fill)
+        if LINE:
+            value = value * factor + offset
+        target = (to_column + (y * to_y)[None, :]).to(tl.uint32)
+        tl.store(out + target, value.to(out.dtype.element_ty), mask=lanes)
+
+
+@triton.jit
+def _tap(
+    j, base, from_channel, rows, mask, fill, at_x, start_x, length_x, width, resized_x, first_x, half_x, unit_x, from_x,
+    INSIDE: tl.constexpr,
+):  # fmt: skip
+    weight = _weight(first_x + j, at_x, length_x, resized_x, half_x, unit_x)
+    source, inside = _place(first_x + j, start_x, length_x, width)
+    where = (rows + (source * from_x + from_channel)[:, None]).to(tl.uint32)
+    if INSIDE:
+        value = tl.load(base + where)
     else:
-        source_y, source_x = start_y + at_y, start_x + at_x
-        shown = ((source_y >= 0) & (source_y < height))[:, None] & ((source_x >= 0) & (source_x < width))[None, :]
-        where = (source_y.to(tl.int64) * from_y)[:, None] + (source_x * from_x + channel * from_c)[None, :]
-        value = tl.load(base + where, mask=lanes & shown, other=0).to(tl.float32)
-        value = tl.where(shown, value, fill)
-    if LINE:
-        factor, offset = tl.load(constants + channel), tl.load(constants + C + channel)
-        value = value * factor[None, :] + offset[None, :]
-    target = (y.to(tl.int64) * to_y)[:, None] + (x * to_x + channel * to_c)[None, :]
-    tl.store(out + sample * to_n + target, value.to(out.dtype.element_ty), mask=lanes)
+        mask &= inside[:, None]
+        value = tl.load(base + where, mask=mask, other=0)
+    value = value.to(tl.int32)
+    if not INSIDE:
+        value = tl.where(mask, value, fill)
+    return value * weight[:, None]
+
+
+@triton.jit
+def _place(pixel, start, length, extent):
+    """Where in the source a pixel of a box is, those beyond the box at its end, and whether that is inside."""
+    place = start + tl.minimum(pixel, length - 1)
+    return place, (place >= 0) & (place < extent)
 
 
 @triton.jit
 def _filter(at, length, resized, bits, ANTIALIAS: tl.constexpr):
-    """First pixel, half the width, number of taps, and what the weights' unit counts: see `geometry.weights`."""
+    """First pixel, half the width, number of taps, what the weights' unit counts and bits: see `geometry.weights`."""
     half = 2 * resized
     if ANTIALIAS:
         half = 2 * tl.maximum(length, resized)
@@ -118,8 +177,9 @@ def _filter(at, length, resized, bits, ANTIALIAS: tl.constexpr):
     total = tl.zeros_like(at)
     for tap in range(taps):
         total += _distance(first + tap, at, length, resized, half)
+    bits = tl.load(bits)
     # places outside of what is shown have no taps
-    return first, half, taps, (1 << bits).to(tl.float64) / tl.maximum(total, 1).to(tl.float64)
+    return first, half, taps, (1 << bits).to(tl.float64) / tl.maximum(total, 1).to(tl.float64), bits
 
 
 @triton.jit

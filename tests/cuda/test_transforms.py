@@ -3,6 +3,7 @@
 import functools
 import os
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -119,7 +120,9 @@ def test_nothing_waits_for_the_gpu_where_samples_are_on_the_host() -> None:
     columns = {"label": torch.arange(8, device="cuda") % 7}
     compose = transforms.Compose(EVERYTHING)
     compose(images, columns, samples=np.arange(8))
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it calls itself a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         compose(images, columns, samples=np.arange(8))
     finally:
@@ -134,6 +137,7 @@ def test_samples_on_the_gpu_are_understood() -> None:
 
 
 @on_a_gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, of its own imports
 @pytest.mark.parametrize("compiled", ["consumer", "caller"])
 def test_torch_compile_works_over_the_result(compiled: str) -> None:
     images, transform = pixels(random.Random(0), 8, 50, 60, 3).cuda(), transforms.train(32, dtype=torch.bfloat16)
