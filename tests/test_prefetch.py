@@ -178,9 +178,13 @@ def test_a_thousand_early_exits_leave_no_threads() -> None:
 
 @pytest.mark.parametrize("prefetch_factor", [0, -1, 1.5])
 def test_a_prefetch_factor_below_one_is_refused(prefetch_factor: int) -> None:
-    with pytest.raises(ValueError, match=f"^prefetch_factor: expected an integer of 1 or more, found {prefetch_factor}"):
+    with pytest.raises(
+        ValueError, match=f"^prefetch_factor: expected an integer of 1 or more, found {prefetch_factor}"
+    ):
         ThreadPrefetcher([], prefetch_factor)
-    with pytest.raises(ValueError, match=f"^prefetch_factor: expected an integer of 1 or more, found {prefetch_factor}"):
+    with pytest.raises(
+        ValueError, match=f"^prefetch_factor: expected an integer of 1 or more, found {prefetch_factor}"
+    ):
         background(prefetch_factor=prefetch_factor)(failing)
 
 
