@@ -58,10 +58,13 @@ class _Worker:
         )
         arguments = (theirs, number, make, rows, close, os.getpid())
         self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()
+        self.theirs = theirs
         self.tasks: deque[Task] = deque()
         self.row, self.since = IDLE, time.monotonic()
+
+    def start(self) -> None:
+        self.process.start()
+        self.theirs.close()
 
     def give(self, task: Task) -> None:
         self.tasks.append(task)
@@ -69,9 +72,11 @@ class _Worker:
             self.connection.send(task)
 
     def stop(self) -> None:
-        self.process.kill()
-        self.process.join(10)
+        if self.process.pid is not None:
+            self.process.kill()
+            self.process.join(10)
         self.connection.close()
+        self.theirs.close()
         with contextlib.suppress(ValueError):  # where SIGCHLD is ignored, nobody can tell that it has ended
             self.process.close()
 
@@ -141,7 +146,9 @@ def run(
 
     try:
         for number in range(num_workers):
-            workers.append(_Worker(number, make, rows, workers))
+            # Known before it starts: one that an interrupt leaves unknown is never killed, only asked to end at exit.
+            workers.append(_Worker(number, make, rows, workers.copy()))
+            workers[-1].start()
         for worker in workers:
             give_more(worker)
         while any(worker.tasks for worker in workers):
@@ -180,6 +187,7 @@ def run(
                         raise BuildError(f"workers: expected them to start, found that they die: {reason}")
                 again.extend(lost)
                 workers[number] = _Worker(number, make, rows, [w for w in workers if w is not worker])
+                workers[number].start()
                 for other in workers:
                     give_more(other)
     finally:
