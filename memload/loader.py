@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memload.dataset import MemmapDataset
 from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed, pinned_callers
-from memload.feeds.interface import Feed, Fetch, Samples
+from memload.feeds.interface import Feed, Samples
 from memload.prefetch import ahead_on_thread, bound
 from memload.samplers import Order, SequentialSampler, ShuffledSampler, WeightedSampler
 from memload.streams import SideStream, find_device, map_tensors, tensors_of
@@ -39,8 +39,8 @@ class Loader:
     """Batches of a data set on the device, made ahead of the training loop.
 
     Each batch is a named tuple ``(images, labels)``, or images and the ``columns`` asked for: images ``(N, C,
-    H, W)`` uint8, channels-last in memory, unless ``transform`` makes something else of them; columns as
-    tensors ``(N, …)``.
+    H, W)`` of the data set's type, channels-last in memory, unless ``transform`` makes something else of them; columns
+    as tensors ``(N, …)``.
 
     **Device.** ``device`` is by default the CUDA device that is current when the first batch is asked for, or the
     CPU where there is none. ``feed`` is the way there; `feed` says which was chosen and why, and so does a line in
@@ -193,7 +193,9 @@ class Loader:
                 num_threads=self.num_threads,
                 prefetch_factor=self.prefetch_factor,
             )
-            side = SideStream(device, self.prefetch_factor) if device.type == "cuda" else None
+            side = None
+            if device.type == "cuda":
+                side = SideStream(device, self.prefetch_factor, waits=not _is_all_ours(self.transform))
             self._opened = _Opened(device, feed, choice, side)
             weakref.finalize(self, feed.close)
         return self._opened
@@ -286,8 +288,8 @@ class Loader:
             threads = pinned_callers(self.num_threads, self.prefetch_factor) if opened.feed.name == "pinned" else 0
             ahead = 1 + max(threads, self.prefetch_factor)
         pool = ThreadPoolExecutor(threads, "memload") if threads else None
-        finish = functools.partial(self._finish, progress.epoch)
-        begin = _Begin(self._batches(progress), opened.feed, finish, None if at_once else side, pool)
+        prepare = functools.partial(self._prepare, progress.epoch, opened.feed)
+        begin = _Begin(self._batches(progress), opened.feed, prepare, None if at_once else side, pool)
         waiting: deque[tuple[_Result | Future[Any], int]] = deque()
         static: Any = None
         try:
@@ -331,22 +333,34 @@ class Loader:
         step = self.batch_size * (1 if self._order is None else self.num_replicas)
         return len(self.sampler) - progress.seen < (step if self.drop_last else 1)
 
-    def _finish(self, epoch: int, tensors: list[Tensor], part: "_Part") -> Any:
-        pixels, *columns = tensors
-        images: Any = pixels.permute(0, 3, 1, 2)
-        if isinstance(self.transform, Transform):
-            named = dict(zip(self._names, columns, strict=True))
-            samples = part.samples[part.start : part.stop]
+    def _prepare(self, epoch: int, feed: Feed, part: "_Part") -> Callable[[int, int], Any]:
+        """Return what makes a batch of any samples of a part's stretch."""
+        fetch, names, transform = feed.prepare(part.samples), self._names, self.transform
+        if isinstance(transform, Transform):
+            samples = part.samples
             if isinstance(self._order, WeightedSampler):  # whose samples come again, and not to look the same
-                samples = np.arange(part.position, part.position + len(samples))
-            images, named = self.transform(images, named, samples=samples, seed=self.seed, epoch=epoch)
-            columns = [named[name] for name in self._names]
-        elif self.transform is not None:
-            images = self.transform(images)
-            if images is None or (isinstance(images, Tensor) and (images.ndim == 0 or len(images) != len(pixels))):
-                found = "None" if images is None else f"a tensor {tuple(images.shape)}"
-                raise ValueError(f"transform: expected to return {len(pixels)} images, found {found}")
-        return _batch_type(self._names)(images, *columns)
+                samples = np.arange(len(samples)) + (part.position - part.start)
+            transform = transform.prepare(samples, seed=self.seed, epoch=epoch)
+
+            def transformed(start: int, stop: int) -> Any:
+                pixels, *columns = fetch(start, stop)
+                named = dict(zip(names, columns, strict=True))
+                images, named = transform(pixels.permute(0, 3, 1, 2), named, start, stop)
+                return _batch_type(names)(images, *(named[name] for name in names))
+
+            return transformed
+
+        def plain(start: int, stop: int) -> Any:
+            pixels, *columns = fetch(start, stop)
+            images: Any = pixels.permute(0, 3, 1, 2)
+            if transform is not None:
+                images = transform(images)
+                if images is None or (isinstance(images, Tensor) and (images.ndim == 0 or len(images) != len(pixels))):
+                    found = "None" if images is None else f"a tensor {tuple(images.shape)}"
+                    raise ValueError(f"transform: expected to return {len(pixels)} images, found {found}")
+            return _batch_type(names)(images, *columns)
+
+        return plain
 
     def _batches(self, progress: "_Progress") -> Generator["_Part", None, None]:
         """Yield the samples of every batch that the epoch still owes."""
@@ -490,12 +504,12 @@ class _Begin:
         self,
         parts: Generator[_Part, None, None],
         feed: Feed,
-        finish: Callable[[list[Tensor], _Part], Any],
+        prepare: Callable[[_Part], Callable[[int, int], Any]],
         side: SideStream | None,
         pool: ThreadPoolExecutor | None,
     ) -> None:
-        self._parts, self._feed, self._finish, self._side, self._pool = parts, feed, finish, side, pool
-        self._prepared: tuple[np.ndarray, Any, Fetch] | None = None
+        self._parts, self._feed, self._prepare, self._side, self._pool = parts, feed, prepare, side, pool
+        self._prepared: tuple[np.ndarray, Any, Callable[[int, int], Any]] | None = None
 
     def __iter__(self) -> Iterator[tuple["_Result | Future[Any]", int]]:
         return self
@@ -512,25 +526,21 @@ class _Begin:
         raise StopIteration
 
     def _begin(self, part: _Part) -> "_Result | Future[Any]":
-        fetch = self._fetch_from(part.samples)
-
-        def make() -> Any:
-            return self._finish(fetch(part.start, part.stop), part)
-
+        make: Any = functools.partial(self._making(part), part.start, part.stop)
         if self._side is not None:
             make = functools.partial(self._side.make, make, self._side.consumer())
         return _Result(make(), None) if self._pool is None else self._pool.submit(make)
 
-    def _fetch_from(self, samples: np.ndarray) -> Fetch:
-        """Have the feed prepare a stretch once; on CUDA, once for each stream that it is used on."""
+    def _making(self, part: _Part) -> Callable[[int, int], Any]:
+        """Have feed and transform prepare a stretch once; on CUDA, once for each stream that it is used on."""
         stream = None
         if self._side is not None:
             stream = self._side.stream
         elif self._feed.name == "resident":
             stream = torch.cuda.current_stream(self._feed.device.index)
-        if self._prepared is None or self._prepared[0] is not samples or self._prepared[1] != stream:
+        if self._prepared is None or self._prepared[0] is not part.samples or self._prepared[1] != stream:
             with torch.cuda.stream(stream):
-                self._prepared = samples, stream, self._feed.prepare(samples)
+                self._prepared = part.samples, stream, self._prepare(part)
         return self._prepared[2]
 
     def close(self) -> None:
@@ -588,6 +598,12 @@ def _checked(samples: Any, count: int, size: int) -> np.ndarray:
 
 def _is_ours(order: Any) -> bool:
     return type(order).__module__ == SequentialSampler.__module__
+
+
+def _is_all_ours(transform: Any) -> bool:
+    """Return whether no code of others has a part in a transform."""
+    steps = (transform, *getattr(transform, "transforms", ()))
+    return transform is None or all(type(step).__module__.startswith("memload.") for step in steps)
 
 
 def _default_threads() -> int:

@@ -42,13 +42,7 @@ forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:Dep
 on_threads = pytest.mark.parametrize("num_threads", [0, 1, 3])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Keep torch's objects out of the collections that look for leaks, which take 0.2 s a test with them."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
 @pytest.fixture(autouse=True)

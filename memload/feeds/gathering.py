@@ -31,6 +31,7 @@ class Gatherer:
         self._shards.gather(rows[:first], out[:first])
         if self._cold or _major_faults() > before:
             self._shards.ask_for(rows[first:])
+            self._shards.secure(rows[first:], again=True)  # they may have been in RAM once, and not be any more
         self._shards.gather(rows[first:], out[first:])
         if _major_faults() > before:
             self._cold = _STAY_COLD

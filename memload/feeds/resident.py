@@ -88,6 +88,7 @@ def _load(shards: Shards, device: torch.device) -> Tensor:
     try:
         pages = Pages(shards, device)
     except FeedError:  # then the driver copies by way of memory of its own, more slowly
+        shards.secure(np.arange(len(shards)))
         for start, pixels in zip(shards.starts, shards.maps, strict=False):
             part = torch.from_numpy(pixels.reshape(-1).view(np.uint8))
             flat[start * row_bytes : start * row_bytes + len(part)].copy_(part)

@@ -1,6 +1,7 @@
 """ColorJitter and RandomGrayscale."""
 
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class ColorJitter(Transform):
 
     def _around(self, name: str, value: Range) -> tuple[float, float] | None:
         centre, least, most = _RANGES[name]
-        if isinstance(value, (int, float)) and value >= 0:
+        if isinstance(value, Real) and value >= 0:
             value = (max(least, centre - value) if centre else -value, centre + value)
         return None if value is None else self._range(name, value, least, most)
 

@@ -8,7 +8,7 @@ import numpy as np
 from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import Axis
-from memload.transforms.transform import Geometric
+from memload.transforms.transform import Geometric, is_integer
 
 
 class RandomHorizontalFlip(Geometric):
@@ -60,9 +60,9 @@ class RandomCrop(Geometric):
         fill: float | Sequence[float] = 0,
         padding_mode: str = "constant",
     ) -> None:
-        self.size, self.pad_if_needed, self.fill = self._pair("size", size), pad_if_needed, fill
-        sides = (padding or 0,) if padding is None or isinstance(padding, int) else tuple(padding)
-        if len(sides) not in (1, 2, 4) or not all(isinstance(side, int) and side >= 0 for side in sides):
+        self.size, self.pad_if_needed, self.fill = self._pair("size", size), pad_if_needed, self._numbers("fill", fill)
+        sides = tuple(padding) if isinstance(padding, Sequence) else (0 if padding is None else padding,)
+        if len(sides) not in (1, 2, 4) or not all(is_integer(side) and side >= 0 for side in sides):
             raise self._wrong("padding", "1, 2 or 4 integers of at least 0", repr(padding))
         if padding_mode != "constant":
             raise self._wrong("padding_mode", "'constant'", repr(padding_mode))
@@ -99,9 +99,9 @@ class Resize(Geometric):
         antialias: bool = True,
     ) -> None:
         pair = self._pair("size", size)
-        self.size: int | tuple[int, int] = pair[0] if isinstance(size, int) or len(size) == 1 else pair
+        self.size: int | tuple[int, int] = pair[0] if not isinstance(size, Sequence) or len(size) == 1 else pair
         self.max_size, self.antialias = max_size, _check(self, interpolation, antialias)
-        if max_size is not None and not (isinstance(self.size, int) and max_size > self.size):
+        if max_size is not None and not (isinstance(self.size, int) and is_integer(max_size) and max_size > self.size):
             raise self._wrong("max_size", "more than size, which is one number", f"{max_size} and {size}")
 
     def place(self, height: Axis, width: Axis, draws: Draws) -> None:

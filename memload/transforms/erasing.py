@@ -30,9 +30,7 @@ class RandomErasing(Transform):
     ) -> None:
         self.p = self._probability(p)
         self.scale, self.ratio = self._range("scale", scale, 0, 1), self._range("ratio", ratio, 1e-6)
-        if isinstance(value, str) and value != "random":
-            raise self._wrong("value", "numbers or 'random'", repr(value))
-        self.value = value
+        self.value = value if value == "random" else self._numbers("value", value)
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Erase a box of those samples whose draw says so."""
@@ -41,8 +39,12 @@ class RandomErasing(Transform):
         (left, top), (w, h), found = random_boxes(draws, (width, height), self.scale, self.ratio, 0)
         h = np.where(found & (draws.uniform(1, 22)[0] < self.p), h, 0)
         if self.value == "random":
+            if not images.is_floating_point():
+                advice = ". Put it behind Normalize"
+                raise self._wrong("images", "a floating dtype, for value='random'", images.dtype, advice)
             return _noise(images, top, left, h, w, draws), columns
-        return paint(images, top, left, h, w, self._per_channel("value", self.value, images.shape[1])), columns
+        value = self._per_channel("value", self.value, images.shape[1], images.dtype)
+        return paint(images, top, left, h, w, value), columns
 
 
 class Cutout(Transform):
@@ -53,7 +55,7 @@ class Cutout(Transform):
     """
 
     def __init__(self, size: int | Sequence[int], fill: float | Sequence[float] = 0, p: float = 1.0) -> None:
-        self.size, self.fill, self.p = self._pair("size", size), fill, self._probability(p)
+        self.size, self.fill, self.p = self._pair("size", size), self._numbers("fill", fill), self._probability(p)
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Cut a box out of those samples whose draw says so."""
@@ -65,7 +67,8 @@ class Cutout(Transform):
         )
         height = np.where(drawn[2] < self.p, self.size[0], 0)
         width = np.full_like(left, self.size[1])
-        return paint(images, top, left, height, width, self._per_channel("fill", self.fill, images.shape[1])), columns
+        fill = self._per_channel("fill", self.fill, images.shape[1], images.dtype)
+        return paint(images, top, left, height, width, fill), columns
 
 
 def inside(images: Tensor, top: np.ndarray, left: np.ndarray, height: np.ndarray, width: np.ndarray) -> Tensor:

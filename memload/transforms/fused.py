@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -30,6 +30,11 @@ class Plan:
     line: np.ndarray | None  # factors and offsets, float32 (2, C)
     dtype: torch.dtype
     memory_format: torch.memory_format
+    _uploaded: Tensor | None = field(default=None, init=False, repr=False)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.height.start)
 
     @property
     def resizes(self) -> bool:
@@ -44,6 +49,18 @@ class Plan:
             table[first + 2], table[first + 3] = axis.shift, axis.flipped
         return table.T
 
+    def part(self, which: slice) -> "Plan":
+        """Return the plan for some of the samples, without a copy."""
+        if which.start == 0 and which.stop == len(self):
+            return self
+        return replace(self, height=self.height.part(which), width=self.width.part(which))
+
+    def uploaded(self, make: Callable[["Plan"], np.ndarray], device: torch.device) -> Tensor:
+        """Return what ``make`` makes of the plan, on the device; made and uploaded once, by the stream current then."""
+        if self._uploaded is None:
+            self._uploaded = to_device(make(self), device)
+        return self._uploaded
+
 
 class Fused:
     """Steps that are done together: crop and resize, one of each at most, flips; then what pixels become."""
@@ -56,31 +73,32 @@ class Fused:
         return f"Fused({', '.join(repr(step) for _, step in self.steps)})"
 
     def __call__(
-        self,
-        images: Tensor,
-        columns: Columns,
-        draws: Callable[[int], Draws],
-        points: Sequence[str],
-        memory_format: torch.memory_format,
+        self, images: Tensor, columns: Columns, plan: Plan, first: int, points: Sequence[str]
     ) -> tuple[Tensor, Columns]:
-        """Do the steps, with the draws of their positions; ``points`` are the columns that follow."""
-        plan = self._plan(images, draws, memory_format)
-        columns = columns | {name: _carried(columns[name], plan) for name in points}
+        """Do the steps with images that are the samples of a plan from ``first``; ``points`` are the columns that
+        follow.
+        """
+        rows = slice(first, first + images.shape[0])
+        if points:
+            columns = columns | {name: _carried(columns[name], plan.part(rows)) for name in points}
         if images.is_cuda and images.dtype == torch.uint8 and _has_triton():
             from memload.transforms.kernel import run
 
-            return run(images, plan), columns
-        return reference(images, plan), columns
+            return run(images, plan, first), columns
+        return reference(images, plan.part(rows)), columns
 
-    def _plan(self, images: Tensor, draws: Callable[[int], Draws], memory_format: torch.memory_format) -> Plan:
-        count, channels, *size = images.shape
+    def plan(
+        self, images: Tensor, count: int, draws: Callable[[int], Draws], memory_format: torch.memory_format
+    ) -> Plan:
+        """Return the plan of ``count`` samples, with the draws of a position, for images like these."""
+        channels, *size = images.shape[1:]
         height, width = (Axis(extent, count) for extent in size)
         antialias, fill = True, (0.0,) * channels
         for position, step in self.steps:
             if isinstance(step, Geometric):
                 step.place(height, width, draws(position))
                 antialias = getattr(step, "antialias", antialias)
-                fill = step._per_channel("fill", step.fill, channels) if kind(step) == "crop" else fill
+                fill = step._per_channel("fill", step.fill, channels, images.dtype) if kind(step) == "crop" else fill
         key = (channels, images.dtype)
         if key not in self._lines:
             self._lines[key] = self._line(*key)
@@ -96,7 +114,7 @@ class Fused:
             line[1] += offset
             dtype = cast or (torch.float32 if whole else dtype)
             whole = False
-        return line.astype(np.float32) if steps else None, dtype
+        return None if (line == [[1], [0]]).all() else line.astype(np.float32), dtype
 
 
 def kind(step: Transform) -> str:
@@ -122,6 +140,10 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
     """
     count, channels = images.shape[:2]
     height, width = plan.height.extent, plan.width.extent
+    if count and plan.line is None and not (plan.resizes or plan.height.flipped.any() or plan.width.flipped.any()):
+        moved = _moved(images, plan, slice(0, count))  # nothing else: one copy
+        shared = moved.untyped_storage().data_ptr() == images.untyped_storage().data_ptr()
+        return moved.to(plan.dtype, memory_format=plan.memory_format, copy=shared)
     # whole rows, channels last: torch is slow with lines of 3 values
     out = torch.empty((count, height, width * channels), dtype=plan.dtype, device=images.device)
     line = None if plan.line is None else to_device(np.tile(plan.line, width), images.device)
@@ -133,7 +155,7 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
                 which = to_device(axis.flipped[part], images.device)[:, None, None, None]
                 piece = torch.where(which, piece.flip(dim), piece)
         rows = piece.permute(0, 2, 3, 1).flatten(2)
-        direct = out[part] if line is not None and out.dtype == torch.float32 else None
+        direct = out[part] if line is not None and out.dtype == torch.float32 and not rows.requires_grad else None
         if line is not None:  # two operations, since one for both rounds otherwise
             rows = torch.mul(rows, line[0], out=direct).add_(line[1])
         if direct is None:
@@ -179,7 +201,9 @@ def _boxes(images: Tensor, places: np.ndarray, fill: tuple[float, ...], change: 
 
 def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
     whole = images.dtype == torch.uint8
-    # torch has uint8 on the CPU only, and there a width of 1 comes out wrong or fails (seen in 2.13)
+    if size[1] == 1:
+        images = images.contiguous()  # a width of 1 comes out wrong of channels-last images (seen in torch 2.13)
+    # torch has uint8 on the CPU only, and there a width of 1 comes out wrong or fails
     direct = size[1] > 1 and images.device.type == "cpu" if whole else images.dtype.itemsize > 2
     resized = interpolate(images if direct else images.float(), size, mode="bilinear", antialias=antialias)
     return resized if direct else (resized.round_() if whole else resized).to(images.dtype)

@@ -1,5 +1,6 @@
 """Where the pixels of an output come from, one axis at a time."""
 
+import copy
 import functools
 
 import numpy as np
@@ -21,6 +22,13 @@ class Axis:
         self.flipped = np.zeros(count, bool)
         self.resized: int | None = None
         self.inside = True
+
+    def part(self, which: slice) -> "Axis":
+        """Return the same for some of the samples, without a copy."""
+        part = copy.copy(self)
+        part.start, part.length = self.start[which], self.length[which]
+        part.shift, part.flipped = self.shift[which], self.flipped[which]
+        return part
 
     def crop(self, start: np.ndarray | int, length: int) -> None:
         """Take the window of this length that begins at ``start``, which may lie outside."""

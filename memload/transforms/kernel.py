@@ -10,7 +10,6 @@ from torch import Tensor
 
 from memload.transforms.fused import Plan
 from memload.transforms.geometry import precision
-from memload.transforms.transform import to_device
 
 #: What a program makes: rows, columns times channels, strips of so many rows; and with how many warps. On an H200, 256
 #: images of 224² are flipped and normalised to bfloat16 in 47 µs, in 54 with half the rows or columns; and resized to
@@ -18,8 +17,11 @@ from memload.transforms.transform import to_device
 _MOVED, _RESIZED = (16, 256, 1, 4), (8, 256, 4, 4)
 
 
-def run(images: Tensor, plan: Plan) -> Tensor:
-    """Do what a plan says with uint8 images ``(N, C, H, W)`` of any strides; the same numbers as `reference` gives."""
+def run(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
+    """Do what a plan says with uint8 images ``(N, C, H, W)`` of any strides, its samples from ``first``.
+
+    The same numbers as `reference` gives.
+    """
     count, channels, height, width = images.shape
     extent = (plan.height.extent, plan.width.extent)
     out = torch.empty(
@@ -29,19 +31,13 @@ def run(images: Tensor, plan: Plan) -> Tensor:
         return out
     if sum((size - 1) * stride for size, stride in zip(images.shape[1:], images.stride()[1:], strict=True)) >> 32:
         images = images.contiguous(memory_format=torch.channels_last)  # the kernel's offsets in a sample have 32 bits
-    numbers = np.empty(10 * count + 3 * channels, np.int32)
-    table, constants = numbers[: 10 * count].reshape(10, count), numbers[10 * count :].view(np.float32)
-    table[:8] = plan.table().T
-    table[8], table[9] = precision(plan.height, plan.antialias), precision(plan.width, plan.antialias)
-    constants[: 2 * channels] = np.repeat((1, 0), channels) if plan.line is None else plan.line.ravel()
-    constants[2 * channels :] = plan.fill
     dense = images.stride(1) == out.stride(1) == 1 and images.stride(3) == out.stride(3) == channels
     rows, columns, strips, warps = _RESIZED if plan.resizes else _MOVED
     programs = count * triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
     with torch.cuda.device(images.device if images.is_cuda else -1):
         _kernel[(programs,)](
-            images, out, to_device(numbers, images.device),
-            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0, count,
+            images, out, plan.uploaded(_numbers, images.device), first,
+            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0, len(plan),
             *images.stride(), *out.stride(),
             C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias, LINE=plan.line is not None,
             INSIDE=plan.height.inside and plan.width.inside, DENSE=dense,
@@ -51,9 +47,21 @@ def run(images: Tensor, plan: Plan) -> Tensor:
     return out
 
 
+def _numbers(plan: Plan) -> np.ndarray:
+    """Return what the kernel has to know, int32: 10 numbers of every sample, then 3 of every channel, float32."""
+    count, channels = len(plan), len(plan.fill)
+    numbers = np.empty(10 * count + 3 * channels, np.int32)
+    table, constants = numbers[: 10 * count].reshape(10, count), numbers[10 * count :].view(np.float32)
+    table[:8] = plan.table().T
+    table[8], table[9] = precision(plan.height, plan.antialias), precision(plan.width, plan.antialias)
+    constants[: 2 * channels] = np.repeat((1, 0), channels) if plan.line is None else plan.line.ravel()
+    constants[2 * channels :] = plan.fill
+    return numbers
+
+
 @triton.jit
 def _kernel(
-    source, out, table,
+    source, out, table, first,
     height, width, extent_y, extent_x, resized_y, resized_x, count,
     from_n, from_c, from_y, from_x, to_n, to_c, to_y, to_x,
     C: tl.constexpr, RESIZE: tl.constexpr, ANTIALIAS: tl.constexpr, LINE: tl.constexpr,
@@ -67,7 +75,7 @@ def _kernel(
     column = program % across * COLUMNS + tl.arange(0, COLUMNS)
     x = column // C
     channel = column % C
-    mine = table + sample
+    mine = table + first + sample
     turned_y, turned_x = tl.load(mine + 3 * count) != 0, tl.load(mine + 7 * count) != 0
     start_y, start_x = tl.load(mine), tl.load(mine + 4 * count)
     length_y, length_x = tl.load(mine + count), tl.load(mine + 5 * count)

@@ -10,16 +10,19 @@ from torch import Tensor
 
 from memload.transforms.draws import Draws
 from memload.transforms.erasing import inside
-from memload.transforms.transform import Columns, Transform, to_device
+from memload.transforms.transform import Columns, Transform, is_finite, is_integer, to_device
 
 
 class _Mixing(Transform):
     """What both have in common. Subclasses mix the images."""
 
     def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None) -> None:
-        if not isinstance(alpha, (int, float)) or alpha <= 0:
+        if not is_finite(alpha) or alpha <= 0:
             raise self._wrong("alpha", "a number above 0", repr(alpha))
-        self.alpha, self.num_classes = float(alpha), num_classes
+        if num_classes is not None and not (is_integer(num_classes) and num_classes > 0):
+            raise self._wrong("num_classes", "an integer of at least 1", repr(num_classes))
+        self.alpha = float(alpha)
+        self.num_classes: int | None = num_classes
 
     def bind(
         self,
@@ -58,7 +61,8 @@ class _Mixing(Transform):
             return labels.float()
         if self.num_classes is None or labels.is_floating_point():
             found = "no num_classes" if self.num_classes is None else str(labels.dtype)
-            raise self._wrong("columns: 'label'", "shares (N, num_classes), or integers and num_classes", found)
+            advice = f". Write {type(self).__name__}(num_classes=…)" if self.num_classes is None else ""
+            raise self._wrong("columns: 'label'", "shares (N, num_classes), or integers and num_classes", found, advice)
         if labels.device.type == "cpu" and count and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
             found = f"{int(labels.min())} to {int(labels.max())}"
             raise self._wrong("columns: 'label'", f"0 to {self.num_classes - 1}, as num_classes says", found)

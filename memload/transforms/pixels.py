@@ -1,6 +1,7 @@
 """Normalize and ToDtype: the steps that take every pixel by itself."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,13 @@ class Normalize(Pointwise):
             mean, std = STATISTICS[mean]
         if (mean is None) != (std is None):
             raise self._wrong("mean and std", "both or neither", f"{mean} and {std}")
-        self.mean = None if mean is None else tuple(map(float, mean))
-        self.std = None if std is None else tuple(map(float, std))
+        self.mean = None if mean is None else tuple(map(float, self._several("mean", mean)))
+        self.std = None if std is None else tuple(map(float, self._several("std", std)))
         if self.mean is not None and self.std is not None and (len(self.mean) != len(self.std) or min(self.std) <= 0):
             raise self._wrong("mean and std", "as many numbers, those of std above 0", f"{self.mean} and {self.std}")
+
+    def _several(self, argument: str, value: Any) -> Any:
+        return (self._numbers(argument, value),) if isinstance(value, Real) else self._numbers(argument, list(value))
 
     def bind(
         self,
@@ -49,7 +53,12 @@ class Normalize(Pointwise):
         if self.mean is None or self.std is None:
             raise self._wrong("mean and std", "numbers", "none", ". Give them, or bind() the data set's")
         if len(self.mean) not in (1, channels):
-            raise self._wrong("images", f"{len(self.mean)} channels, as mean and std have", f"{channels}")
+            raise self._wrong(
+                "images",
+                f"{len(self.mean)} channels, as mean and std have",
+                f"{channels}",
+                ". mean=None takes the data set's own",
+            )
         mean, std = np.array(self.mean), np.array(self.std)
         return 1 / (255 * std if whole else std), -mean / std, None
 

@@ -7,6 +7,7 @@ import torch
 from memload.transforms.compose import Compose
 from memload.transforms.cropping import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from memload.transforms.pixels import Normalize, ToDtype
+from memload.transforms.transform import is_integer
 
 
 def train(
@@ -29,5 +30,7 @@ def evaluate(
     dtype: torch.dtype = torch.float32,
 ) -> Compose:
     """Return Resize to ``resize`` (by default 8/7 of ``size``, 256 for 224), CenterCrop to ``size`` and Normalize."""
+    if not is_integer(size):
+        raise ValueError(f"evaluate: size: expected an integer, found {size!r}")
     shorter = round(size * 8 / 7) if resize is None else resize
     return Compose([Resize(shorter), CenterCrop(size), Normalize(mean, std), ToDtype(dtype)])

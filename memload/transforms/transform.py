@@ -2,8 +2,9 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -22,8 +23,12 @@ class Transform:
     name; returns the images, or (images, columns) where columns were given. What is random is a function of
     (``seed``, ``epoch``, ``samples``, place in the list) alone. ``samples`` are the samples' numbers in the data
     set, int64 ``(N,)`` as an array or tensor (one on a GPU has to be waited for); without them a counter of the
-    object's own goes on from call to call. The state of no other generator is read or changed. Objects can be
-    pickled, and used by several threads where samples are given.
+    object's own goes on from call to call, from 0 for every new object, and in a DataLoader's workers their seeds
+    count too. The state of no other generator is read or changed. Objects can be pickled, and used by several threads
+    where samples are given.
+
+    Subclasses define `apply`; what is random in it they take from its ``draws``: ``draws.uniform(count)`` is float64
+    ``(count, N)``, from 0 to below 1.
 
     Raises TypeError and ValueError that name the transform, what it expected and what it found.
     """
@@ -33,6 +38,9 @@ class Transform:
         from memload.transforms.compose import Compose
 
         return Compose([self])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_alone"}  # which holds the original
 
     def __call__(
         self,
@@ -46,6 +54,14 @@ class Transform:
         """Do the step."""
         return self._alone(images, columns, samples=samples, seed=seed, epoch=epoch)
 
+    def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Callable[..., Any]:
+        """Return what does the step for parts of ``samples``: called with (images, columns, start, stop).
+
+        The same as calls with ``samples[start:stop]``, in less of the host's time. Several threads may call it; on
+        CUDA, all with the same stream.
+        """
+        return self._alone.prepare(samples, seed=seed, epoch=epoch)
+
     def bind(
         self,
         *,
@@ -57,8 +73,8 @@ class Transform:
         return self
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
-        """Do the step, in new memory."""
-        raise NotImplementedError
+        """Return (images, columns) with the step done, in new memory."""
+        raise NotImplementedError(f"{type(self).__name__}: expected a method apply(images, columns, draws), found none")
 
     def __repr__(self) -> str:
         settings = (f"{name}={value}" for name, value in vars(self).items() if name[0] != "_")
@@ -69,28 +85,39 @@ class Transform:
 
     def _pair(self, argument: str, value: Any, least: int = 1) -> tuple[int, int]:
         """Return (height, width) of one integer or two."""
-        pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+        pair = (value, value) if is_integer(value) else tuple(value) if isinstance(value, Sequence) else ()
         pair = pair * 2 if len(pair) == 1 else pair
-        if len(pair) != 2 or not all(isinstance(side, int) and side >= least for side in pair):
+        if len(pair) != 2 or not all(is_integer(side) and side >= least for side in pair):
             raise self._wrong(argument, f"an integer of at least {least}, or (height, width) of them", repr(value))
-        return pair[0], pair[1]
+        return int(pair[0]), int(pair[1])
 
     def _range(self, argument: str, value: Any, least: float, most: float = math.inf) -> tuple[float, float]:
         """Return (low, high) of two numbers in order and within bounds."""
-        if not isinstance(value, Sequence) or len(value) != 2 or not least <= value[0] <= value[1] <= most:
-            raise self._wrong(argument, f"(low, high) within {least} to {most}", repr(value))
-        return float(value[0]), float(value[1])
+        numbers = value if isinstance(value, Sequence) and all(map(is_finite, value)) else ()
+        if len(numbers) != 2 or not least <= numbers[0] <= numbers[1] <= most:
+            bounds = f", neither below {least:g}" if most == math.inf else f" from {least:g} to {most:g}"
+            raise self._wrong(argument, f"(low, high) with low <= high{bounds}", repr(value))
+        return float(numbers[0]), float(numbers[1])
 
     def _probability(self, value: Any) -> float:
-        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        if not is_finite(value) or not 0 <= value <= 1:
             raise self._wrong("p", "a number from 0 to 1", repr(value))
         return float(value)
 
-    def _per_channel(self, argument: str, value: Any, channels: int) -> tuple[float, ...]:
-        """Return a number for each channel of one number or of as many as there are channels."""
-        values = (value,) if isinstance(value, (int, float)) else tuple(value)
+    def _numbers(self, argument: str, value: Any) -> Any:
+        """Return one finite number or several, as they were given."""
+        values = (value,) if isinstance(value, Real) else value if isinstance(value, Sequence) else ()
+        if not values or not all(map(is_finite, values)):
+            raise self._wrong(argument, "a number, or one for each channel", repr(value))
+        return value
+
+    def _per_channel(self, argument: str, value: Any, channels: int, dtype: torch.dtype) -> tuple[float, ...]:
+        """Return a number for each channel of one number or of as many as there are channels, as a dtype has it."""
+        values = (value,) if isinstance(value, Real) else tuple(value)
         if len(values) not in (1, channels):
             raise self._wrong(argument, f"one number or one for each of {channels} channels", f"{len(values)}")
+        if dtype == torch.uint8 and not all(0 <= one <= 255 and one == int(one) for one in values):
+            raise self._wrong(argument, "integers from 0 to 255, as the images are uint8", repr(value))
         return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
 
 
@@ -114,6 +141,19 @@ class Pointwise(Transform):
         ``whole`` says whether pixels are integers from 0 to 255.
         """
         raise NotImplementedError
+
+
+def is_integer(value: Any) -> TypeGuard[int]:
+    """Return whether a value is an integer, NumPy's too, but no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a number, and neither infinite nor NaN."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer beyond any float
+        return False
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -1,3 +1,4 @@
+import copy
 import pickle
 import random
 import subprocess
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import memload
 from memload import transforms
+from memload.transforms.fused import Fused
 
 Make = Callable[..., torch.Tensor]
 
@@ -55,6 +57,47 @@ def test_a_sample_is_the_same_in_any_batch(samples: list[int], seed: int, data: 
         images, moved = with_points()(*batch(part), samples=torch.from_numpy(part), seed=seed, epoch=2)
         assert torch.equal(images, whole[places])
         assert torch.equal(moved["points"], columns["points"][places])
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 3000), st.integers(0, 2), st.data())
+def test_a_prepared_stretch_gives_what_calls_give(count: int, epoch: int, data: st.DataObject) -> None:
+    samples = np.random.default_rng(count).permutation(1 << 20)[:count]
+    views = data.draw(st.integers(1, 2))
+    compose = transforms.Compose(ALL, points=("points",), views=views)
+    prepared = compose.prepare(samples, seed=3, epoch=epoch)
+    for _ in range(4):
+        start = data.draw(st.integers(0, count - 1))
+        stop = min(start + data.draw(st.integers(1, 5)), count)
+        images, columns = batch(samples[start:stop])
+        if data.draw(st.booleans()):
+            images = images[:, :, :19]  # of another size than the plan was made for
+        found, expected = prepared(images, columns, start, stop), compose(
+            images, columns, samples=samples[start:stop], seed=3, epoch=epoch
+        )  # fmt: skip
+        for one, other in zip(tensors(found), tensors(expected), strict=True):
+            assert torch.equal(one, other)
+
+
+def tensors(found: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
+    images, points = found[0], found[1]["points"]
+    return [*images, *points] if isinstance(images, tuple) else [images, points]
+
+
+def test_a_prepared_stretch_makes_a_plan_for_many_batches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    plan = Fused.plan
+    monkeypatch.setattr(Fused, "plan", lambda self, *args: made.append(args[1]) or plan(self, *args))
+    prepared = transforms.train(8).prepare(np.arange(5000))
+    for start in range(0, 5000, 100):
+        prepared(torch.zeros((100, 3, 9, 9), dtype=torch.uint8), None, start, start + 100)
+    assert made == [2048, 2048, 1000]
+
+
+def test_images_that_are_not_those_of_the_stretch_are_an_error(make_images: Make) -> None:
+    prepared = transforms.train(8).prepare(np.arange(10))
+    with pytest.raises(ValueError, match=r"Compose: samples: expected integers \(4,\), found \(2,\)"):
+        prepared(make_images(4), None, 8, 12)
 
 
 def test_seed_epoch_position_and_view_each_change_what_is_drawn() -> None:
@@ -118,6 +161,77 @@ def test_without_samples_each_object_counts_on_from_call_to_call() -> None:
         assert not torch.equal(first, second)
 
 
+class Augmented(torch.utils.data.Dataset[Any]):
+    """One whose samples are augmented one at a time, in DataLoader's workers."""
+
+    def __init__(self) -> None:
+        self.transform = transforms.Compose([transforms.RandomCrop(1)])
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return self.transform(torch.arange(1 << 16).float().view(1, 1, 256, 256))[0]
+
+
+def test_without_samples_workers_of_a_dataloader_draw_each_their_own() -> None:
+    def epochs() -> list[float]:
+        torch.manual_seed(0)
+        loader = torch.utils.data.DataLoader(Augmented(), 1, num_workers=2)
+        return [batch.item() for _ in range(2) for batch in loader]
+
+    found = epochs()
+    assert len(set(found)) == 12
+    assert epochs() == found  # as the seed of torch has it, which DataLoader gives its workers theirs from
+
+
+def test_what_was_used_can_be_bound_and_copied(make_images: Make) -> None:
+    mix, images = transforms.MixUp(num_classes=None), make_images(3) / 255
+    mix(images, {"label": torch.eye(3)})
+    assert mix.bind(num_classes=5)(images, {"label": torch.arange(3)})[1]["label"].shape == (3, 5)
+    flip = transforms.RandomHorizontalFlip(0)
+    assert torch.equal(flip(images), images)
+    other = copy.copy(flip)
+    other.p = 1.0
+    assert torch.equal(other(images), images.flip(-1))
+
+
+def test_other_types_pass_where_the_list_begins_with_what_makes_floats_of_them(make_images: Make) -> None:
+    images = make_images(4)
+    wide = transforms.Compose([lambda batch: batch.float() / 65535, transforms.RandomCrop(8)])
+    narrow = transforms.Compose([lambda batch: batch.float() / 255, transforms.RandomCrop(8)])
+    found, expected = (
+        one(batch, samples=range(4)) for one, batch in ((wide, images.to(torch.uint16) * 257), (narrow, images))
+    )
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(ValueError, match=r"Compose: images: .*found torch.uint16. Begin the list with"):
+        transforms.RandomCrop(8)(images.to(torch.uint16))
+
+
+def test_gradients_flow_through_modules_in_the_list(make_images: Make) -> None:
+    layer = torch.nn.Conv2d(3, 3, 1)
+    made = transforms.Compose([transforms.ToDtype(torch.float32), layer, transforms.Normalize("imagenet")])
+    made(make_images(2)).sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_what_a_step_changes_in_place_the_next_view_does_not_see(make_images: Make) -> None:
+    images = make_images(2)
+    one, other = transforms.Compose([lambda batch: batch.fill_(3) if batch[0, 0, 0, 0] != 3 else 1 / 0], views=2)(
+        images
+    )
+    assert torch.equal(one, other)
+    assert torch.equal(images, make_images(2))
+
+
+def test_what_is_prepared_keeps_its_samples() -> None:
+    samples = np.arange(5)
+    prepared, (images, columns) = with_points().prepare(samples), batch(samples)
+    expected = prepared(images, columns)[0]
+    samples += 1
+    assert torch.equal(prepared(images, columns)[0], expected)
+
+
 def test_columns_come_back_when_they_were_given() -> None:
     images, columns = batch(range(3))
     step = transforms.CenterCrop(4)
@@ -169,7 +283,7 @@ def test_lists_in_lists_are_one_list() -> None:
     nested = transforms.Compose([transforms.Compose(ALL[:4]), *ALL[4:]])
     assert repr(nested) == repr(transforms.Compose(ALL))
     assert torch.equal(nested(images), transforms.Compose(ALL)(images))
-    with pytest.raises(ValueError, match="Compose: transforms: expected points and views at the outermost"):
+    with pytest.raises(ValueError, match="Compose: transforms: expected points, views and memory_format at"):
         transforms.Compose([transforms.Compose([], views=2)])
 
 
@@ -230,6 +344,18 @@ def test_triton_and_the_compiler_are_loaded_only_when_they_are_needed() -> None:
 
 T = transforms
 IMAGES = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)
+
+
+class Careless(transforms.Transform):
+    """One that returns what it was told to."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
+        return self.made
+
+
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: T.CenterCrop(0), ValueError, "CenterCrop: size: expected an integer of at least 1.*found 0"),
     (lambda: T.CenterCrop((1, 2, 3)), ValueError, r"CenterCrop: size: expected .*, found \(1, 2, 3\)"),
@@ -272,7 +398,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: T.train(8)(IMAGES, samples=[1]),
         ValueError,
-        r"Compose: samples: expected integers \(2,\), found int64 \(1,",
+        r"Compose: samples: expected integers \(2,\), found \(1,",
     ),
     (lambda: T.train(8)(IMAGES, samples=[0.5, 1]), ValueError, "Compose: samples: .*found float64"),
     (lambda: T.Compose([3]), TypeError, "Compose: transforms: expected callables, found 3"),
@@ -280,7 +406,55 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: T.Compose([], views=0), ValueError, "Compose: views: .*at least 1, found 0"),
     (lambda: T.Compose([], points=["at"])(IMAGES), ValueError, "Compose: points: column 'at': .*found none"),
     (lambda: T.Compose([], points=["a"])(IMAGES, {"a": torch.zeros(2, 2)}), ValueError, r"column 'a': .*\(2, K, 2\)"),
+    (lambda: T.Compose(T.Resize(8)), TypeError, "Compose: transforms: expected a list of callables, found Resize"),
+    (lambda: T.Compose([], points=3), ValueError, "Compose: points: expected names of columns, found 3"),
+    (lambda: T.Compose([], memory_format="channels_last"), ValueError, "memory_format: .*found 'channels_last'"),
+    (lambda: T.train(8)(IMAGES, torch.zeros(2)), TypeError, "Compose: columns: expected tensors by name, found Tensor"),
+    (
+        lambda: T.train(8)(IMAGES, {"label": [1, 2]}),
+        ValueError,
+        r"columns: 'label': expected a tensor \(2, …\), found list",
+    ),
+    (lambda: T.train(8)(IMAGES, {"label": torch.zeros(3)}), ValueError, r"columns: 'label': .*found \(3,"),
+    (lambda: T.train(8)(IMAGES[:, :, :0]), ValueError, r"Compose: images: expected pixels, found \(2, 3, 0, 8\)"),
+    (lambda: T.train(8)(IMAGES, seed="a"), ValueError, "Compose: seed: expected an integer, found 'a'"),
+    (lambda: T.train(8)(IMAGES, epoch=1.5), ValueError, "Compose: epoch: expected an integer, found 1.5"),
+    (lambda: T.train(8).prepare(range(2))(IMAGES, None, -2), ValueError, "start and stop: .*found -2 and None"),
+    (lambda: T.Compose([torch.Tensor.int, T.Normalize("imagenet")])(IMAGES), ValueError, "to return uint8 or .*int32"),
+    (
+        lambda: T.Transform()(IMAGES),
+        NotImplementedError,
+        r"Transform: expected a method apply\(images, columns, draws\)",
+    ),
+    (
+        lambda: T.Normalize([0.5, "a"], [1, 1]),
+        ValueError,
+        "Normalize: mean: expected a number, or one for each channel",
+    ),
+    (lambda: T.Normalize(0.5, float("nan")), ValueError, "Normalize: std: expected a number.*found nan"),
+    (lambda: T.RandomCrop(8, fill=7.5)(IMAGES), ValueError, "RandomCrop: fill: expected integers from 0 to 255.*7.5"),
+    (lambda: T.RandomCrop(8, fill=None), ValueError, "RandomCrop: fill: expected a number"),
+    (lambda: T.RandomCrop(8, padding=0.5), ValueError, "RandomCrop: padding: expected 1, 2 or 4 integers"),
+    (lambda: T.RandomErasing(1.0, value=300)(IMAGES), ValueError, "RandomErasing: value: .*0 to 255.*300"),
+    (lambda: T.RandomErasing(1.0, value="random")(IMAGES), ValueError, "RandomErasing: images: expected a floating"),
+    (lambda: T.Cutout(2, fill=-1)(IMAGES), ValueError, "Cutout: fill: expected integers from 0 to 255"),
+    (lambda: T.Resize(True), ValueError, "Resize: size: expected an integer of at least 1"),
+    (lambda: T.evaluate((8, 8)), ValueError, r"evaluate: size: expected an integer, found \(8, 8\)"),
+    (lambda: T.MixUp(alpha=float("nan")), ValueError, "MixUp: alpha: expected a number above 0, found nan"),
+    (
+        lambda: T.CutMix(num_classes=2.5),
+        ValueError,
+        "CutMix: num_classes: expected an integer of at least 1, found 2.5",
+    ),
+    (lambda: T.MixUp()(IMAGES / 255, {"label": IMAGES[:, 0, 0, 0]}), ValueError, r"Write MixUp\(num_classes=…\)"),
     (lambda: T.Compose([torch.sum])(IMAGES), ValueError, r"Compose: .*to return images \(2, C, H, W\), found \(\)"),
+    (
+        lambda: T.Compose([Careless(None)])(IMAGES),
+        ValueError,
+        r"Careless in its list: .*\(images, columns\), found None",
+    ),
+    (lambda: Careless(IMAGES)(IMAGES), ValueError, r"to return \(images, columns\), found \(2, 3, 8, 8\)"),
+    (lambda: Careless((IMAGES[:1], {}))(IMAGES), ValueError, r"to return images \(2, C, H, W\), found \(1, 3, 8, 8\)"),
 ]
 
 

@@ -1,9 +1,5 @@
 import functools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from memload import transforms
@@ -28,7 +25,7 @@ def plan_of(images: torch.Tensor, *steps: Transform, seed: int = 0) -> Plan:
     ((_, fused),) = transforms.Compose(steps)._steps
     assert isinstance(fused, Fused)
     numbers = np.arange(len(images))
-    return fused._plan(images, functools.partial(Draws, numbers, seed, 0, view=0), torch.channels_last)
+    return fused.plan(images, len(images), functools.partial(Draws, numbers, seed, 0, view=0), torch.channels_last)
 
 
 def padded(image: torch.Tensor, fill: float = 0, margin: int = 200) -> torch.Tensor:
@@ -276,12 +273,20 @@ def test_weights_rounded_as_the_kernel_rounds_them_are_torchs(length: int, resiz
     assert found[0, 0, 0].tolist() == expected.tolist()
 
 
-def test_the_kernel_is_the_reference_where_triton_can_interpret_it() -> None:
-    pytest.importorskip("triton")
-    tests = Path(__file__).parents[1] / "cuda" / "test_transforms.py"
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", str(tests)]
-    done = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert not done.returncode, done.stdout
-    assert "30 passed" in done.stdout or "31 passed" in done.stdout
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_width_of_one_pixel_is_as_in_any_layout(
+    layout: torch.memory_format, make_images: Callable[..., Tensor]
+) -> None:
+    images = make_images(2, 20, 23)
+    exact = interpolate(images.double().contiguous(), (9, 1), mode="bilinear", antialias=True)
+    found = transforms.Resize((9, 1))(images.contiguous(memory_format=layout))
+    assert (found - exact).abs().max() <= 1
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_comes_out_is_new_memory(inference: bool, make_images: Callable[..., Tensor]) -> None:
+    with torch.inference_mode(inference):
+        images = make_images(2)
+        for step in (transforms.CenterCrop((20, 24)), transforms.RandomHorizontalFlip(0), transforms.RandomCrop(9)):
+            made = step(images)
+            assert made.untyped_storage().data_ptr() != images.untyped_storage().data_ptr()
