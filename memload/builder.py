@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import operator
-import shutil
 import sys
 import threading
 import time
@@ -13,20 +12,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
 from memload import workers
-from memload.conversion import Converter, Settings
-from memload.decoders import MAX_PIXELS
+from memload.arrays import ArraySettings
+from memload.conversion import Settings
+from memload.decoders import MAX_PIXELS, Mode
 from memload.errors import BuildError, DecodeError, SourceError
 from memload.format import RESERVED, output_paths
 from memload.index import Index, class_counts
-from memload.journal import DONE, REJECTED, statistics
+from memload.journal import DONE, REJECTED, remove, statistics
 from memload.keys import Keys
+from memload.manifest import Manifest
 from memload.resizing import Fit, Interpolation, Resizer
 from memload.sources import Column, DatasetSource, ImageFolder, Source
 from memload.unfinished import Unfinished, size_text
@@ -46,6 +47,7 @@ class BuildReport:
     rejected: int  #: pictures left out; the ledger says why
     bytes: int  #: size of all shards
     shape: tuple[int, int, int]  #: (H, W, C)
+    dtype: str  #: such as ``uint8``
     converted: int  #: pictures converted by this call; fewer than all where it went on with an unfinished build
     seconds: float  #: what that took
     num_workers: int
@@ -66,10 +68,11 @@ class BuildReport:
         versions = [f"{name} {version}" for name, version in self.libraries.items()]
         jpeg = [version for version in versions if version.startswith("libjpeg")]
         others = [version for version in versions if version not in jpeg]
+        libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
         return (
-            f"{self.path}: {self.samples:,} samples of {shape} uint8, {size_text(self.bytes)}, {self.rejected:,} "
-            f"rejected{ledger}; {self.images_per_second:,.0f} images/s in {self.seconds:.1f} s by "
-            f"{self.num_workers} workers{kept}; {', '.join(others)} ({', '.join(jpeg)})"
+            f"{self.path}: {self.samples:,} samples of {shape} {self.dtype}, {size_text(self.bytes)}, "
+            f"{self.rejected:,} rejected{ledger}; {self.images_per_second:,.0f} images/s in {self.seconds:.1f} s by "
+            f"{self.num_workers} workers{kept}; {libraries}"
         )
 
 
@@ -77,10 +80,10 @@ def build(
     source: str | Path | Source | Any,
     output: str | Path,
     *,
-    size: int | tuple[int, int] = 256,
+    size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     interpolation: Interpolation = "bilinear",
-    mode: Literal["RGB", "L"] = "RGB",
+    mode: Mode | Literal["array"] = "RGB",
     decoder: Literal["pillow", "jpeg4py"] = "pillow",
     resizer: Resizer = "pillow",
     fast: bool = False,
@@ -101,11 +104,17 @@ def build(
     ``source`` is a folder (see `ImageFolder`), a `Source` such as `Manifest`, or any map-style data set (see
     `memload.sources.DatasetSource`). ``output`` ends in ``.bin``; the index stands beside it, ending in ``.idx``.
 
-    ``size`` is the side of the stored pictures, or (height, width). ``fit`` says how they come to it: ``crop``
-    covers it and cuts evenly (torchvision's Resize and CenterCrop, to the bit), ``squash`` changes the aspect
-    ratio, ``pad`` puts ``fill`` around. ``fast`` computes only what is kept, from a JPEG decoded at a half, a
+    ``size`` is the side of the stored pictures, or (height, width); by default 256. ``fit`` says how they come to it:
+    ``crop`` covers it and cuts evenly (torchvision's Resize and CenterCrop, to the bit), ``squash`` changes the
+    aspect ratio, ``pad`` puts ``fill`` around. ``fast`` computes only what is kept, from a JPEG decoded at a half, a
     quarter or an eighth where that leaves twice the size or more. ``resizer="torch"`` uses torch's. ``strict``,
     ``decoder``, ``mode``, ``background``, ``exif`` and ``max_pixels`` are those of `memload.decoders.get_decoder`.
+
+    ``mode="array"`` stores the samples of a data set that are arrays ``(H, W)`` or ``(H, W, C)``, or tensors ``(C, H,
+    W)``, as they are, bit for bit: uint8, uint16, float16 or float32 of any number of channels. The first that can be
+    used gives shape and type; others are rejected. What is said above of pictures has no place beside it, but for a
+    ``size`` that is theirs. In the statistics integers count as a share of their type's largest value, floats as
+    they are; mean and std are left out where there are NaN or infinities.
 
     ``on_error="skip"`` lists pictures that cannot be used in a ledger (``out.rejects.csv``) and goes on; ``"raise"``
     stops at the first. ``num_workers`` processes decode, by default one a core; 0 decodes in this process, without
@@ -118,28 +127,41 @@ def build(
 
     Raises ValueError, SourceError, DependencyError, BuildError, and with ``on_error="raise"`` DecodeError.
     """
-    height, width = _pair(size)
+    sides = None if size is None else _pair(size)
     if not timeout > 0:
         raise ValueError(f"timeout: expected seconds above 0, found {timeout}")
-    settings = Settings(
-        (height, width), fit, interpolation, mode, decoder, resizer, fast, strict, exif, background, fill, max_pixels
-    )
+    pictures = {
+        "fit": fit,
+        "interpolation": interpolation,
+        "decoder": decoder,
+        "resizer": resizer,
+        "fast": fast,
+        "strict": strict,
+        "exif": exif,
+        "background": background,
+        "fill": fill,
+        "max_pixels": max_pixels,
+    }
+    settings = None if mode == "array" else _settings(sides, mode, pictures)
     if on_error not in ("skip", "raise"):
         raise ValueError(f"on_error: expected 'skip' or 'raise', found {on_error!r}")
     if num_workers is not None and num_workers < 0:
         raise ValueError(f"num_workers: expected 0 or more, found {num_workers}")
     limit = Image.MAX_IMAGE_PIXELS
-    if num_workers == 0 and limit is not None and max_pixels > 2 * limit:
+    if settings is not None and num_workers == 0 and limit is not None and max_pixels > 2 * limit:
         raise ValueError(
             f"max_pixels: expected at most {2 * limit:,} with num_workers=0, found {max_pixels:,}: in this process "
             "Pillow's own limit holds. Use workers, or raise PIL.Image.MAX_IMAGE_PIXELS"
         )
     output = Path(output)
     output_paths(output)
-    Converter(settings, {})  # what is missing is better told now
+    if settings is None:
+        _check_arrays(source, pictures)
+    else:
+        settings.converter({})  # what is missing is better told now
     records = _open_source(source)
     _check_source(records)
-    job = Unfinished(records, output, settings, shard_size, overwrite)
+    job = Unfinished(records, output, settings or _array_settings(records, sides), shard_size, overwrite)
     with job.begin():
         started = time.perf_counter()
         count = workers.available_cores() if num_workers is None else num_workers
@@ -159,7 +181,8 @@ def build(
         samples=len(index),
         rejected=rejected,
         bytes=sum(shard.bytes for shard in index.image.shards),
-        shape=job.shape,
+        shape=job.settings.shape,
+        dtype=np.dtype(job.array.descr).name,
         converted=converted,
         seconds=seconds,
         num_workers=count,
@@ -178,6 +201,37 @@ def _pair(size: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise ValueError(f"size: expected a side or (height, width) in whole pixels, found {size!r}") from None
     return height, width
+
+
+def _settings(sides: tuple[int, int] | None, mode: str, pictures: Mapping[str, Any]) -> Settings:
+    modes = (*get_args(Mode), "array")
+    if mode not in modes:
+        raise ValueError(f"mode: expected one of {', '.join(modes)}, found {mode!r}")
+    return Settings(sides or (256, 256), mode=mode, **pictures)
+
+
+def _check_arrays(source: Any, pictures: Mapping[str, Any]) -> None:
+    """Tell what has no place beside mode 'array'."""
+    if isinstance(source, (str, Path, ImageFolder, Manifest)):
+        raise ValueError(
+            "mode 'array': expected a data set whose samples are arrays, found files. Use mode 'RGB' or 'L', or read "
+            "them in a data set of your own"
+        )
+    for name, value in pictures.items():
+        if value != getattr(Settings, name):  # its default
+            raise ValueError(
+                f"{name}: expected none with mode 'array', which stores arrays as they are, found {value!r}"
+            )
+
+
+def _array_settings(source: Source, sides: tuple[int, int] | None) -> ArraySettings:
+    settings = ArraySettings.of(source)
+    if sides not in (None, settings.shape[:2]):
+        raise ValueError(
+            f"size: expected that of the arrays, {settings.shape[:2]}, found {sides}: mode 'array' stores them as they "
+            "are. Leave it out, or resize them in the data set"
+        )
+    return settings
 
 
 def _open_source(source: Any) -> Source:
@@ -249,8 +303,8 @@ def _convert(job: Unfinished, count: int, timeout: float, on_error: OnError, pro
                 row, reason = rejects[0]
                 key, root = job.source.keys[row], getattr(job.source, "root", None)
                 raise DecodeError(
-                    f"{reason}. Mend or remove {'it' if root is None else f'{root}/{key}'}, or say --on-error skip "
-                    "to list such pictures and go on",
+                    f"{reason}. Say --on-error skip to list such pictures and go on, or mend or remove "
+                    f"{'it' if root is None else f'{root}/{key}'} and say --overwrite",
                     key=key,
                 )
     return done
@@ -264,7 +318,7 @@ def _finish(job: Unfinished) -> Index:
         reasons = job.journal.reasons()
         if not used.size:
             told = "; ".join(f"{job.source.keys[row]}: {reason}" for row, reason in sorted(reasons.items())[:3])
-            shutil.rmtree(job.folder)
+            remove(job.folder)
             raise BuildError(
                 f"{job.output}: expected at least one usable picture{_place(job.source)}, found {len(records):,} that "
                 f"are not: {told}. Check the pictures, and the folder (--root) if they come from a manifest",
@@ -278,6 +332,7 @@ def _finish(job: Unfinished) -> Index:
                 f"{len(records):,} that are not, {times:,} of them because: {reason!r:.200}. See {job.ledger}"
             )
         job.complete(_make_index(job, records, used), rejected)
+        del records  # Windows removes no file that is mapped
     job.publish()
     return Index.read(job.index)
 
@@ -294,7 +349,7 @@ def _make_index(job: Unfinished, records: np.ndarray, used: np.ndarray) -> Index
     source = job.source
     columns = {name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in source.schema}
     classes = None if source.classes is None else tuple(source.classes)
-    facts = statistics(records, used, job.shape)
+    facts = statistics(records, used, job.array)
     if classes is not None:
         facts["class_counts"] = class_counts(columns["label"], len(classes))
     keys = source.keys

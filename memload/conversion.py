@@ -67,6 +67,16 @@ class Settings:
                 raise ValueError("fast: expected the resizer 'pillow', found 'torch', which has no matched box")
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of what is stored."""
+        return (*self.size, self.channels)
+
+    @property
+    def descr(self) -> str:
+        """The element type of what is stored."""
+        return "|u1"
+
+    @property
     def channels(self) -> int:
         """3 for RGB, 1 for L."""
         return 3 if self.mode == "RGB" else 1
@@ -74,6 +84,10 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON has them."""
         return asdict(self) | {"size": list(self.size)}
+
+    def converter(self, schema: Mapping[str, Column]) -> "Converter":
+        """Return what turns records into rows. Raises DependencyError if it cannot be."""
+        return Converter(self, schema)
 
     def libraries(self) -> dict[str, str]:
         """Return name and version of the libraries that take part."""
@@ -133,7 +147,7 @@ class Converter:
         columns = dict(record.columns)
         for name in self._points:
             columns[name] = self._move(columns[name], picture, placement)
-            flags |= FLAG_OUTSIDE * self._outside(columns[name])
+            flags |= FLAG_OUTSIDE * outside(columns[name], settings.size)
         counts = np.array(small.histogram(), np.float64).reshape(settings.channels, 256)
         total, squares = (counts @ _POWERS).T.astype(np.uint64)
         return Row(small.tobytes(), flags, picture.size, total, squares, columns)
@@ -164,10 +178,12 @@ class Converter:
         points = turn_points(np.asarray(points, np.float64), picture.size, picture.turned)
         return turn_points(placement.points(points), placement.target, picture.orientation)
 
-    def _outside(self, points: np.ndarray) -> bool:
-        height, width = self.settings.size
-        inside = (points >= -0.5) & (points < np.array([width - 0.5, height - 0.5]))
-        return not bool(inside.all())  # NaN is nowhere, and so outside
+
+def outside(points: np.ndarray, size: tuple[int, int]) -> bool:
+    """Say whether one of the points ``(k, 2)`` lies outside a picture of ``size`` (height, width)."""
+    height, width = size
+    inside = (points >= -0.5) & (points < np.array([width - 0.5, height - 0.5]))
+    return not bool(inside.all())  # NaN is nowhere, and so outside
 
 
 def _one_of(argument: str, value: str, choices: tuple[str, ...]) -> None:
@@ -211,7 +227,7 @@ def _image_of(array: np.ndarray) -> Image.Image:
     fine = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4)))
     if not array.size or not (fine or (array.dtype == np.uint16 and array.ndim == 2)):
         raise DecodeError(
-            f"expected an array (H, W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16, found {array.shape} of "
-            f"{array.dtype}"
+            "expected an array (H, W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16 (others: mode='array'), "
+            f"found {array.shape} of {array.dtype}"
         )
     return Image.fromarray(array)

@@ -13,19 +13,24 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from memload.errors import FormatError
+from memload.format import index_path
 from memload.index import Index
 from memload.keys import Keys
+from memload.mapping import identity
 from memload.shards import Shards
+
+#: How often a data set that is replaced by another build while it is opened is opened anew.
+_TIMES = 3
 
 
 class MemmapDataset(Dataset[Any]):
     """The samples of ``out.bin``: ``dataset[i]`` is ``(image, label)``, and no pixel is decoded or copied.
 
-    ``image`` is a uint8 tensor ``(C, H, W)`` whose memory is channels-last (``H × W × C``) and is the mapped file
-    itself. It can be written to: that changes neither the file nor what other processes see, but it does
-    change what this process reads from that row until the data set is opened again; clone before working
-    in place. After the image come the values of ``columns``: by default ``label`` if there is one, else all columns;
-    a data set without any gives the image alone. Single numbers are Python numbers, arrays are tensors.
+    ``image`` is a tensor ``(C, H, W)``, uint8 unless other arrays were built, whose memory is channels-last
+    (``H × W × C``) and is the mapped file itself. It can be written to: that changes neither the file nor what other
+    processes see, but it does change what this process reads from that row until the data set is opened again; clone
+    before working in place. After the image come the values of ``columns``: by default ``label`` if there is one, else
+    all columns; a data set without any gives the image alone. Single numbers are Python numbers, arrays are tensors.
 
     ``transform`` is called with the image, ``target_transform`` with the first column's value, as in torchvision;
     ``transforms`` is called with image and columns together and returns the sample, as torchvision's v2 does.
@@ -48,8 +53,7 @@ class MemmapDataset(Dataset[Any]):
     ) -> None:
         if transforms is not None and (transform is not None or target_transform is not None):
             raise ValueError("transforms: expected it alone, found transform or target_transform beside it")
-        index = Index.open(path)
-        shards = Shards(index)
+        index, shards = _open_both(Index.open, index_path(path), path)
         # Absolute from here on: the user may change to another folder, and a worker may start in one.
         self._setup(replace(index, path=index.path.absolute()), shards, None)
         if columns is None:
@@ -124,11 +128,12 @@ class MemmapDataset(Dataset[Any]):
     @overload
     def __getitem__(self, index: slice) -> "MemmapDataset": ...
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a sample, or for a slice a subset. Raises IndexError."""
+        """Return a sample, or for a slice a subset. Raises IndexError, and FormatError where its file has changed."""
         if isinstance(index, slice):
             return self.subset(index)
         position = self._position(index)
         shard, inside = self._shards.locate(int(self.index.row[position]))
+        self._shards.secure_row(shard, inside)
         image: Any = self._images[shard][inside]
         if not self.sample_columns and self.transforms is None:
             return image if self.transform is None else self.transform(image)
@@ -235,11 +240,11 @@ class MemmapDataset(Dataset[Any]):
             raise IndexError(
                 f"indices: expected integers (k,) or booleans ({size},), found {positions.dtype} {positions.shape}"
             )
-        positions = positions.astype(np.int64)
         if positions.size and not (-size <= positions.min() and positions.max() < size):
             raise IndexError(
                 f"indices: expected -{size} <= index < {size}, found {positions.min()} to {positions.max()}"
             )
+        positions = positions.astype(np.int64)
         return np.where(positions < 0, positions + size, positions)
 
 
@@ -248,7 +253,7 @@ def _value(column: Tensor, position: int) -> Any:
 
 
 def _reopen(kind: type[MemmapDataset], path: str, fingerprint: str, chosen: np.ndarray | None) -> MemmapDataset:
-    index = Index.read(path)
+    index, shards = _open_both(Index.read, Path(path), path)
     if index.fingerprint != fingerprint:
         raise FormatError(
             f"{path}: expected the data set that was opened ({fingerprint[:8]}…), found another "
@@ -256,5 +261,23 @@ def _reopen(kind: type[MemmapDataset], path: str, fingerprint: str, chosen: np.n
             path=path,
         )
     dataset = kind.__new__(kind)
-    dataset._setup(index, Shards(index), chosen)
+    dataset._setup(index, shards, chosen)
     return dataset
+
+
+def _open_both(read: Callable[[str | Path], Index], own: Path, path: str | Path) -> tuple[Index, Shards]:
+    """Open an index and its shards, so that they belong together also where a build replaces them meanwhile.
+
+    A build takes the old index away before it touches a shard: as long as that stands, so do its shards.
+    """
+    for _ in range(_TIMES):
+        before = identity(own)
+        index = read(path)
+        shards = Shards(index)
+        if identity(own) == before:
+            return index, shards
+    raise FormatError(
+        f"{path}: expected an index that stays while its shards are opened, found that it was replaced {_TIMES} times. "
+        "Wait for the builds, and open it again",
+        path=Path(path),
+    )

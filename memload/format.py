@@ -51,17 +51,18 @@ Index
                                              them. No such name holds a ``/``
     ===================  ==================  =========================================================
 
-    Its metadata hold one entry, ``memload``: a JSON object written with sorted keys, the separators ``,``
-    and ``:``, and every character beyond ASCII escaped. A name that is no valid Unicode holds lone
-    surrogates (``\\udc80`` stands for the byte 0x80, and so on).
+    Its metadata hold one entry, ``memload``: a JSON object written with sorted keys, of which none is there twice,
+    the separators ``,`` and ``:``, and every character beyond ASCII escaped. A name that is no valid Unicode
+    holds lone surrogates (``\\udc80`` stands for the byte 0x80, and so on).
 
     ==================  ===========================================================================
     ``format_version``  1. A reader refuses a greater one
     ``samples``         n
     ``arrays``          a list: ``{"name": "image", "descr": "|u1", "shape": [H, W, C], "shards":
                         [{"file": "out.bin", "rows": r, "bytes": size of the file}, …]}``.
-                        ``file`` is a bare name in the folder of the index. Every array has the same
-                        number of rows, a shard at least one; the array named ``image`` is always there
+                        ``file`` is a bare name in the folder of the index, and no two are the same. Every
+                        array has the same number of rows, a shard at least one; the array named ``image`` is
+                        always there
     ``tensors``         every tensor of the file, by name: ``{"dtype": "<i8", "shape": [n], "crc32":
                         CRC-32 of its bytes}``, the type as NumPy writes it
     ``columns``         names of the user's columns in their order
@@ -69,8 +70,10 @@ Index
     ``points``          names of the columns that hold points ``(k, 2)``: x and y in pixels of the stored
                         picture, where (0, 0) is the centre of the top left pixel
     ``build``           how the pixels were made: settings and versions; for people, of any content
-    ``statistics``      for people and for normalising, of any content; ``mean`` and ``std``, a number a
-                        channel, are those of the used rows with 255 taken as 1
+                        that is nested at most 64 levels deep
+    ``statistics``      for people and for normalising, likewise of any content; ``mean`` and ``std``, a number a
+                        channel, are those of the used rows with the largest value of a whole type (255,
+                        65535) taken as 1, and absent where floats hold NaN or infinities
     ``fingerprint``     SHA-256, in hexadecimal, of this JSON text without the fingerprint itself: the
                         identity of the data set
     ==================  ===========================================================================
@@ -89,6 +92,7 @@ FORMAT_VERSION = 1
 HEADER_BYTES = 4096  # one page on most machines, so that rows can be mapped and registered in place
 MAGIC = b"\x93NUMPY\x01\x00"
 METADATA_KEY = "memload"
+MAX_DEPTH = 64
 
 #: Element types that a shard may have.
 DESCRS = ("|u1", "<u2", "<f2", "<f4")
@@ -141,9 +145,10 @@ def index_path(path: str | Path) -> Path:
         return path
     if path.suffix == ".bin":
         own = path.with_suffix(".idx")
-        return own if own.exists() else path.with_name(re.sub(r"-\d{5,}-of-\d{5,}$", "", path.stem) + ".idx")
-    index = path.with_name(path.name + ".idx")
-    if os.path.exists(path) and not os.path.exists(index):  # noqa: PTH110  # which no name can be too long for
+        there = os.path.exists(own)  # noqa: PTH110  # which no name can be too long for
+        return own if there else path.with_name(re.sub(r"-\d{5,}-of-\d{5,}$", "", path.stem) + ".idx")
+    index = path.with_name(path.name + ".idx") if path.name else None  # "." and "/" have none
+    if index is None or (os.path.exists(path) and not os.path.exists(index)):  # noqa: PTH110  # as above
         found, images = ("a folder", path) if path.is_dir() else ("another file", path.parent)
         raise FormatError(
             f"{path}: expected a data set such as out.bin, found {found}. Make one from a folder of images with "

@@ -30,6 +30,9 @@ from memload.workers import available_cores
 #: Read at a time by a thread of `verify`: large enough for any disk's full speed, small enough for any RAM.
 _READ = 8 << 20
 
+#: How many times as high as wide a tile of a preview may be.
+_MOST_HIGH = 8
+
 
 def info(path: str | Path) -> dict[str, Any]:
     """Return what is known of a data set, ready for JSON. Raises FormatError.
@@ -40,7 +43,7 @@ def info(path: str | Path) -> dict[str, Any]:
     image = index.image
     for array in index.arrays:
         for shard in array.shards:
-            check_shard(index.path.parent / shard.file, shard, array)
+            check_shard(index.path.parent / shard.file, shard, array, index.path)
     flags = {"oriented": FLAG_ORIENTED, "fallback": FLAG_FALLBACK, "points_outside": FLAG_OUTSIDE}
     return {
         "path": str(index.path),
@@ -107,10 +110,7 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     """
     index = Index.open(path)
     index.check_tensors()
-    try:
-        index.keys.check()
-    except FormatError as error:  # which knows of no file
-        raise FormatError(f"{index.path}: {error}", path=index.path) from None
+    index.keys.check()
     problems: list[str] = []
     jobs: list[tuple[Path, Array, int, int, int]] = []
     for array in index.arrays:
@@ -118,7 +118,7 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
         for shard in array.shards:
             file = index.path.parent / shard.file
             try:
-                _check_header(file, shard, array)
+                _check_header(file, shard, array, index.path)
             except FormatError as error:
                 problems.append(str(error))
             else:
@@ -138,8 +138,8 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     return VerifyReport(index.path, sum(a.rows for a in index.arrays), done, problems, sorted(set(bad)), bad_keys)
 
 
-def _check_header(file: Path, shard: Shard, array: Array) -> None:
-    check_shard(file, shard, array)
+def _check_header(file: Path, shard: Shard, array: Array, index: Path) -> None:
+    check_shard(file, shard, array, index)
     try:
         with file.open("rb") as opened:
             header = opened.read(HEADER_BYTES)
@@ -159,17 +159,24 @@ def _bad_rows(index: Index, file: Path, array: Array, first: int, start: int, st
     try:
         with file.open("rb", buffering=0) as opened:
             opened.seek(HEADER_BYTES + start * size)
-            data = _read_fully(opened, (stop - start) * size)
+            if size > _READ:  # one row, of any size that a header can claim
+                found = [_checksum(opened, size)]
+            else:
+                view = memoryview(_read_fully(opened, (stop - start) * size))
+                found = [zlib.crc32(view[row * size : (row + 1) * size]) for row in range(stop - start)]
     except OSError as error:  # not through the map, where a bad disk would be a bus error
         return list(range(first + start, first + stop)), [
             f"{file}: rows {first + start} to {first + stop - 1} cannot be read: {error}"
         ]
-    view = memoryview(data)
-    return [
-        first + row
-        for row in range(start, stop)
-        if zlib.crc32(view[(row - start) * size : (row - start + 1) * size]) != int(checks[first + row])
-    ], []
+    return [first + row for row, check in enumerate(found, start) if check != int(checks[first + row])], []
+
+
+def _checksum(file: Any, size: int) -> int:
+    check = 0
+    while size:
+        piece = _read_fully(file, min(size, _READ))
+        check, size = zlib.crc32(piece, check), size - len(piece)
+    return check
 
 
 def _read_fully(file: Any, size: int) -> bytearray:
@@ -202,15 +209,15 @@ def preview(
     pixels = Shards(index)
     chosen = _choose(index, count, seed, indices, class_name)
     height, width, _ = index.image.shape
-    tile_height, line = max(1, round(tile * height / width)), 14
+    # a column of pixels would be millions high
+    tile_height, line = min(max(1, round(tile * height / width)), _MOST_HIGH * tile), 14
     columns = min(len(chosen), max(1, round((len(chosen) * (tile_height + line) / tile) ** 0.5)))
     rows = -(-len(chosen) // columns)
     gap = 4
     sheet = Image.new("RGB", (columns * (tile + gap) + gap, rows * (tile_height + line + gap) + gap), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
     for (row, column), sample in zip(itertools.product(range(rows), range(columns)), chosen, strict=False):
-        shard, inside = pixels.locate(int(index.row[sample]))
-        image = _to_image(pixels.maps[shard][inside])
+        image = _to_image(pixels.gather(index.row[[sample]], np.empty((1, *index.image.shape), index.image.descr))[0])
         x, y = gap + column * (tile + gap), gap + row * (tile_height + line + gap)
         sheet.paste(image.resize((tile, tile_height), Image.Resampling.BILINEAR), (x, y))
         for px, py in _points(index, sample):
@@ -218,7 +225,7 @@ def preview(
                 continue  # it would be drawn onto another tile
             cx, cy = x + (px + 0.5) * tile / width, y + (py + 0.5) * tile_height / height
             draw.ellipse((cx - 1.5, cy - 1.5, cx + 1.5, cy + 1.5), fill="red")
-        caption = f"{sample} {_label(index, sample)}".encode("latin-1", "replace").decode("latin-1")
+        caption = f"{sample} {_label(index, sample)}"[:tile].encode("latin-1", "replace").decode("latin-1")
         caption = "".join(letter if letter.isprintable() else "?" for letter in caption)  # one line, come what may
         while caption and draw.textlength(caption, font=font) > tile:
             caption = caption[:-1]
@@ -262,7 +269,8 @@ def _choose(index: Index, count: int, seed: int, indices: Sequence[int] | None, 
 
 def _to_image(pixels: np.ndarray) -> Image.Image:
     if pixels.dtype != np.uint8:  # other types have no range of their own: show what there is
-        values = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
+        with np.errstate(invalid="ignore"):  # of NaN, some kinds of which are told
+            values = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
         low, high = float(values.min()), float(values.max())
         pixels = ((values - low) / ((high - low) or 1) * 255).astype(np.uint8)
     if pixels.shape[2] in (1, 2):

@@ -4,6 +4,7 @@
 
     out.building/
         lock           held while a build runs
+        owner          the process that builds, on a filesystem without locks
         plan.json      the settings, by which the same command is known again
         source         the names, sizes and times of the source's files, likewise
         rows           one record a row, all zeros while the row is not done
@@ -15,8 +16,12 @@ Nothing in it is trusted after a crash: a record carries its own checksum, and t
 """
 
 import contextlib
+import errno
 import json
+import logging
 import os
+import platform
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,26 +32,36 @@ import safetensors
 import safetensors.numpy
 
 from memload.errors import BuildError
-from memload.index import sync
+from memload.index import Array, sync
 from memload.keys import Keys
+from memload.mapping import address_of, fault_in
 from memload.sources import Column
 
+logger = logging.getLogger("memload")
+
 DONE, REJECTED = 1, 2
+
+#: The file that takes the lock's part where a filesystem has none.
+OWNER = "owner"
 
 #: Edges of the histogram of the sources' shorter sides, in pixels.
 _SIDES = (0, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048, 4096, 8192)
 
 
-def record_type(channels: int, schema: Mapping[str, Column]) -> np.dtype[Any]:
-    """Return what is kept of a row: ``total`` and ``squares`` are sums over its pixels, a channel each."""
+def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1") -> np.dtype[Any]:
+    """Return what is kept of a row: ``total`` and ``squares`` are sums over its pixels, a channel each.
+
+    Of integers they are exact; of floats ``squares`` are those of the differences from the row's own mean.
+    """
+    sums = "<f8" if np.dtype(descr).kind == "f" else "<u8"
     fields: list[tuple[Any, ...]] = [
         ("check", "<u4"),
         ("status", "|u1"),
         ("flags", "|u1"),
         ("crc32", "<u4"),
         ("size", "<u4", (2,)),
-        ("total", "<u8", (channels,)),
-        ("squares", "<u8", (channels,)),
+        ("total", sums, (channels,)),
+        ("squares", sums, (channels,)),
     ]
     return np.dtype(fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()])
 
@@ -95,8 +110,10 @@ class Journal:
             file.write(records.tobytes())
 
     def mapped(self) -> np.ndarray:
-        """Return all records, mapped for reading."""
-        return np.memmap(self.folder / "rows", self.dtype, "r", shape=(self.rows,))
+        """Return all records, mapped for reading. Raises OSError where the disk does not give them."""
+        records = np.memmap(self.folder / "rows", self.dtype, "r", shape=(self.rows,))
+        fault_in(address_of(records), records.nbytes)
+        return records
 
     def reasons(self) -> dict[int, str]:
         """Return why rows were rejected; of several reasons for one, the last."""
@@ -109,56 +126,192 @@ class Journal:
         return reasons
 
 
-def statistics(records: np.ndarray, used: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return mean and standard deviation a channel, of pixels from 0 to 1, and the sizes of the sources."""
-    pixels = used.size * shape[0] * shape[1]
-    totals = [int(total) for total in records["total"][used].sum(axis=0)]
-    squares = [int(square) for square in records["squares"][used].sum(axis=0)]
-    # In whole numbers to the end, so that no order of summing shows in the result.
-    variances = [
-        (pixels * square - total * total) / (pixels * pixels) for total, square in zip(totals, squares, strict=True)
-    ]
+def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str, Any]:
+    """Return mean and standard deviation a channel, and the sizes of the sources.
+
+    Integers count as a share of their type's largest value, from 0 to 1, floats as they are.
+    """
     sizes = records["size"][used]
     shorter = np.searchsorted(_SIDES, sizes.min(axis=1), side="right") - 1
     counts = np.bincount(shorter, minlength=len(_SIDES))
-    return {
-        "mean": [total / pixels / 255 for total in totals],
-        "std": [variance**0.5 / 255 for variance in variances],
+    pixels, dtype = array.shape[0] * array.shape[1], np.dtype(array.descr)
+    totals, squares = records["total"][used], records["squares"][used]
+    if dtype.kind == "f":
+        moments = _moments_of_floats(totals, squares, pixels)
+    else:
+        moments = _moments(totals, squares, pixels, int(np.iinfo(dtype).max))
+    return moments | {
         "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
         "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
         "source_shorter_side": {str(side): int(count) for side, count in zip(_SIDES, counts, strict=True) if count},
     }
 
 
+def _moments(totals: np.ndarray, squares: np.ndarray, pixels: int, largest: int) -> dict[str, Any]:
+    # In whole numbers to the end, so that no order of summing shows in the result.
+    count = pixels * len(totals)
+    sums = list(zip(_sum(totals), _sum(squares), strict=True))
+    variances = [(count * square - total * total) / (count * count) for total, square in sums]
+    return {
+        "mean": [total / count / largest for total, _ in sums],
+        "std": [variance**0.5 / largest for variance in variances],
+    }
+
+
+def _sum(numbers: np.ndarray) -> list[int]:
+    """Add up uint64 ``(n, C)`` in halves: squares of 16 bits would be too large together."""
+    halves = [numbers >> np.uint64(32), numbers & np.uint64(0xFFFFFFFF)]
+    high, low = (half.sum(axis=0).tolist() for half in halves)
+    return [(more << 32) + less for more, less in zip(high, low, strict=True)]
+
+
+def _moments_of_floats(totals: np.ndarray, squares: np.ndarray, pixels: int) -> dict[str, Any]:
+    broken = int(np.count_nonzero(~np.isfinite(totals).all(axis=1)))
+    if broken:  # JSON has no such numbers, and nobody could normalise with them
+        return {"left_out": f"mean and std: NaN or infinite values in {broken:,} of {len(totals):,} samples"}
+    # Always of all rows in their order, so that the result is the same whoever converted them and when.
+    means = totals / pixels
+    variances = squares.mean(axis=0) / pixels + means.var(axis=0)
+    return {"mean": means.mean(axis=0).tolist(), "std": np.sqrt(variances).tolist()}
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of an unfinished build; the system lets go of it when the process ends, however it ends.
 
+    On a filesystem without locks, as some of clusters are, a file names the process that builds. One that was killed
+    leaves it behind: it is recognised on the same machine, and has to be removed by hand on another.
+
     Raises BuildError where another process holds it.
     """
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    made = not folder.exists()
+    descriptor = _open_lock(folder)
+    owner: Path | None = None
     try:
         try:
             _lock(descriptor)
         except BlockingIOError:
-            owner = os.read(descriptor, 20).decode("ascii", "replace").strip()
+            process = "unknown yet"
+            with contextlib.suppress(OSError):  # Windows lets nobody read what another has locked
+                process = os.read(descriptor, 20).decode("ascii", "replace").strip() or process
             raise BuildError(
-                f"{folder}: expected no other build of this output, found one running (process {owner}). "
+                f"{folder}: expected no other build of this output, found one running (process {process}). "
                 "Wait for it, or stop it",
                 path=folder,
             ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            logger.warning(
+                f"{folder}: this filesystem has no locks ({error.strerror}): another build of this output is told by "
+                f"the file {OWNER} alone"
+            )
+            owner = _own(folder)
         if not _same_file(descriptor, folder / "lock"):  # it ended, and took its folder away, between the lines above
             raise BuildError(
                 f"{folder}: expected no other build of this output, found that one has just ended. Look at what it "
                 "made, then run the command again if it is still needed",
                 path=folder,
             )
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+        except OSError:  # not even that fits on the disk
+            if made:
+                remove(folder)
+            raise
         yield
     finally:
         os.close(descriptor)
+        if owner is not None and _read(owner) == _here():  # with the folder gone, another build may own a new one
+            owner.unlink(missing_ok=True)
+        if sys.platform == "win32":
+            with contextlib.suppress(OSError):  # it is not empty, or another build holds it by now
+                if [path.name for path in folder.iterdir()] == ["lock"]:
+                    (folder / "lock").unlink()
+                    folder.rmdir()
+
+
+def _open_lock(folder: Path) -> int:
+    """Open the lock's file, making it and its folder, which a build that ends may remove at the same time."""
+    for last in (False, False, True):
+        try:
+            folder.mkdir(exist_ok=True)
+            return os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except (FileNotFoundError, FileExistsError):
+            if last:
+                raise
+    raise AssertionError
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a build whose lock is held, the lock last: until then no other build can begin in it."""
+    kept = [folder / "lock", folder / OWNER]
+    for path in folder.iterdir():
+        if path not in kept:
+            path.unlink()
+    if sys.platform == "win32":  # which removes no file that is open: `locked` does when it has closed it
+        return
+    for path in kept:
+        path.unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # it is another build's by now
+            raise
+
+
+#: What `flock` says where there are no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def _own(folder: Path) -> Path:
+    """Put this process's name into the folder, as a lock does where there is one. Raises BuildError."""
+    path = folder / OWNER
+    for _ in range(2):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            found = _read(path)
+            process, _, machine = found.partition(" ")
+            if machine != platform.node() or not process.isdecimal() or _alive(int(process)):
+                break
+            path.unlink(missing_ok=True)  # it was killed
+        else:
+            try:
+                os.write(descriptor, _here().encode())
+            except OSError:  # the disk is full: a file without a name would keep all others off
+                path.unlink()
+                raise
+            finally:
+                os.close(descriptor)
+            return path
+    raise BuildError(
+        f"{folder}: expected no other build of this output, found one by process {found or 'unknown'}. "
+        f"Wait for it, or stop it; if it was killed, remove {path}",
+        path=folder,
+    )
+
+
+def _here() -> str:
+    return f"{os.getpid()} {platform.node()}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to somebody else
+        return True
+    return True
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
@@ -195,7 +348,7 @@ def read_json(path: Path) -> Any:
     """Return the object that `write_json` wrote; None where there is none, or what a crash left of it."""
     try:
         found = json.loads(path.read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -204,7 +357,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say what differs between two plans."""
 
     def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
-        settings, libraries = plan.get("settings", {}), plan.get("libraries", {})
+        settings, libraries = (
+            found if isinstance(found := plan.get(name), dict) else {} for name in ("settings", "libraries")
+        )
         return {**plan, **settings, **libraries, "settings": None, "libraries": None}
 
     old, new = flat(before), flat(now)
@@ -217,7 +372,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _short(value: Any, other: Any) -> str:
     if isinstance(value, list) and isinstance(other, list) and len(value) > 4:
-        value = [entry for entry in value if entry not in other] or value  # what tells them apart
+        known = set(map(repr, other))  # of a million classes, each is not looked for among a million
+        value = [entry for entry in value if repr(entry) not in known] or value  # what tells them apart
     text = repr(value)
     return text if len(text) <= 60 else text[:59] + "…"
 
@@ -225,7 +381,8 @@ def _short(value: Any, other: Any) -> str:
 def write_listing(folder: Path, listing: Mapping[str, np.ndarray]) -> None:
     """Keep what is known of the source."""
     path = folder / "source"
-    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in listing.items()}, path)
+    # not save_file, which raises no OSError where the disk is full
+    path.write_bytes(safetensors.numpy.save({k: np.ascontiguousarray(v) for k, v in listing.items()}))
     sync(path)
 
 

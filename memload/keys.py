@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self, overload
 
 import numpy as np
@@ -10,10 +11,13 @@ from memload.errors import FormatError
 
 
 class Keys(Sequence[str]):
-    """The names of the samples: text on demand over two mapped arrays, so that opening costs nothing."""
+    """The names of the samples: text on demand over two mapped arrays, so that opening costs nothing.
 
-    def __init__(self, offsets: np.ndarray, data: np.ndarray) -> None:
-        self.offsets, self.data = offsets, data
+    ``path`` is the index that they are of, which errors name.
+    """
+
+    def __init__(self, offsets: np.ndarray, data: np.ndarray, path: Path | None = None) -> None:
+        self.offsets, self.data, self.path = offsets, data, path
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Self:
@@ -38,10 +42,7 @@ class Keys(Sequence[str]):
         index = index % len(self)
         start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
         if not 0 <= start <= stop <= self.data.size:
-            raise FormatError(
-                f"key/offsets: expected 0 <= start <= stop <= {self.data.size}, found {start} and {stop} "
-                f"for sample {index}: the index is damaged. Build it again"
-            )
+            raise self._damaged(f"0 <= start <= stop <= {self.data.size}, found {start} and {stop} for sample {index}")
         return os.fsdecode(self.data[start:stop].tobytes())
 
     def __eq__(self, other: object) -> bool:
@@ -63,14 +64,19 @@ class Keys(Sequence[str]):
         np.cumsum(lengths, out=offsets[1:])
         # every byte's place: where its name starts, less where that comes to lie, and then one by one
         places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Keys(offsets, self.data[places])
+        return Keys(offsets, self.data[places], self.path)
 
     def check(self) -> None:
         """Raise FormatError unless every name lies within the bytes, which `__getitem__` checks one by one."""
         steps_back = np.flatnonzero(self.offsets[1:] < self.offsets[:-1])  # a difference could overflow
         if steps_back.size or self.offsets[0] != 0 or self.offsets[-1] != self.data.size:
             position = int(steps_back[0]) if steps_back.size else len(self)
-            raise FormatError(
-                f"key/offsets: expected numbers that rise from 0 to {self.data.size}, found "
-                f"{self.offsets[position]} at {position}: the index is damaged. Build it again"
+            raise self._damaged(
+                f"numbers that rise from 0 to {self.data.size}, found {self.offsets[position]} at {position}"
             )
+
+    def _damaged(self, told: str) -> FormatError:
+        place = "" if self.path is None else f"{self.path}: "
+        return FormatError(
+            f"{place}key/offsets: expected {told}: the index is damaged. Restore it, or build again", path=self.path
+        )

@@ -1,6 +1,7 @@
 """Where encoded images come from: a source is a sequence of records, a record is one image and its columns."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -16,6 +17,10 @@ from memload.keys import Keys
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
+#: How often links may lead to the same folder within a class.
+_MOST_LINKS = 100
+
+
 class Column(NamedTuple):
     """Element type and shape of one entry of a column; points are x, y pairs that follow the picture."""
 
@@ -28,7 +33,8 @@ class Record(NamedTuple):
     """One image with its name and the values of its columns.
 
     ``image`` is the path of a file, which is read when its turn comes, the bytes of one, a PIL image, or an
-    array ``(H, W)`` or ``(H, W, C)`` of uint8, or ``(H, W)`` of uint16.
+    array ``(H, W)`` or ``(H, W, C)`` of uint8, or ``(H, W)`` of uint16. A build with ``mode="array"`` takes arrays
+    alone, of uint8, uint16, float16 or float32, and of any number of channels.
     """
 
     key: str
@@ -148,6 +154,7 @@ class ImageFolder:
 
     def _walk(self, start: str) -> Iterator[tuple[str, list[str]]]:
         todo = [(start, frozenset[tuple[int, int]]())]
+        met: Counter[tuple[int, int]] = Counter()
         while todo:
             folder, above = todo.pop()
             try:
@@ -157,6 +164,11 @@ class ImageFolder:
             identity = (status.st_dev, status.st_ino)
             if identity in above:  # a link to a folder that it lies in would be walked without end
                 self._left_out.setdefault("links that lead back into themselves", []).append(folder)
+                continue
+            met[identity] += 1
+            if met[identity] > _MOST_LINKS:  # folders that link to one another make more paths than can be walked
+                kind = f"links to a folder that is there {_MOST_LINKS} times already"
+                self._left_out.setdefault(kind, []).append(folder)
                 continue
             files, folders = self._scan(folder)
             todo += [(f"{folder}/{name}", above | {identity}) for name in folders]
@@ -208,7 +220,7 @@ class DatasetSource:
     """Any map-style data set: something with ``len()`` and ``[index]``, such as torchvision's or Hugging Face's.
 
     A sample is ``(image, target)``, or an image alone, or a dict with an entry ``image``. An image is a PIL
-    image, an array as in `Record`, a uint8 tensor ``(C, H, W)``, encoded bytes or a path. A target is a label, or
+    image, an array as in `Record`, a tensor ``(C, H, W)`` likewise, encoded bytes or a path. A target is a label, or
     a tuple (its first entry is the ``label`` if it is an integer, the others are ``target_0``, ``target_1`` …), or
     a dict of columns by name. Columns are numbers and arrays of numbers; the first sample fixes their types and
     shapes, and a sample that differs is rejected. ``classes`` are taken over from the data set.

@@ -8,20 +8,24 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from memload.arrays import ArraySettings
 from memload.conversion import Settings
 from memload.errors import BuildError, FormatError
 from memload.format import HEADER_BYTES, output_paths, shard_names
-from memload.index import Array, Index, sync
+from memload.index import Array, Index, row_bytes, sync
 from memload.journal import (
+    OWNER,
     Journal,
     differences,
     listing_changes,
     locked,
     read_json,
     record_type,
+    remove,
     write_json,
     write_listing,
 )
@@ -38,23 +42,27 @@ class Unfinished:
     """One build: its plan, its folder, and how that becomes a data set. Travels to the workers."""
 
     def __init__(
-        self, source: Source, output: Path, settings: Settings, shard_size: int | None, overwrite: bool
+        self,
+        source: Source,
+        output: Path,
+        settings: Settings | ArraySettings,
+        shard_size: int | None,
+        overwrite: bool,
     ) -> None:
         self.source, self.output, self.settings, self.overwrite = source, output, settings, overwrite
         self.index, self.folder, self.ledger = output_paths(output)
         #: what the shards of this output are called, however many there are
         self._shard = re.compile(re.escape(output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
-        self.shape = (*settings.size, settings.channels)
-        rows, row_bytes = len(source), int(np.prod(self.shape, dtype=np.int64))
-        held = rows if shard_size is None else (shard_size - HEADER_BYTES) // row_bytes
+        rows, size = len(source), row_bytes(settings.descr, settings.shape)
+        held = rows if shard_size is None else (shard_size - HEADER_BYTES) // size
         if held < 1:
             raise ValueError(
-                f"shard_size: expected at least {HEADER_BYTES + row_bytes:,} bytes, the size of a shard of one row, "
+                f"shard_size: expected at least {HEADER_BYTES + size:,} bytes, the size of a shard of one row, "
                 f"found {shard_size:,}"
             )
         names = shard_names(output, -(-rows // held))
-        self.array = Array("image", "|u1", self.shape, plan_shards(names, rows, held, row_bytes))
-        self.journal = Journal(self.folder, rows, record_type(settings.channels, source.schema))
+        self.array = Array("image", settings.descr, settings.shape, plan_shards(names, rows, held, size))
+        self.journal = Journal(self.folder, rows, record_type(settings.shape[2], source.schema, settings.descr))
         self.plan = {
             "settings": settings.as_dict(),
             "libraries": settings.libraries(),
@@ -89,12 +97,12 @@ class Unfinished:
                     path=self.output,
                 )
             with locked(self.folder):
-                fresh = [path.name for path in self.folder.iterdir()] == ["lock"]
+                fresh = {path.name for path in self.folder.iterdir()} <= {"lock", OWNER}
                 try:
                     self._take_up()
                 except BaseException:
                     if fresh:
-                        shutil.rmtree(self.folder)
+                        remove(self.folder)
                     raise
                 yield
         except OSError as error:
@@ -131,7 +139,7 @@ class Unfinished:
             with contextlib.suppress(OSError, AttributeError):  # not begun yet; no st_blocks on Windows
                 taken += (self.folder / shard.file).stat().st_blocks * 512
         free = shutil.disk_usage(self.output.parent).free
-        what = f"{describe((len(self.source), *self.shape), '|u1')}, {size_text(total)}"
+        what = f"{describe((len(self.source), *self.array.shape), self.array.descr)}, {size_text(total)}"
         if total - taken > free:
             raise BuildError(
                 f"{self.output}: expected {size_text(total - taken)} of room on the disk for {what}, found "
@@ -161,7 +169,7 @@ class Unfinished:
             return
         self._check_existing()  # again: another build may have come to its end meanwhile
         if not self.resumed:
-            self._clear([] if before is None else before["shards"])
+            self._clear(_names((before or {}).get("shards")))
             write_listing(self.folder, listing)
         self.journal.create()
         ShardWriter(self.folder, self.array).create()
@@ -173,7 +181,7 @@ class Unfinished:
 
     def _clear(self, shards: Iterable[str]) -> None:
         """Remove an unfinished build, and of one that was being published what it has left beside its folder."""
-        there = [path for path in self.folder.iterdir() if path.name != "lock"]
+        there = [path for path in self.folder.iterdir() if path.name not in ("lock", OWNER)]
         ours = {*_OURS, self.index.name, self.ledger.name}
         foreign = [
             path.name
@@ -243,7 +251,7 @@ class Unfinished:
         # This one first: without it, whatever else is left of the folder, the data set beside it counts as complete,
         # and is left alone.
         (self.folder / "publish.json").unlink()
-        shutil.rmtree(self.folder)
+        remove(self.folder)
 
 
 def size_text(size: int) -> str:
@@ -274,3 +282,10 @@ def _exists(path: Path) -> bool:
 def _move(path: Path, folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):  # moved before a crash
         os.replace(path, folder / path.name)  # noqa: PTH105
+
+
+def _names(found: Any) -> list[str]:
+    """Return the file names of a plan, none where it was damaged: they are removed."""
+    return (
+        [name for name in found if isinstance(name, str) and Path(name).name == name] if isinstance(found, list) else []
+    )

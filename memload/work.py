@@ -9,17 +9,21 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from memload.conversion import Converter, Row
+from memload.conversion import Row, Settings
 from memload.errors import DecodeError
 from memload.journal import DONE, REJECTED, intact, seal
 from memload.resizing import import_torch
 from memload.shards import ShardWriter
 from memload.sources import DatasetSource
 from memload.unfinished import Unfinished
-from memload.workers import Task
+from memload.workers import Task, limit_memory
 
 #: Below 32 MiB, the largest block that teaches glibc.
 _LARGE = (32 << 20) - (64 << 10)
+
+#: What a worker may take for one picture. The dearest kinds met (transparency, 16 bits) take 20 bytes a pixel, and
+#: a file is not read that is larger than 8; a fault of a library may ask for any number.
+_BYTES_A_PIXEL, _BYTES_BESIDE = 32, 1 << 30
 
 #: What comes of a range of rows: their records, those rejected with reasons, how many were converted.
 Batch = tuple[np.ndarray, list[tuple[int, str]], int]
@@ -34,20 +38,25 @@ class RowWork:
             # --max-pixels is the limit, and what Pillow warns of goes to the ledger if it matters.
             Image.MAX_IMAGE_PIXELS = None
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            if not isinstance(job.source, DatasetSource):  # whose own output is the user's affair
+            pictures = job.settings if isinstance(job.settings, Settings) else None
+            # A data set of the user's may say what it likes, and hold whatever it likes.
+            own_code = pictures is None or isinstance(job.source, DatasetSource)
+            if not own_code:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libtiff tells each fault of a file
             # glibc maps large blocks afresh each time, page faults and all, until it has seen one as large
             # freed: 2 % of a picture with Pillow, 10 % with pillow-simd.
             bytes(_LARGE)
             # One process a core is what shares the cores out; and the threads that the parent's torch may have
             # did not come along when it forked, so that the first operation to use them would never end.
-            if job.settings.resizer == "torch":
+            if pictures is not None and pictures.resizer == "torch":
                 import_torch()
             if "torch" in sys.modules:
                 sys.modules["torch"].set_num_threads(1)
+            if pictures is not None and not own_code:
+                limit_memory(_BYTES_A_PIXEL * pictures.max_pixels + _BYTES_BESIDE)
         self.source, self.schema, self.journal, self.resumed = job.source, job.source.schema, job.journal, job.resumed
         self.classes = None if self.source.classes is None else len(self.source.classes)
-        self.converter = Converter(job.settings, self.schema)
+        self.converter = job.settings.converter(self.schema)
         self.writer = ShardWriter(job.folder, job.array)
         self.reasons = self.journal.reasons() if self.resumed else {}
 

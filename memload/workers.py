@@ -63,7 +63,8 @@ class _Worker:
         self.row, self.since = IDLE, time.monotonic()
 
     def start(self) -> None:
-        self.process.start()
+        with _interrupt_later():
+            self.process.start()
         self.theirs.close()
 
     def give(self, task: Task) -> None:
@@ -81,8 +82,23 @@ class _Worker:
             self.process.close()
 
 
+@contextlib.contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Have a Ctrl-C come after a fork: one that comes within it, Python raises in its own hooks, and forgets."""
+    if not hasattr(signal, "pthread_sigmask"):  # nor does Windows fork
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: Any, number: int, make: Callable[[], Work], rows: Any, close: list[Any], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as it was, for programs that a data set may start
     _die_with(parent)
     for other in close:
         other.close()
@@ -216,6 +232,18 @@ def _cause(worker: _Worker) -> str:
     if code is not None and code < 0:
         return f"decoding it killed the process ({signal.Signals(-code).name})"
     return f"decoding it ended the process (exit status {code})"
+
+
+def limit_memory(more: int) -> None:
+    """Let this process have so many more bytes than it has; what asks for more gets a MemoryError. Linux alone."""
+    if sys.platform == "linux":
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  # in each worker, at its start
+            pages = int(file.read().split()[5])
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def available_cores() -> int:

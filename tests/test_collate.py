@@ -1,4 +1,3 @@
-import gc
 import threading
 import tracemalloc
 from collections import UserDict
@@ -24,13 +23,7 @@ SHAPE = (HEIGHT, WIDTH, 3)
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Keep torch's objects out of the collections that look for leaks, which take 0.2 s a test with them."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
 @pytest.fixture(autouse=True)

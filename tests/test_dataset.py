@@ -1,12 +1,11 @@
 import copy
-import gc
 import os
 import pickle
 import subprocess
 import sys
 import textwrap
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -74,13 +73,7 @@ WEIGHTS = np.linspace(0, 1, SAMPLES)
 COLUMNS = {"label": LABELS, "landmarks": LANDMARKS, "weight": WEIGHTS, "sharp": WEIGHTS > 0.4}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Keep torch's objects out of the collections that look for leaks, which take 0.2 s a test with them."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
 @pytest.fixture(scope="module", params=[12, 5], ids=["one shard", "three shards"])
@@ -345,6 +338,11 @@ def test_gather_and_subset_take_any_kind_of_whole_numbers(path: Path, indices: A
     dataset = MemmapDataset(path)
     assert torch.equal(dataset.gather(indices), expected_batch([3, 9, 3, 0]))
     assert_is(dataset.subset(indices), [3, 9, 3, 0])
+
+
+def test_a_number_beyond_int64_is_out_of_bounds(path: Path) -> None:
+    with pytest.raises(IndexError, match="found 18446744073709551615 to 18446744073709551615"):
+        MemmapDataset(path).gather(np.array([2**64 - 1], np.uint64))
 
 
 def test_gather_fills_the_memory_it_is_given(path: Path) -> None:

@@ -37,7 +37,16 @@ def test_pages_are_asked_for_only_after_some_had_to_be_read(
     shards = opened()
     asked: list[list[int]] = []
     faults = [0]
+    waited: list[list[int]] = []
+    secure = shards.secure
+
+    def wait(rows: np.ndarray, *, again: bool = False) -> None:
+        if again:
+            waited.append(rows.tolist())
+        secure(rows, again=again)
+
     monkeypatch.setattr(shards, "ask_for", lambda rows: asked.append(rows.tolist()))
+    monkeypatch.setattr(shards, "secure", wait)
     monkeypatch.setattr(gathering, "_major_faults", lambda: faults[0])
     monkeypatch.setattr(gathering, "_STAY_COLD", 2)
     feed = CpuFeed(samples_of(shards), CPU, keep=1)
@@ -57,6 +66,7 @@ def test_pages_are_asked_for_only_after_some_had_to_be_read(
     for row in range(3, 8):
         feed.prepare(np.array([row]))(0, 1)
     assert asked == [[8, 7], [3], [4]]
+    assert waited == asked  # and then for all of them to be there, so that none is touched that cannot be read
 
 
 def test_exactly_the_pages_of_the_rows_are_asked_for(

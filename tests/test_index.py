@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -664,3 +665,71 @@ def test_pixels_under_another_name_are_not_passed_for_the_original(make_dataset:
     sharded = make_dataset("many.bin", rows=(3, 2)).path
     for name in ("many.bin", "many-00001-of-00002.bin", "many", "many.idx"):
         assert Index.open(sharded.with_name(name)).path == sharded
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such pipes")
+def test_a_pipe_and_a_device_are_no_index_and_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.idx")
+    (tmp_path / "zero.idx").symlink_to("/dev/zero")
+    for name in ("pipe.idx", "zero.idx"):
+        with pytest.raises(FormatError, match=rf"{name}: cannot be read: .*a pipe or a device"):
+            Index.read(tmp_path / name)
+
+
+def test_an_index_that_is_replaced_while_it_is_read_is_the_old_one(
+    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dataset("new.bin", rows=(3,))
+    old, real = make_dataset("old.bin"), memload.index.map_file
+
+    def replaced(path: Path) -> np.ndarray:
+        mapped = real(path)
+        (tmp_path / "new.idx").rename(tmp_path / "old.idx")
+        return mapped
+
+    monkeypatch.setattr("memload.index.map_file", replaced)
+    assert_same(Index.read(tmp_path / "old.idx"), old)
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".bin", "x" * 300, "x" * 250 + ".bin", "x" * 250 + ".idx"])
+def test_a_name_that_no_file_can_have_is_told(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"x+(\.idx)?: "):
+        memload.MemmapDataset(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", ""])
+def test_a_folder_without_a_name_of_its_own_is_told_as_one(path: str) -> None:
+    with pytest.raises(FormatError, match=r"expected a data set such as out\.bin, found a folder"):
+        memload.MemmapDataset(path)
+
+
+def test_metadata_that_no_reader_would_take_are_not_written(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset()
+    before = index.path.read_bytes()
+    monkeypatch.setattr("memload.header.MAX_HEADER_BYTES", 500)
+    with pytest.raises(ValueError, match="where 500 are allowed"):
+        index.write(index.path)
+    assert index.path.read_bytes() == before
+
+
+def test_names_outside_their_bytes_are_told_with_the_index(make_dataset: Make, tamper: Tamper) -> None:
+    path = tamper(make_dataset().path, lambda m, t: t["key/offsets"].__setitem__(3, 2**62))
+    index = Index.read(path)
+    for use in (lambda: index.keys[3], index.keys.check, lambda: index.subset(np.array([0]))):
+        with pytest.raises(FormatError, match=r"made\.idx: key/offsets: expected") as told:
+            use()
+        assert told.value.path == str(path)
+
+
+def test_columns_named_as_points_again_and_again_are_told_at_once(make_dataset: Make, tamper: Tamper) -> None:
+    def many(metadata: Any, tensors: dict[str, np.ndarray]) -> None:
+        tensors |= {f"p{number}": np.zeros((5, 1, 2), np.float16) for number in range(2000)}
+        metadata["points"] = ["p0"] * 100_000
+
+    path = tamper(make_dataset().path, many)
+    started = time.process_time()
+    with pytest.raises(FormatError, match="points: expected different names"):
+        Index.read(path)
+    assert time.process_time() - started < 5

@@ -1,11 +1,15 @@
 """Describe, verify and picture a data set; through Python and through the command line."""
 
 import errno
+import functools
 import io
 import json
 import os
+import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,9 @@ import memload
 from memload import inspection
 from memload.cli import main
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.index import Array, Index
+from memload.format import npy_header
+from memload.index import Array, Index, Shard
+from memload.keys import Keys
 
 Make = Callable[..., Index]
 Tamper = Callable[..., Path]
@@ -518,3 +524,37 @@ def test_the_command_line_tells_a_bad_choice_in_one_line(arguments: list[str], t
     result = run("preview", output, "-o", output.with_suffix(".png"), *arguments)
     assert result.exit_code == 1
     assert result.stderr == f"memload: {told}\n"
+
+
+def test_a_row_of_any_size_is_verified_in_little_memory(make_dataset: Make, tmp_path: Path) -> None:
+    shape = (1 << 14, 1 << 14, 1)
+    made = make_dataset(rows=(1,), shape=(1, 1, 1))
+    array = Array("image", "|u1", shape, (Shard("made.bin", 1, 4096 + (1 << 28)),))
+    (tmp_path / "made.bin").write_bytes(npy_header("|u1", (1, *shape)))
+    os.truncate(tmp_path / "made.bin", 4096 + (1 << 28))  # a hole
+    zeros = functools.reduce(lambda check, _: zlib.crc32(bytes(1 << 20), check), range(256), 0)
+    for check, ok in ((zeros, True), (zeros ^ 1, False)):
+        replace(made, arrays=(array,), crc32={"image": np.array([check], np.uint32)}).write(made.path)
+        tracemalloc.start()
+        try:
+            assert memload.verify(made.path, num_threads=1).ok == ok
+            assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", [(100_000, 1, 3), (1, 100_000, 3)])
+def test_a_preview_of_strips_is_no_larger_than_one_of_pictures(
+    shape: tuple[int, int, int], make_dataset: Make, tmp_path: Path
+) -> None:
+    make_dataset(shape=shape)
+    memload.preview(tmp_path / "made.bin", tmp_path / "grid.png", tile=32)
+    with Image.open(tmp_path / "grid.png") as sheet:
+        assert max(sheet.size) < 3000
+
+
+def test_a_name_of_a_million_letters_is_a_caption_in_no_time(make_dataset: Make, tmp_path: Path) -> None:
+    make_dataset(columns={}, classes=None, keys=Keys.of(["i" * 900_000] * 5))
+    started = time.process_time()
+    memload.preview(tmp_path / "made.bin", tmp_path / "grid.png")
+    assert time.process_time() - started < 10

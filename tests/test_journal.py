@@ -1,4 +1,6 @@
+import errno
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +132,80 @@ def test_a_lock_whose_folder_went_away_meanwhile_is_none(
     monkeypatch.setattr(journal, "_lock", late)
     with pytest.raises(memload.BuildError, match="has just ended"), locked(folder):
         pass
+
+
+@pytest.fixture
+def lockless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filesystem without locks."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(journal, "_lock", refuse)
+
+
+@pytest.mark.usefixtures("lockless")
+def test_without_locks_a_file_says_who_builds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "out.building"
+    with locked(folder):
+        assert "this filesystem has no locks (No locks available)" in caplog.text
+        told = f"found one by process {os.getpid()} .*if it was killed, remove"
+        with pytest.raises(memload.BuildError, match=told), locked(folder):
+            pass
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+    with locked(folder):
+        pass
+
+
+@pytest.mark.usefixtures("lockless")
+@pytest.mark.parametrize(
+    ("owner", "recognised"),
+    [("{ended} {here}", True), ("{ended} elsewhere", False), ("1 {here}", False), ("", False), ("x {here}", False)],
+)
+def test_without_locks_one_that_was_killed_is_recognised_on_the_same_machine(
+    owner: str, recognised: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out.building"
+    folder.mkdir()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    text = owner.format(ended=ended.pid, here=platform.node())
+    (folder / "owner").write_text(text)
+    if recognised:
+        with locked(folder):
+            assert (folder / "owner").read_text() == f"{os.getpid()} {platform.node()}"
+    else:
+        with pytest.raises(memload.BuildError, match="found one by process"), locked(folder):
+            pass
+        assert (folder / "owner").read_text() == text
+
+
+@pytest.mark.usefixtures("lockless")
+def test_without_locks_the_name_of_another_build_that_has_begun_since_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "out.building"
+    with locked(folder):
+        (folder / "owner").write_text("1 elsewhere")
+    assert (folder / "owner").read_text() == "1 elsewhere"
+
+
+def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(journal, "_lock", refuse)
+    with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "out.building"):
+        pass
+
+
+def test_records_that_the_disk_does_not_give_raise_and_do_not_end_the_process(
+    empty: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(address: int, size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(journal, "fault_in", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        empty.mapped()
 
 
 def test_json_is_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Files as arrays: mapped, private to the process, and let go of."""
 
+import mmap
+import os
 import re
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memload.mapping import forget, map_file
+from memload.mapping import address_of, fault_in, find_map, forget, map_file
 
 
 def resident(path: Path) -> int:
@@ -68,3 +70,20 @@ def test_an_array_that_is_no_map_is_left_alone() -> None:
     array = np.arange(5, dtype=np.uint8)
     forget(array)
     assert array.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_pages_that_their_file_does_not_have_any_more_are_told_and_not_touched(path: Path) -> None:
+    mapped = map_file(path)
+    fault_in(address_of(mapped), mapped.size)
+    os.truncate(path, mmap.PAGESIZE)
+    fault_in(address_of(mapped) + 5, mmap.PAGESIZE - 5)  # what is there still is
+    with pytest.raises(OSError, match="Input/output error"):
+        fault_in(address_of(mapped), mmap.PAGESIZE + 1)
+
+
+def test_memory_that_is_no_file_is_there(path: Path) -> None:
+    array = np.arange(100)
+    fault_in(address_of(array), array.nbytes)
+    assert find_map(array) is None
+    assert find_map(map_file(path)[5:].view("<u1").reshape(-1)) is not None

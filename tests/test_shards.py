@@ -18,6 +18,7 @@ from memload.errors import ChecksumError, FormatError, MissingError
 from memload.format import npy_header, shard_names
 from memload.index import Array, Index, Shard
 from memload.keys import Keys
+from memload.leases import LEASES
 from memload.shards import Shards, ShardWriter, describe, plan_shards
 
 Make = Callable[..., Index]
@@ -234,6 +235,209 @@ def test_rows_between_the_first_and_the_last_cost_no_reading_at_open(make_datase
     assert memload.verify(index.path).bad_rows == [2]
 
 
+# ---- what happens to the files while they are open
+
+
+def whole(shards: Shards) -> np.ndarray:
+    return shards.gather(np.arange(len(shards)), np.empty((len(shards), *shards.array.shape), shards.array.descr))
+
+
+READ = [
+    lambda dataset: dataset.gather(range(5)),
+    lambda dataset: dataset[4],
+    lambda dataset: next(iter(memload.Loader(dataset, 5, device="cpu", num_threads=0))),
+]
+
+
+@pytest.mark.parametrize("size", [0, 4095, 4096 + 4 * 72])
+@pytest.mark.parametrize("rows", [(5,), (3, 2)])
+@pytest.mark.parametrize("read", READ, ids=["gather", "sample", "Loader"])
+def test_a_file_truncated_while_it_is_open_is_told_before_it_is_read(
+    read: Callable[[Any], Any], rows: tuple[int, ...], size: int, make_dataset: Make
+) -> None:
+    index = make_dataset(rows=rows)
+    dataset = memload.MemmapDataset(index.path)
+    read(dataset)
+    shard = dataset.shards.paths[-1]
+    os.truncate(shard, min(size, shard.stat().st_size - 1))
+    with pytest.raises(
+        FormatError, match=r"bin: expected 4,\d+ bytes as when it was opened, found .*truncated"
+    ) as caught:
+        read(dataset)
+    assert caught.value.path == str(shard)
+
+
+def test_a_file_written_over_while_it_is_open_is_told_with_its_row(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset(rows=(2, 3))
+    shards = Shards(index)
+    expected = whole(shards).copy()
+    second = tmp_path / "made-00001-of-00002.bin"
+    os.utime(second, (1, 1))
+    assert np.array_equal(whole(shards), expected)  # touched, and as it was
+    with second.open("r+b") as file:
+        file.seek(4096 + 72 + 7)
+        file.write(bytes([expected[3].reshape(-1)[7] ^ 1]))
+    assert np.array_equal(shards.gather(np.array([1, 2]), np.empty((2, 4, 6, 3), np.uint8)), expected[1:3])
+    with pytest.raises(ChecksumError, match=r"00001-of-00002\.bin: expected row 3 as it was written") as caught:
+        whole(shards)
+    assert caught.value.rows == (3,)
+
+
+@pytest.mark.parametrize("way", ["replaced", "removed"])
+def test_a_file_replaced_or_removed_while_it_is_open_is_read_on(way: str, make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    shards = Shards(index)
+    expected = whole(shards).copy()
+    if way == "replaced":
+        (tmp_path / "new").write_bytes(bytes(100))
+        (tmp_path / "new").replace(shards.paths[0])
+    else:
+        shards.paths[0].unlink()
+    assert np.array_equal(whole(shards), expected)
+
+
+@pytest.mark.parametrize("read", READ, ids=["gather", "sample", "Loader"])
+def test_a_row_that_the_disk_does_not_give_is_told_and_the_others_are_read(
+    read: Callable[[Any], Any], make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 2 * (64 << 10) // 72  # two blocks and a bit more
+    index = make_dataset(rows=(rows,))
+    dataset = memload.MemmapDataset(index.path)
+    from memload import shards as module
+
+    bad = dataset.shards._addresses[0] + 1000 * 72
+    usual = module.fault_in
+
+    def fails(address: int, size: int) -> None:
+        if address <= bad < address + size:
+            raise OSError(errno.EIO, "Input/output error")
+        usual(address, size)
+
+    monkeypatch.setattr(module, "fault_in", fails)
+    dataset.shards._seen[0][:] = False
+    read(dataset)
+    dataset.gather(range(990, 1000))  # of the same block
+    with pytest.raises(FormatError, match=r"made\.bin: row 1000: cannot be read: Input/output error"):
+        read(dataset.subset([1000] * 5))
+
+
+@pytest.fixture
+def leases(tmp_path: Path) -> bool:
+    """Whether this filesystem has leases, asked of the system itself."""
+    if not LEASES:
+        return False
+    import fcntl
+
+    (tmp_path / "asked").touch()
+    with (tmp_path / "asked").open("rb") as file:
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("rows", [(5,), (3, 2)])
+def test_nobody_truncates_a_file_while_rows_are_copied_from_it(
+    rows: tuple[int, ...], leases: bool, make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not leases:
+        pytest.skip("no leases here")
+    shards = Shards(make_dataset(rows=rows))
+    expected = whole(shards).copy()
+    found: list[Any] = []
+
+    def another(path: Path) -> None:
+        with pytest.raises(BlockingIOError):  # O_NONBLOCK: else it would wait
+            os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
+
+    usual = shards._secure
+
+    def secure(shard: int, inside: np.ndarray, again: bool, now: Any = None) -> None:
+        found.append(now)
+        if now is not None:
+            another(shards.paths[shard])
+        usual(shard, inside, again, now)
+
+    monkeypatch.setattr(shards, "_secure", secure)
+    assert np.array_equal(whole(shards), expected)
+    assert len(found) == len(rows)
+    assert None not in found
+    for path in shards.paths:  # and afterwards nobody waits
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+
+@pytest.mark.parametrize("rows", [(5,), (3, 2)])
+@pytest.mark.parametrize("descr", ["|u1", "<f4"])
+def test_a_file_that_somebody_can_write_to_is_read_without_its_map(
+    rows: tuple[int, ...], descr: str, leases: bool, make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards(make_dataset(rows=rows, descr=descr))
+    expected = whole(shards).copy()
+    read: list[int] = []
+    usual = shards._read
+
+    def spy(shard: int, *others: Any) -> None:
+        read.append(shard)
+        usual(shard, *others)
+
+    monkeypatch.setattr(shards, "_read", spy)
+    with shards.paths[-1].open("r+b") as file:
+        order = np.array([4, 0, 3, 4, 1])
+        out = np.empty((5, *shards.array.shape), descr)
+        assert np.array_equal(shards.gather(order, out), expected[order])
+        assert read == ([len(rows) - 1] if leases else [])
+        size = file.seek(0, os.SEEK_END)
+        secured = shards._secure
+
+        def late(shard: int, *others: Any) -> None:
+            secured(shard, *others)
+            if shard == len(rows) - 1:
+                file.truncate(4096)  # after all that can be looked at beforehand
+
+        if leases:
+            monkeypatch.setattr(shards, "_secure", late)
+            with pytest.raises(FormatError, match=r"cannot be read: expected .* bytes at 4[0-9]*, found 0"):
+                whole(shards)
+        assert size > 4096
+
+
+@pytest.mark.skipif(not LEASES, reason="leases are of Linux alone")
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EACCES])
+def test_where_there_are_no_leases_rows_are_read_as_well(
+    error: int, make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memload import leases
+
+    shards = Shards(make_dataset(rows=(3, 2)))
+    expected = whole(shards).copy()
+    asked: list[int] = []
+
+    def refuse(descriptor: int, what: int, value: int) -> None:
+        asked.append(what)
+        raise OSError(error, "refused")
+
+    monkeypatch.setattr(leases.fcntl, "fcntl", refuse)
+    assert np.array_equal(whole(shards), expected)
+    assert np.array_equal(whole(shards), expected)
+    # each shard is asked for once: opening costs a round trip on a network filesystem
+    assert asked.count(leases.fcntl.F_SETSIG) == 2
+
+
+def test_pages_are_asked_for_once_and_again_on_demand(make_dataset: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = Shards(make_dataset(rows=(2000,)))
+    from memload import shards as module
+
+    asked: list[int] = []
+    monkeypatch.setattr(module, "fault_in", lambda address, size: asked.append(size))
+    rows = np.arange(900, 1000)
+    shards.secure(rows)
+    shards.secure(rows)
+    assert asked == [910 * 72]
+    shards.secure(rows[:3], again=True)
+    assert asked == [910 * 72, 72, 72, 72]
+
+
 # ---- writing
 
 
@@ -326,3 +530,33 @@ def test_rows_are_shared_out_among_shards(rows: int, held: int, expected: list[i
 def test_rows_are_described_for_people() -> None:
     assert describe((10_000, 224, 160, 3), "|u1") == "10,000 rows of 224×160×3 uint8"
     assert describe((1, 2, 3, 1), "<f2") == "1 rows of 2×3×1 float16"
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused_and_not_opened(make_dataset: Make, tmp_path: Path) -> None:
+    index, elsewhere = make_dataset(), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "made.bin").rename(elsewhere / "made.bin")
+    for target in (elsewhere / "made.bin", Path("elsewhere/made.bin"), Path("/dev/zero"), Path("/etc/passwd")):
+        (tmp_path / "made.bin").unlink(missing_ok=True)
+        (tmp_path / "made.bin").symlink_to(target)
+        for use in (*OPENERS, lambda index: memload.info(index.path)):
+            with pytest.raises(
+                FormatError, match=r"made\.bin: expected a file in the folder of made\.idx, found a link"
+            ):
+                use(index)
+        (problem,) = memload.verify(index.path).problems
+        assert "found a link to" in problem
+
+
+def test_links_within_the_folder_and_beside_a_linked_index_are_followed(make_dataset: Make, tmp_path: Path) -> None:
+    make_dataset()
+    (tmp_path / "made.bin").rename(tmp_path / "blob")
+    (tmp_path / "made.bin").symlink_to("blob")
+    assert memload.verify(tmp_path / "made.idx").ok
+    (tmp_path / "cache").mkdir()
+    for name in ("made.idx", "made.bin"):
+        (tmp_path / "cache" / name).symlink_to(tmp_path / name)
+    (tmp_path / "link").symlink_to("cache")
+    for folder in ("cache", "link"):
+        assert memload.verify(tmp_path / folder / "made.bin").ok
+        assert len(memload.MemmapDataset(tmp_path / folder / "made.idx")) == 5

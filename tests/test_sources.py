@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import memload
+from memload.format import FLAG_OUTSIDE
 from memload.sources import EXTENSIONS, Column, DatasetSource, ImageFolder
 
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -581,6 +582,16 @@ def test_a_source_of_ones_own_is_built(tmp_path: Path) -> None:
     assert dataset.index.points == ("p",)
     assert dataset.columns["p"].tolist() == [[[0.25, 0.25]]] * 3
     assert report.notes == ("a note",)
+
+
+def test_points_upon_arrays_that_are_stored_as_they_are_stay_where_they_are(tmp_path: Path) -> None:
+    points = [np.array([[1.5, 2]]), np.array([[1.5, 7.6]])]  # the second lies below the last pixel
+    source = Own([{"p": places} for places in points], {"p": Column("<f4", (1, 2), points=True)})
+    memload.build(source, tmp_path / "out.bin", mode="array", num_workers=1)
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    assert dataset.columns["p"].tolist() == [[[1.5, 2]], [[1.5, np.float32(7.6)]]]
+    assert (dataset.index.flags == [0, FLAG_OUTSIDE]).all()
+    assert np.array_equal(dataset.gather([1])[0].numpy(), PIXELS)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 import functools
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -198,6 +200,27 @@ def test_workers_do_not_heed_ctrl_c() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     assert collect(functools.partial(Squares, act))[1] == {}
+
+
+@FORKS
+def test_a_ctrl_c_that_comes_within_a_fork_is_not_forgotten() -> None:
+    script = """
+        import os, signal, sys
+        from memload.workers import Task, run
+
+        class Idle:
+            def __call__(self, task, begin): return task
+            def close(self): pass
+
+        os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+        try:
+            list(run(Idle, iter([Task(0, 1)]), num_workers=1, timeout=60))
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
 def test_the_cores_that_may_be_used_are_counted() -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memload.errors import FeedError
+from memload.errors import FeedError, FormatError
 from memload.feeds.staging import register, unregister
 from memload.format import HEADER_BYTES
-from memload.mapping import identity
+from memload.mapping import fault_in, identity
 from memload.shards import Shards
 
 #: Bytes registered at a time: 3 ms where they are in RAM (12.5 ms a gigabyte in all, one H200's host).
@@ -160,7 +160,11 @@ class _File:
         start = window * WINDOW_BYTES
         pages = self.bytes[start : start + WINDOW_BYTES]
         # Pages are read from the disk here, not while CUDA holds locks that every kernel's launch needs too.
-        np.add.reduce(pages[:: mmap.PAGESIZE], dtype=np.int64)
+        try:
+            fault_in(self.address + start, len(pages))
+        except OSError as error:  # touching them would end the process
+            raise FormatError(f"{self.path}: cannot be read: {error.strerror}", path=self.path) from error
+        np.add.reduce(pages[:: mmap.PAGESIZE], dtype=np.int64)  # on systems where that did nothing
         with self._lock, torch.cuda.device(device):
             if not self.registered[window]:
                 _try(self.path, self.address + start, len(pages))
@@ -199,7 +203,7 @@ def _register_all(files: Sequence[_File], device: torch.device, stop: threading.
                 return
             try:
                 file.register(window, device)
-            except FeedError as error:  # its rows go on coming by way of the CPU
+            except (FeedError, FormatError) as error:  # its rows go on coming by way of the CPU, which tells which fail
                 logging.getLogger("memload").warning("%s", error)
                 break
 

@@ -1,0 +1,536 @@
+"""From nothing to more than 2³¹ of everything, under any name: built, read in every way, described, verified."""
+
+import csv
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import memload
+from memload import Loader, MemmapDataset, transforms
+from memload.cli import main
+from memload.format import HEADER_BYTES, npy_header
+from memload.index import Array, Index, Shard, _canonical
+from memload.journal import record_type, statistics
+from memload.keys import Keys
+from memload.shards import ShardWriter
+
+#: More than 32 bits with a sign can count.
+MANY = 2**31
+
+
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
+
+def memload_says(*arguments: str | Path) -> str:
+    done = CliRunner().invoke(main, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def facts(path: Path) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(memload_says("info", path, "--json"))
+    return said
+
+
+def batches_of_the_dataloader(dataset: MemmapDataset, batch_size: int) -> list[Any]:
+    return list(DataLoader(dataset, batch_size, collate_fn=memload.fast_collate))
+
+
+def assert_reads(path: Path, pixels: np.ndarray, labels: list[int] | None = None) -> MemmapDataset:
+    """Assert that every way of reading gives these pixels ``(n, H, W, C)`` and labels, and that the files are sound."""
+    expected = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    dataset = MemmapDataset(path)
+    assert len(dataset) == len(pixels)
+    for sample, image in zip(dataset, expected, strict=True):
+        assert torch.equal(sample if labels is None else sample[0], image)
+    assert torch.equal(dataset.gather(range(len(pixels))), torch.from_numpy(pixels))
+    for batches in (batches_of_the_dataloader(dataset, 3), *(list(Loader(path, 3, num_threads=n)) for n in (0, 2))):
+        images = [batch if isinstance(batch, torch.Tensor) else batch[0] for batch in batches]
+        assert [len(batch) for batch in images] == [len(part) for part in expected.split(3) if len(part)]
+        assert all(batch.dtype == expected.dtype for batch in images)
+        assert torch.equal(torch.cat([expected[:0], *images]), expected)
+        if labels is not None:
+            assert [label for batch in batches for label in batch[1].tolist()] == labels
+    said = facts(path)
+    assert (said["samples"], said["dtype"]) == (len(pixels), pixels.dtype.name)
+    assert said["shape"] == list(pixels.shape[1:])
+    memload_says("info", path)
+    assert "all as they were written" in memload_says("verify", path)
+    return dataset
+
+
+def picture(seed: int, height: int = 12, width: int = 16) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+# How many.
+
+
+def test_more_than_two_gigabytes(tmp_path: Path) -> None:
+    shape = (256, 257, 1)
+    rows = MANY // (256 * 257) + 3
+    path = tmp_path / "out.bin"
+    shard = Shard(path.name, rows, HEADER_BYTES + rows * 256 * 257)
+    assert shard.bytes > MANY
+    array = Array("image", "|u1", shape, (shard,))
+    pixels = {row: np.full(shape, value, np.uint8) for row, value in ((0, 1), (rows - 2, 2), (rows - 1, 3))}
+    crc32 = np.full(rows, zlib.crc32(bytes(256 * 257)), np.uint32)
+    writer = ShardWriter(tmp_path, array)
+    writer.create()
+    for row, values in pixels.items():
+        writer.write(row, values.tobytes())
+        crc32[row] = zlib.crc32(values)
+    writer.close()
+    Index(
+        path=path.with_suffix(".idx"),
+        arrays=(array,),
+        row=np.arange(rows),
+        flags=np.zeros(rows, np.uint8),
+        keys=Keys.of([""] * rows),
+        columns={"label": np.arange(rows)},
+        crc32={"image": crc32},
+    ).write(path.with_suffix(".idx"))
+    dataset = MemmapDataset(path)
+    last = [rows - 1, rows - 3, rows - 2, 0]
+    assert [int(dataset[sample][0].max()) for sample in last] == [3, 0, 2, 1]
+    assert dataset.gather(last)[:, -1, -1, 0].tolist() == [3, 0, 2, 1]
+    (images, labels), *_ = Loader(path, 4, sampler=last)
+    assert (images[:, 0, -1, -1].tolist(), labels.tolist()) == ([3, 0, 2, 1], last)
+    images, labels = next(iter(DataLoader(dataset, 4, sampler=last, collate_fn=memload.fast_collate)))
+    assert (images[:, 0, -1, -1].tolist(), labels.tolist()) == ([3, 0, 2, 1], last)
+    assert facts(path)["bytes"] == shard.bytes
+    with path.open("r+b") as file:
+        file.seek(shard.bytes - 1)
+        file.write(b"\xff")
+    assert memload.verify(path.with_suffix(".idx")).bad_rows == [rows - 1]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_more_than_two_billion_rows(shards: int, tmp_path: Path) -> None:
+    """The index of 2³¹ rows holds as many checksums: a hole of 8 GB, but for those of the rows that are used."""
+    each = MANY + 5 if shards == 1 else MANY // 2 + 7
+    held = [each] * shards
+    used = {0: 7, each - 1: 8, sum(held) - 2: 9, sum(held) - 1: 10}
+    if shards > 1:  # a shard's first and last row are checked when it is opened
+        used |= {each: 11, 2 * each - 1: 12, 2 * each: 13}
+    files = tuple(Shard(f"out{number}.bin", rows, HEADER_BYTES + rows) for number, rows in enumerate(held))
+    writer = ShardWriter(tmp_path, Array("image", "|u1", (1, 1, 1), files))
+    writer.create()
+    for row, value in used.items():
+        writer.write(row, bytes([value]))
+    writer.close()
+    rows = sorted(used)
+    tensors = {
+        "row": np.array(rows, np.int64),
+        "flags": np.zeros(len(rows), np.uint8),
+        "key/offsets": np.zeros(len(rows) + 1, np.int64),
+        "key/bytes": np.zeros(0, np.uint8),
+        "label": np.array([used[row] for row in rows], np.int64),
+    }
+    checks = {row: struct.pack("<I", zlib.crc32(bytes([value]))) for row, value in used.items()}
+    write_sparse(tmp_path / "out.idx", files, tensors, sum(held), checks)
+
+    dataset = MemmapDataset(tmp_path / "out.idx")
+    assert len(dataset.shards) == sum(held) > MANY
+    values = [used[row] for row in rows]
+    assert [(int(image), label) for image, label in dataset] == [(value, value) for value in values]
+    assert dataset.gather(range(len(rows))).view(-1).tolist() == values
+    for loader in (Loader(dataset, 2, shuffle=True), Loader(dataset.subset([-1, -2]), 2)):
+        for images, labels in loader:
+            assert images.view(-1).tolist() == labels.tolist()
+    assert sorted(int(label) for _, labels in Loader(dataset, 2, shuffle=True) for label in labels) == sorted(values)
+    assert memload.info(tmp_path / "out.idx")["rows"] == sum(held)
+
+
+def write_sparse(
+    path: Path, shards: tuple[Shard, ...], tensors: dict[str, np.ndarray], rows: int, checks: dict[int, bytes]
+) -> None:
+    """Write an index by the specification alone, with the rows' checksums last and full of holes."""
+    names = {"|u1": "U8", "<i8": "I64"}
+    header: dict[str, Any] = {}
+    listed: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": names[tensor.dtype.str], "shape": list(tensor.shape)}
+        header[name]["data_offsets"] = [end, end := end + tensor.nbytes]
+        listed[name] = {"dtype": tensor.dtype.str, "shape": list(tensor.shape), "crc32": zlib.crc32(tensor.tobytes())}
+    header["crc32/image"] = {"dtype": "U32", "shape": [rows], "data_offsets": [end, end + 4 * rows]}
+    listed["crc32/image"] = {"dtype": "<u4", "shape": [rows], "crc32": 0}
+    files = [{"file": shard.file, "rows": shard.rows, "bytes": shard.bytes} for shard in shards]
+    metadata = {
+        "format_version": 1,
+        "samples": len(tensors["row"]),
+        "arrays": [{"name": "image", "descr": "|u1", "shape": [1, 1, 1], "shards": files}],
+        "tensors": listed,
+        "columns": ["label"],
+        "classes": None,
+        "points": [],
+        "build": {},
+        "statistics": {},
+    }
+    metadata["fingerprint"] = hashlib.sha256(_canonical(metadata)).hexdigest()
+    header["__metadata__"] = {"memload": _canonical(metadata).decode()}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.writelines(tensor.tobytes() for tensor in tensors.values())
+        start = file.tell()
+        file.truncate(start + 4 * rows)
+        for row, check in checks.items():
+            file.seek(start + 4 * row)
+            file.write(check)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_one_sample(num_workers: int, tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    memload.build([(picture(0), 5)], path, size=(12, 16), num_workers=num_workers)
+    dataset = assert_reads(path, picture(0)[None], [5])
+    assert [len(images) for images, _ in Loader(path, 4, shuffle=True)] == [1]
+    assert list(Loader(path, 4, drop_last=True)) == []
+    assert dataset[-1][1] == dataset.subset([0, 0])[1][1] == 5
+
+
+def test_one_class(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "images" / "only" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture(number)).save(path)
+    memload.build(tmp_path / "images", tmp_path / "out.bin", size=(12, 16), num_workers=0)
+    dataset = assert_reads(tmp_path / "out.bin", np.stack([picture(number) for number in range(4)]), [0] * 4)
+    assert (dataset.classes, dataset.class_to_idx) == (["only"], {"only": 0})
+    order = memload.ClassBalancedSampler(dataset.labels, seed=1)
+    assert [len(labels) for _, labels in Loader(dataset, 2, sampler=order)] == [2, 2]
+    mix = transforms.Compose([transforms.ToDtype(torch.float32), transforms.MixUp()])
+    mixed, labels = next(iter(Loader(dataset, 4, transform=mix)))
+    assert mixed.shape == (4, 3, 12, 16)
+    assert torch.equal(labels, torch.ones(4, 1))
+
+
+def test_an_empty_source_is_refused_and_an_empty_data_set_is_read(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(memload.SourceError, match="found an empty folder"):
+        memload.build(tmp_path / "images", tmp_path / "none.bin")
+    with pytest.raises(memload.SourceError, match="found none"):
+        memload.build([], tmp_path / "none.bin")
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+    memload.build([(picture(0), 5)], tmp_path / "out.bin", size=(12, 16), num_workers=0)
+    MemmapDataset(tmp_path / "out.bin").subset([]).save(tmp_path / "empty.idx")
+    dataset = assert_reads(tmp_path / "empty.idx", np.zeros((0, 12, 16, 3), np.uint8), [])
+    for options in ({}, {"shuffle": True}, {"drop_last": True}, {"rank": 1, "num_replicas": 2}):
+        assert (len(loader := Loader(dataset, 4, **options)), list(loader)) == (0, [])
+    loader = Loader(dataset, 4, transform=transforms.train(8))
+    assert list(loader) == []
+    assert loader.state_dict()["epoch"] == 1
+    done = CliRunner().invoke(main, ["preview", str(tmp_path / "empty.idx"), "-o", str(tmp_path / "grid.png")])
+    assert (done.exit_code, "expected at least one sample" in done.output) == (1, True)
+
+
+def test_a_million_classes(tmp_path: Path) -> None:
+    class Million:
+        classes = tuple(f"class {number:06}" for number in range(10**6))
+        labels = (0, 1, 999_998, 999_999)
+
+        def __len__(self) -> int:
+            return len(self.labels)
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+            return picture(index), self.labels[index]
+
+    path = tmp_path / "out.bin"
+    memload.build(Million(), path, size=(12, 16), num_workers=0)
+    assert path.with_suffix(".idx").stat().st_size < 25e6
+    dataset = MemmapDataset(path)
+    assert dataset.classes[dataset[3][1]] == "class 999999"
+    assert [labels.tolist() for _, labels in Loader(dataset, 2)] == [[0, 1], [999_998, 999_999]]
+    order = memload.ClassBalancedSampler(dataset.labels, size=8, seed=1)
+    assert {label for _, labels in Loader(dataset, 4, sampler=order) for label in labels.tolist()} <= {*Million.labels}
+    said = memload_says("info", path)
+    assert len(said) < 3000
+    assert "(1,000,000)" in said
+
+
+# What pixels are.
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(("height", "width"), [(3, 50), (50, 3), (1, 1), (1, 77)])
+def test_pictures_need_not_be_square(height: int, width: int, mode: Any, tmp_path: Path) -> None:
+    pictures = [picture(number, height, width) for number in range(5)]
+    memload.build([(pixels, n) for n, pixels in enumerate(pictures)], tmp_path / "out.bin", size=(height, width),
+                  mode=mode, num_workers=0)  # fmt: skip
+    expected = [np.asarray(Image.fromarray(pixels).convert(mode)).reshape(height, width, -1) for pixels in pictures]
+    assert_reads(tmp_path / "out.bin", np.stack(expected), [0, 1, 2, 3, 4])
+    resize = transforms.Compose([transforms.Resize((2, 6)), transforms.RandomVerticalFlip(), transforms.Normalize()])
+    images, _ = next(iter(Loader(tmp_path / "out.bin", 5, transform=resize)))
+    assert images.shape == (5, len(expected[0][0, 0]), 2, 6)
+    assert images.isfinite().all()
+    memload_says("preview", tmp_path / "out.bin", "-o", tmp_path / "grid.png")
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("rows", [(7,), (3, 4)], ids=["one shard", "two shards"])
+@pytest.mark.parametrize("descr", ["|u1", "<u2", "<f2", "<f4"])
+def test_every_kind_of_pixel(
+    descr: str, rows: tuple[int, ...], channels: int, make_dataset: Callable[..., Index], tmp_path: Path
+) -> None:
+    index = make_dataset(rows=rows, shape=(5, 8, channels), descr=descr)
+    files = [np.load(tmp_path / shard.file) for shard in index.image.shards]
+    pixels = np.concatenate(files)
+    dataset = assert_reads(index.path, pixels, [row % 3 for row in range(7)])
+    flip = transforms.Compose([transforms.RandomHorizontalFlip(1.0), transforms.CenterCrop((3, 4))])
+    flipped = torch.from_numpy(pixels[:, 1:4, 2:6][:, :, ::-1].copy()).permute(0, 3, 1, 2)
+    if descr == "<u2":  # torch can do next to nothing with them
+        with pytest.raises(ValueError, match=r"expected uint8 or a floating dtype, found torch\.uint16"):
+            next(iter(Loader(dataset, 7, transform=flip)))
+        images, _ = next(iter(Loader(dataset, 7, transform=lambda images: flip(images.float()))))
+        assert torch.equal(images, flipped.float())
+    else:
+        images, _ = next(iter(Loader(dataset, 7, transform=flip)))
+        assert torch.equal(images, flipped)
+    memload_says("preview", index.path, "-o", tmp_path / "grid.png")
+
+
+def test_the_largest_values_of_wide_pixels_come_whole(make_dataset: Callable[..., Index], tmp_path: Path) -> None:
+    for descr, values in (("<u2", [0, 1, 255, 256, 65535, 40000]), ("<f4", [0.1, -1e30, np.inf, -0.0, 1e-45, np.pi])):
+        pixels = np.array(values, descr).reshape(1, 2, 3, 1)
+        index = make_dataset(f"{descr[1:]}.bin", rows=(1,), shape=(2, 3, 1), descr=descr)
+        (tmp_path / index.image.shards[0].file).write_bytes(npy_header(descr, pixels.shape) + pixels.tobytes())
+        crc32 = np.array([zlib.crc32(pixels.tobytes())], np.uint32)
+        replace(index, crc32={"image": crc32}).write(index.path)
+        assert_reads(index.path, pixels, [0])
+
+
+def arrays(descr: str, shape: tuple[int, ...], count: int = 5) -> list[np.ndarray]:
+    """Arrays of any bits that the type has, NaN and infinities excepted."""
+    rng = np.random.default_rng(7)
+    if np.dtype(descr).kind == "u":
+        return [rng.integers(0, np.iinfo(descr).max + 1, shape).astype(descr) for _ in range(count)]
+    return [rng.normal(1e3, 30, shape).astype(descr) for _ in range(count)]
+
+
+def build_arrays(samples: Any, path: Path, **options: Any) -> memload.BuildReport:
+    return memload.build(samples, path, mode="array", **{"num_workers": 0} | options)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (5, 8, 1), (5, 8, 3), (5, 8, 4), (3, 2, 7)], ids=str)
+@pytest.mark.parametrize("descr", ["|u1", "<u2", "<f2", "<f4"])
+def test_arrays_are_built_as_they_are(descr: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    made = arrays(descr, shape)
+    report = build_arrays([(array, n) for n, array in enumerate(made)], tmp_path / "out.bin")
+    pixels = np.stack(made).reshape(5, *shape[:2], -1)
+    dataset = assert_reads(tmp_path / "out.bin", pixels, [0, 1, 2, 3, 4])
+    assert (report.shape, report.dtype) == (pixels.shape[1:], pixels.dtype.name)
+    assert f"5 samples of {'×'.join(map(str, pixels.shape[1:]))} {pixels.dtype.name}, " in str(report)
+    largest = np.iinfo(descr).max if pixels.dtype.kind == "u" else 1
+    exact = pixels.astype(np.float64) / largest
+    assert dataset.index.statistics["mean"] == pytest.approx(exact.mean(axis=(0, 1, 2)), rel=1e-12)
+    assert dataset.index.statistics["std"] == pytest.approx(exact.std(axis=(0, 1, 2)), rel=1e-9)
+    memload_says("preview", tmp_path / "out.bin", "-o", tmp_path / "grid.png")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda array: array.astype(array.dtype.newbyteorder(">")),
+        lambda array: np.ascontiguousarray(array[::-1, ::-1])[::-1, ::-1],
+        np.asfortranarray,
+        lambda array: np.repeat(array, 2, axis=1)[:, ::2],
+        lambda array: torch.from_numpy(array.copy()).permute(2, 0, 1),
+        lambda array: torch.from_numpy(array.copy()).permute(2, 0, 1).contiguous(),
+    ],
+    ids=["big-endian", "reversed", "Fortran", "strided", "tensor view", "tensor"],
+)
+@pytest.mark.parametrize("descr", ["<u2", "<f4"])
+def test_arrays_of_any_layout_keep_their_values(change: Callable[..., Any], descr: str, tmp_path: Path) -> None:
+    made = arrays(descr, (4, 6, 3))
+    build_arrays([change(array) for array in made], tmp_path / "out.bin")
+    assert_reads(tmp_path / "out.bin", np.stack(made))
+
+
+def test_every_bit_of_a_float_is_kept_and_what_is_not_finite_costs_the_statistics_alone(tmp_path: Path) -> None:
+    values = np.array([0.1, -1e30, np.inf, -0.0, 1e-45, np.nan], "<f4").reshape(2, 3, 1)
+    values.view("<u4")[1, 2, 0] = 0x7F812345  # a NaN that an operation would not leave as it is
+    build_arrays([values, np.zeros((2, 3), np.float32)], tmp_path / "out.bin")
+    dataset = MemmapDataset(tmp_path / "out.bin")
+    assert dataset.gather([0]).numpy().tobytes() == values.tobytes()
+    said = facts(tmp_path / "out.bin")["statistics"]
+    assert said["left_out"] == "mean and std: NaN or infinite values in 1 of 2 samples"
+    assert not {"mean", "std"} & said.keys()
+    with pytest.raises(ValueError, match="mean and std: expected numbers, found none"):
+        next(iter(Loader(dataset, 2, transform=transforms.Normalize())))
+    memload_says("info", tmp_path / "out.bin")
+    memload_says("preview", tmp_path / "out.bin", "-o", tmp_path / "grid.png")
+
+
+def test_statistics_of_many_wide_integers_do_not_overflow(tmp_path: Path) -> None:
+    """The squares of the 16-bit pixels of 98,304 pictures of 256×256 are more than 64 bits hold together."""
+    rows = 3 << 15
+    records = np.zeros(rows, record_type(1, {}, "<u2"))
+    records["total"], records["squares"], records["size"] = 65535 << 16, 65535**2 << 16, 256
+    found = statistics(records, np.arange(rows), Array("image", "<u2", (256, 256, 1), ()))
+    assert (found["mean"], found["std"]) == ([1.0], [0.0])
+
+
+def test_statistics_of_floats_far_from_zero_are_as_exact(tmp_path: Path) -> None:
+    made = np.random.default_rng(0).normal(1e7, 1, (6, 16, 16, 1)).astype(np.float32)
+    build_arrays(made, tmp_path / "out.bin")
+    found = facts(tmp_path / "out.bin")["statistics"]
+    assert found["std"] == pytest.approx([made.astype(np.float64).std()], rel=1e-9)
+    build_arrays(np.full((6, 16, 16), 0.1, np.float32), tmp_path / "same.bin")
+    assert facts(tmp_path / "same.bin")["statistics"]["std"] == pytest.approx([0], abs=1e-12)
+
+
+def test_normalize_takes_the_statistics_of_floats(tmp_path: Path) -> None:
+    build_arrays(np.stack(arrays("<f4", (5, 8, 2))), tmp_path / "out.bin")
+    images = next(iter(Loader(tmp_path / "out.bin", 5, transform=transforms.Normalize())))[0]
+    assert torch.allclose(images.mean((0, 2, 3)), torch.zeros(2), atol=1e-4)
+    assert torch.allclose(images.std((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
+
+
+def test_what_is_unlike_the_first_array_costs_itself_alone(tmp_path: Path) -> None:
+    first, last = arrays("<u2", (4, 6), 2)
+    others = {
+        "array: expected (4, 6, 1) of uint16 as in the first, found (6, 4, 1) of uint16": first.T,
+        "array: expected (4, 6, 1) of uint16 as in the first, found (4, 6, 2) of uint16": np.stack([first, last], 2),
+        "array: expected (4, 6, 1) of uint16 as in the first, found (4, 6, 1) of float32": first.astype(np.float32),
+        "found (4, 6) of int32. Convert it": first.astype(np.int32),
+        "found (4, 6) of bool. Convert it": first > 0,
+        "found (4, 6) of float64. Convert it": first.astype(np.float64),
+        "found (4,) of uint16. Convert it": first[:, 0],
+        "found (0, 6) of uint16. Convert it": first[:0],
+        "found PIL.Image.Image: mode 'array' decodes nothing": Image.new("L", (6, 4)),
+        "found bytes: mode 'array' decodes nothing": b"bytes",
+        "Path: mode 'array' decodes nothing": "picture.png",
+    }
+    report = build_arrays([None, first, *others.values(), last], tmp_path / "out.bin")
+    assert report.ledger is not None
+    with report.ledger.open(newline="") as file:
+        (_, header), (_, none), *lines = csv.reader(file)
+    assert (header, none) == ("reason", "the data set gave None")
+    assert [told for told, (_, reason) in zip(others, lines, strict=True) if told not in reason] == []
+    dataset = MemmapDataset(tmp_path / "out.bin")
+    assert torch.equal(dataset.gather([0, 1]), torch.from_numpy(np.stack([first, last])[..., None]))
+
+
+def test_nothing_but_other_arrays_is_told_before_it_begins(tmp_path: Path) -> None:
+    with pytest.raises(memload.SourceError, match=r"found none in the first 3: array: expected .* of float64"):
+        build_arrays(np.zeros((3, 4, 6)), tmp_path / "out.bin")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 256}, r"size: expected that of the arrays, \(4, 6\), found \(256, 256\)"),
+        ({"size": (6, 4)}, r"size: expected that of the arrays, \(4, 6\), found \(6, 4\)"),
+        ({"fit": "pad"}, "fit: expected none with mode 'array'"),
+        ({"interpolation": "nearest"}, "interpolation: expected none"),
+        ({"fast": True}, "fast: expected none"),
+        ({"exif": False}, "exif: expected none"),
+        ({"max_pixels": 1}, "max_pixels: expected none"),
+        ({"mode": "rgb"}, "mode: expected one of RGB, L, array, found 'rgb'"),
+    ],
+)
+def test_what_has_no_place_beside_arrays_is_told_before_it_begins(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        memload.build(np.zeros((3, 4, 6), np.uint8), tmp_path / "out.bin", **{"mode": "array"} | options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_size_of_the_arrays_may_be_said(tmp_path: Path) -> None:
+    assert build_arrays(np.zeros((3, 4, 6), np.uint8), tmp_path / "out.bin", size=(4, 6)).shape == (4, 6, 1)
+
+
+def test_files_hold_no_arrays(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label\na.png,b\n")
+    for source in (tmp_path / "none", str(tmp_path), memload.Manifest(tmp_path / "list.csv")):
+        with pytest.raises(ValueError, match="expected a data set whose samples are arrays, found files"):
+            build_arrays(source, tmp_path / "out.bin")
+    assert [path.name for path in tmp_path.iterdir()] == ["list.csv"]
+
+
+# What things are called.
+
+NAMES = {
+    "newline": b"a\nb",
+    "tab and spaces": b" a\t b ",
+    "quotes": b"\"'`$(x);&|<>*?[]{}!#%^~,=",
+    "not UTF-8": b"\xff\xfe\x80\xe4",
+    "encoded surrogate": b"\xed\xa0\x80",
+    "other scripts": "日本語-ñ-🐜-́".encode(),
+    "escapes": b"\x1b[31m\x07\x7f\x01",
+    "as an option": b"--overwrite",
+    "long": b"n" * 220,
+}
+
+on_names = pytest.mark.parametrize("raw", NAMES.values(), ids=NAMES)
+
+
+@pytest.fixture
+def any_name(tmp_path: Path) -> None:
+    """Skip where the filesystem does not take names of any bytes, as on macOS and Windows."""
+    try:
+        (tmp_path / os.fsdecode(b"\xff\x1b\n")).touch()
+    except (OSError, UnicodeError) as error:
+        pytest.skip(f"file names of any bytes: {error}")
+
+
+@on_names
+@pytest.mark.usefixtures("any_name")
+def test_samples_and_classes_of_any_name(raw: bytes, tmp_path: Path) -> None:
+    name = os.fsdecode(raw)
+    last = "\U0010ffff"
+    for number, folder in enumerate((name, last)):
+        (tmp_path / "images" / folder).mkdir(parents=True)
+        longest = name if len(raw) < 200 else name + "n" * (255 - 4 - len(raw))
+        Image.fromarray(picture(number)).save(tmp_path / "images" / folder / f"{longest}.png")
+    path = tmp_path / "out.bin"
+    memload.build(tmp_path / "images", path, size=(12, 16), num_workers=0)
+    dataset = assert_reads(path, np.stack([picture(0), picture(1)]), [0, 1])
+    assert dataset.classes == [name, last]
+    assert list(dataset.keys) == [f"{name}/{longest}.png", f"{last}/{longest}.png"]
+    assert facts(path)["classes"] == [name, last]
+    dataset.subset([0]).save(tmp_path / "part.idx")
+    assert MemmapDataset(tmp_path / "part.idx").keys[0] == f"{name}/{longest}.png"
+    memload_says("preview", path, "-o", tmp_path / "grid.png")
+
+
+@on_names
+@pytest.mark.usefixtures("any_name")
+def test_a_data_set_of_any_name_in_a_folder_of_any_name(
+    raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / os.fsdecode(raw)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    pictures = [(picture(number), number) for number in range(4)]
+    path = folder / f"{os.fsdecode(raw)}.bin"
+    row = 12 * 16 * 3
+    for shard_size in (None, HEADER_BYTES + 2 * row):
+        memload.build(pictures, path, size=(12, 16), num_workers=1, shard_size=shard_size, overwrite=True)
+        assert_reads(path if shard_size is None else path.with_suffix(".idx"), np.stack([p for p, _ in pictures]),
+                     [0, 1, 2, 3])  # fmt: skip
+        assert len(list(folder.iterdir())) == (2 if shard_size is None else 3)
+    part = folder / f"{os.fsdecode(raw)} part.idx"
+    MemmapDataset(path.with_suffix(".idx")).subset([3]).save(part)
+    assert_reads(part, picture(3)[None], [3])
+    if not raw.startswith(b"-"):  # which the shell's user writes as ./--overwrite.bin
+        assert MemmapDataset(path.with_suffix(".idx").name)[3][1] == 3
