@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -62,14 +63,18 @@ def noise_dataset(path: Path, count: int, side: int) -> None:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return median and quartiles of repeats."""
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+    # of two, only this keeps quartiles between them
+    method = "exclusive" if len(values) > 2 else "inclusive"
+    low, middle, high = statistics.quantiles(values, n=4, method=method) if len(values) > 1 else [values[0]] * 3
     return {"median": middle, "lower_quartile": low, "upper_quartile": high, "repeats": len(values)}
 
 
-def record(benchmark: str, parameters: dict[str, Any], results: dict[str, Any]) -> None:
-    """Print a result and append it to ``results/<benchmark>.jsonl``."""
+def record(benchmark: str, parameters: dict[str, Any], results: dict[str, Any], *, show: bool = True) -> None:
+    """Append a result to ``results/<benchmark>.jsonl``; print it, unless it is shown otherwise."""
     line = {
         "benchmark": benchmark,
+        # folders of this machine say nothing to others
+        "command": f"python benchmarks/{' '.join(re.sub(r'[^ =]*/', '', argument) for argument in sys.argv)}",
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         # from the environment where the tree was copied to another machine without its history
         "commit": os.environ.get("BENCHMARK_COMMIT")
@@ -83,7 +88,8 @@ def record(benchmark: str, parameters: dict[str, Any], results: dict[str, Any]) 
     folder.mkdir(exist_ok=True)
     with (folder / f"{benchmark}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    print(json.dumps({"parameters": parameters, "results": results}, indent=1))
+    if show:
+        print(json.dumps({"parameters": parameters, "results": results}, indent=1))
 
 
 def _git(*arguments: str) -> str:

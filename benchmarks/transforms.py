@@ -3,14 +3,17 @@
     python benchmarks/transforms.py [--device cuda] [--batch 256] [--repeats 30]
 
 A round is one call of each way in turn; the first rounds are left out. Ratios are within a round. On CUDA, a time is
-that of calls one after another, with the host's part, or, "on the device", without it; torchvision v2 and Kornia do the
-same recipe where they are installed, each with a draw of its own for every sample where it can.
+that of calls one after another, with the host's part, or, "on the device", without it. As in a Loader, the calls are
+for parts of stretches of samples; "a call by itself" is given its samples, and cannot share work with the next.
+torchvision v2 and Kornia do the same recipe where they are installed, each with a draw of its own for every sample
+where it can.
 """
 
 import argparse
 import functools
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -49,7 +52,7 @@ def on_cpu(batch: int) -> dict[str, tuple[Way, Way]]:
     numbers, flipped = np.arange(batch), (torch.rand(batch) < 0.5)[:, None, None, None]
     train = transforms.train(224)
     draws = functools.partial(Draws, numbers, 0, 0, view=0)
-    table = train._steps[0][1]._plan(large, draws, torch.channels_last).table().tolist()
+    table = train._steps[0][1].plan(large, len(large), draws, torch.channels_last).table().tolist()
     flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")])
     crop = transforms.Compose([transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(),
                                transforms.Normalize("imagenet")])  # fmt: skip
@@ -76,6 +79,18 @@ def on_cpu(batch: int) -> dict[str, tuple[Way, Way]]:
     }  # fmt: skip
 
 
+def in_stretches(transform: transforms.Compose, images: Tensor) -> Way:
+    """Return what transforms the next batch of 2^15 samples, then of as many others."""
+
+    def batches() -> Iterator[Tensor]:
+        for epoch in itertools.count():
+            prepared = transform.prepare(np.arange(1 << 15), epoch=epoch)
+            for start in range(0, (1 << 15) - len(images) + 1, len(images)):
+                yield prepared(images, None, start, start + len(images))
+
+    return batches().__next__
+
+
 def on_cuda(batch: int) -> dict[str, Way]:
     """Return the recipes, the copies that move as many bytes, and others' recipes."""
     make = functools.partial(torch.randint, 0, 256, dtype=torch.uint8, device="cuda")
@@ -89,8 +104,10 @@ def on_cuda(batch: int) -> dict[str, Way]:
     source, target = make((half,)), make((half,))
     ways: dict[str, Way] = {
         "copy": lambda: target.copy_(source),
-        "flip, normalise": lambda: flip(images, samples=numbers),
-        "resized crop, flip, normalise": lambda: train(large, samples=numbers),
+        "flip, normalise": in_stretches(flip, images),
+        "resized crop, flip, normalise": in_stretches(train, large),
+        "flip, normalise, a call by itself": lambda: flip(images, samples=numbers),
+        "resized crop, flip, normalise, a call by itself": lambda: train(large, samples=numbers),
     }
     if find_spec("torchvision"):
         from torchvision.transforms import v2
@@ -113,13 +130,14 @@ def on_cuda(batch: int) -> dict[str, Way]:
 
 
 def seconds(way: Way, cuda: bool) -> float:
-    """Return how long a call takes; on CUDA that of ten, each with its host's part, and what is left on the device."""
-    calls = 10 if cuda else 1
+    """Return how long a call takes; on CUDA with the host's part, of as many calls as take 20 ms at least."""
+    least, calls = 0.02 if cuda else 0.0, 0
     if cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()
-    for _ in range(calls):
+    while not calls or time.perf_counter() - start < least:
         way()
+        calls += 1
     if cuda:
         torch.cuda.synchronize()
     return (time.perf_counter() - start) / calls

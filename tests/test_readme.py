@@ -1,0 +1,120 @@
+"""The README and docs/, run as they are on a few pictures: Python, `memload` commands, links."""
+
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import memload
+from memload.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def names(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What a reader has: the names that the pages leave to them. In the current folder lie their files."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("out.bin", "train.bin", "val.bin"):
+        memload.build(folder, name, size=256, num_workers=0)
+    files = sorted(folder.rglob("*.jpg"))
+    rows = [f"{path.relative_to(folder)},{n},{n + 1},3,4" for n, path in enumerate(files)]
+    (tmp_path / "faces.csv").write_text("\n".join(["path,part_0_x,part_0_y,part_1_x,part_1_y", *rows]))
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3))
+    given: dict[str, Any] = {
+        "__name__": "__main__",
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "transform": lambda image: image / 255,
+        "your_dataset": [(path, number % 3) for number, path in enumerate(files)],
+    }
+    yield given
+    given.clear()  # what a page has opened
+
+
+def run_commands(text: str) -> int:
+    """Run what a console block types after memload; return how many commands that were."""
+    commands = [shlex.split(line[2:], comments=True) for line in text.splitlines() if line.startswith("$ memload ")]
+    commands = [command for command in commands if command[1] != "bench"]  # takes its time; see test_bench.py
+    for command in commands:
+        done = CliRunner().invoke(main, command[1:] + ["--overwrite"] * (command[1] == "build"))
+        assert done.exit_code == 0, f"{shlex.join(command)}: {done.output}"
+    return len(commands)
+
+
+def run_python(text: str, names: dict[str, Any]) -> int:
+    """Run a Python block; return 1, or 0 where it is about a package that is not installed."""
+    imported = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
+    if any(importlib.util.find_spec(package) is None for package in imported):
+        return 0
+    exec(compile(text, "page", "exec"), names)
+    return 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_shows_runs(page: Path, names: dict[str, Any]) -> None:
+    blocks = BLOCK.findall(page.read_text())
+    ran = {kind: 0 for kind, _ in blocks}
+    for kind, text in blocks:
+        ran[kind] += run_commands(text) if kind == "console" else run_python(text, names)
+    assert set(ran) <= {"console", "python"}
+    assert all(ran.values()) or page.name == "bench.md"  # the one command of which is left out
+    if page.name == "README.md":
+        assert names["images"].shape == (12, 3, 256, 256)
+        assert memload.MemmapDataset("dataset.bin").labels.tolist() == [number % 3 for number in range(12)]
+    if page.name == "reading.md":
+        memload.build(
+            memload.Manifest("faces.csv", root="images", points={"landmarks": "part_*"}), "faces.bin", size=16
+        )
+        assert names["Faces"]("faces.bin")[0][1].shape == (2, 2)
+        assert list(names["numbers"]()) == list(range(10))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)", page.read_text()) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_rates_in_the_tables_stand_in_the_results() -> None:
+    def leaves(value: Any) -> Iterator[float]:
+        if isinstance(value, dict):
+            for inner in value.values():
+                yield from leaves(inner)
+        elif isinstance(value, int | float):
+            yield value
+
+    def stands(rate: str) -> bool:
+        digits = rate.replace(",", "")
+        given = len(digits.rstrip("0"))
+        return any(float(f"{value:.{given}g}") == float(digits) for value in found)
+
+    files = (ROOT / "benchmarks" / "results").glob("*.jsonl")
+    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    found = [value for line in lines for value in leaves(line["results"])]
+    tables = [line for line in PAGES[0].read_text().splitlines() if line.startswith("|")]
+    rates = re.findall(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", "\n".join(tables))
+    assert len(rates) > 10
+    assert [rate for rate in rates if not stands(rate)] == []
+
+
+def test_a_reader_gets_from_the_readme_to_every_page() -> None:
+    assert {page.name for page in PAGES[1:]} == set(re.findall(r"\(docs/(\w+\.md)\)", PAGES[0].read_text()))
+
+
+def test_the_picture_is_drawn_from_the_newest_result() -> None:
+    spec = importlib.util.spec_from_file_location("picture", ROOT / "benchmarks" / "picture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+    assert picture.TARGET.read_text() == picture.draw(picture.newest()), "run python benchmarks/picture.py"
