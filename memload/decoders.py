@@ -299,6 +299,8 @@ def _reason(error: Exception) -> str:
 def _import_jpeg4py() -> Callable[..., Any]:
     try:
         import jpeg4py  # an extra
+
+        jpeg4py.initialize()  # only this looks for the library, and only once
     except ImportError:
         raise DependencyError(
             "decoder 'jpeg4py': expected the package jpeg4py, found it not installed. Run "

@@ -553,8 +553,9 @@ def test_the_resizer_torch_is_within_two_levels(photographs: list[Image.Image]) 
 
 
 def _need_jpeg4py() -> None:
+    found = pytest.importorskip("jpeg4py", reason="jpeg4py is not installed")
     try:
-        pytest.importorskip("jpeg4py", reason="jpeg4py is not installed")
+        found.initialize()
     except OSError as error:
         pytest.skip(f"jpeg4py finds no libturbojpeg: {error}")
 

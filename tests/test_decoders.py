@@ -103,10 +103,12 @@ CMYK = encode(picture(1).convert("CMYK"), "JPEG", quality=95)
 
 @pytest.fixture
 def jpeg4py() -> Any:
+    found = pytest.importorskip("jpeg4py", reason="jpeg4py is not installed")
     try:
-        return pytest.importorskip("jpeg4py", reason="jpeg4py is not installed")
+        found.initialize()
     except OSError as error:
         pytest.skip(f"jpeg4py finds no libturbojpeg: {error}")
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- which decoder
@@ -136,10 +138,12 @@ def test_a_missing_jpeg4py_is_an_error_that_says_what_to_install(monkeypatch: py
     assert isinstance(caught.value, ImportError)
 
 
-def test_jpeg4py_without_its_system_library_is_an_error_that_says_so(
+def test_jpeg4py_without_its_system_library_is_an_error_that_says_so_before_the_first_picture(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "jpeg4py.py").write_text("raise OSError('Could not load libjpeg-turbo library')")
+    # as in jpeg4py 0.1.4, which can be imported then
+    missing = "def initialize(): raise OSError('Could not load libjpeg-turbo library')\nJPEG = None\n"
+    (tmp_path / "jpeg4py.py").write_text(missing)
     monkeypatch.delitem(sys.modules, "jpeg4py", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DependencyError, match=r"Could not load.*apt install libturbojpeg0") as caught:
