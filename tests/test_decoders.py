@@ -3,6 +3,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import types
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -139,13 +140,13 @@ def test_a_missing_jpeg4py_is_an_error_that_says_what_to_install(monkeypatch: py
 
 
 def test_jpeg4py_without_its_system_library_is_an_error_that_says_so_before_the_first_picture(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # as in jpeg4py 0.1.4, which can be imported then
-    missing = "def initialize(): raise OSError('Could not load libjpeg-turbo library')\nJPEG = None\n"
-    (tmp_path / "jpeg4py.py").write_text(missing)
-    monkeypatch.delitem(sys.modules, "jpeg4py", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
+    def initialize() -> None:
+        raise OSError("Could not load libjpeg-turbo library")
+
+    # as jpeg4py 0.1.4, which can be imported then
+    monkeypatch.setitem(sys.modules, "jpeg4py", types.SimpleNamespace(initialize=initialize, JPEG=None))
     with pytest.raises(DependencyError, match=r"Could not load.*apt install libturbojpeg0") as caught:
         get_decoder("jpeg4py")
     assert caught.value.name == "libturbojpeg"
