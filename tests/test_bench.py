@@ -16,6 +16,7 @@ from PIL import Image
 
 import memload
 from memload import bench
+from memload.bench_report import Line, Report
 from memload.cli import main
 from memload.errors import MissingError
 from memload.feeds.choice import FEEDS
@@ -37,7 +38,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["bench", *map(str, arguments)])
 
 
-def by_subject(report: bench.Report) -> dict[str, bench.Line]:
+def by_subject(report: Report) -> dict[str, Line]:
     return {line.subject: line for line in report.lines}
 
 
@@ -72,16 +73,11 @@ def test_every_stage_has_a_rate_next_to_its_limit_or_a_reason(output: Path, fold
     assert "expected a CUDA device, found cpu" in lines["feed dma"].reason
 
 
-def test_the_share_is_the_median_of_each_rounds() -> None:
-    line = bench.Line.of("a", [1.0, 9.0, 4.0], "b", [2.0, 10.0, 4.0], 1_000_000_000)
-    assert (line.images_s, line.limit_images_s, line.share, line.gb_s, line.rounds) == (4.0, 4.0, 0.9, 4.0, 3)
-
-
 def test_rounds_that_differ_much_are_told(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steady, uneven = ([100.0, 101.0, 102.0], [50.0, 100.0, 150.0])
-    lines = [bench.Line.of("steady", steady, "", [], 1), bench.Line.of("uneven", uneven, "", [], 1)]
+    lines = [Line.of("steady", steady, "", [], 1), Line.of("uneven", uneven, "", [], 1)]
     assert [line.spread for line in lines] == [pytest.approx(2 / 101), 1.0]
-    assert bench.Line("none", reason="not here").spread == 0
+    assert Line("none", reason="not here").spread == 0
     monkeypatch.setattr(bench, "_cold", lambda shards, rows, threads: (lines[1], 0.0))
     monkeypatch.setattr(bench, "_warm", lambda *_: (lines[:1], {"rounds": 3}, []))
     (note,) = bench.measure(output).facts["notes"]
@@ -104,7 +100,7 @@ def test_a_part_of_a_large_data_set_is_measured_and_its_copy_removed(
     make_dataset(rows=(30, 30), shape=(8, 8, 3), columns={"label": np.arange(60) % 3, "size": np.zeros((60, 2))})
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr(bench, "_PART_BYTES", 40 * 8 * 8 * 3)
-    monkeypatch.setattr(bench, "_cold", lambda shards, rows, threads: (bench.Line("cold", reason="left out"), 0.0))
+    monkeypatch.setattr(bench, "_cold", lambda shards, rows, threads: (Line("cold", reason="left out"), 0.0))
     report = bench.measure(tmp_path / "made.bin")
     assert report.facts["samples"] == 60
     assert report.facts["sampled"] == 40
@@ -232,14 +228,6 @@ def test_the_command_prints_json(output: Path, folder: Path) -> None:
     found = json.loads(done.stdout)
     assert found["results"][-1]["subject"] == "JPEGs in a DataLoader, 2 workers"
     assert any("times the images of the JPEGs" in note for note in found["notes"])
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.1234, "0.1234"), (7.25, "7.25"), (123.44, "123.4"), (9999.6, "10,000"), (362449.0, "362,400")],
-)
-def test_a_rate_has_four_digits(value: float, text: str) -> None:
-    assert bench._number(value) == text
 
 
 def test_nothing_of_the_process_is_changed(output: Path, folder: Path) -> None:

@@ -145,7 +145,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]
                 return rows
 
         Rows.array.row_bytes = row_bytes  # type: ignore[attr-defined]
-        feed, found = choice._first_that_serves(make, Samples(Rows(), np.arange(0), []), torch.device("cuda", 0))  # type: ignore[arg-type]
+        feed, found = choice.first_that_serves(make, Samples(Rows(), np.arange(0), []), torch.device("cuda", 0))  # type: ignore[arg-type]
         assert feed.name == found.name
         return found
 

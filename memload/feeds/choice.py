@@ -64,7 +64,7 @@ def choose_feed(
     elif device.type != "cuda":
         feed, choice = make("cpu"), Choice("cpu", f"the device is {device}")
     else:
-        feed, choice = _first_that_serves(make, samples, device)
+        feed, choice = first_that_serves(make, samples, device)
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice
 
@@ -77,7 +77,8 @@ def pinned_callers(num_threads: int, prefetch_factor: int) -> int:
     return max(1, min(num_threads, 3 * prefetch_factor))
 
 
-def _first_that_serves(make: Callable[[str], Feed], samples: Samples, device: torch.device) -> tuple[Feed, Choice]:
+def first_that_serves(make: Callable[[str], Feed], samples: Samples, device: torch.device) -> tuple[Feed, Choice]:
+    """Return the fastest feed that there is room for and that can be made, and why it was chosen."""
     row_bytes = samples.shards.array.row_bytes
     rows = len(samples.shards) * row_bytes
     all_bytes = rows + sum(column.nbytes for column in samples.columns)
