@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from memload.index import Index
 from memload.samplers import ShuffledSampler
 from memload.streams import SideStream, find_device, map_tensors
 from memload.transforms import Transform
+from memload.transforms.compose import here
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -83,7 +85,8 @@ class CudaPrefetcher:
 
     ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the first element of
     a tuple or list, else the whole batch; one of `memload.transforms` changes labels too where a batch is images
-    and labels, counts samples by itself, and takes a `MemmapDataset`'s mean and std from the DataLoader.
+    and labels, and takes a `MemmapDataset`'s mean and std from the DataLoader. Its draws are those for (``seed``,
+    epoch, rank, place in the epoch), or the number of the sample where samples have numbers.
     ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a thread does all this,
     which takes the waiting for ``iterable`` off the training loop too. ``device`` is by default the current CUDA
     device where there is one; on the CPU nothing is moved, and all else is the same.
@@ -105,6 +108,10 @@ class CudaPrefetcher:
         seed: int = 0,
     ) -> None:
         _check(prefetch_factor)
+        if isinstance(iterable, str | bytes | os.PathLike):
+            raise TypeError(
+                f"iterable: expected a DataLoader or a dataset, found {iterable!r}. A Loader takes a data set's path"
+            )
         self._by_number = not hasattr(iterable, "__iter__")
         if self._by_number and not (hasattr(iterable, "__getitem__") and hasattr(iterable, "__len__")):
             raise TypeError(f"iterable: expected an iterable or a dataset with a length, found {iterable!r}")
@@ -152,32 +159,35 @@ class CudaPrefetcher:
 
     def _made(self, epoch: int, consumer: Any) -> Iterator[Any]:
         """Yield all batches, begun."""
-        items: Iterator[Callable[[], Any]]
+        items: Iterator[tuple[Callable[[], Any], int | None]]
         if self._by_number:
             size = len(self.iterable)
             order = ShuffledSampler(size, seed=self.seed).take(epoch, 0, size).tolist() if self.shuffle else range(size)
-            items = (functools.partial(self.iterable.__getitem__, number) for number in order)
+            items = ((functools.partial(self.iterable.__getitem__, number), number) for number in order)
         else:
-            items = (functools.partial(_same, item) for item in self.iterable)
-        for item in items:
-            make = functools.partial(self._make, item)
+            items = ((functools.partial(_same, item), None) for item in self.iterable)
+        draws = _Draws(self.seed, epoch)
+        for item, number in items:
+            make = functools.partial(self._make, item, functools.partial(draws, number))
             yield make() if self._side is None else self._side.make(make, consumer)
             del item, make  # their memory is the next batch's
 
-    def _make(self, item: Callable[[], Any]) -> Any:
+    def _make(self, item: Callable[[], Any], draws: Callable[[Any], dict[str, Any]]) -> Any:
         batch = map_tensors(self._move, item())
         if self.transform is None:
             return batch
+        ours = isinstance(self.transform, Transform)
         if isinstance(batch, tuple | list) and len(batch):
             images, *rest = batch
-            if isinstance(self.transform, Transform) and len(rest) == 1 and isinstance(rest[0], Tensor):
-                changed, columns = self.transform(images, {"label": rest[0]})  # which MixUp changes too
+            options = draws(images) if ours else {}
+            if ours and len(rest) == 1 and isinstance(rest[0], Tensor):
+                changed, columns = self.transform(images, {"label": rest[0]}, **options)  # which MixUp changes too
                 rest = [columns["label"]]
             else:
-                changed = self.transform(images)
+                changed = self.transform(images, **options)
             both = [changed, *rest]
             return type(batch)(*both) if hasattr(batch, "_fields") else type(batch)(both)
-        return self.transform(batch)
+        return self.transform(batch, **(draws(batch) if ours else {}))
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, non_blocking=True)
@@ -188,6 +198,20 @@ class CudaPrefetcher:
             for batch in source:
                 yield batch if self._side is None else self._side.hand_over(batch)
                 del batch
+
+
+class _Draws:
+    """What transforms of ours are told of each batch, so that nothing counts but its place in the epoch."""
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._options = {"seed": seed + here(), "epoch": epoch}
+        self._seen = 0
+
+    def __call__(self, number: int | None, images: Any) -> dict[str, Any]:
+        count = len(images) if isinstance(images, Tensor) and images.ndim else 0
+        first = self._seen if number is None else number * count
+        self._seen += count
+        return {"samples": np.arange(first, first + count), **self._options}
 
 
 def bound(transform: Any, dataset: Any) -> Any:

@@ -377,6 +377,51 @@ def test_samples_of_a_dataset_come_by_number_or_shuffled(own_thread: bool) -> No
     assert [int(sample) for sample in shuffled] == ShuffledSampler(7, seed=3).take(0, 0, 7).tolist()
 
 
+class Batches:
+    """Batches of images that are made by number, two each."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.arange(2 * 3 * 9 * 9).reshape(2, 3, 9, 9).to(torch.uint8)
+
+
+def crops(iterable: Any, seed: int = 0, epoch: int | None = None, **options: Any) -> list[torch.Tensor]:
+    prefetcher = prefetched(iterable, transform=transforms.RandomCrop(9, 4), seed=seed, **options)
+    if epoch is not None:
+        prefetcher.set_epoch(epoch)
+    return list(prefetcher)
+
+
+@on_both
+def test_draws_are_those_of_seed_epoch_and_place_whatever_was_done_before(own_thread: bool) -> None:
+    flock = [Batches()[number] for number in range(4)]
+    prefetcher = prefetched(flock, transform=transforms.RandomCrop(9, 4), own_thread=own_thread)
+    epochs = [torch.stack(list(prefetcher)) for _ in range(3)]
+    assert not torch.equal(epochs[0], epochs[1])
+    for epoch, expected in enumerate(epochs):
+        assert torch.equal(torch.stack(crops(flock, epoch=epoch, prefetch_factor=3)), expected)
+    assert not torch.equal(torch.stack(crops(flock, seed=5)), epochs[0])
+    left = prefetched(flock, transform=transforms.RandomCrop(9, 4), own_thread=own_thread)
+    next(iter(left))
+    assert torch.equal(torch.stack(list(left)), epochs[1])
+
+
+def test_a_sample_that_has_a_number_draws_by_that_in_any_order() -> None:
+    order = ShuffledSampler(4, seed=0).take(2, 0, 4).tolist()
+    assert order != [0, 1, 2, 3]
+    shuffled, in_order = crops(Batches(), epoch=2, shuffle=True), crops(Batches(), epoch=2)
+    for place, number in enumerate(order):
+        assert torch.equal(shuffled[place], in_order[number])
+
+
+def test_ranks_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = torch.stack(crops(Batches()))
+    monkeypatch.setenv("RANK", "1")
+    assert not torch.equal(torch.stack(crops(Batches())), first)
+
+
 def test_an_epoch_is_told_to_the_sampler() -> None:
     sampler = DistributedSampler(Pairs(8), num_replicas=2, rank=0, seed=1)
     prefetcher = prefetched(DataLoader(Pairs(8), 4, sampler=sampler))
@@ -398,6 +443,8 @@ def test_wrong_arguments_of_a_prefetcher_are_refused() -> None:
         prefetched([1], shuffle=True)
     with pytest.raises(TypeError, match="iterable: expected an iterable or a dataset with a length, found 3"):
         prefetched(3)
+    with pytest.raises(TypeError, match=r"iterable: expected a DataLoader .*found 'out.bin'. A Loader takes"):
+        prefetched("out.bin")
     with pytest.raises(ValueError, match="device: expected the CPU or a CUDA device, found meta"):
         CudaPrefetcher([], device="meta")
 

@@ -1,6 +1,7 @@
 """A list of transforms, done in as few passes over memory as it allows."""
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -55,7 +56,7 @@ class Compose(Transform):
             raise self._wrong("points", "names of columns", repr(points))
         if not is_integer(views) or views < 1:
             raise self._wrong("views", "an integer of at least 1", repr(views))
-        if not isinstance(memory_format, torch.memory_format):
+        if memory_format not in (torch.channels_last, torch.contiguous_format):
             raise self._wrong("memory_format", "torch.channels_last or torch.contiguous_format", repr(memory_format))
         self.transforms, self.points, self.views = tuple(_flat(transforms, memory_format)), tuple(points), views
         self.memory_format = memory_format
@@ -66,6 +67,9 @@ class Compose(Transform):
         options = [f"points={self.points}"] * bool(self.points) + [f"views={self.views}"] * (self.views > 1)
         lines = [repr(step).replace("\n", "\n    ") for _, step in self._steps] + options
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_seen": 0}  # a copy is a new object
 
     def bind(
         self,
@@ -96,7 +100,7 @@ class Compose(Transform):
             count = len(images) if isinstance(images, Tensor) and images.ndim else 0
             samples = np.arange(self._seen, self._seen + count)
             self._seen += count
-            seed = int(seed) + _here() if is_integer(seed) else seed
+            seed = int(seed) + here() if is_integer(seed) else seed
         return self.prepare(samples, seed=seed, epoch=epoch)(images, columns)
 
     @_untraced
@@ -193,9 +197,7 @@ class Prepared:
         if 0 in images.shape[1:]:
             raise wrong("images", "pixels", tuple(images.shape))
         if not isinstance(columns, Mapping):
-            raise TypeError(
-                f"Compose: columns: expected tensors by name, found {type(columns).__name__}. Write {{'label': …}}"
-            )
+            raise TypeError(str(wrong("columns", "tensors by name", type(columns).__name__, ". Write {'label': …}")))
         for name, value in columns.items():
             if not isinstance(value, Tensor) or not value.ndim or len(value) != len(images):
                 found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -226,12 +228,11 @@ class Prepared:
         return self._compose._wrong(f"{type(step).__name__} in its list", f"to return {expected}", found)
 
 
-def _here() -> int:
+def here() -> int:
     """Return what is this process's own of a seed: workers of a DataLoader, and ranks, count the same samples."""
-    worker = get_worker_info()
-    rank = (
-        torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
-    )
+    worker, rank = get_worker_info(), int(os.environ.get("RANK", "0"))  # torchrun's, for those who join no group
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank = torch.distributed.get_rank()
     return ((0 if worker is None else worker.seed + 1) << 64) + (rank << 128)
 
 

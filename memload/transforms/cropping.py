@@ -60,7 +60,11 @@ class RandomCrop(Geometric):
         fill: float | Sequence[float] = 0,
         padding_mode: str = "constant",
     ) -> None:
-        self.size, self.pad_if_needed, self.fill = self._pair("size", size), pad_if_needed, self._numbers("fill", fill)
+        self.size, self.pad_if_needed, self.fill = (
+            self._pair("size", size),
+            self._flag("pad_if_needed", pad_if_needed),
+            self._numbers("fill", fill),
+        )
         sides = tuple(padding) if isinstance(padding, Sequence) else (0 if padding is None else padding,)
         if len(sides) not in (1, 2, 4) or not all(is_integer(side) and side >= 0 for side in sides):
             raise self._wrong("padding", "1, 2 or 4 integers of at least 0", repr(padding))
@@ -87,29 +91,35 @@ class Resize(Geometric):
     """The whole image at another size, by the triangle filter ("bilinear").
 
     ``size`` is (height, width), or one number: then the shorter side becomes that, and the longer one is truncated
-    to what the ratio gives, and to at most ``max_size``. ``antialias`` widens the filter where the image becomes
-    smaller, as Pillow does. uint8 comes out as uint8, rounded as `torch.nn.functional.interpolate` rounds it.
+    to what the ratio gives, and to at most ``max_size``; or None: then the longer side becomes ``max_size``.
+    ``antialias`` widens the filter where the image becomes smaller, as Pillow does. uint8 comes out as uint8, rounded
+    as `torch.nn.functional.interpolate` rounds it.
     """
 
     def __init__(
         self,
-        size: int | Sequence[int],
+        size: int | Sequence[int] | None,
         interpolation: Any = "bilinear",
         max_size: int | None = None,
         antialias: bool = True,
     ) -> None:
-        pair = self._pair("size", size)
-        self.size: int | tuple[int, int] = pair[0] if not isinstance(size, Sequence) or len(size) == 1 else pair
+        self.size: int | tuple[int, int] | None = None
+        if size is not None:
+            pair = self._pair("size", size)
+            self.size = pair[0] if not isinstance(size, Sequence) or len(size) == 1 else pair
         self.max_size, self.antialias = max_size, _check(self, interpolation, antialias)
-        if max_size is not None and not (isinstance(self.size, int) and is_integer(max_size) and max_size > self.size):
-            raise self._wrong("max_size", "more than size, which is one number", f"{max_size} and {size}")
+        least = self.size if isinstance(self.size, int) else 0
+        if max_size is not None and (isinstance(self.size, tuple) or not is_integer(max_size) or max_size <= least):
+            raise self._wrong("max_size", "more than size, which is one number or None", f"{max_size} and {size}")
+        if max_size is None and size is None:
+            raise self._wrong("size and max_size", "one of them at least", "neither")
 
     def place(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Resize both axes."""
-        if isinstance(self.size, int):
+        if not isinstance(self.size, tuple):
             short, long = sorted((height.extent, width.extent))
-            small, large = self.size, int(self.size * long / short)
-            if self.max_size is not None and large > self.max_size:
+            small, large = (short, long) if self.size is None else (self.size, int(self.size * long / short))
+            if self.max_size is not None and (self.size is None or large > self.max_size):
                 small, large = max(1, int(self.max_size * small / large)), self.max_size
             sizes = (large, small) if height.extent > width.extent else (small, large)
         else:
@@ -144,7 +154,8 @@ class RandomResizedCrop(Geometric):
         extents = h, w = height.extent, width.extent
         start, length, found = random_boxes(draws, extents, self.scale, self.ratio, 1)
         if not found.all():
-            whole = min(h, round(w / self.ratio[0])), min(w, round(h * self.ratio[1]))
+            # a pixel at least, where torchvision's formula gives none
+            whole = max(1, min(h, round(w / self.ratio[0]))), max(1, min(w, round(h * self.ratio[1])))
             for axis in (0, 1):
                 length[axis] = np.where(found, length[axis], whole[axis])
                 start[axis] = np.where(found, start[axis], (extents[axis] - whole[axis]) // 2)
@@ -153,6 +164,7 @@ class RandomResizedCrop(Geometric):
 
 
 def _check(owner: Geometric, interpolation: Any, antialias: Any) -> bool:
-    if getattr(interpolation, "value", interpolation) != "bilinear":  # torchvision's enumeration has values
+    # torchvision's enumeration has values; 2 is Pillow's number for it
+    if getattr(interpolation, "value", interpolation) not in ("bilinear", 2):
         raise owner._wrong("interpolation", "'bilinear'", repr(interpolation))
-    return bool(antialias)
+    return owner._flag("antialias", antialias)

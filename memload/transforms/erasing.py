@@ -27,10 +27,13 @@ class RandomErasing(Transform):
         scale: Sequence[float] = (0.02, 0.33),
         ratio: Sequence[float] = (0.3, 3.3),
         value: float | Sequence[float] | Literal["random"] = 0,
+        inplace: bool = False,
     ) -> None:
+        if inplace is not False:
+            raise self._wrong("inplace", "False", repr(inplace), ". Batches come out in new memory")
         self.p = self._probability(p)
         self.scale, self.ratio = self._range("scale", scale, 0, 1), self._range("ratio", ratio, 1e-6)
-        self.value = value if value == "random" else self._numbers("value", value)
+        self.value = value if isinstance(value, str) and value == "random" else self._numbers("value", value)
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Erase a box of those samples whose draw says so."""

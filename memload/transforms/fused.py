@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import interpolate
 
 from memload.transforms.cropping import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from memload.transforms.draws import Draws
-from memload.transforms.geometry import Axis
+from memload.transforms.geometry import Axis, precision_of, weights
 from memload.transforms.transform import Columns, Geometric, Pointwise, Transform, to_device
 
 #: The reference works on so many values at a time, which stay in a core's cache.
@@ -67,7 +68,7 @@ class Fused:
 
     def __init__(self, steps: Sequence[tuple[int, Transform]]) -> None:
         self.steps = tuple(steps)
-        self._lines: dict[tuple[int, torch.dtype], tuple[np.ndarray | None, torch.dtype]] = {}
+        self._lines: dict[tuple[Any, ...], tuple[np.ndarray | None, torch.dtype]] = {}
 
     def __repr__(self) -> str:
         return f"Fused({', '.join(repr(step) for _, step in self.steps)})"
@@ -99,15 +100,17 @@ class Fused:
                 step.place(height, width, draws(position))
                 antialias = getattr(step, "antialias", antialias)
                 fill = step._per_channel("fill", step.fill, channels, images.dtype) if kind(step) == "crop" else fill
-        key = (channels, images.dtype)
+        pointwise = [step for _, step in self.steps if isinstance(step, Pointwise)]
+        key = (channels, images.dtype, *map(repr, pointwise))  # their settings may be changed
         if key not in self._lines:
-            self._lines[key] = self._line(*key)
+            self._lines = {key: self._line(channels, images.dtype, pointwise)}
         return Plan(height, width, antialias, fill, *self._lines[key], memory_format)
 
-    def _line(self, channels: int, dtype: torch.dtype) -> tuple[np.ndarray | None, torch.dtype]:
+    def _line(
+        self, channels: int, dtype: torch.dtype, steps: Sequence[Pointwise]
+    ) -> tuple[np.ndarray | None, torch.dtype]:
         whole = dtype == torch.uint8
         line = np.stack([np.ones(channels), np.zeros(channels)])
-        steps = [step for _, step in self.steps if isinstance(step, Pointwise)]
         for step in steps:
             factor, offset, cast = step.line(whole, channels)
             line *= factor
@@ -201,12 +204,30 @@ def _boxes(images: Tensor, places: np.ndarray, fill: tuple[float, ...], change: 
 
 def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
     whole = images.dtype == torch.uint8
-    if size[1] == 1:
-        images = images.contiguous()  # a width of 1 comes out wrong of channels-last images (seen in torch 2.13)
-    # torch has uint8 on the CPU only, and there a width of 1 comes out wrong or fails
-    direct = size[1] > 1 and images.device.type == "cpu" if whole else images.dtype.itemsize > 2
+    if size[1] == 1:  # comes out wrong or fails (seen in torch 2.13), so it is done first, and then as two columns
+        twice = _one_column(images, antialias).expand(-1, -1, -1, 2).contiguous()
+        return _resize(twice, (size[0], 2), antialias)[..., :1]
+    # torch has uint8 on the CPU only
+    direct = images.device.type == "cpu" if whole else images.dtype.itemsize > 2
     resized = interpolate(images if direct else images.float(), size, mode="bilinear", antialias=antialias)
     return resized if direct else (resized.round_() if whole else resized).to(images.dtype)
+
+
+def _one_column(images: Tensor, antialias: bool) -> Tensor:
+    """Return images ``(N, C, H, 1)``, resized to that width as `interpolate` does it for wider ones."""
+    length = images.shape[3]
+    known = weights(length, 1, antialias)[0]
+    first = 0 if antialias else (length - 1) // 2  # two pixels count, or all of them
+    each = np.zeros(length)
+    each[first : first + len(known)] = known[: length - first]
+    if images.dtype != torch.uint8:
+        wide = images if images.dtype.itemsize > 2 else images.float()
+        weight = to_device(each, images.device).to(wide.dtype)
+        return (wide * weight).sum(3, keepdim=True).to(images.dtype)
+    bits = precision_of(length, 1, antialias)
+    unit = to_device(np.floor(each * (1 << bits) + 0.5).astype(np.int32), images.device)
+    total = (images.int() * unit).sum(3, keepdim=True, dtype=torch.int32) + (1 << bits >> 1)
+    return (total >> bits).clamp_(0, 255).to(torch.uint8)
 
 
 def _carried(points: Tensor, plan: Plan) -> Tensor:

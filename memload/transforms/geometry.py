@@ -81,11 +81,13 @@ def precision(axis: Axis, antialias: bool) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _precisions(longest: int, resized: int, antialias: bool) -> np.ndarray:
-    bits = np.zeros(longest + 1, np.int64)
-    for length in range(1, longest + 1):
-        largest = weights(length, resized, antialias).max()
-        bits[length] = next(bit for bit in range(23) if bit == 22 or int(0.5 + largest * (1 << bit + 1)) >= 1 << 15)
-    return bits
+    return np.array([0, *(precision_of(length, resized, antialias) for length in range(1, longest + 1))], np.int64)
+
+
+def precision_of(length: int, resized: int, antialias: bool) -> int:
+    """Return what `precision` does, for boxes of one length."""
+    largest = weights(length, resized, antialias).max()
+    return next(bit for bit in range(23) if bit == 22 or int(0.5 + largest * (1 << bit + 1)) >= 1 << 15)
 
 
 def weights(length: int, resized: int, antialias: bool) -> np.ndarray:

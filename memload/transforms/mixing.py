@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,9 @@ from memload.transforms.transform import Columns, Transform, is_finite, is_integ
 class _Mixing(Transform):
     """What both have in common. Subclasses mix the images."""
 
-    def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None) -> None:
+    def __init__(self, alpha: float, num_classes: int | None, labels_getter: str) -> None:
+        if labels_getter != "default":
+            raise self._wrong("labels_getter", "'default'", repr(labels_getter), ". Labels are the column 'label'")
         if not is_finite(alpha) or alpha <= 0:
             raise self._wrong("alpha", "a number above 0", repr(alpha))
         if num_classes is not None and not (is_integer(num_classes) and num_classes > 0):
@@ -80,6 +83,9 @@ class MixUp(_Mixing):
     in the batch.
     """
 
+    def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default") -> None:
+        super().__init__(alpha, num_classes, labels_getter)
+
     def _mix(self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray) -> tuple[Tensor, np.ndarray]:
         if not images.is_floating_point():
             raise self._wrong("images", "a floating dtype", images.dtype, ". Put ToDtype or Normalize before it")
@@ -93,6 +99,9 @@ class CutMix(_Mixing):
     The labels are mixed by the share that is left. For arguments, labels and partners see `MixUp`; images may be
     uint8.
     """
+
+    def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default") -> None:
+        super().__init__(alpha, num_classes, labels_getter)
 
     def _mix(self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray) -> tuple[Tensor, np.ndarray]:
         extents = np.array(images.shape[-2:])[:, np.newaxis]
@@ -109,15 +118,18 @@ def _beta(drawn: np.ndarray, alpha: float) -> np.ndarray:
     places, cumulative = _half_beta(alpha)
     upper = drawn >= 0.5
     place = np.interp(np.where(upper, 2 - 2 * drawn, 2 * drawn), cumulative, places)
-    value = 0.5 * place ** (1 / alpha)
+    value = 0.5 * place ** (1 / min(alpha, 1))
     return np.asarray(np.where(upper, 1 - value, value))
 
 
 @functools.lru_cache(maxsize=16)
 def _half_beta(alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """The distribution's lower half: values s from 0 to 1, and how much of it lies below 0.5 · s^(1/alpha)."""
-    # in s the density (1 - x)^(alpha - 1) is smooth, where that in x has a pole for alpha < 1
-    places = np.linspace(0, 1, 4097)
-    density = (1 - 0.5 * places ** (1 / alpha)) ** (alpha - 1)
+    """The distribution's lower half: values s up to 1, and how much of it lies below 0.5 · s^(1/min(alpha, 1))."""
+    if alpha < 1:  # in s the density is (1 - x)^(alpha - 1), which is smooth, where that in x has a pole
+        places = np.linspace(0, 1, 4097)
+        density = (1 - 0.5 * places ** (1 / alpha)) ** (alpha - 1)
+    else:  # s is 2x, from where nothing is left: nine standard deviations from the middle
+        places = np.linspace(max(0.0, 1 - 9 / math.sqrt(2 * alpha + 1)), 1, 4097)
+        density = (places * (2 - places)) ** (alpha - 1)
     cumulative = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
     return places, cumulative / cumulative[-1]

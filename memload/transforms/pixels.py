@@ -1,6 +1,6 @@
 """Normalize and ToDtype: the steps that take every pixel by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -22,7 +22,14 @@ class Normalize(Pointwise):
     comes out as float32.
     """
 
-    def __init__(self, mean: Sequence[float] | str | None = None, std: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        mean: Sequence[float] | float | str | None = None,
+        std: Sequence[float] | float | None = None,
+        inplace: bool = False,
+    ) -> None:
+        if inplace is not False:
+            raise self._wrong("inplace", "False", repr(inplace), ". Batches come out in new memory")
         if isinstance(mean, str):
             if mean not in STATISTICS or std is not None:
                 found = repr(mean) if std is None else f"{mean!r} and a std"
@@ -30,13 +37,21 @@ class Normalize(Pointwise):
             mean, std = STATISTICS[mean]
         if (mean is None) != (std is None):
             raise self._wrong("mean and std", "both or neither", f"{mean} and {std}")
-        self.mean = None if mean is None else tuple(map(float, self._several("mean", mean)))
-        self.std = None if std is None else tuple(map(float, self._several("std", std)))
-        if self.mean is not None and self.std is not None and (len(self.mean) != len(self.std) or min(self.std) <= 0):
-            raise self._wrong("mean and std", "as many numbers, those of std above 0", f"{self.mean} and {self.std}")
+        self.mean: tuple[float, ...] | None = None
+        self.std: tuple[float, ...] | None = None
+        if mean is not None and std is not None:
+            means, stds = (tuple(map(float, self._several(*both))) for both in (("mean", mean), ("std", std)))
+            channels = max(len(means), len(stds))
+            if {len(means), len(stds)} - {1, channels} or min(stds) <= 0:
+                raise self._wrong("mean and std", "as many numbers, those of std above 0", f"{means} and {stds}")
+            self.mean = means * channels if len(means) == 1 else means
+            self.std = stds * channels if len(stds) == 1 else stds
 
     def _several(self, argument: str, value: Any) -> Any:
-        return (self._numbers(argument, value),) if isinstance(value, Real) else self._numbers(argument, list(value))
+        if isinstance(value, Real):
+            return (self._numbers(argument, value),)
+        several = isinstance(value, Iterable) and not isinstance(value, str)
+        return self._numbers(argument, list(value) if several else value)
 
     def bind(
         self,

@@ -33,11 +33,16 @@ class Transform:
     Raises TypeError and ValueError that name the transform, what it expected and what it found.
     """
 
+    #: What was called, where that is another object.
+    _called = ""
+
     @functools.cached_property
     def _alone(self) -> "Transform":
         from memload.transforms.compose import Compose
 
-        return Compose([self])
+        alone = Compose([self])
+        alone._called = type(self).__name__
+        return alone
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_alone"}  # which holds the original
@@ -81,7 +86,9 @@ class Transform:
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def _wrong(self, argument: str, expected: str, found: object, advice: str = "") -> ValueError:
-        return ValueError(f"{type(self).__name__}: {argument}: expected {expected}, found {found}{advice}")
+        return ValueError(
+            f"{self._called or type(self).__name__}: {argument}: expected {expected}, found {found}{advice}"
+        )
 
     def _pair(self, argument: str, value: Any, least: int = 1) -> tuple[int, int]:
         """Return (height, width) of one integer or two."""
@@ -104,10 +111,15 @@ class Transform:
             raise self._wrong("p", "a number from 0 to 1", repr(value))
         return float(value)
 
+    def _flag(self, argument: str, value: Any) -> bool:
+        if not isinstance(value, bool | np.bool_):
+            raise self._wrong(argument, "True or False", repr(value))
+        return bool(value)
+
     def _numbers(self, argument: str, value: Any) -> Any:
         """Return one finite number or several, as they were given."""
         values = (value,) if isinstance(value, Real) else value if isinstance(value, Sequence) else ()
-        if not values or not all(map(is_finite, values)):
+        if not values or isinstance(values, str) or not all(map(is_finite, values)):
             raise self._wrong(argument, "a number, or one for each channel", repr(value))
         return value
 

@@ -204,7 +204,7 @@ def test_other_types_pass_where_the_list_begins_with_what_makes_floats_of_them(m
         one(batch, samples=range(4)) for one, batch in ((wide, images.to(torch.uint16) * 257), (narrow, images))
     )
     torch.testing.assert_close(found, expected)
-    with pytest.raises(ValueError, match=r"Compose: images: .*found torch.uint16. Begin the list with"):
+    with pytest.raises(ValueError, match=r"RandomCrop: images: .*found torch.uint16. Begin the list with"):
         transforms.RandomCrop(8)(images.to(torch.uint16))
 
 
@@ -455,6 +455,26 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: Careless(IMAGES)(IMAGES), ValueError, r"to return \(images, columns\), found \(2, 3, 8, 8\)"),
     (lambda: Careless((IMAGES[:1], {}))(IMAGES), ValueError, r"to return images \(2, C, H, W\), found \(1, 3, 8, 8\)"),
+    (lambda: T.RandomCrop(5)(IMAGES[0]), ValueError, r"^RandomCrop: images: expected a tensor \(N, C, H, W\)"),
+    (lambda: T.ColorJitter(0.1)(IMAGES, samples=[1]), ValueError, "^ColorJitter: samples: expected integers"),
+    (lambda: T.Resize(4)(IMAGES, [1]), TypeError, "^Resize: columns: expected tensors by name, found list"),
+    (lambda: T.MixUp(1.0), TypeError, r"MixUp\.__init__\(\) takes 1 positional"),
+    (lambda: T.CutMix(1.0), TypeError, r"CutMix\.__init__\(\) takes 1 positional"),
+    (lambda: T.MixUp(labels_getter=len), ValueError, "MixUp: labels_getter: expected 'default', found"),
+    (lambda: T.RandomErasing(value=np.ones(3)), ValueError, "RandomErasing: value: expected a number"),
+    (lambda: T.RandomErasing(inplace=True), ValueError, "RandomErasing: inplace: expected False, found True"),
+    (lambda: T.Normalize(0.5, 0.5, inplace=True), ValueError, "Normalize: inplace: expected False, found True"),
+    (lambda: T.Normalize(object(), object()), ValueError, "Normalize: mean: expected a number"),
+    (lambda: T.Normalize([0.5] * 2, [0.5] * 3), ValueError, "Normalize: mean and std: expected as many numbers"),
+    (lambda: T.Resize(8, antialias="warn"), ValueError, "Resize: antialias: expected True or False, found 'warn'"),
+    (lambda: T.RandomCrop(8, pad_if_needed="no"), ValueError, "RandomCrop: pad_if_needed: expected True or False"),
+    (lambda: T.Resize(None), ValueError, "Resize: size and max_size: expected one of them at least, found neither"),
+    (lambda: T.Resize(None, max_size=0), ValueError, "Resize: max_size: expected more than size"),
+    (
+        lambda: T.Compose([], memory_format=torch.channels_last_3d),
+        ValueError,
+        "Compose: memory_format: expected torch.channels_last or torch.contiguous_format",
+    ),
 ]
 
 
@@ -464,3 +484,35 @@ def test_a_mistake_names_the_transform_what_was_expected_and_what_was_found(
 ) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_copy_counts_samples_from_0_as_a_new_object_does() -> None:
+    used = T.Compose([T.RandomCrop(8, 4)])
+    first = used(IMAGES)
+    used(IMAGES)
+    for fresh in (copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
+        assert torch.equal(fresh(IMAGES), first)
+
+
+def test_ranks_that_only_torchrun_knows_of_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = torch.arange(64 * 3 * 8 * 8).reshape(64, 3, 8, 8).to(torch.uint8)
+    first = T.RandomCrop(8, 4)(many)
+    monkeypatch.setenv("RANK", "1")
+    assert not torch.equal(T.RandomCrop(8, 4)(many), first)
+
+
+def test_one_mean_or_std_serves_all_channels() -> None:
+    expected = T.Normalize([0.5] * 3, [0.1, 0.2, 0.3])(IMAGES)
+    assert torch.equal(T.Normalize(0.5, [0.1, 0.2, 0.3])(IMAGES), expected)
+
+
+def test_the_longer_side_alone_can_be_given() -> None:
+    wide = torch.zeros((1, 3, 20, 41), dtype=torch.uint8)
+    assert T.Resize(None, max_size=10)(wide).shape == (1, 3, 4, 10)
+    assert T.Resize(None, max_size=82)(wide.mT).shape == (1, 3, 82, 40)
+
+
+def test_a_box_has_a_pixel_at_least() -> None:
+    for extents, ratio in (((1, 1), (3, 4)), ((1, 40), (0.1, 0.5)), ((40, 1), (2, 10))):
+        images = torch.full((2, 3, *extents), 7, dtype=torch.uint8)
+        assert (T.RandomResizedCrop(4, ratio=ratio)(images) == 7).all()

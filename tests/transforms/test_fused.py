@@ -278,9 +278,34 @@ def test_a_width_of_one_pixel_is_as_in_any_layout(
     layout: torch.memory_format, make_images: Callable[..., Tensor]
 ) -> None:
     images = make_images(2, 20, 23)
-    exact = interpolate(images.double().contiguous(), (9, 1), mode="bilinear", antialias=True)
+    pillows = torch.stack([
+        torch.from_numpy(np.array(Image.fromarray(plane.numpy()).resize((1, 9), Image.Resampling.BILINEAR)))
+        for image in images for plane in image
+    ]).view(2, 3, 9, 1)  # fmt: skip
     found = transforms.Resize((9, 1))(images.contiguous(memory_format=layout))
-    assert (found - exact).abs().max() <= 1
+    assert (found.int() - pillows).abs().max() <= 1
+    floats = transforms.Resize((9, 1))(images.float().contiguous(memory_format=layout))
+    assert (floats - pillows).abs().max() <= 1
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 10, 31])
+def test_a_width_of_one_pixel_is_what_a_height_of_one_is(
+    length: int, antialias: bool, make_images: Callable[..., Tensor]
+) -> None:
+    images = make_images(2, length, 7)
+    for pixels, most in ((images, 1), (images.float(), 1e-3), (images.double(), 1e-9)):
+        lying = transforms.Resize((1, 5), antialias=antialias)(pixels)
+        standing = transforms.Resize((5, 1), antialias=antialias)(pixels.transpose(2, 3))
+        assert standing.dtype == pixels.dtype
+        assert (standing.double() - lying.transpose(2, 3).double()).abs().max() <= most
+
+
+def test_settings_that_are_changed_hold_from_then_on() -> None:
+    images, step = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8), transforms.Normalize(0.5, 0.5)
+    assert step(images).max() == 1
+    step.mean = (0.0,)
+    assert step(images).max() == 2
 
 
 @pytest.mark.parametrize("inference", [False, True])

@@ -45,7 +45,7 @@ def pixels(rng: random.Random, count: int, height: int, width: int, channels: in
 
 def steps(rng: random.Random, channels: int, largest: int) -> list[transforms.Transform]:
     """Return what can be fused, anything of it."""
-    side = functools.partial(rng.randint, 2, largest)
+    side = functools.partial(rng.randint, 1, largest)
     antialias = rng.random() < 0.6
     crop = rng.choice([
         transforms.CenterCrop((side(), side())),

@@ -174,7 +174,7 @@ def test_shares_of_classes_can_be_mixed_again() -> None:
     assert columns["other"] is shares
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0])
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0, 10.0, 32.0, 1000.0])
 def test_beta_has_the_moments_of_the_distribution(alpha: float) -> None:
     drawn = _beta((np.arange(100_000) + 0.5) / 100_000, alpha)
     assert (np.diff(drawn) >= 0).all()
