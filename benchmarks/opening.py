@@ -1,6 +1,6 @@
 """What it costs to start: ``memload build --help``, and opening a data set of 1.28 million samples.
 
-    python benchmarks/opening.py [--samples 1281167] [--rounds 9]
+    python benchmarks/opening.py [--samples 1281167] [--rounds 9] [--dry-run]
 
 The data set has the size of ImageNet's training set, its pixels are a sparse file. Each opening is a process of
 its own; torch and NumPy are imported before the clock starts. Private memory is what a process has more than
@@ -8,7 +8,6 @@ before (`Private_*` in /proc/self/smaps_rollup): right after opening, alone; and
 opened it and read every row number and label, as workers do.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,9 +17,9 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from record import record, spread
+from record import arguments, at_least_one, numbers_of, record, spread
 
-from memload.format import HEADER_BYTES, npy_header
+from memload.format import HEADER_BYTES, npy_header, seal_of
 from memload.index import Array, Index, Shard
 from memload.keys import Keys
 
@@ -65,8 +64,9 @@ def make(path: Path, samples: int, side: int = 256) -> None:
     rng = np.random.default_rng(0)
     shape = (side, side, 3)
     size = HEADER_BYTES + samples * side * side * 3
+    crc32 = np.full(samples, zlib.crc32(bytes(side * side * 3)), np.uint32)
     with path.open("wb") as file:
-        file.write(npy_header("|u1", (samples, *shape)))
+        file.write(npy_header("|u1", (samples, *shape), seal_of(crc32)))
         file.truncate(size)
     labels = np.sort(rng.integers(0, 1000, samples))
     Index(
@@ -76,16 +76,16 @@ def make(path: Path, samples: int, side: int = 256) -> None:
         flags=np.zeros(samples, np.uint8),
         keys=Keys.of([f"n{label:08d}/n{label:08d}_{i}.JPEG" for i, label in enumerate(labels.tolist())]),
         columns={"label": labels},
-        crc32={"image": np.full(samples, zlib.crc32(bytes(side * side * 3)), np.uint32)},
+        crc32={"image": crc32},
         classes=tuple(f"n{label:08d}" for label in range(1000)),
     ).write(path.with_suffix(".idx"))
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--samples", type=int, default=1_281_167)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=at_least_one, default=9)
     options = parser.parse_args()
     helps, opens, opened, read = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def main() -> None:
         "private_MB_opened": spread(opened),
         "private_MB_of_each_of_two_workers": spread(read),
     }
-    record("opening", {"samples": options.samples, "index": "warm"}, results)
+    record("opening", options, numbers_of(parser), {"samples": options.samples, "index": "warm"}, results)
 
 
 if __name__ == "__main__":

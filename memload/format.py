@@ -17,14 +17,18 @@ Shards
     bytes 6 and 7           ``01 00``
     bytes 8 and 9           ``F6 0F`` (4,086: the length of the text that follows)
     bytes 10 to 4,095       ``{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }``,
-                            then spaces, then one newline (``0A``); ASCII
+                            then spaces, then perhaps the seal, then one newline (``0A``); ASCII
     bytes 4,096 to the end  the array in C order: row after row, each ``H × W × C`` elements
     ======================  ======================================================================
 
-    The header of a shard follows from its element type and shape alone, and its size is exactly
-    ``4096 + rows × row bytes``. ``descr`` is one of ``|u1``, ``<u2``, ``<f2``, ``<f4``. Rows are numbered
-    through all shards of an array in their order: the first row of the second shard is the number of rows
-    in the first. A row that no sample uses (its picture was rejected) is all zeros.
+    The seal, ``# 0123456789abcdef``, tells the shard from others of its shape: the first 16 hexadecimal digits of the
+    SHA-256 of its rows' CRC-32 (as the index has them: 4 bytes each, in the order of the rows). To readers of NPY
+    files it is a comment. Builds write it; a shard without one is read too. Otherwise the header follows from element
+    type and shape alone, and the size of a shard is exactly ``4096 + rows × row bytes``.
+
+    ``descr`` is one of ``|u1``, ``<u2``, ``<f2``, ``<f4``. Rows are numbered through all shards of an array in their
+    order: the first row of the second shard is the number of rows in the first. A row that no sample uses (its
+    picture was rejected) is all zeros.
 
 Index
     The index is a safetensors file: 8 bytes of header length, a JSON header, the tensors. The header gives
@@ -82,9 +86,12 @@ Index
     a few hundred bytes and its ``row``.
 """
 
+import hashlib
 import os
 import re
 from pathlib import Path
+
+import numpy as np
 
 from memload.errors import FormatError
 
@@ -105,12 +112,18 @@ FLAG_FALLBACK = 2
 FLAG_OUTSIDE = 4
 
 
-def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
+def npy_header(descr: str, shape: tuple[int, ...], seal: str = "") -> bytes:
     """Return the 4,096 bytes that a shard of this element type and shape ``(rows, H, W, C)`` starts with."""
     sizes = ", ".join(str(size) for size in shape)
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({sizes}), }}"
     body = HEADER_BYTES - len(MAGIC) - 2
-    return MAGIC + body.to_bytes(2, "little") + text.encode("ascii").ljust(body - 1) + b"\n"
+    mark = f"# {seal}\n" if seal else "\n"
+    return MAGIC + body.to_bytes(2, "little") + (text.ljust(body - len(mark)) + mark).encode("ascii")
+
+
+def seal_of(crc32: np.ndarray) -> str:
+    """Return the seal of a shard whose rows have these checksums, uint32 ``(rows,)``."""
+    return hashlib.sha256(np.ascontiguousarray(crc32, "<u4").data).hexdigest()[:16]
 
 
 def output_paths(path: str | Path) -> tuple[Path, Path, Path]:

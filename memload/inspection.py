@@ -14,17 +14,16 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from memload.decoders import loaded_libraries
-from memload.errors import FormatError
+from memload.errors import ChecksumError, FormatError
 from memload.format import (
     FLAG_FALLBACK,
     FLAG_ORIENTED,
     FLAG_OUTSIDE,
     FORMAT_VERSION,
     HEADER_BYTES,
-    npy_header,
 )
-from memload.index import Array, Index, Shard
-from memload.shards import Shards, check_shard
+from memload.index import Array, Index
+from memload.shards import Shards, check_header, check_shard
 from memload.workers import available_cores
 
 #: Read at a time by a thread of `verify`: large enough for any disk's full speed, small enough for any RAM.
@@ -118,10 +117,14 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
         for shard in array.shards:
             file = index.path.parent / shard.file
             try:
-                _check_header(file, shard, array, index.path)
+                check_shard(file, shard, array, index.path)
+                checks = index.crc32[array.name][first : first + shard.rows]
+                check_header(file, _header(file), shard, array, checks, index.path)
+                readable = True
             except FormatError as error:
                 problems.append(str(error))
-            else:
+                readable = isinstance(error, ChecksumError)  # of another build: which rows differ is still told
+            if readable:
                 step = max(1, _READ // array.row_bytes)
                 jobs += [
                     (file, array, first, start, min(start + step, shard.rows)) for start in range(0, shard.rows, step)
@@ -138,19 +141,12 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     return VerifyReport(index.path, sum(a.rows for a in index.arrays), done, problems, sorted(set(bad)), bad_keys)
 
 
-def _check_header(file: Path, shard: Shard, array: Array, index: Path) -> None:
-    check_shard(file, shard, array, index)
+def _header(file: Path) -> bytes:
     try:
         with file.open("rb") as opened:
-            header = opened.read(HEADER_BYTES)
+            return opened.read(HEADER_BYTES)
     except OSError as error:
         raise FormatError(f"{file}: cannot be read: {error}", path=file) from error
-    if header != npy_header(array.descr, (shard.rows, *array.shape)):
-        raise FormatError(
-            f"{file}: expected the NPY header of {shard.rows} rows of {array.shape}, found {header[:80]!r}. "
-            "Restore the file or build again",
-            path=file,
-        )
 
 
 def _bad_rows(index: Index, file: Path, array: Array, first: int, start: int, stop: int) -> tuple[list[int], list[str]]:
@@ -206,6 +202,9 @@ def preview(
     ``indices`` names them. ``tile`` is the width of each in pixels. Raises FormatError, ValueError and IndexError.
     """
     index = Index.open(path)
+    parent = Path(output).parent
+    if not parent.is_dir():
+        raise FormatError(f"{parent}: expected a folder for {output}, found none. Make it first", path=output)
     pixels = Shards(index)
     chosen = _choose(index, count, seed, indices, class_name)
     height, width, _ = index.image.shape

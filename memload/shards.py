@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.format import HEADER_BYTES, npy_header
+from memload.format import HEADER_BYTES, npy_header, seal_of
 from memload.index import Array, Index, Shard
 from memload.leases import LEASES, end_lease, lease
 from memload.mapping import address_of, fault_in, find_map, identity, map_file, will_need
@@ -23,8 +24,8 @@ _BLOCK_BYTES = 64 << 10
 class Shards:
     """All rows of one array, mapped copy-on-write from its shards; ``maps[s]`` is ``(rows, H, W, C)``.
 
-    Opening checks that every file is there, has its exact size and header, and that the first and the last
-    row of each match the index, which tells the shards of another build. Raises FormatError.
+    Opening checks that every file is there, has its exact size and header, that the first and the last row of each
+    match the index, and so does its seal, which tells the shards of another build. Raises FormatError.
     Reading is thread-safe.
 
     Touching a page of a map that its file does not have any more, or that the disk does not give, ends the process
@@ -39,12 +40,13 @@ class Shards:
         self.paths = [self.folder / shard.file for shard in self.array.shards]
         #: what each file was before it was mapped, so that one put in its place later is told from it
         self.identities = [identity(path) for path in self.paths]
-        self.maps = [
-            open_shard(path, shard, self.array, index.path)
-            for path, shard in zip(self.paths, self.array.shards, strict=True)
-        ]
         #: the first row of every shard, then the number of all rows
         self.starts: list[int] = [0, *np.cumsum([shard.rows for shard in self.array.shards]).tolist()]
+        checks = np.split(index.crc32[name], self.starts[1:-1])
+        self.maps = [
+            open_shard(path, shard, self.array, checks[number], index.path)
+            for number, (path, shard) in enumerate(zip(self.paths, self.array.shards, strict=True))
+        ]
         self._files = [find_map(pixels) for pixels in self.maps]
         self._names = [str(path.absolute()) for path in self.paths]  # the user may change to another folder
         self._addresses = [address_of(pixels) for pixels in self.maps]
@@ -252,9 +254,11 @@ class Shards:
             bytes_of_out[position * size : (position + 1) * size] = data
 
 
-def open_shard(path: Path, shard: Shard, array: Array, index: Path) -> np.ndarray:
-    """Map one shard copy-on-write as ``(rows, H, W, C)``. Raises FormatError, naming what is wrong."""
-    shape = (shard.rows, *array.shape)
+def open_shard(path: Path, shard: Shard, array: Array, checks: np.ndarray, index: Path) -> np.ndarray:
+    """Map one shard, whose rows have checksums, copy-on-write as ``(rows, H, W, C)``.
+
+    Raises FormatError, naming what is wrong.
+    """
     check_shard(path, shard, array, index)
     try:
         mapped = map_file(path)
@@ -263,14 +267,32 @@ def open_shard(path: Path, shard: Shard, array: Array, index: Path) -> np.ndarra
         raise FormatError(f"{path}: cannot be mapped: {error}", path=path) from error
     if mapped.size != shard.bytes:
         raise FormatError(f"{path}: expected {shard.bytes:,} bytes, found {mapped.size:,}", path=path)
-    header = mapped[:HEADER_BYTES].tobytes()
-    if header != npy_header(array.descr, shape):
-        raise FormatError(
-            f"{path}: expected the NPY header of {describe(shape, array.descr)}, found {header[:80]!r}: "
-            "the file is damaged or belongs to another data set. Restore the file or build again",
+    check_header(path, mapped[:HEADER_BYTES].tobytes(), shard, array, checks, index)
+    return mapped[HEADER_BYTES:].view(array.descr).reshape((shard.rows, *array.shape))
+
+
+def check_header(path: Path, header: bytes, shard: Shard, array: Array, checks: np.ndarray, index: Path) -> None:
+    """Check that a shard's header is the one for its size, and for rows with these checksums. Raises FormatError."""
+    shape = (shard.rows, *array.shape)
+    plain = npy_header(array.descr, shape)
+    if header == plain:
+        return
+    seal = seal_of(checks)
+    sealed = npy_header(array.descr, shape, seal)
+    if header == sealed:
+        return
+    start, found = len(sealed) - len(seal) - 1, header[-len(seal) - 1 : -1]
+    if header[:start] == sealed[:start] and header[-1:] == b"\n" and re.fullmatch(b"[0-9a-f]+", found):
+        raise ChecksumError(
+            f"{path}: expected the rows that {index.name} has the checksums of (seal {seal}), found others (seal "
+            f"{found.decode()}): one of the two files belongs to another data set. Restore it or build again",
             path=path,
         )
-    return mapped[HEADER_BYTES:].view(array.descr).reshape(shape)
+    raise FormatError(
+        f"{path}: expected the NPY header of {describe(shape, array.descr)}, found {header[:80]!r}: "
+        "the file is damaged or belongs to another data set. Restore the file or build again",
+        path=path,
+    )
 
 
 def check_shard(path: Path, shard: Shard, array: Array, index: Path) -> None:
@@ -349,6 +371,13 @@ class ShardWriter:
                 os.ftruncate(descriptor, shard.bytes)
             finally:
                 os.close(descriptor)
+
+    def seal(self, crc32: np.ndarray) -> None:
+        """Write into the headers what tells the shards from others: the checksums of all rows, uint32 ``(rows,)``."""
+        for shard, first in zip(self.array.shards, self._starts, strict=False):
+            descriptor, _ = self._place(first)
+            shape = (shard.rows, *self.array.shape)
+            _write(descriptor, npy_header(self.array.descr, shape, seal_of(crc32[first : first + shard.rows])), 0)
 
     def write(self, row: int, pixels: bytes) -> None:
         """Write the bytes of one row."""

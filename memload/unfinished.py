@@ -3,14 +3,17 @@
 import contextlib
 import csv
 import logging
+import math
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from memload.arrays import ArraySettings
 from memload.conversion import Settings
@@ -18,14 +21,18 @@ from memload.errors import BuildError, FormatError
 from memload.format import HEADER_BYTES, output_paths, shard_names
 from memload.index import Array, Index, row_bytes, sync
 from memload.journal import (
+    DONE,
     OWNER,
     Journal,
     differences,
+    intact,
+    is_folder,
     listing_changes,
     locked,
     read_json,
     record_type,
     remove,
+    set_columns,
     write_json,
     write_listing,
 )
@@ -36,6 +43,9 @@ logger = logging.getLogger("memload")
 
 #: What the folder may hold besides shards, index and ledger.
 _OURS = ("plan.json", "publish.json", "source", "rows", "rejects.jsonl")
+
+#: What an index is called while it is written.
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 
 class Unfinished:
@@ -83,11 +93,12 @@ class Unfinished:
     @contextlib.contextmanager
     def begin(self) -> Iterator[None]:
         """Take the folder, with its lock, after all that can be checked beforehand."""
-        if not self.output.parent.is_dir():
-            raise BuildError(
-                f"{self.output.parent}: expected a folder for the output, found none. Make it first", path=self.output
-            )
         try:
+            if not self.output.parent.is_dir():
+                raise BuildError(
+                    f"{self.output.parent}: expected a folder for the output, found none. Make it first",
+                    path=self.output,
+                )
             if not self.publishing:
                 self._check_existing()
                 self._check_room()
@@ -121,8 +132,7 @@ class Unfinished:
                     path=self.output,
                 )
         # All names that will be written, so that one that is too long is told now.
-        paths = [self.index, self.ledger, self.folder / f"{self.index.name}.tmp", *shards]
-        there = [path for path in paths if _exists(path) and path.parent != self.folder]
+        there = [path for path in (self.index, self.ledger, *shards) if _exists(path)]
         if there and not self.overwrite:
             raise BuildError(
                 f"{there[0]}: expected no such file yet, found one. Choose another output, or say --overwrite",
@@ -157,6 +167,8 @@ class Unfinished:
             differs = differences(before, self.plan)
             if changes := listing_changes(self.folder, listing):
                 differs.append(f"the source: {changes}")
+            if not differs and "stat" not in listing and (changes := self._sample_changes()):
+                differs.append(f"the source: {changes}")
         if differs and not self.overwrite:
             raise BuildError(
                 f"{self.folder}: expected the unfinished build of the same command, found differences: "
@@ -179,14 +191,42 @@ class Unfinished:
         else:  # last: without it the folder is as good as empty
             write_json(self.folder / "plan.json", self.plan)
 
+    def _sample_changes(self) -> str:
+        """Say whether some of the rows that are done become something else now; an empty text where they do not.
+
+        Of files, sizes and times tell that; of a data set nothing is known beforehand. Looked at are the first row, the
+        last and six between. In this process Pillow's own limit holds, so that larger pictures are passed over.
+        """
+        records = self.journal.read(0, self.journal.rows)
+        done = [row for row in np.flatnonzero(records["status"] == DONE).tolist() if intact(records[row])]
+        limit = Image.MAX_IMAGE_PIXELS
+        done = [row for row in done if limit is None or math.prod(records["size"][row].tolist()) <= limit]
+        convert, schema = self.settings.converter(self.source.schema), self.source.schema
+        for row in sorted({done[round(place)] for place in np.linspace(0, len(done) - 1, 8)} if done else ()):
+            before, now = records[row], np.zeros(1, self.journal.dtype)[0]
+            try:
+                found = convert(self.source[row])
+                set_columns(now, schema, found.columns)
+            except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
+                return f"its sample {row} could be used, and now cannot: {type(error).__name__}: {error!s:.200}"
+            if zlib.crc32(found.pixels) != int(before["crc32"]):
+                return f"its sample {row} has other pixels"
+            for name in schema:
+                if now[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
+                    return f"its sample {row} has another {name!r}"
+        return ""
+
     def _clear(self, shards: Iterable[str]) -> None:
         """Remove an unfinished build, and of one that was being published what it has left beside its folder."""
-        there = [path for path in self.folder.iterdir() if path.name not in ("lock", OWNER)]
+        # Folders are a file server's own, as @eaDir is: nothing of memload's, and left.
+        there = [path for path in self.folder.iterdir() if path.name not in ("lock", OWNER) and not is_folder(path)]
         ours = {*_OURS, self.index.name, self.ledger.name}
         foreign = [
             path.name
             for path in there
-            if not self._shard.fullmatch(path.name) and path.name.removesuffix(".tmp") not in ours
+            if not self._shard.fullmatch(path.name)
+            and path.name.removesuffix(".tmp") not in ours
+            and not _TEMPORARY.fullmatch(path.name)
         ]
         if foreign:
             raise BuildError(
@@ -202,8 +242,18 @@ class Unfinished:
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> None:
         """Write index and ledger, and flush everything to the disk. ``reasons`` are those of the rejected rows."""
+        writer = ShardWriter(self.folder, self.array)
+        with contextlib.closing(writer):
+            writer.seal(index.crc32[self.array.name])
         for shard in self.array.shards:
-            sync(self.folder / shard.file)
+            path = self.folder / shard.file
+            sync(path)
+            if (found := path.stat().st_size) != shard.bytes:  # or rows that are missing would only be seen by readers
+                raise BuildError(
+                    f"{path}: expected {shard.bytes:,} bytes, found {found:,}: somebody else has written to it. Run "
+                    "the same command again: it goes on where it stopped",
+                    path=self.output,
+                )
         if reasons:
             path = self.folder / self.ledger.name
             with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
@@ -218,8 +268,12 @@ class Unfinished:
                 )
             sync(path)
         index.write(self.folder / self.index.name)
+        # Without --overwrite there was nothing; what has come since is somebody else's.
         stale = self._unused(_shards_of(self.index)) - {shard.file for shard in self.array.shards}
-        write_json(self.folder / "publish.json", {"remove": sorted(stale), "ledger": bool(reasons)})
+        remove = sorted(stale) if self.overwrite else []
+        write_json(
+            self.folder / "publish.json", {"remove": remove, "ledger": bool(reasons), "overwrite": self.overwrite}
+        )
 
     def _unused(self, shards: Iterable[str]) -> set[str]:
         """Return those shards of this output that no other index stands over."""
@@ -231,27 +285,50 @@ class Unfinished:
         return unused
 
     def publish(self) -> None:
-        """Rename everything into place, the index last. Begun again after a crash it goes on where it stopped."""
+        """Rename everything into place, the index last. Begun again after a crash it goes on where it stopped.
+
+        Raises BuildError where files of these names have come since the build began, and --overwrite was not said.
+        """
         index = self.folder / self.index.name
         if index.exists():
             publish = read_json(self.folder / "publish.json")
-            self.index.unlink(missing_ok=True)  # from here on until the end there is no data set
-            sync(self.output.parent)
-            for shard in self.array.shards:
-                _move(self.folder / shard.file, self.output.parent)
+            overwrite = self.overwrite or publish["overwrite"]
+            files = [self.folder / shard.file for shard in self.array.shards]
+            if publish["ledger"]:
+                files.append(self.folder / self.ledger.name)
+            if not overwrite:
+                for path in (*files, index):  # all of them first, so that none is moved beside somebody else's
+                    self._check_free(path)
+            else:
+                self.index.unlink(missing_ok=True)  # from here on until the end there is no data set
+                sync(self.output.parent)
+            for path in files:
+                if not overwrite:
+                    self._check_free(path)
+                _move(path, self.output.parent)
             for name in publish["remove"]:
                 (self.output.parent / name).unlink(missing_ok=True)
-            if publish["ledger"]:
-                _move(self.folder / self.ledger.name, self.output.parent)
-            else:
+            if overwrite and not publish["ledger"]:
                 self.ledger.unlink(missing_ok=True)
             sync(self.output.parent)
+            if not overwrite:
+                self._check_free(index)
             _move(index, self.output.parent)
             sync(self.output.parent)
         # This one first: without it, whatever else is left of the folder, the data set beside it counts as complete,
         # and is left alone.
         (self.folder / "publish.json").unlink()
         remove(self.folder)
+
+    def _check_free(self, path: Path) -> None:
+        """Raise BuildError where somebody else's file has the name that a finished one is to get."""
+        target = self.output.parent / path.name
+        if _exists(path) and _exists(target):
+            raise BuildError(
+                f"{target}: expected no such file, found one that was made while the build ran. The finished build "
+                f"waits in {self.folder}: move that file away, or say --overwrite, and run the same command again",
+                path=self.output,
+            )
 
 
 def size_text(size: int) -> str:

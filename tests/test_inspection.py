@@ -489,9 +489,15 @@ def test_a_format_that_pillow_cannot_write_is_told(name: str, make_dataset: Make
 
 def test_an_output_that_cannot_be_written_is_told(make_dataset: Make, tmp_path: Path) -> None:
     index = make_dataset()
+    (tmp_path / "grid.png").mkdir()
     with pytest.raises(FormatError, match=r"grid\.png: expected to be able to write an image there, found: ") as told:
-        memload.preview(index.path, tmp_path / "none" / "grid.png")
-    assert told.value.path == str(tmp_path / "none" / "grid.png")
+        memload.preview(index.path, tmp_path / "grid.png")
+    assert told.value.path == str(tmp_path / "grid.png")
+
+
+def test_a_folder_of_a_preview_that_is_not_there_is_told(make_dataset: Make, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"none: expected a folder for .*grid\.png, found none\. Make it first$"):
+        memload.preview(make_dataset().path, tmp_path / "none" / "grid.png")
 
 
 def test_a_preview_of_nothing_is_told(tmp_path: Path) -> None:

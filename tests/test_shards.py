@@ -456,6 +456,53 @@ def test_shards_begin_as_zeros_at_full_size(tmp_path: Path) -> None:
     assert second.read_bytes() == npy_header("|u1", (1, 1, 2, 3)) + bytes(6)
 
 
+@pytest.mark.parametrize("rows", [(5,), (2, 1, 2)])
+def test_a_sealed_shard_is_told_from_one_of_other_rows(
+    rows: tuple[int, ...], make_dataset: Make, tmp_path: Path
+) -> None:
+    index = make_dataset(rows=rows)
+    writer = ShardWriter(tmp_path, index.image)
+    writer.seal(index.crc32["image"])
+    writer.close()
+    before = all_pixels(index)
+    assert np.array_equal(np.concatenate(Shards(index).maps), before)  # which NumPy reads as well
+
+    other = index.crc32["image"].copy()
+    other[2] ^= 1
+    writer.seal(other)
+    writer.close()
+    with pytest.raises(
+        ChecksumError, match=r"expected the rows that made.idx has the checksums of \(seal [0-9a-f]{16}"
+    ):
+        Shards(index)
+    report = memload.verify(index.path)
+    assert (len(report.problems), report.bad_rows) == (1, [])
+
+
+@pytest.mark.parametrize("damage", [b"# 0123456789abcdeF\n", b"# 0123456789abcde \n", b"% 0123456789abcdef\n"])
+def test_a_damaged_seal_is_a_damaged_header(damage: bytes, make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    with (tmp_path / "made.bin").open("r+b") as file:
+        file.seek(4096 - len(damage))
+        file.write(damage)
+    with pytest.raises(FormatError, match="expected the NPY header of 5 rows"):
+        Shards(index)
+
+
+def test_a_subset_does_not_open_over_the_pixels_of_a_later_build(folder: Path, tmp_path: Path) -> None:
+    """Of which the first row and the last are the same."""
+    memload.build(folder, tmp_path / "out.bin", size=16, num_workers=0)
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    dataset.subset(range(6)).save(tmp_path / "val.idx")
+    changed = sorted(folder.rglob("*.jpg"))[5]
+    changed.write_bytes(sorted(folder.rglob("*.jpg"))[7].read_bytes())
+    memload.build(folder, tmp_path / "out.bin", size=16, num_workers=0, overwrite=True)
+    for open_it in (memload.MemmapDataset, memload.Loader):
+        with pytest.raises(ChecksumError, match=r"expected the rows that val.idx has the checksums of"):
+            open_it(tmp_path / "val.idx")
+    assert len(memload.MemmapDataset(tmp_path / "out.bin")) == 12
+
+
 def test_several_writers_write_the_same_files(tmp_path: Path) -> None:
     one, other = written(tmp_path), written(tmp_path)
     other.write(2, b"third.")
