@@ -1,6 +1,6 @@
 """``memload build`` against the bare decode and resize loop of the same decoder, times the number of cores.
 
-    python benchmarks/build.py IMAGES [--copies 8] [--rounds 5] [--fast]
+    python benchmarks/build.py IMAGES [--copies 8] [--rounds 5] [--fast] [--dry-run]
 
 The bare loop has the encoded files in memory and throws its pixels away: it reads nothing, checks nothing and
 writes nothing. A build is timed whole, from the listing of the folder to the last flush to the disk. The loop runs
@@ -8,7 +8,6 @@ in one process a core at once, so that cores that slow each other down do so on 
 interleaved; the first of each is left out. Files are warm.
 """
 
-import argparse
 import io
 import multiprocessing
 import os
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 
 from PIL import Image
-from record import record, spread
+from record import arguments, at_least_one, numbers_of, record, spread
 
 import memload
 
@@ -64,10 +63,10 @@ def bare_round(files: list[Path], cores: int, copies: int, fast: bool) -> float:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("images", type=Path)
-    parser.add_argument("--copies", type=int, default=16, help="how often each image is built")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--copies", type=int, default=8, help="how often each image is built")
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--fast", action="store_true")
     options = parser.parse_args()
     files = [options.images / key for key in memload.ImageFolder(options.images).keys]
@@ -94,7 +93,7 @@ def main() -> None:
                 ratios.append(built / loop)
     parameters = {"images": len(files), "copies": options.copies, "side": SIDE, "fast": options.fast, "files": "warm"}
     results = {"memload": spread(building), "bare": spread(looping), "ratio": spread(ratios), "bytes": size}
-    record("build", parameters, results)
+    record("build", options, numbers_of(parser), parameters, results)
 
 
 if __name__ == "__main__":

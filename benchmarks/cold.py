@@ -1,6 +1,7 @@
 """What asking the disk early gives: random samples of a file none of whose pages are in RAM.
 
     python benchmarks/cold.py [--images 20000] [--part 2000] [--side 224] [--batch 256] [--rounds 5] [--folder DIR]
+        [--dry-run]
 
 Few of many samples are taken, so that hardly any page is met twice, as with a file that is larger than RAM. Before
 each way the file's pages are dropped from the page cache (posix_fadvise, after an fsync), which the major faults
@@ -8,7 +9,6 @@ show, that are recorded. Ways, in turn, images a second: with asking ahead and w
 and, as the limit, the file read from start to end. `--folder` is where the file is written, to choose the disk.
 """
 
-import argparse
 import os
 import resource
 import tempfile
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import Noise, record, spread
+from record import Noise, arguments, at_least_one, numbers_of, record, spread
 
 import memload
 from memload.shards import Shards
@@ -40,12 +40,12 @@ def sequential(path: Path) -> None:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--part", type=int, default=2000)
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     asking = Shards.ask_for
@@ -79,7 +79,8 @@ def main() -> None:
         on, off = (rates[f"{threads} threads, {way}"] for way in ("asking ahead", "not asking"))
         results[f"asking / not, {threads} threads"] = spread([a / b for a, b in zip(on, off, strict=True)])
     results["major faults"] = {name: spread(values) for name, values in faults.items()}
-    record("cold", {**vars(options), "folder": str(options.folder and "given"), "pages": "cold"}, results)
+    parameters = {**vars(options), "folder": "given" if options.folder else "temporary", "pages": "cold"}
+    record("cold", options, numbers_of(parser), parameters, results)
 
 
 if __name__ == "__main__":

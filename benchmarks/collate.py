@@ -1,12 +1,11 @@
 """The stock DataLoader over `MemmapDataset`, with `fast_collate` and with torch's default, in one process.
 
-    python benchmarks/collate.py [--images 8192] [--side 224] [--batch 256] [--rounds 5]
+    python benchmarks/collate.py [--images 8192] [--side 224] [--batch 256] [--rounds 5] [--dry-run]
 
 Random pixels, random order, pages warm, whole epochs with the loop included; rounds are interleaved, the
 first is left out.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import Noise, record, spread
+from record import Noise, arguments, at_least_one, numbers_of, record, spread
 from torch.utils.data import DataLoader
 
 import memload
@@ -30,11 +29,11 @@ def epoch(dataset: memload.MemmapDataset, batch: int, collate_fn: Callable[[Any]
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     options = parser.parse_args()
     stock, fast, ratios = [], [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +49,7 @@ def main() -> None:
                 ratios.append(ours / default)
     results = {"default_collate": spread(stock), "fast_collate": spread(fast), "ratio": spread(ratios)}
     parameters = vars(options) | {"pages": "warm", "torch_threads": torch.get_num_threads()}
-    record("collate", parameters, results)
+    record("collate", options, numbers_of(parser), parameters, results)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """memload against what one would pick instead: the same pictures to shuffled batches of (256, 3, 224, 224) uint8.
 
     python benchmarks/compare.py [--images DIR] [--count N] [--rounds 5] [--seconds 0.5] [--cold] [--only WORDS]
-        [--python KIND=PATH] [--device cpu] [--workers N]
+        [--python KIND=PATH] [--device cpu] [--workers N] [--dry-run]
 
 `pip install '.[bench]'` in a new environment installs all but two: FFCV compiles against OpenCV (`pip install
 ffcv==1.0.2`, in an environment of its own: `--python ffcv=PATH`), and DALI wants a GPU (`pip install
@@ -25,6 +25,9 @@ The rounds are interleaved: in each, every way in turn takes whole epochs, for `
   way's are dropped from the page cache before it is opened, so its first batch and first epoch are cold.
 - Pixels: PSNR of 64 pictures of a batch against Pillow's decoder and torchvision's Resize and CenterCrop in Pillow. An
   epoch in which a picture does not come once, by its label, is an error.
+
+Memory, first batch and building are measured once, all else in every round. A run of chosen ways (`--only`), or with
+fewer pictures or workers than usual, is recorded as partial; one in which no way could be measured is not recorded.
 
 Ways that decode in training have three batches a worker, as their rate does not depend on more. JPEGs that are neither
 RGB nor grey, or have an orientation, are left out, so that all decoders give the same. Linux only.
@@ -61,7 +64,7 @@ CHECKED = 64  #: pictures of which the pixels are looked at
 NOTE = """\
 images/s: behind the first batches of an epoch; memload / it: the first line's over this one's, round by round; start:
 of an epoch, until its first batch; imports: what of the memory importing took; others: what all else took of the
-machine's cores. --help says more. The line is in benchmarks/results/compare.jsonl."""
+machine's cores. --help says more."""
 
 
 # What a child process does.
@@ -81,12 +84,16 @@ def pair(batch: Any, job: Job) -> tuple[Any, Any]:
     return images.to(job.device, non_blocking=True), labels.to(job.device, non_blocking=True)
 
 
-def synchronise(job: Job) -> float:
-    """Wait for the device; return the time."""
+def synchronise(job: Job, ended: bool = False) -> float:
+    """Wait for the batch in hand, and where an epoch has ended for the whole device; return the time.
+
+    Within an epoch that would be to wait for batches ahead, on streams of their own, before the clock starts: 2 of 48
+    would come for nothing.
+    """
     if job.device != "cpu":
         import torch
 
-        torch.cuda.synchronize()
+        (torch.cuda if ended else torch.cuda.current_stream()).synchronize()
     return time.perf_counter()
 
 
@@ -107,7 +114,7 @@ def epoch(loader: Iterable[Any], job: Job, start: float, seen: list[Any] | None 
             first = synchronise(job) - start
         if number == max(1, job.workers):
             since = synchronise(job)
-    end = synchronise(job)
+    end = synchronise(job, ended=True)
     if not late:
         raise ValueError(f"an epoch of {count} pictures is too short for {job.workers} workers")
     return {"first": first, "count": count, "all": end - start, "late": late, "steady": end - since}
@@ -164,7 +171,19 @@ def versions(kind: Kind) -> dict[str, str]:
     for name in (kind.package, "torch", "numpy", "pillow"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
+    if kind.package == "memload":  # a checkout need not be installed
+        found["memload"] = importlib.import_module("memload").__version__
     return found
+
+
+def reason(error: BaseException) -> str:
+    """Return an error in a line; of one that a worker passes on with its traceback, the error at its end."""
+    lines = [line.strip("\r") for line in str(error).splitlines() if line.strip()] or [""]
+    traced = [place for place, line in enumerate(lines) if line.startswith('  File "')]
+    if traced:
+        cause = next((line for line in lines[traced[-1] + 1 :] if not line.startswith(" ")), lines[-1])
+        return f"in a worker: {cause.strip()}"
+    return f"{type(error).__name__}: {lines[0].strip()}"
 
 
 def child(name: str, text: str) -> None:
@@ -195,8 +214,7 @@ def child(name: str, text: str) -> None:
             print(json.dumps(answer), file=answers)
     except Exception as error:  # noqa: BLE001  # whatever it is, it is this way's line in the table
         traceback.print_exc()
-        message = str(error).strip().split("\n")[0]
-        print(json.dumps({"error": f"{type(error).__name__}: {message}"}), file=answers)
+        print(json.dumps({"error": reason(error)}), file=answers)
 
 
 # What the parent does.
@@ -493,15 +511,17 @@ def results_of(compared: list[Way]) -> dict[str, Any]:
     return results
 
 
-def main() -> None:
+def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    from record import arguments, at_least_one, numbers_of, record
+
+    parser = arguments(__doc__)
     parser.add_argument("--images", type=Path, help="folder of JPEGs; made ones without it")
     parser.add_argument("--count", type=int, help="pictures; by default 4096, or three batches for each worker if more")
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--workers", type=int, default=CORES, help="at most; as many as cores by default")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a round of one way, at least")
     parser.add_argument("--cold", action="store_true", help="first batch and first epoch from the disk")
     parser.add_argument("--only", nargs="+", default=[], help="words, one of which a way's name has to contain")
@@ -511,7 +531,8 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=120, help="of a build, an opening, a round of one way, in s")
     options = parser.parse_args()
     part = 3 * options.batch * max(1, options.workers)  # pictures for ways that decode in training
-    count = options.count or max(16 * options.batch, part)
+    usual = numbers_of(parser, "timeout") | {"only": [], "count": max(16 * options.batch, part)}
+    count = options.count = options.count or usual["count"]
     if count < part:
         parser.error(f"--count: expected three batches a worker, {part} pictures or more, found {count}")
     device = options.device
@@ -521,7 +542,6 @@ def main() -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
-    from record import record
     from report import comparison
 
     pythons = dict(entry.split("=", 1) for entry in options.python)
@@ -556,13 +576,20 @@ def main() -> None:
         "device": device, "rounds": options.rounds, "seconds": options.seconds, "files": "warm",
         "first epoch": "cold" if options.cold else "warm",
     }  # fmt: skip
+    parameters |= {"only": ", ".join(options.only)} if options.only else {}
     results = results_of(compared)
-    record("compare", parameters, results, show=False)
     print(comparison(results), NOTE, sep="\n\n")
+    if all(way.error is not None for way in compared):
+        print("Nothing is recorded, as no way could be measured.", file=sys.stderr)
+        return 1
+    record("compare", options, usual, parameters, results, show=False)
+    if not options.dry_run:
+        print("The line is in benchmarks/results/compare.jsonl.")
+    return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         child(sys.argv[2], sys.argv[3])
     else:
-        main()
+        raise SystemExit(main())

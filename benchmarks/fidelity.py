@@ -21,9 +21,7 @@ and draws are functions of (seed, epoch, sample), so they are the same for all. 
 losses of all steps; 0 is equality to the bit.
 """
 
-import argparse
 import io
-import json
 import statistics
 import sys
 import tempfile
@@ -35,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from record import record, spread
+from record import arguments, numbers_of, record, spread
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -236,7 +234,10 @@ def make_pictures(folder: Path) -> None:
 
 def read(images: Path) -> list[bytes]:
     """Return the files of a folder with a folder for each class, in memload's order."""
-    keys = list(memload.ImageFolder(images).keys)
+    try:
+        keys = list(memload.ImageFolder(images).keys)
+    except memload.MemloadError as error:
+        sys.exit(f"images: {error}")
     if all("/" not in key for key in keys):
         sys.exit(f"images: expected a folder for each class in {images}, found none")
     return [(images / key).read_bytes() for key in keys]
@@ -244,12 +245,11 @@ def read(images: Path) -> list[bytes]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("images", nargs="?", type=Path)
     parser.add_argument("--side", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--dry-run", action="store_true", help="print, and record nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -273,10 +273,7 @@ def main() -> None:
         "reference": f"torchvision {torchvision.__version__}" if torchvision else "torchvision's arithmetic",
         "files": "in memory",
     }  # fmt: skip
-    if options.dry_run:
-        print(json.dumps({"parameters": parameters, "results": results}, indent=1))
-    else:
-        record("fidelity", parameters, results)
+    record("fidelity", options, numbers_of(parser), parameters, results)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """The Loader on the CPU against one `np.take` into one buffer, and against FFCV in raw mode where that is installed.
 
-    python benchmarks/loader.py [--images 8000] [--side 224] [--batch 256] [--rounds 5]
+    python benchmarks/loader.py [--images 8000] [--side 224] [--batch 256] [--rounds 5] [--dry-run]
 
 Random pixels, random order, pages warm, whole epochs with the loop included, images a second. A round is one epoch of
 each way in turn; the first is left out, which also is the epoch in which FFCV fills its own page cache and compiles.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import Noise, record, spread
+from record import Noise, arguments, at_least_one, numbers_of, record, spread
 
 import memload
 
@@ -46,11 +45,11 @@ def ffcv_loader(folder: Path, noise: Noise, batch: int, workers: int) -> Iterabl
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--images", type=int, default=8000)
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path, noise = Path(folder) / "out.bin", Noise(options.images, options.side)
@@ -90,7 +89,7 @@ def main() -> None:
         if f"ffcv, {workers} workers" in rates:
             theirs = rates[f"ffcv, {workers} workers"]
             results[f"memload / ffcv, {workers}"] = spread([a / b for a, b in zip(own, theirs, strict=True)])
-    record("loader", vars(options) | {"pages": "warm"}, results)
+    record("loader", options, numbers_of(parser), vars(options) | {"pages": "warm"}, results)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,19 @@
 Run it after a benchmark has added a line. `--check` writes nothing, and fails if the text is not up to date.
 
 A kind of machine is its processor, its number of cores and its GPUs; a benchmark that is run in several variants
-(`VARIANTS`) has each of them. Results are names with values, of any depth: a value is a median with quartiles, a
-number, a text, or a curve, which is a list of numbers. Where several names have the same values below them, these are
-the columns of one table. What counts images a second goes into the plot, as do curves.
+(`VARIANTS`) has each of them. A run that was recorded as partial is shown only where there is no whole one. Results are
+names with values, of any depth: a value is a median with quartiles, a number, a text, or a curve, which is a list of
+numbers, one a step. Where several names have the same values below them, these are the columns of one table. What
+counts images a second goes into the plot, as do curves.
+
+`results/commits.json` has the commits that lines name and the history does not, as they were landed as fewer ones, and
+in which of these each of them is.
 """
 
 import argparse
 import ast
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +38,16 @@ RATES = {
     "loader": "np.take|(memload|ffcv), .*",
     "several_gpus": "together|.* alone",
 }
-#: What is memload's own, in a plot.
-OURS = re.compile(r"memload|(?<!Data)Loader|fast_collate|\b(dma|uva|pinned|resident)\b|asking ahead|together")
+#: What is memload's own, in a plot; and in those of benchmarks whose names do not say so.
+OURS = (
+    r".*(memload|Memmap|(?<!Data)Loader|(Cuda|Thread)Prefetcher|fast_collate"
+    r"|\b(dma|uva|pinned|resident)\b|asking ahead|together).*"
+)
+OWN = {
+    "several_gpus": ".*",
+    "train_step": "(?!synthetic|JPEGs).*",
+    "transforms": "(?!copy|torchvision|kornia)(?!.*, plain).*",
+}
 #: A value that tells what others took of a machine's cores; and how much is too much to quote the run.
 OTHERS, BUSY = "others, %", 10
 #: Columns from which on a table has quartiles in the first two only.
@@ -43,12 +56,26 @@ COLOURS = ("#2f6fde", "#e07b39", "#3a9d5d", "#8e5bc4", "#b8bfca")
 
 
 def newest(folder: Path) -> list[dict[str, Any]]:
-    """Return the newest line of each benchmark, machine and variant."""
+    """Return the newest line of each benchmark, machine and variant; a partial one where there is no whole one."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines() if line]
-    for line in sorted(lines, key=lambda line: line["when"]):
+    for line in sorted(lines, key=lambda line: ("partial" not in line, line["when"])):
         found[line["benchmark"], machine(line), variant(line)] = line
     return [found[key] for key in sorted(found)]
+
+
+def commits(folder: Path) -> dict[str, str]:
+    """Return in which commit of the history others are that lines name."""
+    path = folder / "commits.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def commit(line: dict[str, Any], landed: dict[str, str]) -> str:
+    """Return a line's commit, and where it is not in the history, in which one it is."""
+    named, changes, _ = line["commit"].partition("+")
+    if named not in landed:
+        return line["commit"]
+    return f"{line['commit']}, {f'of which {named}' if changes else 'which'} landed in {landed[named]}"
 
 
 def machine(line: dict[str, Any]) -> str:
@@ -97,7 +124,7 @@ def cell(value: Any, quartiles: bool = True) -> str:
             return middle
         return f"{middle} ({number(value['lower_quartile'])} to {number(value['upper_quartile'])})"
     if is_curve(value):
-        return f"{number(value[0])} → {number(value[-1])}, {len(value)} points"
+        return f"{number(value[0])} → {number(value[-1])}, {len(value)} steps"
     return number(value)
 
 
@@ -109,6 +136,7 @@ class Block:
     rows: list[tuple[str, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bars: list[tuple[str, dict[str, float]]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)  #: with the reason
     curves: list[tuple[str, list[float]]] = field(default_factory=list)
     curve: str = "curves"  #: what they are of
 
@@ -144,8 +172,9 @@ def without_versions(value: dict[str, Any]) -> dict[str, Any]:
 def matrix(results: dict[str, Any], rate: str = RATE, title: str = "") -> Block:
     """Return a table with a row for each name, and the values below these as columns; one that failed says why."""
     done = {name: without_versions(value) for name, value in results.items() if "error" not in value}
-    columns = list(dict.fromkeys(name for value in done.values() for name in value))
+    columns = list(dict.fromkeys(name for value in done.values() for name in value)) or [""]
     block = Block(title, [("", *columns)])
+    block.failed = [(name, value["error"]) for name, value in results.items() if "error" in value]
     for name, value in results.items():
         if "error" in value:
             block.rows.append((name, f"none: {value['error']}", *[""] * (len(columns) - 1)))
@@ -161,7 +190,13 @@ def matrix(results: dict[str, Any], rate: str = RATE, title: str = "") -> Block:
     spreads = [value for one in done.values() for value in one.values() if is_spread(value)]
     repeats = sorted({value["repeats"] for value in spreads})
     if repeats:
-        block.notes.append(f"{' and '.join(map(str, repeats))} repeats; medians, with quartiles in brackets.")
+        note = f"{' and '.join(map(str, repeats))} repeats; medians, with quartiles in brackets"
+        note += " in the first two columns" * (len(columns) >= WIDE)
+        of_numbers = [
+            column for column in columns if any(isinstance(value.get(column), int | float) for value in done.values())
+        ]
+        once = f" Measured once, without repeats: {'; '.join(of_numbers)}." if of_numbers else ""
+        block.notes.append(f"{note}.{once}")
     busy = max((value[OTHERS]["median"] for value in done.values() if OTHERS in value), default=0.0)
     if busy > BUSY:
         warning = f"**The machine was not quiet: others took up to {busy:.0f} % of it. Do not quote these figures.**"
@@ -217,8 +252,20 @@ def plotted(line: dict[str, Any]) -> list[Block]:
     return [block for block in of(line) if len(block.bars) > 1 or block.curves]
 
 
+def is_ours(benchmark: str, name: str) -> bool:
+    """Tell whether a bar is memload's own."""
+    return re.fullmatch(OWN.get(benchmark, OURS), name) is not None
+
+
+def ticks(most: float) -> list[float]:
+    """Return round numbers from nought to the highest that is no more than this, five steps or fewer."""
+    power = 10.0 ** math.floor(math.log10(most))
+    step = next(size * power for size in (0.2, 0.5, 1.0, 2.0) if most / (size * power) < 6)
+    return [number * step for number in range(int(most / step * (1 + 1e-9)) + 1)]
+
+
 def draw(line: dict[str, Any], path: Path) -> None:
-    """Draw what is worth a plot, one below the other, each with a scale of its own from nought."""
+    """Draw what is worth a plot, one below the other, each with an axis of its own from nought."""
     scale = 2
     small, large = (ImageFont.load_default(size * scale) for size in (13, 16))
 
@@ -228,20 +275,27 @@ def draw(line: dict[str, Any], path: Path) -> None:
 
     panels = plotted(line)
     row, wide, tall = 24 * scale, 420 * scale, 240 * scale
-    names = [written(name) for block in panels for name, _ in block.bars] or [""]
+    names = [written(name) for block in panels for name, _ in [*block.bars, *block.failed]] or [""]
     left = max(60 * scale, round(max(small.getlength(name) for name in names)) + 24 * scale)
     heights = [
-        (len(block.bars) * row + 38 * scale if len(block.bars) > 1 else 0) + (tall + 60 * scale if block.curves else 0)
+        ((len(block.bars) + len(block.failed)) * row + 62 * scale if len(block.bars) > 1 else 0)
+        + (tall + 60 * scale if block.curves else 0)
         for block in panels
     ]
     heading = f"{line['benchmark']}{', ' * bool(variant(line))}{variant(line)}"
     least = max(large.getlength(heading), small.getlength(machine(line)) + 0.0) + 24 * scale
-    size = (round(max(least, left + wide + 110 * scale)), sum(heights) + 64 * scale)
+    size = (round(max(least, left + wide + 110 * scale)), sum(heights) + 84 * scale)
     image = Image.new("RGB", size, "white")
     paint = ImageDraw.Draw(image)
     paint.text((12 * scale, 10 * scale), written(heading), "#222222", large)
     paint.text((12 * scale, 32 * scale), written(machine(line)), "#777777", small)
-    top = 56 * scale
+    across = 12 * scale
+    if any(len(block.bars) > 1 for block in panels):
+        for colour, what in ((COLOURS[0], "memload"), (COLOURS[-1], "others, and limits")):
+            paint.rectangle((across, 55 * scale, across + 12 * scale, 65 * scale), fill=colour)
+            paint.text((across + 18 * scale, 60 * scale), what, "#222222", small, anchor="lm")
+            across += round(small.getlength(what)) + 40 * scale
+    top = 76 * scale
     for block in panels:
         if len(block.bars) > 1:
             what = "images/s, median and quartiles"
@@ -249,11 +303,17 @@ def draw(line: dict[str, Any], path: Path) -> None:
             paint.text((12 * scale, top), written(title), "#222222", small)
             top += 24 * scale
             most = max(value["upper_quartile"] for _, value in block.bars) or 1
+            bottom = top + row * (len(block.bars) + len(block.failed))
+            for value in ticks(most):
+                x = left + wide * value / most
+                paint.line((x, top, x, bottom), "#dddddd", scale)
+                paint.text((x, bottom + 11 * scale), f"{value:,.10g}", "#777777", small, anchor="mm")
             for name, value in block.bars:
                 low, middle, high = (
                     left + wide * max(0, value[key]) / most for key in ("lower_quartile", "median", "upper_quartile")
                 )
-                centre, colour = top + row / 2, COLOURS[0] if OURS.search(name) else COLOURS[-1]
+                centre = top + row / 2
+                colour = COLOURS[0] if is_ours(line["benchmark"], name) else COLOURS[-1]
                 paint.text((left - 8 * scale, centre), written(name), "#222222", small, anchor="rm")
                 paint.rectangle((left, top + 4 * scale, middle, top + row - 4 * scale), fill=colour)
                 paint.line((low, centre, high, centre), "#222222", scale)
@@ -262,7 +322,12 @@ def draw(line: dict[str, Any], path: Path) -> None:
                 figure = (max(middle, high) + 8 * scale, centre)
                 paint.text(figure, number(value["median"]), "#222222", small, anchor="lm")
                 top += row
-            top += 14 * scale
+            for name, reason in block.failed:
+                paint.text((left - 8 * scale, top + row / 2), written(name), "#777777", small, anchor="rm")
+                why = written(f"none: {reason}"[:60])
+                paint.text((left + 8 * scale, top + row / 2), why, "#777777", small, anchor="lm")
+                top += row
+            top += 38 * scale
         if block.curves:
             curves(paint, block, (left, top, left + wide, top + tall), small, scale)
             top += tall + 60 * scale
@@ -270,7 +335,7 @@ def draw(line: dict[str, Any], path: Path) -> None:
 
 
 def curves(paint: ImageDraw.ImageDraw, block: Block, box: tuple[int, int, int, int], font: Any, scale: int) -> None:
-    """Draw curves over the number of their points, with their names and the ends of both axes."""
+    """Draw curves over the number of their steps, with their names and the ends of both axes."""
     left, top, right, bottom = box
     most = max(max(curve) for _, curve in block.curves)
     least = min(0.0, *(point for _, curve in block.curves for point in curve))
@@ -280,7 +345,7 @@ def curves(paint: ImageDraw.ImageDraw, block: Block, box: tuple[int, int, int, i
     paint.line((left, top, left, bottom, right, bottom), "#777777", scale)
     paint.text((left - 8 * scale, top), number(most), "#777777", font, anchor="rm")
     paint.text((left - 8 * scale, bottom), number(least), "#777777", font, anchor="rm")
-    paint.text((right, bottom + 14 * scale), f"{longest} points", "#777777", font, anchor="rm")
+    paint.text((right, bottom + 14 * scale), f"{longest} steps", "#777777", font, anchor="rm")
     for place, (name, curve) in enumerate(block.curves):
         colour = COLOURS[place % len(COLOURS)]
         points = [
@@ -293,12 +358,13 @@ def curves(paint: ImageDraw.ImageDraw, block: Block, box: tuple[int, int, int, i
         paint.text((right - 8 * scale, top + (8 + 18 * place) * scale), name, colour, font, anchor="rm")
 
 
-def section(line: dict[str, Any]) -> str:
-    """Return one line in Markdown."""
+def section(line: dict[str, Any], landed: dict[str, str] | None = None) -> str:
+    """Return one line in Markdown; ``landed`` are commits as `commits` gives them."""
     driver = f", driver {line['machine']['driver']}" if line["machine"].get("driver") else ""
     versions = ", ".join(f"{name} {what}" for name, what in line["versions"].items() if what != "not installed")
     facts = [
-        f"{line['when'][:10]}, commit {line['commit']}",
+        f"{line['when'][:10]}, commit {commit(line, landed or {})}",
+        *([f"**A partial run**: {', '.join(line['partial'])}"] if "partial" in line else []),
         f"Machine: {machine(line)}{driver}",
         "Parameters: " + ", ".join(f"{name} {number(value)}" for name, value in line["parameters"].items()),
         *([f"Command: `{line['command']}`"] if "command" in line else []),
@@ -315,13 +381,14 @@ def section(line: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def text(lines: list[dict[str, Any]]) -> str:
+def text(lines: list[dict[str, Any]], landed: dict[str, str]) -> str:
     """Return RESULTS.md."""
     parts = [
         "# Results",
         "Generated from the lines in [`results/`](results) by `python benchmarks/report.py`: the newest of each "
-        "benchmark and kind of machine. Do not edit. Medians, with lower and upper quartile in brackets. Only figures "
-        "of one table are from one run, and nothing is to be compared across tables.",
+        "benchmark and kind of machine, partial runs only where there is no whole one. Do not edit. Medians, with "
+        "lower and upper quartile in brackets. Only figures of one table are from one run, and nothing is to be "
+        "compared across tables.",
     ]
     last = None
     for line in lines:
@@ -333,7 +400,7 @@ def text(lines: list[dict[str, Any]]) -> str:
             if about:
                 summary = about.split("\n\n")[0].replace("``", "`")
                 parts.append(f"{summary} [{source.name}]({source.name}) says how it is measured.")
-        parts += [f"### {machine(line)}{'; ' * bool(variant(line))}{variant(line)}", section(line)]
+        parts += [f"### {machine(line)}{'; ' * bool(variant(line))}{variant(line)}", section(line, landed)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -395,11 +462,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if RESULTS.md is not up to date")
     options = parser.parse_args()
     lines, target, plots = newest(HERE / "results"), HERE / "RESULTS.md", HERE / "plots"
+    landed = commits(HERE / "results")
     if options.check:
-        current = target.exists() and target.read_text() == text(lines)
+        current = target.exists() and target.read_text() == text(lines, landed)
         print("up to date" if current else "RESULTS.md is not up to date: run python benchmarks/report.py")
         return 0 if current else 1
-    target.write_text(text(lines))
+    target.write_text(text(lines, landed))
     plots.mkdir(exist_ok=True)
     drawn = {plot_name(line): line for line in lines if plotted(line)}
     for name, line in drawn.items():

@@ -1,12 +1,12 @@
 """Several GPUs of one host, each fed by its own process from the one page cache: images a second, all together.
 
     torchrun --nproc-per-node 4 benchmarks/several_gpus.py [--images 40000] [--rounds 5] [--folder DIR]
+        [--dry-run]
 
 Noise of 224×224×3, batches of 256, each rank its part of one shuffled epoch with `feed="dma"`; pages warm. All begin
 an epoch together (a barrier), and its time is that of the slowest. Rank 0 writes the files and the result.
 """
 
-import argparse
 import tempfile
 import time
 from datetime import timedelta
@@ -14,18 +14,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from record import noise_dataset, record, spread
+from record import arguments, at_least_one, need_cuda, noise_dataset, numbers_of, record, spread
 
 import memload
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--images", type=int, default=40_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
+    need_cuda("Run it on a machine with GPUs")
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -55,8 +56,8 @@ def main() -> None:
         for file in (path, path.with_suffix(".idx")):
             file.unlink()
         results = {"together": spread(together), "rank 0 alone": spread(alone)}
-        parameters = {"images": options.images, "rounds": options.rounds, "ranks": ranks, "pages": "warm"}
-        record("several_gpus", parameters, results)
+        parameters = {"images": options.images, "rounds": options.rounds, "ranks": ranks, "batch": 256, "pages": "warm"}
+        record("several_gpus", options, numbers_of(parser), parameters, results)
     dist.barrier()
     del loader
     dist.destroy_process_group()

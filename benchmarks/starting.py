@@ -1,6 +1,7 @@
 """What shuffling costs: the first batch of 1.28 million samples, and a permutation of 10⁸; and what many epochs leave.
 
     python benchmarks/starting.py [--samples 1281167] [--permutation 100000000] [--epochs 10000] [--rounds 5]
+        [--dry-run]
 
 The first batch is that of a new process, from making the Loader to holding 256 images, shuffled; its pixels are a
 sparse file of ImageNet's size, so no disk is waited for. The permutation's memory is what the process's peak grew by.
@@ -8,7 +9,6 @@ Epochs are of a data set of 64 samples with two threads; resident memory, thread
 half way, and after, then again after a thousand loops that were left after their first batch.
 """
 
-import argparse
 import gc
 import json
 import subprocess
@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 from opening import make
-from record import Noise, record, spread
+from record import Noise, arguments, at_least_one, numbers_of, record, spread
 
 import memload
 
@@ -65,11 +65,11 @@ def state() -> dict[str, float]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--samples", type=int, default=1_281_167)
     parser.add_argument("--permutation", type=int, default=100_000_000)
     parser.add_argument("--epochs", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         large, small = Path(folder) / "large.bin", Path(folder) / "small.bin"
@@ -93,7 +93,8 @@ def main() -> None:
         "permutation (GB)": spread([size for _, size in permuted]),
         "epochs": states,
     }
-    record("starting", vars(options), results)
+    parameters = vars(options) | {"batch": 256, "index": "warm", "pixels": "sparse"}
+    record("starting", options, numbers_of(parser), parameters, results)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What training ResNet-18, ResNet-50 and next to nothing makes of synthetic data, for each way of feeding.
 
-    python benchmarks/train_step.py [--models resnet50,resnet18,stem] [--rounds 3] [--seconds 0.6] [--images 20000]
-        [--jpegs DIR] [--workers N] [--device cuda]
+    python benchmarks/train_step.py [--models resnet50,resnet18,stem] [--rounds 5] [--seconds 0.6] [--images 20000]
+        [--jpegs DIR] [--workers N] [--device cuda] [--dry-run]
 
 Synthetic is the same step on one normalised batch that stays on the device, at the beginning of each round and at its
 end; a share is of the mean of both, within the round. Batches of 256, bfloat16 autocast, channels-last, SGD, no
@@ -15,24 +15,21 @@ compilation, random order, pages warm. Ways, all of which normalise on the devic
   made ones of ImageNet's size, again and again.
 
 Every way is warmed up, which also tells how many steps take `--seconds`. Then, in rounds, each has a turn of so many
-steps, a multiple of the workers. A turn begins a new iteration, whose first steps are not timed: a quarter of the
-others, or with workers one batch of each, so that what was made ahead counts for none. The time is the device's own,
-from the end of the last of these steps to the end of the last of all.
-
-One more Loader has the first place behind synthetic, and does not count: whichever Loader had it ran ResNet-50 at 0.983
-of synthetic, with `dma` as with `resident`, and in any other place at 0.995 and more, so it is where torch places the
-first batches in memory. Its share is recorded as "first place". Cores: CPU time of feeding over the time of a turn;
-that is what the training thread takes to ask for a batch, all other threads but autograd's, and workers.
+steps, a multiple of the workers, in an order that is drawn for each round, so that no way always comes first. A turn
+begins a new iteration, whose first steps are not timed: a quarter of the others, or with workers one batch of each, so
+that what was made ahead counts for none. The time is the device's own, from the end of the last of these steps to the
+end of the last of all. Cores: CPU time of feeding over the time of a turn; that is what the training thread takes to
+ask for a batch, all other threads but autograd's, and workers.
 
 With `--device cpu` it is a toy that shows that all of it runs: few small pictures, the stem alone, nothing recorded.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
 import multiprocessing
 import os
+import random
 import sys
 import tempfile
 import time
@@ -44,7 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from record import noise_dataset, record, spread
+from record import arguments, at_least_one, need_cuda, noise_dataset, record, spread
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -235,16 +232,18 @@ def settle(training: Training, way: Way, shape: tuple[int, ...], seconds: float)
 
 def run(training: Training, ways: dict[str, Way], shape: tuple[int, ...], rounds: int, seconds: float) -> Any:
     """Return rates, shares and cores of each way, the first of which is synthetic."""
-    reference, *_ = ways
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in [*ways, f"{reference}, again"]}
+    reference, *fed = ways
+    again = f"{reference}, again"
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in [*ways, again]}
+    order = random.Random(0)
     for way in ways.values():
         settle(training, way, shape, seconds)
     for number in range(rounds):
-        for name in found:
-            way = ways[reference if name == f"{reference}, again" else name]
+        for name in [reference, *order.sample(fed, len(fed)), again]:
+            way = ways[reference if name == again else name]
             found[name].append(measure(training, way, shape, way.steps))
         print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-    ends = zip(found[reference], found[f"{reference}, again"], strict=True)
+    ends = zip(found[reference], found[again], strict=True)
     base = [(one[0] + other[0]) / 2 for one, other in ends]
     return {
         name: {
@@ -271,21 +270,23 @@ def jpeg_files(folder: Path | None, made: Path, count: int) -> list[Path]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--models", help=f"by default {','.join(MODELS)}; the stem alone on the CPU")
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--rounds", type=at_least_one)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--images", type=int, help="samples of 224×224, and half as many of 256×256")
     parser.add_argument("--jpegs", type=Path, metavar="DIR")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     toy = options.device == "cpu"
-    if not toy and not torch.cuda.is_available():
-        sys.exit("device: expected a CUDA device, found none. --device cpu runs a toy")
-    for name, small, usual in (("rounds", 2, 3), ("seconds", 0.05, 0.6), ("images", 400, 20_000)):
+    if not toy:
+        need_cuda("--device cpu runs a toy")
+    small = {"rounds": 2, "seconds": 0.05, "images": 400}
+    usual = {"rounds": 5, "seconds": 0.6, "images": 20_000}
+    for name, value in (small if toy else usual).items():
         if getattr(options, name) is None:
-            setattr(options, name, small if toy else usual)
+            setattr(options, name, value)
     names = (options.models or ("stem" if toy else ",".join(MODELS))).split(",")
     if not set(names) <= MODELS.keys():
         parser.error(f"--models: expected some of {','.join(MODELS)}, found {options.models}")
@@ -322,7 +323,6 @@ def main() -> None:
         mapped, workers = memload.MemmapDataset(path), options.workers
         ways = {
             "synthetic": Way(lambda count: itertools.repeat(synthetic)),
-            "first place": loader(path, feeds[-1], normalise),
             **{f"Loader, {feed}": loader(path, feed, normalise) for feed in feeds},
             **{f"Loader, {feed}, train({side})": loader(larger, feed, recipe) for feed in feeds},
             f"DataLoader, {workers} workers": by_data_loader(mapped, batch, workers, moved),
@@ -335,17 +335,16 @@ def main() -> None:
             ),
             f"JPEGs in a DataLoader, {workers} workers": by_data_loader(Jpegs(files, side), batch, workers, moved),
         }
-        parameters = {key: value for key, value in vars(options).items() if key not in ("models", "jpegs", "device")}
-        torchvision = sys.modules.get("torchvision")
-        parameters |= {"pages": "warm", "batch": batch, "jpegs": len(files)}
-        parameters |= {"torchvision": torchvision.__version__} if torchvision else {}
+        parameters = {name: getattr(options, name) for name in (*usual, "workers")}
+        parameters |= {"pages": "warm", "batch": batch, "jpegs": len(files), "order": "drawn for each round"}
+        usual["workers"] = parser.get_default("workers")
         for name, training in trainings.items():
             print(MODELS[name], file=sys.stderr, flush=True)
             results = run(training, ways, shape, options.rounds, options.seconds)
             if toy:
                 print(json.dumps({"model": MODELS[name], "results": results}, indent=1))
             else:
-                record("train_step", {"model": MODELS[name], **parameters}, results)
+                record("train_step", options, usual, {"model": MODELS[name], **parameters}, results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Transforms of a batch against the plain torch operations they are made of; on CUDA against a copy of as many bytes.
 
-    python benchmarks/transforms.py [--device cuda] [--batch 256] [--repeats 30]
+    python benchmarks/transforms.py [--device cuda] [--batch 256] [--repeats 30] [--dry-run]
 
 A round is one call of each way in turn; the first rounds are left out. Ratios are within a round. On CUDA, a time is
 that of calls one after another, with the host's part, or, "on the device", without it. As in a Loader, the calls are
@@ -9,7 +9,6 @@ torchvision v2 and Kornia do the same recipe where they are installed, each with
 where it can.
 """
 
-import argparse
 import functools
 import itertools
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import record, spread
+from record import arguments, at_least_one, need_cuda, numbers_of, record, spread
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -159,12 +158,14 @@ def seconds_on_device(way: Way) -> float:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--repeats", type=at_least_one, default=30)
     options = parser.parse_args()
     cuda = options.device == "cuda"
+    if cuda:
+        need_cuda("Leave --device out to measure the CPU")
     recipes = {} if cuda else on_cpu(options.batch)
     ways = on_cuda(options.batch) if cuda else {
         f"{name}{kind}": way for name, pair in recipes.items() for kind, way in zip(("", ", plain"), pair, strict=True)
@@ -188,9 +189,7 @@ def main() -> None:
     pairs += [(name, "resized crop, flip, normalise") for name in taken if name.startswith(("torchvision", "kornia"))]
     for one, other in pairs:
         results[f"time: {one} / {other}"] = spread([a / b for a, b in zip(taken[one], taken[other], strict=True)])
-    if cuda:
-        results["device"] = torch.cuda.get_device_name()
-    record("transforms", vars(options), results)
+    record("transforms", options, numbers_of(parser), vars(options) | {"images": "in memory"}, results)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The table and the plot of what `memload bench` found."""
 
+import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,6 +12,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 #: of subjects by how they begin; all others have one
 _COLOURS = {"JPEG": "#e45756", "Load": "#54a24b"}
+
+
+#: What the share is, for which the median of the rates over that of the limits could be taken.
+_SHARE = "Share: the median of each round's rate over that round's limit."
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ class Report:
             "  ".join([row[0].ljust(first), *(row[n + 1].rjust(width) for n, width in enumerate(rest)), row[4]])
             for row in rows
         ]
-        return "\n".join([*self.heading(), "", *(line.rstrip() for line in table), "", *self.facts["notes"]])
+        notes = [_SHARE] * any(line.share is not None for line in self.lines) + self.facts["notes"]
+        return "\n".join([*self.heading(), "", *(line.rstrip() for line in table), "", *notes])
 
     def plot(self) -> Image.Image:
         """Return a bar for each rate, on a logarithmic axis, with a mark at its limit."""
@@ -93,7 +99,7 @@ class Report:
         low = math.floor(math.log10(min(values, default=1)))
         high = max(low + 1, math.ceil(math.log10(max(values, default=10))))
         left, wide, tall, top = 300, 620, 34, 84
-        picture = Image.new("RGB", (left + wide + 230, top + tall * len(shown) + 64), "white")
+        picture = Image.new("RGB", (left + wide + 230, top + tall * len(shown) + 82), "white")
         draw = ImageDraw.Draw(picture)
         font, small = ImageFont.load_default(15), ImageFont.load_default(12)
 
@@ -116,10 +122,11 @@ class Report:
                 x = across(line.limit_images_s)
                 draw.line((x, y + 3, x, y + tall - 3), fill="black", width=3)
                 end = max(end, x)
-            share = "" if line.share is None else f"   {line.share:.2f} of its limit"
+            share = "" if line.share is None else f"   share {line.share:.2f}"
             draw.text((end + 8, y + tall / 2), _number(rate) + share, fill="black", font=small, anchor="lm")
-        told = "images a second, logarithmic; the black mark is the limit measured in the same run"
+        told = "images a second, logarithmic; bars and black marks, which are limits of the same run, are medians"
         draw.text((left, bottom + 30), told, fill="#555555", font=small)
+        draw.text((left, bottom + 48), _SHARE, fill="#555555", font=small)
         return picture
 
 
@@ -134,12 +141,28 @@ def _plain(text: str) -> str:
 
 
 def check_plot(plot: Path) -> None:
-    """Raise ValueError where a plot could not be written after a minute of measuring."""
+    """Raise ValueError where a plot could not be written after a minute of measuring. Leaves no file behind."""
+
+    def refused(expected: str, found: str) -> ValueError:
+        return ValueError(f"plot: expected {expected}, found {str(plot)!r}: {found}")
+
     Image.init()
-    if Image.registered_extensions().get(plot.suffix.lower()) not in Image.SAVE:
-        raise ValueError(
-            f"plot: expected the name of an image such as speed.png, found {str(plot)!r}: Pillow writes no such files. "
-            "Choose another ending"
-        )
-    if not plot.absolute().parent.is_dir():
-        raise ValueError(f"plot: expected a file in a folder that is there, found {str(plot)!r}. Make the folder")
+    try:
+        written = Image.registered_extensions().get(plot.suffix.lower(), "")
+        Image.new("RGB", (1, 1)).save(io.BytesIO(), written)
+    except (KeyError, ValueError, OSError) as error:  # no such format, one for reading only, or one without colours
+        what = "Pillow writes no such files in colour. Choose another ending"
+        raise refused("the name of an image such as speed.png", what) from error
+    target = plot.resolve()  # where links lead, as what is made by trying has to go again
+    if not target.parent.is_dir():
+        raise refused("a file in a folder that is there", "there is none. Make the folder")
+    there = target.exists()
+    if there and not target.is_file():
+        raise refused("a file", "something else has that name. Choose another")
+    try:
+        with target.open("ab"):
+            pass
+    except OSError as error:
+        raise refused("a file that can be written", f"{error.strerror}. Choose another place") from error
+    if not there:
+        target.unlink()

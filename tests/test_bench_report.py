@@ -39,6 +39,7 @@ def test_the_table_has_a_row_a_line_and_the_notes_below() -> None:
         "gather       2,000     2   0.50  4,000  a copy",
         "feed dma         –     –         no device",
         "",
+        "Share: the median of each round's rate over that round's limit.",
         "A note.",
     ]
 

@@ -40,6 +40,7 @@ def test_ways_are_measured_and_one_that_fails_is_a_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     line = json.loads((tmp_path / "benchmarks" / "results" / "compare.jsonl").read_text())
+    assert {"--only 'memload, Loader' FFCV NumPy", "--count 24", "--rounds 2"} <= set(line["partial"])
     ours = line["results"]["memload, Loader, 1 thread"]
     assert ours["images/s"]["repeats"] == 2
     assert ours["images/s"]["median"] > 0
@@ -52,6 +53,38 @@ def test_ways_are_measured_and_one_that_fails_is_a_line(tmp_path):
     )
     assert shown.endswith("  none: ended, status 1")
     assert [*(tmp_path / "work").iterdir(), *(tmp_path / "tmp").iterdir()] == []
+
+
+def test_where_every_way_fails_the_reasons_are_shown_and_nothing_is_recorded(tmp_path):
+    shutil.copytree(HERE, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("results", "plots"))
+    shutil.copytree(HERE.parent / "scripts", tmp_path / "scripts")
+    (tmp_path / "work").mkdir()
+    command = [
+        sys.executable, tmp_path / "benchmarks" / "compare.py", "--device", "cpu", "--only", "FFCV", "--count", "24",
+        "--batch", "8", "--workers", "1", "--python", "ffcv=/bin/false", "--folder", tmp_path / "work",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "FFCV, raw, 1 worker  none: ended, status 1" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "Nothing is recorded, as no way could be measured."
+    assert not (tmp_path / "benchmarks" / "results").exists()
+
+
+def test_the_reason_is_the_first_line_of_an_error_but_of_a_workers_the_cause():
+    assert compare.reason(ValueError("no room\nfor details")) == "ValueError: no room"
+    assert compare.reason(ValueError()) == "ValueError: "
+
+    class Bad(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, number):
+            raise OSError("no such picture\nfor details")
+
+    with pytest.raises(OSError, match="Caught OSError") as caught:
+        next(iter(torch.utils.data.DataLoader(Bad(), num_workers=1)))
+    assert compare.reason(caught.value) == "in a worker: OSError: no such picture"
 
 
 def test_an_epoch_tells_its_first_batch_and_what_comes_behind_it(job):

@@ -2,6 +2,7 @@ import importlib.util
 import itertools
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,7 +28,35 @@ def line(when, cores=2, **more):
 
 def test_results_are_up_to_date():
     written = (HERE / "RESULTS.md").read_text()
-    assert written == report.text(report.newest(HERE / "results")), "run python benchmarks/report.py"
+    wanted = report.text(report.newest(HERE / "results"), report.commits(HERE / "results"))
+    assert written == wanted, "run python benchmarks/report.py"
+
+
+def git(*arguments):
+    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_every_commit_of_a_line_is_in_the_history_or_landed_in_one_that_is():
+    landed = report.commits(HERE / "results")
+    lines = [json.loads(text) for path in (HERE / "results").glob("*.jsonl") for text in path.read_text().splitlines()]
+    named = {one["commit"].partition("+")[0] for one in lines}
+    assert all(re.fullmatch("[0-9a-f]{7,40}", commit) for commit in named | {*landed, *landed.values()})
+    assert not {*landed} & {*landed.values()}
+    if (ROOT / ".git").exists() and git("rev-parse", "--is-shallow-repository").stdout.strip() == "false":
+        unknown = [
+            commit
+            for commit in (named - {*landed}) | {*landed.values()}
+            if git("merge-base", "--is-ancestor", commit, "HEAD").returncode
+        ]
+        assert unknown == [], "say in benchmarks/results/commits.json where they landed"
+
+
+def test_a_commit_that_is_not_in_the_history_is_told_with_the_one_that_has_it():
+    landed = {"abc": "def"}
+    assert report.commit(line("1"), landed) == "abc, which landed in def"
+    assert report.commit(line("1", commit="abc+changes"), landed) == "abc+changes, of which abc landed in def"
+    assert report.commit(line("1", commit="123+changes"), landed) == "123+changes"
+    assert "commit abc, which landed in def" in report.text([line("2026-01-02T00:00:00Z")], landed)
 
 
 def test_plots_are_those_of_the_results():
@@ -48,6 +77,15 @@ def test_newest_of_each_machine_and_variant(tmp_path):
     assert [(one["benchmark"], one["machine"]["cores"], one["when"]) for one in found] == [
         ("made", 2, "2"), ("made", 2, "1"), ("made", 4, "1"), ("x", 2, "3"),
     ]  # fmt: skip
+
+
+def test_a_partial_run_takes_no_whole_ones_place_and_says_that_it_is_one(tmp_path):
+    part = {"partial": ["--only FFCV"]}
+    lines = [line("1"), line("2", **part), line("3", cores=4, **part)]
+    (tmp_path / "made.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    found = report.newest(tmp_path)
+    assert [one["when"] for one in found] == ["1", "3"]
+    assert ["**A partial run**: --only FFCV" in report.section(one) for one in found] == [False, True]
 
 
 def test_a_section_has_figures_parameters_and_command():
@@ -79,6 +117,64 @@ def test_a_way_that_failed_is_a_row_and_a_busy_machine_is_told(others):
     assert any("not quiet" in note for note in block.notes) == (others > 1)
     assert "Versions of these: numpy 2." in block.notes
     assert report.aligned(block.rows).splitlines()[2] == "other  none: no module"
+
+
+def test_a_table_of_ways_that_all_failed_has_their_reasons():
+    failed = {"one": {"error": "no module"}, "other": {"error": "no device"}}
+    assert report.comparison(failed).splitlines()[1:] == ["one    none: no module", "other  none: no device"]
+    assert report.markdown(report.matrix(failed).rows).splitlines()[2:] == [
+        "| one | none: no module |", "| other | none: no device |",
+    ]  # fmt: skip
+
+
+def test_values_without_repeats_are_told():
+    block = report.matrix({"one": {"images/s": RATE, "memory, MB": 3.0, "pixels": "equal"}})
+    assert block.notes[0].endswith("Measured once, without repeats: memory, MB.")
+    assert "once" not in report.matrix({"one": {"images/s": RATE}}).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "name", "ours"),
+    [
+        ("transforms", "resized crop, flip, normalise, images/s", True),
+        ("transforms", "flip, normalise, 32, plain, images/s", False),
+        ("transforms", "copy, on the device, images/s", False),
+        ("transforms", "kornia, images/s", False),
+        ("train_step", "the same in CudaPrefetcher", True),
+        ("train_step", "DataLoader, 16 workers", True),
+        ("train_step", "synthetic, again", False),
+        ("feeds", "the same in CudaPrefetcher", True),
+        ("feeds", "the same in Apex's prefetcher", False),
+        ("feeds", "copy", False),
+        ("compare", "NumPy memmap, default collate, 2 workers", False),
+        ("compare", "JPEG, DataLoader, Pillow, 2 workers", False),
+        ("loader", "ffcv, 1 workers", False),
+        ("build", "bare", False),
+    ],
+)
+def test_what_is_memloads_own_is_told_from_others_in_plots(benchmark, name, ours):
+    assert report.is_ours(benchmark, name) == ours
+
+
+@pytest.mark.parametrize(("most", "last"), [(8.4e6, 8e6), (378777.0, 3e5), (1.0, 1.0), (0.11, 0.1), (59.0, 50.0)])
+def test_axes_have_round_numbers_that_lie_within(most, last):
+    found = report.ticks(most)
+    assert found[0] == 0
+    assert found[-1] == pytest.approx(last)
+    assert 3 <= len(found) <= 6
+
+
+def test_ways_that_failed_are_named_in_a_plot(tmp_path):
+    way = {"images/s": RATE, "cores": 1.0}
+    pictures = []
+    for more in ({}, {"three": {"error": "no module"}}):
+        report.draw(line("1", results={"one": way, "two": way, **more}), tmp_path / "plot.png")
+        pictures.append(np.asarray(Image.open(tmp_path / "plot.png").convert("L")))
+    without, named = pictures
+    height = 48  # of a row, at twice the size
+    assert len(named) == len(without) + height
+    row = named[(76 + 24) * 2 + 2 * height :][:height]  # behind the heading and the two that have bars
+    assert ((row[:, :120] < 150).any(), (row[:, 150:] < 150).any()) == (True, True)
 
 
 def test_bars_are_as_long_as_their_rates_and_curves_are_drawn(tmp_path):
