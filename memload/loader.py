@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from memload.dataset import MemmapDataset
 from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed, pinned_callers
@@ -23,7 +24,7 @@ from memload.feeds.interface import Feed, Samples
 from memload.prefetch import ahead_on_thread, bound
 from memload.samplers import Order, SequentialSampler, ShuffledSampler, WeightedSampler
 from memload.streams import SideStream, find_device, map_tensors, tensors_of
-from memload.transforms import Transform
+from memload.transforms import Transform, evaluate, train
 from memload.workers import available_cores
 
 #: Positions of an order computed at a time, at most, since a call of `Order.take` costs some 100 µs beside 12 ns a
@@ -38,9 +39,10 @@ _GRACE = 60.0
 class Loader:
     """Batches of a data set on the device, made ahead of the training loop.
 
-    Each batch is a named tuple ``(images, labels)``, or images and the ``columns`` asked for: images ``(N, C,
-    H, W)`` of the data set's type, channels-last in memory, unless ``transform`` makes something else of them; columns
-    as tensors ``(N, …)``.
+    Each batch is a named tuple ``(images, labels)``, or images and the ``columns`` asked for; of a data set without
+    labels and other columns ``(images,)``, so write ``for (images,) in loader`` or use ``batch.images``. Images are
+    ``(N, C, H, W)`` of the data set's type, channels-last in memory, unless ``transform`` makes something else of them;
+    columns are tensors ``(N, …)``.
 
     **Device.** ``device`` is by default the CUDA device that is current when the first batch is asked for, or the
     CPU where there is none. ``feed`` is the way there; `feed` says which was chosen and why, and so does a line in
@@ -111,8 +113,12 @@ class Loader:
         static_buffers: bool = False,
     ) -> None:
         if not isinstance(dataset, MemmapDataset | str | Path):
-            raise TypeError(f"dataset: expected a MemmapDataset or its path, found {type(dataset).__name__}")
-        if transform is not None and (not callable(transform) or isinstance(transform, type)):
+            advice = ". Write dataset.subset(part.indices) for a part of dataset" if isinstance(dataset, Subset) else ""
+            raise TypeError(f"dataset: expected a MemmapDataset or its path, found {type(dataset).__name__}{advice}")
+        if isinstance(transform, type) or transform is train or transform is evaluate:
+            found = f"{transform.__name__} itself, which makes one. Write {transform.__name__}(…)"
+            raise TypeError(f"transform: expected a callable of images, found {found}")
+        if transform is not None and not callable(transform):
             raise TypeError(f"transform: expected a callable of images, found {transform!r}")
         if not isinstance(seed, int | np.integer):
             raise TypeError(f"seed: expected an integer, found {seed!r}")
@@ -608,7 +614,10 @@ def _is_all_ours(transform: Any) -> bool:
 
 def _default_threads() -> int:
     """Return how many threads gather: the processes that torchrun started on this host share its cores."""
-    return max(1, min(8, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    told = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if not told.isdecimal() or not int(told):
+        raise ValueError(f"LOCAL_WORLD_SIZE: expected how many processes this host runs, found {told!r:.40}")
+    return max(1, min(8, available_cores() // int(told)))
 
 
 def _at_least(argument: str, value: int, least: int) -> None:

@@ -34,7 +34,8 @@ class _Sized:
 
     def __init__(self, size: int) -> None:
         if not isinstance(size, int | np.integer) or size < 0:
-            raise ValueError(f"{type(self).__name__}: size: expected an integer of at least 0, found {size!r}")
+            advice = ". Write len(dataset)" if hasattr(size, "__len__") else ""
+            raise ValueError(f"{type(self).__name__}: size: expected an integer of at least 0, found {size!r}{advice}")
         self.size = int(size)
 
     def __len__(self) -> int:
@@ -117,6 +118,7 @@ class WeightedSampler(_Sized):
     """
 
     def __init__(self, weights: Sequence[float] | np.ndarray, *, size: int | None = None, seed: int = 0) -> None:
+        _refuse_data_set("weights: expected numbers (n,)", weights, "WeightedSampler(class_weights[dataset.labels])")
         values = np.asarray(weights, np.float64)
         if values.ndim != 1 or not values.size or not np.isfinite(values).all() or (values < 0).any():
             raise ValueError(f"weights: expected numbers (n,) of at least 0, found an array {values.shape}")
@@ -139,11 +141,17 @@ class ClassBalancedSampler(WeightedSampler):
     """Every class that has samples equally often, drawn with replacement; ``labels`` are int64 ``(n,)``."""
 
     def __init__(self, labels: Any, *, size: int | None = None, seed: int = 0) -> None:
+        _refuse_data_set("labels: expected integers (n,)", labels, "ClassBalancedSampler(dataset.labels)")
         values = np.asarray(labels)
         if values.ndim != 1 or values.dtype.kind not in "iu" or not values.size or values.min() < 0:
             raise ValueError(f"labels: expected integers (n,) of at least 0, found {values.dtype} {values.shape}")
         counts = np.bincount(values)
         super().__init__(1.0 / counts[values], size=size, seed=seed)
+
+
+def _refuse_data_set(expected: str, values: Any, advice: str) -> None:
+    if hasattr(values, "labels"):  # an array of it would be one of all its pixels
+        raise TypeError(f"{expected}, one a sample, found {type(values).__name__}. Write {advice}")
 
 
 def _key(*parts: int) -> np.ndarray:

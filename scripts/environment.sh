@@ -18,6 +18,7 @@ find_python() {
 make_venv() {
     local python
     python=$(find_python)
+    echo "setting up Python in .venv, once …" >&2
     # Debian's Python comes without ensurepip; virtualenv brings a pip of its own.
     "$python" -m venv .venv >/dev/null 2>&1 || {
         rm -rf .venv
@@ -31,6 +32,7 @@ install() {
     local stamp=.venv/.memload-$1
     # A stamp, so that the second run starts at once; a changed pyproject.toml makes it stale.
     [[ $stamp -nt pyproject.toml ]] && return
+    echo "installing memload and what it needs into .venv: the first time torch too, which takes minutes …" >&2
     # torch first: asked for by memload, pip would take the newest, and with it gigabytes of CUDA.
     .venv/bin/python -c 'import torch' 2>/dev/null || .venv/bin/python -m pip install --quiet torch==2.13.0
     .venv/bin/python -m pip install --quiet --editable ".${1:+[$1]}"

@@ -22,7 +22,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, Sampler, SubsetRandomSampler
+from torch.utils.data import BatchSampler, Sampler, Subset, SubsetRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
 from memload import (
@@ -761,6 +761,13 @@ def test_threads_are_shared_by_the_processes_of_a_host(path: Path, monkeypatch: 
     assert Loader(path).num_threads == 3
 
 
+@pytest.mark.parametrize("told", ["0", "-1", "", "four"])
+def test_a_number_of_processes_that_is_none_is_told(path: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
+    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE: expected how many processes"):
+        Loader(path)
+
+
 def test_static_buffers_need_batches_of_one_size(path: Path) -> None:
     with pytest.raises(ValueError, match="static_buffers: expected drop_last=True"):
         Loader(path, 4, static_buffers=True)
@@ -852,7 +859,20 @@ def test_transforms_change_labels_and_make_views(path: Path) -> None:
         ({"seed": 1.5}, "seed: expected an integer, found 1.5"),
         ({"seed": None}, "seed: expected an integer, found None"),
         ({"transform": 3}, "transform: expected a callable of images, found 3"),
+        (
+            {"transform": transforms.train},
+            "transform: expected a callable of images, found train itself, which makes one. Write train(…)",
+        ),
+        (
+            {"transform": transforms.Normalize},
+            "transform: expected a callable of images, found Normalize itself, which makes one. Write Normalize(…)",
+        ),
         ({"dataset": [1, 2]}, "dataset: expected a MemmapDataset or its path, found list"),
+        (
+            {"dataset": Subset([1, 2], [0])},
+            "dataset: expected a MemmapDataset or its path, found Subset. Write dataset.subset(part.indices) for a "
+            "part of dataset",
+        ),
     ],
     ids=str,
 )

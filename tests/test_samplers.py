@@ -1,6 +1,7 @@
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from memload import (
     BlockShuffledSampler,
     ClassBalancedSampler,
+    MemmapDataset,
     SequentialSampler,
     ShuffledSampler,
     WeightedSampler,
@@ -290,6 +292,22 @@ def test_weights_that_are_none_are_refused(weights: Any) -> None:
 def test_labels_that_are_none_are_refused(labels: Any) -> None:
     with pytest.raises(ValueError, match=r"^labels: expected integers .*, found "):
         ClassBalancedSampler(labels)
+
+
+@pytest.mark.parametrize("make", [SequentialSampler, ShuffledSampler, BlockShuffledSampler])
+def test_a_data_set_in_place_of_its_size_is_told_what_to_write(make: Callable[..., Any], output: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"size: expected an integer .*, found MemmapDataset.*\. Write len\(dataset\)$"
+    ):
+        make(MemmapDataset(output))
+
+
+@pytest.mark.parametrize("make", [WeightedSampler, ClassBalancedSampler])
+def test_a_data_set_in_place_of_numbers_for_its_samples_is_told_what_to_write(
+    make: Callable[..., Any], output: Path
+) -> None:
+    with pytest.raises(TypeError, match=rf"one a sample, found MemmapDataset\. Write {make.__name__}\(.*labels\]?\)$"):
+        make(MemmapDataset(output))
 
 
 @pytest.mark.parametrize(("block", "window"), [(0, 1), (1, 0), (-5, 3)])

@@ -1,9 +1,10 @@
 """Train with Accelerate, on one process or several:
 
 python accelerate_example.py DATA.bin --epochs 3 --checkpoint checkpoint/
-accelerate launch --cpu --num_processes 2 accelerate_example.py DATA.bin --epochs 3 --checkpoint checkpoint/
+accelerate launch --num_processes 2 accelerate_example.py DATA.bin --epochs 3 --checkpoint checkpoint/
 
-`prepare` gives the Loader back as it is: it finds its rank itself, and brings its batches to its own device.
+It trains on GPUs, one process each, and on the CPU where there are none: there, launch with --cpu. `prepare` gives the
+Loader back as it is: it finds its rank itself, and makes its batches on the device that it was given.
 """
 
 import argparse
@@ -12,15 +13,14 @@ from pathlib import Path
 import torch
 import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from memload import Loader, MemmapDataset
+from memload import Loader, MemmapDataset, transforms
 
-
-def to_float(images: Tensor) -> Tensor:
-    """Scale whole batches of bytes to 0 … 1."""
-    return images.float().div_(255)
+#: whole batches, on their device; `Normalize` takes the data set's own mean and standard deviation
+TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
+EVALUATE = transforms.Normalize()
 
 
 def main() -> None:
@@ -33,9 +33,9 @@ def main() -> None:
     parser.add_argument("--stop-after", type=int, help="steps, as if the job's time were up then")
     args = parser.parse_args()
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     dataset = MemmapDataset(args.data)
-    train = Loader(dataset, args.batch_size, shuffle=True, transform=to_float)
+    train = Loader(dataset, args.batch_size, shuffle=True, device=accelerator.device, transform=TRAIN)
     torch.manual_seed(0)
     classes = len(dataset.classes)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes))
@@ -59,13 +59,14 @@ def main() -> None:
 
     # Every sample once over all ranks, so one rank may have a batch more: reduce after the loop. gather_for_metrics
     # in every batch would wait for ever.
-    totals = torch.zeros(3, dtype=torch.float64)
+    totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     net = accelerator.unwrap_model(model)
     with torch.no_grad():
-        for images, labels in Loader(dataset, args.batch_size, transform=to_float):
+        for images, labels in Loader(dataset, args.batch_size, device=accelerator.device, transform=EVALUATE):
             output = net(images)
-            loss = functional.cross_entropy(output, labels, reduction="sum")
-            totals += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
+            totals[0] += functional.cross_entropy(output, labels, reduction="sum")
+            totals[1] += (output.argmax(1) == labels).sum()
+            totals[2] += len(labels)
     loss, right, count = accelerator.reduce(totals).tolist()
     accelerator.print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
 

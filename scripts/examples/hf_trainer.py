@@ -2,6 +2,9 @@
 
 python hf_trainer.py DATA.bin --epochs 3 --checkpoint checkpoints/
 torchrun --nproc-per-node 2 hf_trainer.py DATA.bin --epochs 3 --checkpoint checkpoints/
+
+It trains on GPUs, one process each, and on the CPU where there are none. Where one process sees several GPUs, the
+Trainer cuts each batch into parts for them: use torchrun.
 """
 # ruff: noqa: D101, D102 - the names are those that the Trainer asks for
 
@@ -19,12 +22,11 @@ from torch.nn import functional
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from memload import Loader, MemmapDataset
+from memload import Loader, MemmapDataset, transforms
 
-
-def to_float(images: Tensor) -> Tensor:
-    """Scale whole batches of bytes to 0 … 1."""
-    return images.float().div_(255)
+#: whole batches, on their device; `Normalize` takes the data set's own mean and standard deviation
+TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
+EVALUATE = transforms.Normalize()
 
 
 class Net(nn.Module):
@@ -93,13 +95,13 @@ def main() -> None:
         save_steps=1,
         learning_rate=1e-2,
         ddp_find_unused_parameters=False,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         report_to=[],
         disable_tqdm=True,
     )
     set_seed(0)
     dataset = MemmapDataset(args.data)
-    train = Loader(dataset, args.batch_size, shuffle=True, transform=to_float)
+    train = Loader(dataset, args.batch_size, shuffle=True, device=arguments.device, transform=TRAIN)
     last = args.checkpoint and args.checkpoint.is_dir() and get_last_checkpoint(str(args.checkpoint))
     if last:
         train.load_state_dict(json.loads(Path(last, "loader.json").read_text()))
@@ -108,13 +110,14 @@ def main() -> None:
 
     # Not trainer.evaluate(), which gathers in every batch: every sample comes once over all ranks, so that one
     # may have a batch more than another.
-    totals = torch.zeros(3, dtype=torch.float64)
+    totals = torch.zeros(3, dtype=torch.float64, device=arguments.device)
     net = trainer.accelerator.unwrap_model(trainer.model).net.eval()
     with torch.no_grad():
-        for images, labels in Loader(dataset, args.batch_size, transform=to_float):
+        for images, labels in Loader(dataset, args.batch_size, device=arguments.device, transform=EVALUATE):
             output = net(images)
-            loss = functional.cross_entropy(output, labels, reduction="sum")
-            totals += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
+            totals[0] += functional.cross_entropy(output, labels, reduction="sum")
+            totals[1] += (output.argmax(1) == labels).sum()
+            totals[2] += len(labels)
     loss, right, count = trainer.accelerator.reduce(totals).tolist()
     trainer.accelerator.print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
 

@@ -2,8 +2,9 @@
 
 python lightning_example.py DATA.bin --epochs 3 --devices 2 --checkpoint checkpoints/last.ckpt
 
-Lightning takes the Loader as it is, which finds its rank itself, and keeps its state in its own checkpoints: from one
-that is there, training goes on at the very sample. Neither `use_distributed_sampler` nor `set_epoch` is needed.
+It trains on GPUs, and on the CPU where there are none. Lightning takes the Loader as it is, which finds its rank
+itself, and keeps its state in its own checkpoints: from one that is there, training goes on at the very sample.
+Neither `use_distributed_sampler` nor `set_epoch` is needed.
 """
 # ruff: noqa: D101, D102 - the names are those that Lightning asks for
 
@@ -18,12 +19,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memload import Loader, MemmapDataset
+from memload import Loader, MemmapDataset, transforms
 
-
-def to_float(images: Tensor) -> Tensor:
-    """Scale whole batches of bytes to 0 … 1."""
-    return images.float().div_(255)
+#: whole batches, on their device; `Normalize` takes the data set's own mean and standard deviation
+TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
+EVALUATE = transforms.Normalize()
 
 
 class Classifier(lightning.LightningModule):
@@ -44,8 +44,9 @@ class Classifier(lightning.LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         output = self.net(batch.images)
-        loss = functional.cross_entropy(output, batch.labels, reduction="sum")
-        self.totals += torch.stack([loss, (output.argmax(1) == batch.labels).sum(), torch.tensor(len(batch.labels))])
+        self.totals[0] += functional.cross_entropy(output, batch.labels, reduction="sum")
+        self.totals[1] += (output.argmax(1) == batch.labels).sum()
+        self.totals[2] += len(batch.labels)
 
     def on_validation_epoch_end(self) -> None:  # reduced here: one rank may have had a batch more than another
         self.totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
@@ -64,8 +65,8 @@ def main() -> None:
 
     lightning.seed_everything(0, verbose=False)
     dataset = MemmapDataset(args.data)
-    train = Loader(dataset, args.batch_size, shuffle=True, transform=to_float)
-    test = Loader(dataset, args.batch_size, transform=to_float)
+    train = Loader(dataset, args.batch_size, shuffle=True, transform=TRAIN)
+    test = Loader(dataset, args.batch_size, transform=EVALUATE)
     model = Classifier(len(dataset.classes))
     saving = args.checkpoint and ModelCheckpoint(
         args.checkpoint.parent, args.checkpoint.stem, every_n_train_steps=1, enable_version_counter=False
@@ -73,7 +74,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         max_epochs=args.epochs,
         max_steps=args.stop_after,
-        accelerator="cpu",
+        accelerator="cuda" if torch.cuda.is_available() else "cpu",  # where the Loader makes its batches
         devices=args.devices,
         strategy="ddp" if args.devices > 1 else "auto",
         callbacks=[saving] if saving else [],

@@ -3,26 +3,27 @@
 python plain.py DATA.bin --epochs 3 --checkpoint plain.pt
 torchrun --nproc-per-node 2 plain.py DATA.bin --epochs 3 --checkpoint plain.pt
 
-Started again with a checkpoint there, it goes on at the very sample, also with another number of processes.
+It trains on GPUs, one process each, and on the CPU where there are none. Started again with a checkpoint there, it
+goes on at the very sample, also with another number of processes.
 """
 
 import argparse
 import gc
+import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from memload import Loader, MemmapDataset
+from memload import Loader, MemmapDataset, transforms
 
-
-def to_float(images: Tensor) -> Tensor:
-    """Scale whole batches of bytes to 0 … 1."""
-    return images.float().div_(255)
+#: whole batches, on their device; `Normalize` takes the data set's own mean and standard deviation
+TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
+EVALUATE = transforms.Normalize()
 
 
 def main() -> None:
@@ -35,17 +36,21 @@ def main() -> None:
     parser.add_argument("--stop-after", type=int, help="steps, as if the job's time were up then")
     args = parser.parse_args()
     if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
     dataset = MemmapDataset(args.data)
-    train = Loader(dataset, args.batch_size, shuffle=True, transform=to_float)
+    train = Loader(dataset, args.batch_size, shuffle=True, transform=TRAIN)
+    device = train.device  # the current GPU, or the CPU
     torch.manual_seed(0)
     classes = len(dataset.classes)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes))
+    net.to(device)
     model = DistributedDataParallel(net) if dist.is_initialized() else net
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     if args.checkpoint and args.checkpoint.exists():
-        state = torch.load(args.checkpoint)
+        state = torch.load(args.checkpoint, map_location="cpu")
         net.load_state_dict(state["net"])
         optimizer.load_state_dict(state["optimizer"])
         train.load_state_dict(state["train"])  # the same on every rank: it counts the samples of all of them
@@ -69,12 +74,13 @@ def main() -> None:
 
     # Every sample once over all ranks, so one rank may have a batch more: talk to the others only after the loop,
     # and call the net itself, since DistributedDataParallel's forward may talk to them too.
-    totals = torch.zeros(3, dtype=torch.float64)
+    totals = torch.zeros(3, dtype=torch.float64, device=device)
     with torch.no_grad():
-        for images, labels in Loader(dataset, args.batch_size, transform=to_float):
+        for images, labels in Loader(dataset, args.batch_size, device=device, transform=EVALUATE):
             output = net(images)
-            loss = functional.cross_entropy(output, labels, reduction="sum")
-            totals += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
+            totals[0] += functional.cross_entropy(output, labels, reduction="sum")
+            totals[1] += (output.argmax(1) == labels).sum()
+            totals[2] += len(labels)
     if dist.is_initialized():
         dist.all_reduce(totals)
         # A process group awaits its threads when nothing keeps it, and the model does; those of gloo that are left at
