@@ -11,7 +11,7 @@ numbers, one a step. Where several names have the same values below them, these 
 counts images a second goes into the plot, as do curves.
 
 `results/commits.json` has the commits that lines name and the history does not, as they were landed as fewer ones, and
-in which of these each of them is.
+in which of these each of them is. `results/remarks.json` has what was found out of a line later.
 """
 
 import argparse
@@ -56,11 +56,19 @@ COLOURS = ("#2f6fde", "#e07b39", "#3a9d5d", "#8e5bc4", "#b8bfca")
 
 
 def newest(folder: Path) -> list[dict[str, Any]]:
-    """Return the newest line of each benchmark, machine and variant; a partial one where there is no whole one."""
+    """Return the newest line of each benchmark, machine and variant; a partial one where there is no whole one.
+
+    ``remark`` is what was found out of a line later, from ``remarks.json``.
+    """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines() if line]
     for line in sorted(lines, key=lambda line: ("partial" not in line, line["when"])):
         found[line["benchmark"], machine(line), variant(line)] = line
+    remarks = folder / "remarks.json"
+    for remark in json.loads(remarks.read_text()) if remarks.exists() else []:
+        for line in found.values():
+            if (line["benchmark"], line["when"]) == (remark["benchmark"], remark["when"]):
+                line["remark"] = remark["remark"]
     return [found[key] for key in sorted(found)]
 
 
@@ -365,6 +373,7 @@ def section(line: dict[str, Any], landed: dict[str, str] | None = None) -> str:
     facts = [
         f"{line['when'][:10]}, commit {commit(line, landed or {})}",
         *([f"**A partial run**: {', '.join(line['partial'])}"] if "partial" in line else []),
+        *([f"**Remark**: {line['remark']}"] if "remark" in line else []),
         f"Machine: {machine(line)}{driver}",
         "Parameters: " + ", ".join(f"{name} {number(value)}" for name, value in line["parameters"].items()),
         *([f"Command: `{line['command']}`"] if "command" in line else []),

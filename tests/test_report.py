@@ -59,6 +59,23 @@ def test_a_commit_that_is_not_in_the_history_is_told_with_the_one_that_has_it():
     assert "commit abc, which landed in def" in report.text([line("2026-01-02T00:00:00Z")], landed)
 
 
+def test_what_was_found_out_of_a_line_later_is_told_with_it(tmp_path):
+    lines = [line("2026-01-01T00:00:00Z"), line("2026-01-02T00:00:00Z")]
+    (tmp_path / "made.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    remark = {"benchmark": "made", "when": "2026-01-02T00:00:00Z", "remark": "too high"}
+    (tmp_path / "remarks.json").write_text(json.dumps([remark | {"when": "2026-01-01T00:00:00Z"}]))
+    assert "too high" not in report.text(report.newest(tmp_path), {})
+    (tmp_path / "remarks.json").write_text(json.dumps([remark]))
+    assert "- **Remark**: too high\n" in report.text(report.newest(tmp_path), {})
+
+
+def test_every_remark_is_of_a_line():
+    lines = [json.loads(text) for path in (HERE / "results").glob("*.jsonl") for text in path.read_text().splitlines()]
+    known = {(one["benchmark"], one["when"]) for one in lines}
+    remarks = json.loads((HERE / "results" / "remarks.json").read_text())
+    assert {(one["benchmark"], one["when"]) for one in remarks} <= known
+
+
 def test_plots_are_those_of_the_results():
     named = set(re.findall(r"\(plots/(.*?)\)", (HERE / "RESULTS.md").read_text()))
     assert named == {path.name for path in (HERE / "plots").glob("*.png")}, "run python benchmarks/report.py"
