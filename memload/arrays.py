@@ -38,7 +38,7 @@ class ArraySettings:
             else:
                 height, width, channels = pixels.shape
                 return cls((height, width, channels), pixels.dtype.str)
-        told = "; ".join([*dict.fromkeys(reasons)][:3])
+        told = "; ".join(f"{reason:.300}" for reason in [*dict.fromkeys(reasons)][:3])
         raise SourceError(
             f"mode 'array': expected samples that are arrays, found none in the first {len(reasons)}: {told}"
         )
@@ -87,6 +87,8 @@ def as_stored(image: Any) -> np.ndarray:
         raise DecodeError(
             f"array: expected a NumPy array or a tensor, found {_kind(image)}: mode 'array' decodes nothing"
         )
+    if np.ma.is_masked(image):
+        raise DecodeError("array: expected values, found some that are masked, which nothing here can keep. Fill them")
     descr = image.dtype.newbyteorder("<").str
     if descr not in DESCRS or image.ndim not in (2, 3) or not image.size:
         raise DecodeError(

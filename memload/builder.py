@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import json
 import logging
 import operator
+import os
 import sys
 import threading
 import time
@@ -24,6 +26,7 @@ from memload.conversion import Settings
 from memload.decoders import MAX_PIXELS, Mode
 from memload.errors import BuildError, DecodeError, SourceError
 from memload.format import RESERVED, output_paths
+from memload.header import MAX_HEADER_BYTES, TYPES
 from memload.index import Index, class_counts
 from memload.journal import DONE, REJECTED, remove, statistics
 from memload.keys import Keys
@@ -37,6 +40,9 @@ logger = logging.getLogger("memload")
 
 OnError = Literal["skip", "raise"]
 
+#: What an index tells besides names of classes, at most: settings, columns, thousands of shards.
+_FACTS = 4 << 20
+
 
 @dataclass(frozen=True)
 class BuildReport:
@@ -44,6 +50,8 @@ class BuildReport:
 
     path: Path  #: the output
     samples: int  #: pictures in the data set
+    classes: Sequence[str] | None  #: the names of the classes, if they have names
+    columns: Sequence[str]  #: the names of the columns, such as ``label``
     rejected: int  #: pictures left out; the ledger says why
     bytes: int  #: size of all shards
     shape: tuple[int, int, int]  #: (H, W, C)
@@ -69,8 +77,12 @@ class BuildReport:
         jpeg = [version for version in versions if version.startswith("libjpeg")]
         others = [version for version in versions if version not in jpeg]
         libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
+        labels = "" if "label" in self.columns else ", no labels"
+        if self.classes is not None:
+            names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
+            labels = f", {len(self.classes):,} {'class' if len(self.classes) == 1 else 'classes'} ({names})"
         return (
-            f"{self.path}: {self.samples:,} samples of {shape} {self.dtype}, {size_text(self.bytes)}, "
+            f"{self.path}: {self.samples:,} samples of {shape} {self.dtype}{labels}, {size_text(self.bytes)}, "
             f"{self.rejected:,} rejected{ledger}; {self.images_per_second:,.0f} images/s in {self.seconds:.1f} s by "
             f"{self.num_workers} workers{kept}; {libraries}"
         )
@@ -153,18 +165,26 @@ def build(
             f"max_pixels: expected at most {2 * limit:,} with num_workers=0, found {max_pixels:,}: in this process "
             "Pillow's own limit holds. Use workers, or raise PIL.Image.MAX_IMAGE_PIXELS"
         )
+    if "\0" in str(output):
+        raise ValueError(f"output: expected the path of a file, found a NUL in {str(output)!r:.200}")
     output = Path(output)
+    if output.suffix != ".bin" and isinstance(source, (str, Path)) and Path(source).suffix == ".bin":
+        raise ValueError(
+            f"source and output: expected a folder of images and a file name that ends in '.bin', found "
+            f"{str(source)!r} and {str(output)!r}. Are they swapped?"
+        )
     output_paths(output)
     if settings is None:
         _check_arrays(source, pictures)
     else:
         settings.converter({})  # what is missing is better told now
+    count = workers.available_cores() if num_workers is None else num_workers
+    workers.check_start(count)
     records = _open_source(source)
     _check_source(records)
     job = Unfinished(records, output, settings or _array_settings(records, sides), shard_size, overwrite)
     with job.begin():
         started = time.perf_counter()
-        count = workers.available_cores() if num_workers is None else num_workers
         try:
             converted = _convert(job, count, timeout, on_error, progress)
             index = _finish(job)
@@ -179,6 +199,8 @@ def build(
     return BuildReport(
         path=output,
         samples=len(index),
+        classes=index.classes,
+        columns=tuple(index.columns),
         rejected=rejected,
         bytes=sum(shard.bytes for shard in index.image.shards),
         shape=job.settings.shape,
@@ -245,15 +267,67 @@ def _open_source(source: Any) -> Source:
 
 
 def _check_source(source: Source) -> None:
-    """Tell now what would keep the index from being read in the end."""
+    """Tell now what would keep the index from being written, or read, in the end."""
     if not len(source):
         raise SourceError("source: expected records, found none")
-    for name in source.schema:
-        if name in RESERVED or "/" in name:
-            raise SourceError(f"column {name!r}: expected another name: this one has a meaning of its own")
-    if source.classes is not None and source.schema.get("label") != Column("<i8"):
+    _check_names("keys", source.keys)
+    if len(source.keys) != len(source):
+        raise SourceError(f"keys: expected one for each of {len(source):,} records, found {len(source.keys):,}")
+    _check_names("names of columns", list(source.schema))
+    for name, column in source.schema.items():
+        _check_column(name, column)
+    known = source.listing()
+    if not isinstance(known, Mapping) or any(np.asarray(value).dtype.kind not in "biuf" for value in known.values()):
+        raise SourceError("source: expected of listing() a dict of arrays of numbers, found something else")
+    if source.classes is None:
+        return
+    if source.schema.get("label") != Column("<i8"):
         raise SourceError(
             f"source: expected a column 'label' of int64 that counts into classes, found {source.schema.get('label')}"
+        )
+    names = list(source.classes)
+    _check_names("classes", names)
+    # As the index has them: a text of JSON within another, in which each class has a count too.
+    size = len(json.dumps(json.dumps(names))) + 20 * len(names)
+    if size > MAX_HEADER_BYTES - _FACTS:
+        raise SourceError(
+            f"classes: expected names that take less than {size_text(MAX_HEADER_BYTES)} in the index, found "
+            f"{len(names):,} of {size_text(size)}. Give shorter ones, or leave them out"
+        )
+
+
+def _check_names(what: str, names: Sequence[str]) -> None:
+    if isinstance(names, Keys):  # made of texts
+        return
+    for name in names:
+        if not isinstance(name, str):
+            raise SourceError(f"{what}: expected texts, found {type(name).__name__} {name!r:.40}. Turn them into str")
+        try:
+            if what == "keys":
+                os.fsencode(name)
+            elif what != "classes":
+                name.encode()  # no half characters, which an index has in names of files alone
+        except UnicodeEncodeError as error:
+            raise SourceError(
+                f"{what}: expected texts that can be encoded, found {name!r:.40} ({error.reason})"
+            ) from None
+
+
+def _check_column(name: str, column: Column) -> None:
+    if name in RESERVED or "/" in name:
+        raise SourceError(f"column {name!r:.80}: expected another name: this one has a meaning of its own")
+    try:
+        descr = np.dtype(column.dtype).newbyteorder("<").str
+    except TypeError:
+        descr = ""
+    if descr not in TYPES.values():
+        raise SourceError(
+            f"column {name!r:.80}: expected numbers of at most 64 bits, found the type {column.dtype!r}. Turn it into "
+            "numbers, or leave it out"
+        )
+    if column.points and (len(column.shape) != 2 or column.shape[1] != 2 or descr[1] != "f"):
+        raise SourceError(
+            f"column {name!r:.80}: expected points as floats of the shape (k, 2), found {descr} of {column.shape}"
         )
 
 

@@ -1,5 +1,6 @@
 """The command line: parse, call one function, print. Heavy imports wait until a command runs."""
 
+import io
 import json
 import os
 import re
@@ -89,7 +90,38 @@ class _Numbers(_ParamType):
             self.fail(f"expected numbers such as 0,5,17, found {value!r}", param, ctx)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Group(click.Group):
+    """The command line, on any console: one whose encoding lacks a letter, as "×", is given its number instead."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            # Not where it is closed, or somebody has put his own there.
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:  # of --help and --version, which no command's own handler sees
+            with suppress(OSError):
+                click.echo(f"memload: {error}", err=True)
+            sys.exit(1)
+        finally:
+            _drop_unwritten()
+
+
+def _drop_unwritten() -> None:
+    """Throw away what could not be written, as to a full disk: Python would try again at its end, and tell its way."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+                os.dup2(nowhere.fileno(), stream.fileno())
+        except ValueError:  # closed
+            pass
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="memload")
 def main() -> None:
     """Decode every image once, then feed the model at the speed of the bus."""
@@ -122,7 +154,8 @@ def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 @click.option(
     "--fast",
     is_flag=True,
-    help="JPEGs decoded at 1/2, 1/4 or 1/8 where that leaves twice the size, and only the kept part resized.",
+    help="JPEGs decoded at 1/2, 1/4 or 1/8 where that leaves twice the size, and only the kept part resized; "
+    "not with --resizer torch.",
 )
 @click.option(
     "--decoder",
@@ -136,7 +169,7 @@ def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     type=click.Choice(["pillow", "torch"]),
     default="pillow",
     show_default=True,
-    help="What resizes; torch's pixels differ by up to 2 levels.",
+    help="What resizes; torch's pixels differ by up to 2 levels. torch: bilinear or bicubic, without --fast.",
 )
 @click.option(
     "--strict", is_flag=True, help="Reject JPEGs with damage that Pillow passes in silence (needs simplejpeg)."
@@ -199,6 +232,11 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--root, --points and --array describe a manifest: give --manifest FILE")
     if manifest and extensions:
         raise click.UsageError("--extensions is for a folder of IMAGES: a manifest names its files itself")
+    if options["fast"] and options["resizer"] == "torch":
+        raise click.UsageError(
+            "--fast and --resizer torch: expected one of them, found both: --fast resizes only the part of a picture "
+            "that is kept, and torch's resizer whole pictures. Leave one out"
+        )
     with _errors_told("interrupted. Run the same command again: it goes on where it stopped"):
         import logging
 
@@ -233,7 +271,8 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 def info(path: str | None, environment: bool, as_json: bool) -> None:
     """Say what is in a data set (OUT.BIN or an index), or what memload runs on."""
     if (path is None) == (not environment):
-        raise click.UsageError("expected OUT.BIN or --environment")
+        found = "neither" if path is None else f"both {path} and --environment"
+        raise click.UsageError(f"expected OUT.BIN or --environment, not both, found {found}")
     with _errors_told():
         from memload import inspection
 
@@ -304,7 +343,7 @@ def verify(path: str, num_threads: int | None) -> None:
 @click.argument("path")
 @click.option("-o", "--output", type=FILE, required=True, help="Image file to write, such as grid.png.")
 @click.option("--count", type=click.IntRange(min=1), default=64, show_default=True, help="How many samples.")
-@click.option("--seed", default=0, show_default=True, help="Which ones, at random.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Which ones, at random.")
 @click.option("--indices", type=_Numbers(), help="Which ones, by number.")
 @click.option("--class", "class_name", help="Only of this class.")
 @click.option("--tile", type=click.IntRange(min=8, max=2048), default=128, show_default=True, help="Width of each.")

@@ -222,6 +222,8 @@ def _read_file(path: Path, limit: int) -> bytes:
 
 
 def _image_of(array: np.ndarray) -> Image.Image:
+    if np.ma.is_masked(array):
+        raise DecodeError("expected an array of values, found some that are masked. Fill them")
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     fine = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4)))

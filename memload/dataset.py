@@ -273,7 +273,12 @@ def _open_both(read: Callable[[str | Path], Index], own: Path, path: str | Path)
     for _ in range(_TIMES):
         before = identity(own)
         index = read(path)
-        shards = Shards(index)
+        try:
+            shards = Shards(index)
+        except FormatError:  # those of the new one, perhaps
+            if identity(own) == before:
+                raise
+            continue
         if identity(own) == before:
             return index, shards
     raise FormatError(

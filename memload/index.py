@@ -35,6 +35,9 @@ _ASKED = 1 << 30
 #: Characters that make more of a file's name than a name: on Windows a drive, a stream or a folder too.
 _NO_NAME = frozenset("/\\:\0" if os.name == "nt" else "/\0")
 
+#: More letters no file system takes.
+_LONGEST_NAME = 255
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -136,8 +139,9 @@ class Index:
     def write(self, path: str | Path) -> "Index":
         """Write the index to ``path`` through a temporary name, flushed to the disk; return it as written.
 
-        What stood at ``path`` is replaced in one step. Raises OSError, and ValueError where the metadata are larger
-        than a reader takes (100 MB: a million classes with names of 80 letters).
+        What stood at ``path`` is replaced in one step, whoever else writes it at the same time. Raises OSError, and
+        ValueError where the metadata are larger than a reader takes (100 MB: a million classes with names of 80
+        letters).
         """
         path = Path(path)
         tensors = {
@@ -159,9 +163,12 @@ class Index:
         # not save_file, which makes the file readable by its owner alone, whatever the umask says
         data = safetensors.numpy.save(tensors, {METADATA_KEY: text})
         header_bytes(data[:8], len(data))
-        temporary = path.with_name(path.name + ".tmp")
+        # A name that nobody else has: of two processes that write the same index, one would else rename what the other
+        # is still writing. A short one, as that of the index may be as long as names can be.
+        temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
         try:
-            temporary.write_bytes(data)
+            with temporary.open("xb") as file:
+                file.write(data)
             sync(temporary)
             temporary.replace(path)
         finally:
@@ -231,14 +238,14 @@ class Index:
                 fault_in(address_of(tensor), tensor.nbytes)
             except OSError as error:
                 raise FormatError(
-                    f"{self.path}: its tensor {name!r} cannot be read: {error.strerror}. Look after the disk, then "
-                    "restore the file or build again",
+                    f"{self.path}: its tensor {_cut(repr(name))} cannot be read: {error.strerror}. Look after the "
+                    "disk, then restore the file or build again",
                     path=self.path,
                 ) from error
             if _crc32(tensor) != self.checksums[name]:
                 raise ChecksumError(
-                    f"{self.path}: expected checksum {self.checksums[name]:08x} of its tensor {name!r}, found "
-                    f"{_crc32(tensor):08x}: the index is damaged. Restore it, or build again",
+                    f"{self.path}: expected checksum {self.checksums[name]:08x} of its tensor {_cut(repr(name))}, "
+                    f"found {_crc32(tensor):08x}: the index is damaged. Restore it, or build again",
                     path=self.path,
                 )
 
@@ -313,9 +320,8 @@ def _read_header(mapped: np.ndarray) -> Header:
 def _parse(path: Path, mapped: np.ndarray, header: Header) -> Index:
     def expect(fine: bool, subject: str, expected: str, found: object) -> None:
         if not fine:
-            shown = repr(found)
             raise FormatError(
-                f"{path}: {subject}: expected {expected}, found {shown if len(shown) <= 100 else shown[:99] + '…'}: "
+                f"{path}: {_cut(subject)}: expected {_cut(expected)}, found {_cut(repr(found))}: "
                 "the index is damaged or was not written by memload. Restore it, or build again",
                 path=path,
             )
@@ -417,6 +423,11 @@ def _parse(path: Path, mapped: np.ndarray, header: Header) -> Index:
     return index
 
 
+def _cut(text: str) -> str:
+    """Return a text in at most 100 letters: a name in a hostile file may have millions."""
+    return text if len(text) <= 100 else text[:99] + "…"
+
+
 def _kind_name(kind: type | tuple[type, ...]) -> str:
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return " or ".join(
@@ -459,7 +470,7 @@ def _is_bare(file: str) -> bool:
         os.fsencode(file)
     except UnicodeError:
         return False
-    return file not in ("", ".", "..") and not set(file) & _NO_NAME
+    return file not in ("", ".", "..") and len(file) <= _LONGEST_NAME and not set(file) & _NO_NAME
 
 
 def _map_tensors(

@@ -32,6 +32,9 @@ _READ = 8 << 20
 #: How many times as high as wide a tile of a preview may be.
 _MOST_HIGH = 8
 
+#: Pixels that a preview may have; 400 MB of memory.
+_MOST_PIXELS = 1 << 27
+
 
 def info(path: str | Path) -> dict[str, Any]:
     """Return what is known of a data set, ready for JSON. Raises FormatError.
@@ -213,7 +216,13 @@ def preview(
     columns = min(len(chosen), max(1, round((len(chosen) * (tile_height + line) / tile) ** 0.5)))
     rows = -(-len(chosen) // columns)
     gap = 4
-    sheet = Image.new("RGB", (columns * (tile + gap) + gap, rows * (tile_height + line + gap) + gap), "white")
+    sides = columns * (tile + gap) + gap, rows * (tile_height + line + gap) + gap
+    if sides[0] * sides[1] > _MOST_PIXELS:
+        raise ValueError(
+            f"preview: expected a picture of at most {_MOST_PIXELS:,} pixels, found {sides[0]:,}×{sides[1]:,} for "
+            f"{len(chosen):,} tiles of {tile}×{tile_height}. Show fewer, or smaller ones"
+        )
+    sheet = Image.new("RGB", sides, "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
     for (row, column), sample in zip(itertools.product(range(rows), range(columns)), chosen, strict=False):
         image = _to_image(pixels.gather(index.row[[sample]], np.empty((1, *index.image.shape), index.image.descr))[0])
@@ -255,10 +264,12 @@ def _choose(index: Index, count: int, seed: int, indices: Sequence[int] | None, 
         if class_name is not None:
             classes = index.classes or ()
             if class_name not in classes:
-                known = ", ".join(classes[:20]) or "none at all"
+                known = ", ".join(f"{name:.60}" for name in classes[:20]) or "none at all"
                 more = f" and {len(classes) - 20:,} more" if len(classes) > 20 else ""
                 raise ValueError(f"class: expected one of {known}{more}, found {class_name!r}")
             among = np.flatnonzero(index.columns["label"] == classes.index(class_name))
+        if seed < 0:
+            raise ValueError(f"seed: expected 0 or more, found {seed}")
         rng = np.random.default_rng(seed)
         chosen = sorted(rng.choice(among, min(count, len(among)), replace=False).tolist())
     if not chosen:

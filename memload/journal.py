@@ -31,13 +31,27 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from memload.errors import BuildError
+from memload.errors import BuildError, DecodeError
 from memload.index import Array, sync
 from memload.keys import Keys
 from memload.mapping import address_of, fault_in
 from memload.sources import Column
 
 logger = logging.getLogger("memload")
+
+#: Descriptors of the locks that this process holds, and the files that take their part.
+_locks: set[int] = set()
+_owned: set[str] = set()
+
+
+def _close_in_child() -> None:
+    """Close a forked child's copies, which would hold a lock for as long as it lives, whatever becomes of the build."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 DONE, REJECTED = 1, 2
 
@@ -64,6 +78,32 @@ def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1")
         ("squares", sums, (channels,)),
     ]
     return np.dtype(fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()])
+
+
+def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[str, Any]) -> None:
+    """Put the values of a record's columns into it. Raises DecodeError where one would become another value.
+
+    Floats are rounded to a float column; into one of integers goes only what is an integer that it can hold.
+    """
+    for name, column in schema.items():
+        value = columns[name]
+        if np.ma.is_masked(value):
+            raise DecodeError(f"column {name!r}: expected values, found some that are masked. Fill them")
+        found = np.asarray(value)
+        if found.shape != column.shape:  # NumPy would repeat a single number
+            raise DecodeError(f"column {name!r}: expected shape {column.shape}, found {found.shape}")
+        if found.dtype.kind not in "biuf":
+            raise DecodeError(f"column {name!r}: expected numbers, found {found.dtype}")
+        field = f"column/{name}"
+        if found.dtype.str == column.dtype:
+            record[field] = found
+            continue
+        with np.errstate(invalid="ignore", over="ignore"):  # told below, where it matters
+            record[field] = found.astype(column.dtype)
+        if np.dtype(column.dtype).kind != "f" and not np.array_equal(record[field], found):
+            raise DecodeError(
+                f"column {name!r}: expected values of {np.dtype(column.dtype).name}, found {found.tolist()!r:.60}"
+            )
 
 
 def seal(records: np.ndarray) -> None:
@@ -97,6 +137,7 @@ class Journal:
         with (self.folder / "rows").open("rb") as file:
             file.seek(start * self.dtype.itemsize)
             data = file.read((stop - start) * self.dtype.itemsize)
+        self._check_size(len(data), stop - start)
         return np.frombuffer(bytearray(data), self.dtype)
 
     def write(self, start: int, records: np.ndarray, rejects: list[tuple[int, str]]) -> None:
@@ -111,9 +152,18 @@ class Journal:
 
     def mapped(self) -> np.ndarray:
         """Return all records, mapped for reading. Raises OSError where the disk does not give them."""
+        self._check_size((self.folder / "rows").stat().st_size, self.rows)
         records = np.memmap(self.folder / "rows", self.dtype, "r", shape=(self.rows,))
         fault_in(address_of(records), records.nbytes)
         return records
+
+    def _check_size(self, found: int, rows: int) -> None:
+        expected = rows * self.dtype.itemsize
+        if found < expected:
+            raise OSError(
+                f"{self.folder / 'rows'}: expected {expected:,} bytes of {rows:,} records, found {found:,}: it was "
+                "truncated by somebody else"
+            )
 
     def reasons(self) -> dict[int, str]:
         """Return why rows were rejected; of several reasons for one, the last."""
@@ -186,6 +236,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     made = not folder.exists()
     descriptor = _open_lock(folder)
+    _locks.add(descriptor)
     owner: Path | None = None
     try:
         try:
@@ -222,9 +273,12 @@ def locked(folder: Path) -> Iterator[None]:
             raise
         yield
     finally:
-        os.close(descriptor)
-        if owner is not None and _read(owner) == _here():  # with the folder gone, another build may own a new one
-            owner.unlink(missing_ok=True)
+        _locks.discard(descriptor)
+        _unlock(descriptor)
+        if owner is not None:
+            _owned.discard(os.path.realpath(owner))
+            if _read(owner) == _here():  # with the folder gone, another build may own a new one
+                owner.unlink(missing_ok=True)
         if sys.platform == "win32":
             with contextlib.suppress(OSError):  # it is not empty, or another build holds it by now
                 if [path.name for path in folder.iterdir()] == ["lock"]:
@@ -245,11 +299,25 @@ def _open_lock(folder: Path) -> int:
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder of a build whose lock is held, the lock last: until then no other build can begin in it."""
+    """Remove the folder of a build whose lock is held, the lock last: until then no other build can begin in it.
+
+    Folders in it are none of memload's (a file server puts its own there, such as ``@eaDir``): they are left, and it
+    with them, which is told as a warning.
+    """
     kept = [folder / "lock", folder / OWNER]
+    left = []
     for path in folder.iterdir():
-        if path not in kept:
+        if path in kept:
+            continue
+        if is_folder(path):
+            left.append(path.name)
+        else:
             path.unlink()
+    if left:
+        logger.warning(
+            f"{folder}: expected files of memload's alone, found folders ({', '.join(left[:3]):.200}), which are "
+            "left. Remove it if nobody needs them"
+        )
     if sys.platform == "win32":  # which removes no file that is open: `locked` does when it has closed it
         return
     for path in kept:
@@ -259,6 +327,11 @@ def remove(folder: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # it is another build's by now
             raise
+
+
+def is_folder(path: Path) -> bool:
+    """Say whether there is a folder, not a link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 #: What `flock` says where there are no locks.
@@ -274,7 +347,7 @@ def _own(folder: Path) -> Path:
         except FileExistsError:
             found = _read(path)
             process, _, machine = found.partition(" ")
-            if machine != platform.node() or not process.isdecimal() or _alive(int(process)):
+            if machine != platform.node() or not process.isdecimal() or _alive(int(process), path):
                 break
             path.unlink(missing_ok=True)  # it was killed
         else:
@@ -285,6 +358,7 @@ def _own(folder: Path) -> Path:
                 raise
             finally:
                 os.close(descriptor)
+            _owned.add(os.path.realpath(path))
             return path
     raise BuildError(
         f"{folder}: expected no other build of this output, found one by process {found or 'unknown'}. "
@@ -304,7 +378,10 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _alive(process: int) -> bool:
+def _alive(process: int, owner: Path) -> bool:
+    """Say whether the process that an owner's file names may still be at work there."""
+    if process == os.getpid():  # or one before it with the same number: in a container each is the first
+        return os.path.realpath(owner) in _owned
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -333,6 +410,18 @@ def _lock(descriptor: int) -> None:
             raise BlockingIOError from error
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock(descriptor: int) -> None:
+    """Let go of the lock, if it is held, and of its file; a copy that a child got of it would hold it on."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where nothing forks
+        pass
+    else:
+        with contextlib.suppress(OSError):  # there are none here
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def write_json(path: Path, value: object) -> None:

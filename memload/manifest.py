@@ -94,6 +94,11 @@ class Manifest:
     def _read(self) -> tuple[list[str], dict[str, list[str]]]:
         """Return the paths, and the cells of the other columns by name."""
         try:
+            # A pipe is read, as <(…) of a shell is one; a device such as /dev/zero has no end.
+            if self.path.is_dir() or self.path.is_block_device() or self.path.is_char_device():
+                raise SourceError(
+                    f"{self.path}: expected a CSV file, found a folder or a device. Check the path", path=self.path
+                )
             with self.path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
                 reader = csv.reader(file, strict=True)
                 header = [name.strip() for name in next(reader, [])]

@@ -1,5 +1,6 @@
 """Where encoded images come from: a source is a sequence of records, a record is one image and its columns."""
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from PIL import Image
 from memload.errors import DecodeError, SourceError
 from memload.format import RESERVED
 from memload.keys import Keys
+
+logger = logging.getLogger("memload")
 
 #: What torchvision's ImageFolder counts as an image, by the end of its name in any case.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -101,21 +104,27 @@ class ImageFolder:
     """A folder with one class a sub-folder, in torchvision's order; or one with images only, and no label.
 
     Classes are the names of the sub-folders, sorted; a class's images are those in it and in all folders
-    below it. What counts as an image is told by the end of its name. Hidden files and folders are left out,
-    which is told in ``notes``. A link to nothing is an image that cannot be read, and ends in the ledger.
+    below it. What counts as an image is told by the end of its name. Hidden files and folders are left out.
+    ``notes`` tell that, and where there is no label. Where images lie in folders of the class folders alone, as a
+    class's do if ``root`` holds ``train/`` and ``val/``, a line in the log ``memload`` warns of it. A link to nothing
+    is an image that cannot be read, and ends in the ledger.
 
     Raises SourceError where there is no folder, or no image in it.
     """
 
     def __init__(self, root: str | Path, *, extensions: Sequence[str] = EXTENSIONS) -> None:
+        if not os.fspath(root):  # which would be the current folder
+            raise SourceError("source: expected a folder of images, found an empty path. Write . for the current one")
         self.root = Path(root)
         if isinstance(extensions, str):  # each of its letters would count as an ending
             raise TypeError(f"extensions: expected a sequence of endings such as ('.jpg',), found {extensions!r}")
         self._extensions = tuple(extension.lower() for extension in extensions)
         self._left_out: dict[str, list[str]] = {}
         if not self.root.is_dir():
-            found = "a file" if self.root.exists() else "no such folder"
-            raise SourceError(f"{root}: expected a folder of images, found {found}. Check the path", path=root)
+            found, advice = "a file" if self.root.exists() else "no such folder", "Check the path"
+            if self.root.is_file() and self.root.suffix.lower() == ".csv":
+                advice = f"If it lists images, say --manifest {root}; in Python, memload.Manifest({str(root)!r})"
+            raise SourceError(f"{root}: expected a folder of images, found {found}. {advice}", path=root)
         flat, folders = self._scan("")
         names: list[str] = []
         labels: list[int] = []
@@ -135,6 +144,14 @@ class ImageFolder:
                 f"{'; '.join(self.notes) or 'an empty folder'}. Check the path, or name other endings with "
                 "--extensions",
                 path=root,
+            )
+        if not names:
+            self.notes.append(f"no labels: no class folders with images in {root}")
+        elif not any(name.count("/") == 1 for name in names):
+            first = names[0].rpartition("/")[0]
+            logger.warning(
+                f"{root}: expected images in the class folders ({_few(folders)}), found them only in folders within "
+                f"these, such as {first}. If those are the classes, build {self.root / folders[labels[0]]} instead"
             )
         self.classes: list[str] | None = folders if names else None
         self.schema = {"label": Column("<i8")} if names else {}
@@ -212,8 +229,11 @@ def _is_build(entry: "os.DirEntry[str]") -> bool:
 
 
 def _told(kind: str, names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name)[1:-1] for name in sorted(names)[:3])
-    return f"{len(names):,} {kind}: {shown}{', …' if len(names) > 3 else ''}"
+    return f"{kind} ({len(names):,}): {_few(sorted(names))}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(repr(name)[1:-1] for name in names[:3]) + (", …" if len(names) > 3 else "")
 
 
 class DatasetSource:
@@ -280,7 +300,7 @@ class DatasetSource:
                 raise
             except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
                 errors.append(f"{type(error).__name__}: {error}")
-        raise SourceError(f"data set: expected samples, found that the first {len(errors)} fail: {errors[0]}")
+        raise SourceError(f"data set: expected samples, found that the first {len(errors)} fail: {errors[0]:.500}")
 
     def _sample(self, index: int) -> tuple[Any, dict[str, Any]]:
         sample = self._dataset[index]
@@ -308,6 +328,10 @@ _LARGEST = np.iinfo(np.int64).max
 
 def _column(name: str, value: Any) -> Column:
     """Return the type and shape of one value: int64 and float64 for single numbers, else the array's own."""
+    if not isinstance(name, str):
+        raise SourceError(f"column {name!r:.80}: expected a text as its name, found {type(name).__name__}")
+    if np.ma.is_masked(value):
+        raise SourceError(f"column {name!r:.80}: expected numbers, found some that are masked. Fill them")
     if name in RESERVED or "/" in name:
         raise SourceError(f"column {name!r}: expected another name: this one has a meaning of its own")
     try:

@@ -167,7 +167,8 @@ class Unfinished:
             differs = differences(before, self.plan)
             if changes := listing_changes(self.folder, listing):
                 differs.append(f"the source: {changes}")
-            if not differs and "stat" not in listing and (changes := self._sample_changes()):
+            known = "stat" in listing or self.publishing  # by its files, or nothing more is asked of it
+            if not differs and not known and (changes := self._sample_changes()):
                 differs.append(f"the source: {changes}")
         if differs and not self.overwrite:
             raise BuildError(
@@ -197,6 +198,7 @@ class Unfinished:
         Of files, sizes and times tell that; of a data set nothing is known beforehand. Looked at are the first row, the
         last and six between. In this process Pillow's own limit holds, so that larger pictures are passed over.
         """
+        self.journal.create()  # or mended, where it was cut short
         records = self.journal.read(0, self.journal.rows)
         done = [row for row in np.flatnonzero(records["status"] == DONE).tolist() if intact(records[row])]
         limit = Image.MAX_IMAGE_PIXELS
@@ -210,7 +212,7 @@ class Unfinished:
             except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
                 return f"its sample {row} could be used, and now cannot: {type(error).__name__}: {error!s:.200}"
             if zlib.crc32(found.pixels) != int(before["crc32"]):
-                return f"its sample {row} has other pixels"
+                return f"its sample {row} has other pixels, as another data set has, or one that draws at random"
             for name in schema:
                 if now[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
                     return f"its sample {row} has another {name!r}"
@@ -292,7 +294,7 @@ class Unfinished:
         index = self.folder / self.index.name
         if index.exists():
             publish = read_json(self.folder / "publish.json")
-            overwrite = self.overwrite or publish["overwrite"]
+            overwrite = self.overwrite or publish.get("overwrite", True)
             files = [self.folder / shard.file for shard in self.array.shards]
             if publish["ledger"]:
                 files.append(self.folder / self.ledger.name)

@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from memload.conversion import Row, Settings
-from memload.errors import DecodeError
-from memload.journal import DONE, REJECTED, intact, seal
+from memload.errors import BuildError, DecodeError
+from memload.journal import DONE, REJECTED, intact, seal, set_columns
 from memload.resizing import import_torch
 from memload.shards import ShardWriter
 from memload.sources import DatasetSource
@@ -24,6 +24,9 @@ _LARGE = (32 << 20) - (64 << 10)
 #: What a worker may take for one picture. The dearest kinds met (transparency, 16 bits) take 20 bytes a pixel, and
 #: a file is not read that is larger than 8; a fault of a library may ask for any number.
 _BYTES_A_PIXEL, _BYTES_BESIDE = 32, 1 << 30
+
+#: So many letters are kept of a reason: what an exception says may be a whole file.
+_LONGEST = 1000
 
 #: What comes of a range of rows: their records, those rejected with reasons, how many were converted.
 Batch = tuple[np.ndarray, list[tuple[int, str]], int]
@@ -93,12 +96,8 @@ class RowWork:
         """Convert one record, and put its columns into that of its row."""
         try:
             found = self.converter(self.source[row])
-            for name, column in self.schema.items():
-                value = found.columns[name]
-                if np.shape(value) != column.shape:  # NumPy would repeat a single number
-                    raise DecodeError(f"column {name!r}: expected shape {column.shape}, found {np.shape(value)}")
-                record[f"column/{name}"] = value
-        except DecodeError:
+            set_columns(record, self.schema, found.columns)
+        except (DecodeError, BuildError):  # BuildError: this process has run out of something
             raise
         except Exception as error:  # a data set of the user's may raise anything; it costs this one record
             raise DecodeError(f"{type(error).__name__}: {error}") from error
@@ -112,12 +111,17 @@ class RowWork:
             found = self._found(row, record)
         except DecodeError as error:
             _reject(row, record, self.writer)
-            return error.reason or "no reason was given"
+            return shortened(str(error.reason)) or "no reason was given"
         self.writer.write(row, found.pixels)
         record["status"], record["flags"], record["size"] = DONE, found.flags, found.size
         record["crc32"] = zlib.crc32(found.pixels)
         record["total"], record["squares"] = found.total, found.squares
         return ""
+
+
+def shortened(reason: str) -> str:
+    """Return a reason in at most `_LONGEST` letters."""
+    return reason if len(reason) <= _LONGEST else reason[: _LONGEST - 1] + "…"
 
 
 def give_up(job: Unfinished, row: int, reason: str) -> Batch:

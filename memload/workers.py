@@ -4,6 +4,8 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
+import select
 import signal
 import sys
 import time
@@ -16,10 +18,24 @@ from memload.errors import BuildError
 #: Fork where it is the custom: it starts at once, and takes a user's data set along as DataLoader does.
 _CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
-IDLE = -1
+#: What a worker is at besides rows: nothing, or its start; and sending a result.
+IDLE, SENDING = -1, -2
 
 #: Seconds that a worker may take to start, however short the timeout for a row: libraries may come over a network.
 _START = 60.0
+
+#: Seconds that it may take to send a result and take up the next task, likewise.
+_PAUSE = 10.0
+
+
+#: So much of a result is sent at a time. POSIX promises that a pipe takes it whole or not at all, with the few bytes
+#: that `Connection` puts before it: what has begun to arrive is all there, and reading it never waits for the sender.
+_PIECE = getattr(select, "PIPE_BUF", 512) - 16
+
+#: Seconds between two looks at the workers. Where far more have passed, this process was not running, and, suspended
+#: with the whole group as by Ctrl-Z or with its container, they were not either: of such a gap a worker is charged
+#: little. It is charged something, so that a machine too busy to look in time gives up a worker that hangs after all.
+_LOOK, _GAP = 0.5, 0.05
 
 
 class Task(NamedTuple):
@@ -49,37 +65,75 @@ class Work(Protocol):
 class _Worker:
     def __init__(self, number: int, make: Callable[[], Work], rows: Any, others: list["_Worker"]) -> None:
         self.number = number
-        self.connection, theirs = _CONTEXT.Pipe()
+        their_tasks, self.orders = _CONTEXT.Pipe(duplex=False)
+        self.results, their_results = _CONTEXT.Pipe(duplex=False)
+        self.ours, self.theirs = (self.orders, self.results), (their_tasks, their_results)
         rows[number] = IDLE
         # A forked child holds what its parent held. Were these left open in it, no worker would see that the
         # parent is gone, and each would wait for the others.
-        close = (
-            [self.connection, *(other.connection for other in others)] if _CONTEXT.get_start_method() == "fork" else []
-        )
-        arguments = (theirs, number, make, rows, close, os.getpid())
+        close = [end for worker in (self, *others) for end in worker.ours] if _forks() else []
+        arguments = (*self.theirs, number, make, rows, close, os.getpid())
         self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
-        self.theirs = theirs
         self.tasks: deque[Task] = deque()
-        self.row, self.since = IDLE, time.monotonic()
+        #: where it was when it was last looked at, and how many seconds it has been there
+        self.row, self.spent, self.started = IDLE, 0.0, False
+        self._pieces: list[bytes] = []
 
     def start(self) -> None:
-        with _interrupt_later():
-            self.process.start()
-        self.theirs.close()
+        try:
+            with _interrupt_later():
+                self.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if _forks():  # which pickles nothing: the fault is another's
+                raise
+            raise BuildError(
+                "workers: expected a source that can be pickled, as this system starts processes anew, found: "
+                f"{error!s:.300}. Define it at the top of a module, without lambdas and open files, or say "
+                "num_workers=0"
+            ) from error
+        for end in self.theirs:
+            end.close()
 
     def give(self, task: Task) -> None:
         self.tasks.append(task)
         with contextlib.suppress(OSError):  # it has died: told by its sentinel
-            self.connection.send(task)
+            self.orders.send(task)
+
+    def receive(self) -> tuple[Any] | None:
+        """Return the next result if it is there, and else None, without waiting. Raises EOFError and OSError."""
+        while self.results.poll():
+            piece = self.results.recv_bytes()
+            self.started, self.spent = True, 0.0  # a large one may take long; one that has stopped sends none
+            self._pieces.append(piece[1:])
+            if piece[:1] == _LAST:
+                data = b"".join(self._pieces)
+                self._pieces.clear()
+                return (pickle.loads(data),)  # of this program's own process
+        return None
 
     def stop(self) -> None:
         if self.process.pid is not None:
             self.process.kill()
             self.process.join(10)
-        self.connection.close()
-        self.theirs.close()
+        for end in (*self.ours, *self.theirs):
+            end.close()
         with contextlib.suppress(ValueError):  # where SIGCHLD is ignored, nobody can tell that it has ended
             self.process.close()
+
+
+#: What a piece of a result begins with.
+_MORE, _LAST = b"+", b"."
+
+
+def _send(connection: Any, data: bytes) -> None:
+    size = _PIECE - 1
+    for start in range(0, len(data), size):
+        last = start + size >= len(data)
+        connection.send_bytes((_LAST if last else _MORE) + data[start : start + size])
+
+
+def _forks() -> bool:
+    return bool(_CONTEXT.get_start_method() == "fork")
 
 
 @contextlib.contextmanager
@@ -95,7 +149,9 @@ def _interrupt_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: Any, number: int, make: Callable[[], Work], rows: Any, close: list[Any], parent: int) -> None:
+def _serve(
+    tasks: Any, results: Any, number: int, make: Callable[[], Work], rows: Any, close: list[Any], parent: int
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as it was, for programs that a data set may start
@@ -109,21 +165,20 @@ def _serve(connection: Any, number: int, make: Callable[[], Work], rows: Any, cl
     work = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         while True:
-            task = connection.recv()
+            task = tasks.recv()
             try:
                 work = make() if work is None else work
                 result = work(task, begin)
             except Exception as error:  # noqa: BLE001  # it is raised where the results are awaited
                 result = error
+            data = pickle.dumps(result)
+            rows[number] = SENDING
+            _send(results, data)
             rows[number] = IDLE
-            connection.send(result)
 
 
 def _die_with(parent: int) -> None:
-    """End this process when the parent is killed, at once: one that hangs in a record would never see it.
-
-    It holds a copy of all that the parent had open, and with it the lock of the build.
-    """
+    """End this process when the parent is killed, at once: one that hangs in a record would never see it."""
     if sys.platform == "linux":
         import ctypes  # NumPy has loaded it
 
@@ -139,14 +194,16 @@ def run(
 
     ``make`` is called once in each worker. A row that kills its worker, or takes longer than ``timeout`` seconds,
     is tried once more alone, and then given up as `Lost`; all other rows of its task are done again. An
-    exception in a worker is raised here. With ``num_workers=0`` all is done in this process, where neither
-    protection is to be had. Closing the generator ends the workers.
+    exception in a worker is raised here. Time in which this process was suspended does not count. With
+    ``num_workers=0`` all is done in this process, where neither protection is to be had. Closing the generator ends
+    the workers. Raises BuildError where workers do not start.
     """
     if num_workers == 0:
         with contextlib.closing(make()) as work:
             for task in tasks:
                 yield task, work(task, lambda row: None)
         return
+    check_start(num_workers)
     rows = _CONTEXT.RawArray("q", num_workers)
     again: deque[Task] = deque()
     blamed: set[int] = set()
@@ -167,23 +224,29 @@ def run(
             workers[-1].start()
         for worker in workers:
             give_more(worker)
+        looked = time.monotonic()
         while any(worker.tasks for worker in workers):
             _wait(workers)
+            now = time.monotonic()
+            passed, looked = now - looked, now
             for number, worker in enumerate(workers):
                 reason = ""
-                while worker.tasks and worker.connection.poll():
+                while worker.tasks:
                     try:
-                        result = worker.connection.recv()
+                        found = worker.receive()
                     except (EOFError, OSError):  # OSError: it was killed while it sent
                         reason = _cause(worker)
                         break
+                    if found is None:
+                        break
+                    result = found[0]
                     if isinstance(result, BaseException):
                         raise result
                     yield worker.tasks.popleft(), result
                     give_more(worker)
-                if not reason and worker.tasks and not worker.process.is_alive() and not worker.connection.poll():
+                if not reason and worker.tasks and not worker.process.is_alive() and not worker.results.poll():
                     reason = _cause(worker)
-                if not reason and _overdue(worker, rows[number], timeout):
+                if not reason and _overdue(worker, rows[number], passed, timeout):
                     reason = f"it took longer than {timeout:g} s"
                 if not reason:
                     continue
@@ -200,7 +263,7 @@ def run(
                 else:
                     failed_starts += 1
                     if failed_starts > 3 * num_workers:
-                        raise BuildError(f"workers: expected them to start, found that they die: {reason}")
+                        raise BuildError(_no_start(reason))
                 again.extend(lost)
                 workers[number] = _Worker(number, make, rows, [w for w in workers if w is not worker])
                 workers[number].start()
@@ -214,24 +277,54 @@ def run(
 
 def _wait(workers: list[_Worker]) -> None:
     busy = [worker for worker in workers if worker.tasks]
-    handles = [worker.connection for worker in busy] + [worker.process.sentinel for worker in busy]
-    multiprocessing.connection.wait(handles, timeout=1.0)
+    handles = [worker.results for worker in busy] + [worker.process.sentinel for worker in busy]
+    multiprocessing.connection.wait(handles, timeout=_LOOK)
 
 
-def _overdue(worker: _Worker, row: int, timeout: float) -> bool:
-    """Say whether a worker has been at one row, or at its start, for too long."""
-    now = time.monotonic()
+def _overdue(worker: _Worker, row: int, passed: float, timeout: float) -> bool:
+    """Say whether a worker has been at one row, or at its start, for too long, ``passed`` seconds after the last look.
+
+    At its start it may take `_START` seconds at least, and between two tasks `_PAUSE`.
+    """
+    worker.started = worker.started or row != IDLE
     if row != worker.row or not worker.tasks:
-        worker.row, worker.since = row, now
-    return now - worker.since > (timeout if row != IDLE else max(timeout, _START))
+        worker.row, worker.spent = row, 0.0
+    else:
+        worker.spent += passed if passed <= 2 * _LOOK else _GAP
+    if row < 0:
+        timeout = max(timeout, _PAUSE if worker.started else _START)
+    return worker.spent > timeout
 
 
 def _cause(worker: _Worker) -> str:
     worker.process.join(10)
     code = worker.process.exitcode
     if code is not None and code < 0:
-        return f"decoding it killed the process ({signal.Signals(-code).name})"
+        return f"decoding it killed the process ({_signal_name(-code)})"
     return f"decoding it ended the process (exit status {code})"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals, most of which have none
+        return f"signal {number}"
+
+
+def _no_start(reason: str) -> str:
+    main = (
+        "" if _forks() else ", and put the call under 'if __name__ == \"__main__\":', as a process starts with it anew"
+    )
+    return f"workers: expected them to start, found that they die: {reason}. Say num_workers=0 to see what it is{main}"
+
+
+def check_start(num_workers: int) -> None:
+    """Raise BuildError where this process may not start so many."""
+    if num_workers and multiprocessing.current_process().daemon:
+        raise BuildError(
+            "workers: expected a process that may start others, found a daemonic one, such as a worker of a DataLoader "
+            "or of a Pool. Say num_workers=0, or build in the main process"
+        )
 
 
 def limit_memory(more: int) -> None:
@@ -243,6 +336,8 @@ def limit_memory(more: int) -> None:
             pages = int(file.read().split()[5])
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = pages * resource.getpagesize() + more
+        if limit > sys.maxsize:  # beyond what a process can address, and than the call takes
+            return
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 

@@ -309,6 +309,26 @@ def test_an_output_that_does_not_end_in_bin_is_wrong_usage(folder: Path, tmp_pat
         memload.build(folder, tmp_path / name)
 
 
+def test_arguments_that_are_swapped_are_told(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^source and output: .*out\.bin' and '.*images'\. Are they swapped\?$"):
+        memload.build(tmp_path / "out.bin", folder)
+
+
+def test_the_report_names_the_first_classes(tmp_path: Path) -> None:
+    class Named(list[Any]):
+        classes = ("a", "b", "c", "d")
+
+    samples = [(np.zeros((8, 8, 3), np.uint8), number) for number in range(4)]
+    for source, classes, told in [
+        (Named(samples), ("a", "b", "c", "d"), " uint8, 4 classes (a, b, c, …), "),
+        (samples, None, " uint8, 4.86 kB, "),
+        ([image for image, _ in samples], None, " uint8, no labels, "),
+    ]:
+        report = memload.build(source, tmp_path / "out.bin", size=8, num_workers=0, overwrite=True)
+        assert report.classes == classes
+        assert told in str(report)
+
+
 def test_a_place_that_cannot_be_written_to_is_told(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1098,7 +1118,7 @@ def test_a_build_within_its_own_source_goes_on(folder: Path) -> None:
     (folder / "out.building" / "lock").touch()
     source = memload.ImageFolder(folder)
     assert source.classes == ["ant", "bee", "cat"]
-    assert any("unfinished builds: out.building" in note for note in source.notes)
+    assert any("unfinished builds (1): out.building" in note for note in source.notes)
 
 
 def test_more_shards_than_descriptors_can_be_written(folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def test_a_build_ends_with_a_line_that_says_what_it_did(run: Run, folder: Path, 
     done = build(run, folder, output, "--size", "16")
     assert done.status == 0
     line = (
-        rf"{re.escape(str(output))}: 12 samples of 16×16×3 uint8, 14.1 kB, 1 rejected "
+        rf"{re.escape(str(output))}: 12 samples of 16×16×3 uint8, 3 classes \(ant, bee, cat\), 14.1 kB, 1 rejected "
         rf"\(see {re.escape(str(tmp_path))}/out.rejects.csv\); [\d,]+ images/s in \d+\.\d s by 0 workers; "
         r"pillow \S+ \(libjpeg\S* \S+\)\n"
     )
@@ -205,6 +206,7 @@ def test_options_that_make_no_sense_are_wrong_usage(run: Run, asked: dict[str, A
         (["images", "out.bin", "--points", "p=x*,y*"], "give --manifest FILE"),
         (["images", "out.bin", "--array", "p=x*"], "give --manifest FILE"),
         (["out.bin", "--manifest", "m.csv", "--extensions", ".gif"], "--extensions is for a folder of IMAGES"),
+        (["images", "out.bin", "--fast", "--resizer", "torch"], "--fast and --resizer torch: expected one of them"),
         ([], "Missing argument"),
     ],
 )
@@ -251,7 +253,25 @@ def test_a_manifest_names_images_points_and_arrays(run: Run, folder: Path, tmp_p
 def test_a_build_says_what_it_left_out(run: Run, folder: Path, tmp_path: Path) -> None:
     (folder / "ant" / "notes.txt").write_text("no picture")
     done = build(run, folder, tmp_path / "out.bin", "--size", "8")
-    assert re.search(r"^note: 1 files that are no images by their names: ant/notes.txt$", done.err, re.MULTILINE)
+    assert re.search(r"^note: files that are no images by their names \(1\): ant/notes.txt$", done.err, re.MULTILINE)
+
+
+def test_a_build_says_that_there_are_no_labels(run: Run, folder: Path, tmp_path: Path) -> None:
+    done = build(run, folder / "ant", tmp_path / "out.bin", "--size", "8")
+    assert f"note: no labels: no class folders with images in {folder / 'ant'}\n" in done.err
+    assert ": 4 samples of 8×8×3 uint8, no labels, " in done.out
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_build_of_train_and_val_as_classes_is_warned_of(run: Run, folder: Path, tmp_path: Path, quiet: bool) -> None:
+    for part in ("train", "val"):
+        shutil.copytree(folder, tmp_path / "data" / part)
+    done = build(run, tmp_path / "data", tmp_path / "out.bin", "--size", "8", *["--quiet"] * quiet)
+    told = (
+        f"{tmp_path}/data: expected images in the class folders (train, val), found them only in folders within these"
+    )
+    assert (told in done.err) != quiet
+    assert (", 2 classes (train, val), " in done.out) != quiet
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -322,6 +342,10 @@ def test_wrong_sources_are_told_in_one_line(run: Run, folder: Path, tmp_path: Pa
     assert_one_line(build(run, missing, output), str(missing), "expected a folder", "found no such folder", "Check")
     assert_one_line(build(run, picture, output), str(picture), "expected a folder", "found a file")
     assert_one_line(build(run, empty, output), str(empty), "expected image files", "found an empty folder")
+    manifest = tmp_path / "faces.csv"
+    manifest.write_text("path,label\n")
+    assert_one_line(build(run, manifest, output), str(manifest), "found a file", f"say --manifest {manifest}")
+    assert_one_line(build(run, output, folder), f"found '{output}' and '{folder}'. Are they swapped?")
     done = run("build", output, "--manifest", missing)
     assert_one_line(done, str(missing), "expected a CSV file", "No such file")
     assert not output.exists()
@@ -442,8 +466,8 @@ def test_info_tells_the_environment(run: Run) -> None:
 
 
 def test_info_wants_a_data_set_or_the_environment(run: Run, output: Path) -> None:
-    assert_usage(run("info"), "expected OUT.BIN or --environment")
-    assert_usage(run("info", output, "--environment"), "expected OUT.BIN or --environment")
+    assert_usage(run("info"), "expected OUT.BIN or --environment", "found neither")
+    assert_usage(run("info", output, "--environment"), "expected OUT.BIN or --environment, not both, found both")
 
 
 @pytest.mark.parametrize("options", [[], ["--num-threads", "3"]], ids=["default", "threads"])
@@ -629,3 +653,79 @@ def test_what_libtiff_says_of_a_file_stays_in_the_ledger(folder: Path, tmp_path:
     command = [sys.executable, "-m", "memload", "build", str(folder), str(tmp_path / "out.bin"), "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# Any console, and any end of the output
+
+
+def command(*arguments: str | Path, encoding: str = "utf-8", **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, on a console of that encoding."""
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUNBUFFERED": ""}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], check=False, text=True, encoding=encoding, env=environment, **options
+    )
+
+
+@pytest.mark.parametrize("encoding", ["cp1251", "cp437"])
+def test_a_console_that_lacks_a_letter_is_told_all_the_same(folder: Path, tmp_path: Path, encoding: str) -> None:
+    (folder / "\u00d7\u017c").mkdir()
+    (folder / "ant" / "00.jpg").rename(folder / "\u00d7\u017c" / "0.jpg")
+    output = tmp_path / "out.bin"
+    built = command("build", folder, output, "--size", "16", "--num-workers", "0", encoding=encoding)
+    assert (built.returncode, "12 samples of 16" in built.stdout) == (0, True), built.stderr
+    told = command("info", output, encoding=encoding)
+    assert (told.returncode, "\\u017c" in told.stdout) == (0, True), told.stderr
+    assert command("build", "--help", encoding=encoding).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("info", "--environment"), ("bench", "--help")])
+def test_an_output_that_takes_nothing_is_told_in_one_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = command(*arguments, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "memload: [Errno 28] No space left on device\n")
+
+
+def test_streams_of_a_program_that_only_imports_the_command_are_left_as_they_are() -> None:
+    code = "import sys; before = sys.stdout.errors; import memload.cli; print(before, sys.stdout.errors)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONIOENCODING": "cp1251"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "strict strict\n"
+
+
+def test_more_pixels_than_can_be_addressed_may_be_allowed(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.bin"
+    done = command("build", folder, output, "--size", "16", "--max-pixels", "999999999999999999", "--num-workers", "1")
+    assert (done.returncode, "12 samples" in done.stdout) == (0, True), done.stderr
+
+
+def test_an_empty_folder_name_is_not_the_current_folder(run: Run, tmp_path: Path) -> None:
+    done = run("build", "", tmp_path / "out.bin")
+    assert (done.status, "found an empty path" in done.err) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no such device")
+def test_a_device_is_no_manifest(run: Run, tmp_path: Path) -> None:
+    done = run("build", "--manifest", "/dev/zero", tmp_path / "out.bin")
+    assert (done.status, "found a folder or a device" in done.err) == (1, True)
+
+
+def test_a_pipe_may_be_a_manifest(folder: Path, tmp_path: Path) -> None:
+    done = command(
+        *("build", "--manifest", "/dev/stdin", "--root", folder, "--size", "8", "--num-workers", "0"),
+        tmp_path / "out.bin",
+        input="path,label\nant/00.jpg,ant\n",
+    )
+    assert (done.returncode, "1 samples" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_seed_below_zero_is_wrong_usage(run: Run, output: Path, tmp_path: Path) -> None:
+    done = run("preview", output, "-o", tmp_path / "grid.png", "--seed", "-1")
+    assert (done.status, "--seed" in done.err) == (2, True)

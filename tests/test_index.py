@@ -208,6 +208,36 @@ def test_a_write_that_fails_leaves_what_was_there(make_dataset: Make, monkeypatc
     assert [path.name for path in index.path.parent.glob("*.tmp")] == []
 
 
+def test_two_that_write_one_index_at_once_do_not_share_a_temporary_file(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset()
+    whole = index.subset(np.arange(5))
+    target, flush = index.path.with_name("half.idx"), memload.index.sync
+    seen: list[bytes] = []
+
+    def another_writes_it(path: Path) -> None:  # while the first has written, and not yet renamed
+        monkeypatch.setattr("memload.index.sync", flush)
+        before = path.read_bytes()
+        index.subset(np.array([3])).write(target)
+        seen.append(target.read_bytes())
+        assert path.read_bytes() == before
+        flush(path)
+
+    monkeypatch.setattr("memload.index.sync", another_writes_it)
+    whole.write(target)
+    assert len(seen) == 1
+    assert seen[0] != target.read_bytes()
+    assert len(Index.read(target)) == 5
+    assert not list(target.parent.glob("*.tmp"))
+
+
+def test_an_index_has_the_permissions_that_the_umask_says(make_dataset: Make) -> None:
+    path = make_dataset().path
+    path.with_name("usual").touch()
+    assert path.stat().st_mode == path.with_name("usual").stat().st_mode
+
+
 def test_a_value_that_json_cannot_say_is_refused_before_anything_is_written(make_dataset: Make) -> None:
     index = make_dataset()
     before = index.path.read_bytes()
@@ -721,6 +751,30 @@ def test_names_outside_their_bytes_are_told_with_the_index(make_dataset: Make, t
         with pytest.raises(FormatError, match=r"made\.idx: key/offsets: expected") as told:
             use()
         assert told.value.path == str(path)
+
+
+@pytest.mark.parametrize("where", ["tensor", "checksum", "shard", "version"])
+def test_an_error_stays_short_whatever_the_names_in_a_file(make_dataset: Make, tamper: Tamper, where: str) -> None:
+    long = "n" * 3_000_000
+
+    def change(metadata: Any, tensors: dict[str, np.ndarray]) -> None:
+        if where == "tensor":
+            tensors[long] = np.zeros(4)  # of five samples
+        elif where == "checksum":
+            tensors[long] = np.zeros(5)
+        elif where == "shard":
+            metadata["arrays"][0]["shards"][0]["file"] = long
+        else:
+            metadata["format_version"] = long
+
+    path = tamper(make_dataset().path, change)
+    if where == "checksum":
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1  # of the largest types the last tensor by name, which is the long one
+        path.write_bytes(data)
+    with pytest.raises(FormatError) as told:
+        memload.MemmapDataset(path).index.check_tensors()
+    assert len(str(told.value)) < 1000
 
 
 def test_columns_named_as_points_again_and_again_are_told_at_once(make_dataset: Make, tamper: Tamper) -> None:

@@ -564,3 +564,14 @@ def test_a_name_of_a_million_letters_is_a_caption_in_no_time(make_dataset: Make,
     started = time.process_time()
     memload.preview(tmp_path / "made.bin", tmp_path / "grid.png")
     assert time.process_time() - started < 10
+
+
+def test_a_preview_of_more_pixels_than_memory_is_for_is_told(output: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"at most 134,217,728 pixels, found .* for 12 tiles of 9000×9000"):
+        memload.preview(output, tmp_path / "grid.png", tile=9000)
+    assert not (tmp_path / "grid.png").exists()
+
+
+def test_a_seed_below_zero_is_told(output: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="seed: expected 0 or more, found -1"):
+        memload.preview(output, tmp_path / "grid.png", seed=-1)

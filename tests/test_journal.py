@@ -1,6 +1,8 @@
+import ctypes
 import errno
 import os
 import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +63,58 @@ def test_a_record_with_any_byte_altered_is_not_intact() -> None:
         assert not intact(record[0]), position
 
 
+def test_columns_are_put_into_a_record_as_they_are() -> None:
+    schema = {
+        "label": Column("<i8"),
+        "f": Column("<f4", (2,)),
+        "b": Column("|b1"),
+        "u": Column("|u1"),
+        "big": Column(">i2"),
+    }
+    record = np.zeros(1, record_type(1, schema))[0]
+    journal.set_columns(record, schema, {"label": 3.0, "f": [1e-3, np.nan], "b": True, "u": np.int64(255), "big": -7})
+    assert record["column/label"] == 3
+    assert record["column/f"][0] == np.float32(1e-3)
+    assert np.isnan(record["column/f"][1])
+    assert (record["column/b"], record["column/u"], record["column/big"]) == (True, 255, -7)
+    journal.set_columns(record, schema, {"label": 2**62 + 1, "f": [1, 2], "b": False, "u": 0, "big": True})
+    assert record["column/label"] == 2**62 + 1
+
+
+@pytest.mark.parametrize(
+    ("descr", "value"),
+    [
+        *(("<i8", value) for value in (0.9, 2.5, np.nan, np.inf, "1", 1j, None, 2**63, [1], np.datetime64(5, "s"))),
+        *(("|u1", value) for value in (-1, 256, np.int64(300), 0.5)),
+        *(("|b1", value) for value in (2, 0.5)),
+        *(("<f8", value) for value in ("1.5", 1j, np.ma.masked_array(1.0, mask=True))),
+    ],
+)
+def test_a_value_that_would_become_another_is_refused(descr: str, value: object) -> None:
+    schema = {"x": Column(descr)}
+    record = np.zeros(1, record_type(1, schema))[0]
+    with pytest.raises(memload.DecodeError, match="column 'x': expected"):
+        journal.set_columns(record, schema, {"x": value})
+
+
+def test_records_that_are_not_all_there_are_told(empty: Journal) -> None:
+    os.truncate(empty.folder / "rows", TYPE.itemsize * 4 + 5)
+    for read in (lambda: empty.read(3, 6), empty.mapped):
+        with pytest.raises(OSError, match="truncated by somebody else"):
+            read()
+    assert len(empty.read(0, 4)) == 4
+
+
+def test_folders_are_left_when_an_unfinished_build_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "out.building"
+    with locked(folder):
+        (folder / "rows").touch()
+        (folder / "@eaDir").mkdir()
+        journal.remove(folder)
+    assert [path.name for path in folder.iterdir()] == ["@eaDir"]
+    assert "found folders (@eaDir), which are left" in caplog.text
+
+
 def test_a_record_of_zeros_is_not_intact() -> None:
     blank = np.zeros(1, TYPE)
     seal(blank)
@@ -114,6 +168,52 @@ with locked(Path({str(folder)!r})):
     assert (folder / "lock").exists()
     with locked(folder):
         pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("how", ["python", "other"])
+def test_the_lock_does_not_outlive_its_build_in_a_child_of_the_process(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "out.building"
+    with locked(folder):
+        if how == "python":
+            child = os.fork()
+            if not child:
+                signal.pause()
+        else:  # that runs none of Python's hooks, and so keeps all descriptors
+            child = ctypes.CDLL(None).fork()
+            if not child:
+                ctypes.CDLL(None).pause()
+    try:
+        with locked(folder):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_the_lock_of_a_killed_build_is_not_held_by_its_child(tmp_path: Path) -> None:
+    folder = tmp_path / "out.building"
+    code = f"""
+import os, signal
+from pathlib import Path
+from memload.journal import locked
+with locked(Path({str(folder)!r})):
+    child = os.fork()
+    if not child:
+        signal.pause()
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert parent.wait() == -signal.SIGKILL
+        try:
+            with locked(folder):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -178,6 +278,19 @@ def test_without_locks_one_that_was_killed_is_recognised_on_the_same_machine(
         with pytest.raises(memload.BuildError, match="found one by process"), locked(folder):
             pass
         assert (folder / "owner").read_text() == text
+
+
+@pytest.mark.usefixtures("lockless")
+def test_without_locks_one_that_was_killed_is_recognised_under_this_processs_own_number(tmp_path: Path) -> None:
+    folder = tmp_path / "out.building"  # as in a container, where each is the first process
+    folder.mkdir()
+    (folder / "owner").write_text(f"{os.getpid()} {platform.node()}")
+    for _ in range(2):
+        with locked(folder):
+            with pytest.raises(memload.BuildError, match="found one by process"), locked(folder):
+                pass
+            (folder / "owner").rename(folder / "kept")
+        (folder / "kept").rename(folder / "owner")
 
 
 @pytest.mark.usefixtures("lockless")

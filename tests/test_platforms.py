@@ -53,7 +53,7 @@ LACKING = """
         for name in ("MAP_SHARED", "MAP_PRIVATE", "PROT_READ", "PROT_WRITE"):
             delattr(mmap, name)
     else:
-        sys.modules["fcntl"] = types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4)
+        sys.modules["fcntl"] = types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4, LOCK_UN=8)
     sys.platform = sys.argv[1]
 """
 

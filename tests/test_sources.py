@@ -111,12 +111,12 @@ def test_hidden_files_and_folders_are_left_out_and_told(tmp_path: Path) -> None:
     assert list(source.keys) == ["a/0.jpg"]
     assert source.classes == ["a"]
     (note,) = source.notes
-    assert note.startswith("4 hidden files and folders: ")
+    assert note.startswith("hidden files and folders (4): ")
 
 
 def test_files_that_are_no_images_by_their_names_are_told(tmp_path: Path) -> None:
     (note,) = ImageFolder(touch(tmp_path, "a/0.jpg", "a/1.gif", "a/2.txt", "a/3", "a/4")).notes
-    assert note.startswith("4 files that are no images by their names: a/1.gif, a/2.txt, a/3, …")
+    assert note.startswith("files that are no images by their names (4): a/1.gif, a/2.txt, a/3, …")
 
 
 def test_a_class_without_images_counts_as_torchvision_has_it_and_is_told(tmp_path: Path) -> None:
@@ -131,7 +131,26 @@ def test_a_class_without_images_counts_as_torchvision_has_it_and_is_told(tmp_pat
 def test_images_outside_the_class_folders_are_told(tmp_path: Path) -> None:
     source = ImageFolder(touch(tmp_path, "a/0.jpg", "stray.jpg"))
     assert list(source.keys) == ["a/0.jpg"]
-    assert any("outside the class folders: stray.jpg" in note for note in source.notes)
+    assert any("outside the class folders (1): stray.jpg" in note for note in source.notes)
+
+
+def test_images_that_lie_in_folders_of_every_class_folder_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = ImageFolder(touch(tmp_path / "data", "train/a/0.jpg", "train/b/1.jpg", "val/a/2.jpg"))
+    assert source.classes == ["train", "val"]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith(f"{tmp_path}/data: expected images in the class folders (train, val), found them")
+    assert record.message.endswith(f"such as train/a. If those are the classes, build {tmp_path}/data/train instead")
+
+
+@pytest.mark.parametrize("own", ["a/1.jpg", "b/2.jpg"])
+def test_folders_within_some_of_the_classes_are_nothing_to_warn_of(
+    own: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ImageFolder(touch(tmp_path, "a/deep/0.jpg", own))
+    assert caplog.records == []
 
 
 def test_a_flat_folder_has_no_label(tmp_path: Path) -> None:
@@ -142,6 +161,7 @@ def test_a_flat_folder_has_no_label(tmp_path: Path) -> None:
     assert source.classes is None
     assert source.schema == {}
     assert source[0].columns == {}
+    assert source.notes[-1] == f"no labels: no class folders with images in {root}"
 
 
 @pytest.mark.skipif(not LINUX, reason="file names are bytes on Linux alone")
@@ -207,7 +227,7 @@ def test_an_empty_folder_is_said(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_images_says_what_is_in_it_instead(tmp_path: Path) -> None:
-    with pytest.raises(memload.SourceError, match=r"1 files that are no images by their names: a/0\.npy"):
+    with pytest.raises(memload.SourceError, match=r"files that are no images by their names \(1\): a/0\.npy"):
         ImageFolder(touch(tmp_path, "a/0.npy"))
 
 
@@ -551,13 +571,50 @@ def test_what_is_no_source_is_told(tmp_path: Path, source: Any) -> None:
         memload.build(source, tmp_path / "out.bin")
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({3: 1}, "column 3: expected a text as its name, found int"),
+        (
+            {"x": np.ma.masked_array([1, 2], mask=[True, False])},
+            "column 'x': expected numbers, found some that are masked",
+        ),
+    ],
+)
+def test_a_column_that_is_none_is_told(columns: Any, message: str) -> None:
+    with pytest.raises(memload.SourceError, match=message):
+        DatasetSource([{"image": PIXELS, **columns}] if "x" in columns else [(PIXELS, columns)])
+
+
+def test_an_error_of_any_length_is_told_in_short() -> None:
+    class Broken(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            raise ValueError("x" * 50_000_000)
+
+    with pytest.raises(memload.SourceError) as told:
+        DatasetSource(Broken([1, 2]))
+    assert len(str(told.value)) < 1000
+
+
 class Own:
     """A source of the user's own."""
 
-    def __init__(self, records: Sequence[Any], schema: dict[str, Column], classes: Sequence[str] | None = None) -> None:
-        self.records, self.schema, self.classes = records, schema, classes
-        self.keys = [f"key {number}" for number in range(len(records))]
+    def __init__(
+        self,
+        records: Sequence[Any],
+        schema: dict[str, Column] | None = None,
+        classes: Sequence[str] | None = None,
+        *,
+        keys: Any = None,
+        listing: Any = ...,
+    ) -> None:
+        self.records, self.schema, self.classes = records, schema or {}, classes
+        self.keys = keys or [f"key {number}" for number in range(len(records))]
         self.notes: list[str] = ["a note"]
+        self._listing = {"length": np.array([len(self)])} if listing is ... else listing
+
+    def __str__(self) -> str:
+        return "source"
 
     def __len__(self) -> int:
         return len(self.records)
@@ -566,7 +623,7 @@ class Own:
         return memload.Record(self.keys[index], PIXELS, self.records[index])
 
     def listing(self) -> dict[str, np.ndarray]:
-        return {"length": np.array([len(self)])}
+        return self._listing
 
 
 LABEL = {"label": Column("<i8")}
@@ -595,7 +652,12 @@ def test_points_upon_arrays_that_are_stored_as_they_are_stay_where_they_are(tmp_
 
 
 @pytest.mark.parametrize(
-    "columns", [{}, {"label": 2}, {"label": -1}, {"label": [0, 1]}, {"label": "x"}, {"label": None}, None]
+    "columns",
+    [
+        *({}, {"label": 2}, {"label": -1}, {"label": [0, 1]}, {"label": "x"}, {"label": None}, None),
+        *({"label": "1"}, {"label": 0.9}, {"label": np.nan}, {"label": 1j}, {"label": 2**64 - 1}),
+        {"label": np.ma.masked_array(1, mask=True)},
+    ],
 )
 def test_a_record_that_breaks_the_promise_of_its_source_costs_itself_alone(tmp_path: Path, columns: Any) -> None:
     source = Own([{"label": 1}, columns, {"label": 0}], LABEL, ["a", "b"])
@@ -612,7 +674,27 @@ def test_a_record_that_breaks_the_promise_of_its_source_costs_itself_alone(tmp_p
         (Own([{}], {"crc32/image": Column("<i8")}), "column 'crc32/image'"),
         (Own([{}], {}, ["a"]), "a column 'label'"),
         (Own([{}], {"label": Column("<f8")}, ["a"]), "a column 'label'"),
+        (Own([{}], {"z": Column("<c16")}), "column 'z': expected numbers of at most 64 bits, found the type '<c16'"),
+        (Own([{}], {"z": Column("<U5")}), "column 'z': expected numbers"),
+        (Own([{}], {"z": Column("<M8[s]")}), "column 'z': expected numbers"),
+        (Own([{}], {"z": Column("|O")}), "column 'z': expected numbers"),
+        (Own([{}], {"z": Column("<f16")}), "column 'z': expected numbers"),
+        (Own([{}], {"z": Column("nonsense")}), "column 'z': expected numbers"),
+        (Own([{}], {"z": Column("<f4", (3,), points=True)}), r"expected points as floats of the shape \(k, 2\)"),
+        (Own([{}], {"z": Column("<i4", (1, 2), points=True)}), "expected points as floats"),
+        (Own([{}], {3: Column("<i8")}), "names of columns: expected texts, found int 3"),  # type: ignore[dict-item]
+        (Own([{}], {"\ud800": Column("<i8")}), "names of columns: expected texts that can be encoded"),
+        (Own([{}], LABEL, [0, 1]), "classes: expected texts, found int 0"),  # type: ignore[list-item]
+        (Own([{}], LABEL, ["x" * 50_000_000, "y" * 50_000_000]), "classes: expected names that take less than 100 MB"),
+        (Own([{}], keys=[0]), "keys: expected texts, found int 0"),
+        (Own([{}], keys=[b"a"]), "keys: expected texts, found bytes"),
+        (Own([{}], keys=["\ud800"]), "keys: expected texts that can be encoded"),
+        (Own([{}, {}], keys=["a"]), "keys: expected one for each of 2 records, found 1"),
+        (Own([{}], keys=["a", "b"]), "keys: expected one for each of 1 records, found 2"),
+        (Own([{}], listing=None), r"expected of listing\(\) a dict of arrays of numbers"),
+        (Own([{}], listing={"a": np.array(["x"])}), r"expected of listing\(\) a dict of arrays of numbers"),
     ],
+    ids=str,
 )
 def test_a_source_that_no_index_can_hold_is_told_before_it_begins(tmp_path: Path, source: Own, message: str) -> None:
     with pytest.raises(memload.SourceError, match=message):

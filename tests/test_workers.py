@@ -1,14 +1,17 @@
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memload
@@ -185,6 +188,149 @@ def test_a_worker_killed_while_it_sends_a_result_costs_nothing(tmp_path: Path) -
         if found == set(range(6)):
             time.sleep(0.5)  # by when the worker has died with half of it sent
     assert found == set(range(20))
+
+
+class Stopping(Large):
+    """Is stopped, as by SIGSTOP from elsewhere, while it is sent."""
+
+    def __reduce__(self) -> Any:
+        self.mark.touch()
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)  # by when it waits for the pipe to drain
+        return bytes, (bytes(50_000_000),)
+
+
+class Stopped(Squares):
+    """Is stopped once in the middle of sending a result that is larger than a pipe."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def __call__(self, task: Task, begin: Callable[[int], None]) -> Any:
+        values = super().__call__(task, begin)
+        return Stopping(values, self.mark) if task.start == 6 and not self.mark.exists() else values
+
+
+def is_stopped(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@FORKS
+def test_a_worker_stopped_while_it_sends_a_result_is_overdue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_PAUSE", 0.5)
+    mark, found = tmp_path / "mark", set[int]()
+    for result in run(functools.partial(Stopped, mark), tasks(), num_workers=1, timeout=0.5):
+        assert not isinstance(result, Lost)
+        found.update(range(*result[0]))
+        if found == set(range(6)):  # the next is the large one: nobody reads before its sender is stopped
+            while not any(is_stopped(child.pid or 0) for child in multiprocessing.active_children()):
+                time.sleep(0.01)
+    assert found == set(range(20))
+
+
+@FORKS
+def test_a_worker_stopped_between_two_tasks_is_overdue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pausing(Squares):
+        def __call__(self, task: Task, begin: Callable[[int], None]) -> list[int]:
+            if task.start == 6 and not (tmp_path / "mark").exists():
+                (tmp_path / "mark").touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return super().__call__(task, begin)
+
+    monkeypatch.setattr(workers, "_PAUSE", 0.5)
+    assert collect(Pausing, timeout=0.5, num_workers=1)[1] == {}
+
+
+@FORKS
+def test_a_large_result_is_received_whole() -> None:
+    class Much(Squares):
+        def __call__(self, task: Task, begin: Callable[[int], None]) -> Any:
+            return np.random.default_rng(task.start).bytes(3_000_000 + task.start)
+
+    for result in run(Much, tasks(), num_workers=2, timeout=60):
+        assert not isinstance(result, Lost)
+        task, data = result
+        assert data == np.random.default_rng(task.start).bytes(3_000_000 + task.start)
+
+
+@FORKS
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    _, lost = collect(functools.partial(Squares, lambda row: os.kill(os.getpid(), 40) if row == 4 else None))
+    assert lost == {4: "decoding it killed the process (signal 40)"}
+
+
+@FORKS
+def test_time_in_which_all_were_suspended_is_not_held_against_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter(range(1000))
+    # Each second look comes 1000 seconds later than it should, and rows take longer than a look.
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (next(looks) // 2))
+    monkeypatch.setattr(workers, "time", clock)
+    monkeypatch.setattr(workers, "_LOOK", 0.1)
+    found, lost = collect(functools.partial(Squares, lambda row: time.sleep(0.5)), timeout=60, rows=4)
+    assert (len(found), lost) == (4, {})
+
+
+def test_a_row_that_hangs_is_given_up_even_where_each_look_is_late() -> None:
+    worker: Any = types.SimpleNamespace(row=7, spent=0.0, started=True, tasks=[Task(7, 8)])
+    looks = next(look for look in range(10_000) if workers._overdue(worker, 7, 5.0, timeout=60))
+    assert looks * 5 < 10_000
+
+
+@pytest.mark.skipif("spawn" not in multiprocessing.get_all_start_methods(), reason="this system does not spawn")
+def test_work_that_cannot_be_pickled_is_told_where_processes_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Squares:
+        return Squares()
+
+    monkeypatch.setattr(workers, "_CONTEXT", multiprocessing.get_context("spawn"))
+    with pytest.raises(memload.BuildError, match=r"expected a source that can be pickled.* found: .*say num_workers=0"):
+        collect(make, num_workers=2)
+
+
+def test_a_script_without_its_guard_is_told_where_processes_start_anew(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import functools, multiprocessing, sys, memload
+            from memload import workers
+            workers._CONTEXT = multiprocessing.get_context("spawn")
+            workers._START = 1
+            try:
+                list(workers.run(functools.partial(dict), iter([workers.Task(0, 1)]), num_workers=1, timeout=60))
+            except memload.BuildError as error:
+                print(error)
+        """)
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert "under 'if __name__ == \"__main__\":'" in done.stdout
+
+
+@FORKS
+def test_a_daemonic_process_is_told_that_it_may_not_start_others() -> None:
+    def build(results: Any) -> None:
+        try:
+            list(run(Squares, tasks(), num_workers=1, timeout=60))
+        except memload.BuildError as error:
+            results.send(str(error))
+        os._exit(0)
+
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=build, args=(theirs,), daemon=True)
+    process.start()
+    assert "found a daemonic one" in ours.recv()
+    process.join()
+    process.close()
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is memory limited")
+def test_a_limit_beyond_what_can_be_addressed_is_none() -> None:
+    code = "import resource, memload.workers as w; w.limit_memory(10**25); print(resource.getrlimit(2))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("(-1,")
 
 
 def test_closing_the_generator_ends_the_workers() -> None:

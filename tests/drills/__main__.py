@@ -20,6 +20,7 @@ DRILLS: dict[str, Callable[[Ground], str]] = {
     "size limit": building.limited,
     "disk full": building.full,
     "worker killed": building.worker_killed,
+    "worker stopped": building.stopped,
     "sources change": building.sources,
     "two builds": building.together,
     "many builds": building.crowd,

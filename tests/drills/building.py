@@ -195,9 +195,42 @@ def worker_killed(ground: Ground) -> str:
     )
 
 
-def _kill(process: int) -> int:
+def stopped(ground: Ground) -> str:
+    """A worker is stopped, at whatever it is at; then all with their parent, as by Ctrl-Z, beyond the timeout."""
+    _linux()
+    images, expected = ground.shared.images, ground.shared.expected
+    output, hit, attempts, times = ground.place / "out.bin", 0, 0, ground.times(1, 30)
+    while hit < times:
+        attempts += 1
+        expect(attempts <= 10 * times, "no build lived long enough to have a worker stopped")
+        process = start(command(images, output, "--timeout", "1"))
+        at_work(process)
+        time.sleep(ground.dice.uniform(0, 0.6) * ground.shared.seconds)
+        if workers := group(process.pid):
+            hit += _kill(ground.dice.choice(workers), signal.SIGSTOP)
+        status, told = end(process, 2 * LIMIT)  # one that is stopped at its start is waited for for a minute
+        expect(status == 0, f"a build with a worker stopped ended with {status}: {told[-300:]}")
+        expect(bytes_of(ground.place) == expected, "a build with a worker stopped is not what it would have been")
+        clear(ground.place)
+    suspended = ground.times(1, 10)
+    for _ in range(suspended):
+        process = start(command(images, output, "--timeout", "1"))
+        at_work(process)
+        time.sleep(ground.dice.uniform(0, 0.6) * ground.shared.seconds)
+        for stop, seconds in ((signal.SIGSTOP, 2.5), (signal.SIGCONT, 0.1), (signal.SIGSTOP, 2.5), (signal.SIGCONT, 0)):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(process.pid, stop)
+            time.sleep(seconds)
+        status, told = end(process)
+        expect(status == 0, f"a build that was suspended ended with {status}: {told[-300:]}")
+        expect(bytes_of(ground.place) == expected, "a build that was suspended is not what it would have been")
+        clear(ground.place)
+    return f"{hit} builds had a worker stopped, {suspended} were suspended beyond their timeout: byte-identical"
+
+
+def _kill(process: int, number: signal.Signals = signal.SIGKILL) -> int:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+        os.kill(process, number)
         return 1
     return 0
 

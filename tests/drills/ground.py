@@ -152,14 +152,14 @@ def start(arguments: Sequence[str], **options: object) -> "subprocess.Popen[str]
     )
 
 
-def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
+def end(process: "subprocess.Popen[str]", limit: float = LIMIT) -> tuple[int, str]:
     """Wait for a process; return its status and what it said on stderr."""
     try:
-        said, told = process.communicate(timeout=LIMIT)
+        said, told = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         kill_group(process)
         process.communicate(timeout=LIMIT)
-        raise Failed(f"it hung: not at its end after {LIMIT:g} s") from None
+        raise Failed(f"it hung: not at its end after {limit:g} s") from None
     return process.returncode, told + said
 
 
