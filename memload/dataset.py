@@ -148,6 +148,7 @@ class MemmapDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples; what DataLoader calls for a batch."""
+        self._whole.check_unaltered()
         return [self[operator.index(index)] for index in indices]
 
     def __iter__(self) -> Iterator[Any]:
@@ -160,6 +161,7 @@ class MemmapDataset(Dataset[Any]):
         contiguous CPU tensor of the data set's type. Blocks while pages are read; the GIL is released. Raises
         IndexError, ValueError and TypeError.
         """
+        self._whole.check_unaltered()
         positions = self._positions(indices)
         shape = (len(positions), *self.index.image.shape)
         dtype = self._images[0].dtype

@@ -391,6 +391,7 @@ class Loader:
         end = size - (size - progress.seen) % step if self.drop_last else size
         begin = progress.seen
         while begin < end:
+            self.dataset.index.check_unaltered()
             shares = [
                 (seen, *self._share(seen, min(step, end - seen), rank, replicas))
                 for seen in range(begin, end, step)[:count]
@@ -436,6 +437,7 @@ class Loader:
             rest = itertools.islice(self.sampler, resumed, None)
             seen, groups = resumed, _grouped(rest, self.batch_size, self.drop_last)
         for group in groups:
+            self.dataset.index.check_unaltered()
             samples = np.asarray(list(group))
             if len(samples) and (samples.ndim != 1 or samples.dtype.kind not in "iu"):
                 raise TypeError(f"sampler: expected integers, found {samples.dtype} {samples.shape}")

@@ -1,6 +1,7 @@
 """Open shards as arrays, gather rows from them, write them row by row."""
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -264,7 +265,12 @@ def open_shard(path: Path, shard: Shard, array: Array, checks: np.ndarray, index
         mapped = map_file(path)
         fault_in(address_of(mapped), HEADER_BYTES)
     except (OSError, ValueError) as error:
-        raise FormatError(f"{path}: cannot be mapped: {error}", path=path) from error
+        advice = ""
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            advice = (
+                ". Each shard takes one: raise the limit (ulimit -n), or build fewer and larger ones (--shard-size)"
+            )
+        raise FormatError(f"{path}: cannot be mapped: {error}{advice}", path=path) from error
     if mapped.size != shard.bytes:
         raise FormatError(f"{path}: expected {shard.bytes:,} bytes, found {mapped.size:,}", path=path)
     check_header(path, mapped[:HEADER_BYTES].tobytes(), shard, array, checks, index)

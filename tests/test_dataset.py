@@ -861,3 +861,45 @@ def test_a_transform_may_be_a_method_of_the_data_set(path: Path) -> None:
     assert copied.transforms.__self__ is copied
     assert torch.equal(copied[0][0], dataset[0][0])
     assert torch.equal(copy.deepcopy(dataset[1:])[0][0], dataset[1][0])
+
+
+def _readers(path: Path) -> dict[str, Callable[[], Any]]:
+    """Ways to read the first samples of a data set that is open, each as often as it is called."""
+    dataset, loader = MemmapDataset(path), memload.Loader(path, 2, device="cpu")
+    numbers = memload.Loader(path, 2, device="cpu", sampler=[0, 1, 2])
+    return {
+        "gather": lambda: dataset.gather([0, 1]),
+        "items": lambda: dataset.__getitems__([0, 1]),
+        "loader": lambda: next(iter(loader)),
+        "sampler": lambda: next(iter(numbers)),
+    }
+
+
+@pytest.mark.parametrize("way", ["gather", "items", "loader", "sampler"])
+def test_an_index_that_is_written_over_in_place_is_noticed(way: str, make_dataset: Any) -> None:
+    index = make_dataset(rows=(2, 3))
+    read = _readers(index.path)[way]
+    read()
+    content = index.path.read_bytes()
+    with index.path.open("r+b") as file:  # the same again, as a copy over itself has it
+        file.write(content)
+    read()
+
+    start = content.index(index.columns["label"].tobytes())
+    with index.path.open("r+b") as file:
+        file.seek(start)
+        file.write((index.columns["label"] + 1).tobytes())
+    with pytest.raises(memload.ChecksumError, match=r"made.idx: it was written to since it was opened.*'label'"):
+        read()
+
+    index.path.write_bytes(content)
+    os.truncate(index.path, 4096 if len(content) > 4096 else len(content) // 2)
+    with pytest.raises(memload.FormatError, match=r"made.idx: expected [\d,]+ bytes as when it was opened, found"):
+        read()
+
+
+def test_an_index_that_takes_its_place_is_not_read(make_dataset: Any) -> None:
+    index = make_dataset()
+    read = _readers(index.path)
+    index.subset(np.array([3, 1])).write(index.path)
+    assert all(way() is not None for way in read.values())
