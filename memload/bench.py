@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from memload import inspection
-from memload.bench_report import Line, Report, check_plot
+from memload.bench_report import Line, Report
 from memload.errors import FeedError, MemloadError
 from memload.format import HEADER_BYTES, npy_header
 from memload.index import Array, Index, Shard
@@ -55,16 +55,14 @@ _MOST = 1 << 20
 Prepare = Callable[[int], Callable[[], int]]
 
 
-def measure(path: str | Path, *, images: str | Path | None = None, plot: str | Path | None = None) -> Report:
-    """Measure for less than a minute, on a part of the data set; ``plot`` is an image file to write.
+def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
+    """Measure for less than a minute, on a part of the data set.
 
     ``images`` is the folder that the data set was built from, for its pictures to be decoded in a DataLoader. A part
     of a large data set is copied to a temporary folder, beside it if possible, which is removed in the end. Pages of
     that part are dropped from the page cache. Raises FormatError, ValueError and OSError.
     """
     start = time.perf_counter()
-    if plot is not None:
-        check_plot(Path(plot))
     from memload.dataset import MemmapDataset
 
     dataset = MemmapDataset(path)
@@ -98,7 +96,7 @@ def measure(path: str | Path, *, images: str | Path | None = None, plot: str | P
     if uneven:
         notes.append(f"Rounds differ much: {'; '.join(uneven)}. If other processes are at work, run it again without.")
     array = dataset.shards.array
-    report = Report(
+    return Report(
         {
             "path": str(path),
             "samples": len(dataset),
@@ -116,9 +114,6 @@ def measure(path: str | Path, *, images: str | Path | None = None, plot: str | P
         },
         [cold, *lines, *jpegs],
     )
-    if plot is not None:
-        report.plot().save(plot)
-    return report
 
 
 def _files(dataset: "MemmapDataset", images: Path) -> list[Path]:

@@ -364,11 +364,18 @@ def preview(path: str, output: str, **options: Any) -> None:
 def bench(path: str, images: str | None, as_json: bool, plot: str | None) -> None:
     """Measure what each stage and feed reaches with OUT.BIN on this machine, in less than a minute."""
     with _errors_told():
-        from memload import bench as measuring
+        from pathlib import Path
 
-        report = measuring.measure(path, images=images, plot=plot)
+        from memload import bench as measuring
+        from memload.bench_report import check_plot
+
+        if plot is not None:
+            check_plot(Path(plot))
+        report = measuring.measure(path, images=images)
         if as_json:
             click.echo(json.dumps(report.as_dict(), indent=1))
-            return
-        for line in report.text().splitlines():
-            _echo(line)
+        else:
+            for line in report.text().splitlines():
+                _echo(line)
+        if plot is not None:  # last, as the disk may be full by now
+            report.plot().save(plot)

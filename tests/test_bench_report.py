@@ -1,11 +1,12 @@
 """Shares, the table and the plot, of lines that are given."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memload import bench_report
-from memload.bench_report import Line, Report
+from memload.bench_report import Line, Report, check_plot
 
 
 def report(*lines: Line, **facts: Any) -> Report:
@@ -54,3 +55,28 @@ def test_the_plot_has_a_bar_a_rate_whose_length_is_its_logarithm_and_a_mark_at_i
     assert bars[2] == 0
     for row in rows[:2]:
         assert row[920] == (0, 0, 0)
+
+
+def test_a_plot_in_a_folder_that_is_read_only_is_refused_and_one_that_is_there_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: str) -> None:  # as root may write to any folder
+        raise PermissionError(13, "Permission denied")
+
+    plot = tmp_path / "speed.png"
+    check_plot(plot)
+    assert not plot.exists()
+    plot.write_bytes(b"old")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="plot: expected .*Choose another"):
+        check_plot((tmp_path / "folder").rename(tmp_path / "folder.png"))
+    (tmp_path / "folder.png").rmdir()
+    (tmp_path / "link.png").symlink_to("speed.png")
+    (tmp_path / "new.png").symlink_to("none.png")
+    for name in ("speed.png", "link.png", "new.png"):
+        check_plot(tmp_path / name)
+    assert plot.read_bytes() == b"old"
+    assert {path.name for path in tmp_path.iterdir()} == {"speed.png", "link.png", "new.png"}
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ValueError, match=r"plot: expected a file that can be written, found .*: Permission denied\."):
+        check_plot(plot)
