@@ -68,7 +68,7 @@ def test_a_plot_in_a_folder_that_is_read_only_is_refused_and_one_that_is_there_i
     assert not plot.exists()
     plot.write_bytes(b"old")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ValueError, match="plot: expected .*Choose another"):
+    with pytest.raises(ValueError, match=r"plot: expected .*Choose another"):
         check_plot((tmp_path / "folder").rename(tmp_path / "folder.png"))
     (tmp_path / "folder.png").rmdir()
     (tmp_path / "link.png").symlink_to("speed.png")

@@ -178,7 +178,7 @@ def test_other_arrays_are_decode_errors_that_say_what_was_expected(array: np.nda
     assert reason(array).endswith(f"found {array.shape} of {array.dtype}")
 
 
-@pytest.mark.parametrize("image", [None, 7, "picture.jpg", [[0]], object()], ids=repr)
+@pytest.mark.parametrize("image", [None, 7, "picture.jpg", [[0]], object()], ids=lambda image: type(image).__name__)
 def test_other_types_are_decode_errors_that_name_the_type(image: Any) -> None:
     found = reason(image)
     assert found == f"expected a PIL image, an array, bytes or a path, found {type(image).__name__}"

@@ -199,9 +199,12 @@ import os, signal
 from pathlib import Path
 from memload.journal import locked
 with locked(Path({str(folder)!r})):
+    reads, writes = os.pipe()
     child = os.fork()
     if not child:
+        os.write(writes, b"here")
         signal.pause()
+    os.read(reads, 4)
     print(child, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """

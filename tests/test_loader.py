@@ -874,7 +874,7 @@ def test_transforms_change_labels_and_make_views(path: Path) -> None:
             "part of dataset",
         ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_arguments_of_other_types_are_refused(path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:

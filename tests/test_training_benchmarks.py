@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,21 @@ import train_step  # noqa: E402
 CPU = torch.device("cpu")
 
 
-def toy(tmp_path: Path, script: str, *options: str) -> Any:
+def toy(script: str, *options: str) -> Any:
     """Run a script's toy; return what it printed. It records nothing, and leaves nothing in the temporary folder."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
     before = sorted((HERE / "results").iterdir())
     command = [sys.executable, str(HERE / script), "--device", "cpu", "--rounds", "1", *options]
-    environment = os.environ | {"TMPDIR": str(temporary)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
-    assert not done.returncode, done.stderr[-3000:]
+    with tempfile.TemporaryDirectory() as temporary:  # a short path, as a DataLoader's workers have sockets there
+        environment = os.environ | {"TMPDIR": temporary}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+        assert not done.returncode, done.stderr[-3000:]
+        assert [path.name for path in Path(temporary).iterdir() if not path.name.startswith("torch")] == []
     assert sorted((HERE / "results").iterdir()) == before
-    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torch")] == []
     return json.loads(done.stdout)
 
 
-def test_every_way_of_feeding_trains(tmp_path: Path) -> None:
-    found = toy(tmp_path, "train_step.py", "--seconds", "0.01", "--images", "64", "--workers", "1")["results"]
+def test_every_way_of_feeding_trains() -> None:
+    found = toy("train_step.py", "--seconds", "0.01", "--images", "64", "--workers", "1")["results"]
     ends = [found[name]["images/s"]["median"] for name in ("synthetic", "synthetic, again")]
     for values in found.values():
         share = values["images/s"]["median"] / (sum(ends) / 2)
