@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -180,9 +180,12 @@ def build(
         settings.converter({})  # what is missing is better told now
     count = workers.available_cores() if num_workers is None else num_workers
     workers.check_start(count)
-    records = _open_source(source)
+    aside = workers.aside if count else workers.here
+    records = _open_source(source, aside)
     _check_source(records)
-    job = Unfinished(records, output, settings or _array_settings(records, sides), shard_size, overwrite)
+    made = settings or aside(functools.partial(_array_settings, records, sides))
+    job = Unfinished(records, output, made, shard_size, overwrite)
+    job.aside = aside
     with job.begin():
         started = time.perf_counter()
         try:
@@ -256,13 +259,13 @@ def _array_settings(source: Source, sides: tuple[int, int] | None) -> ArraySetti
     return settings
 
 
-def _open_source(source: Any) -> Source:
+def _open_source(source: Any, aside: Callable[[Callable[[], Any]], Any]) -> Source:
     if isinstance(source, (str, Path)):
         return ImageFolder(source)
     if isinstance(source, Source):
         return source
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return DatasetSource(source)
+        return DatasetSource(source, aside)
     raise TypeError(f"source: expected a folder, a Source or a map-style data set, found {type(source).__name__}")
 
 

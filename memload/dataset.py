@@ -123,6 +123,10 @@ class MemmapDataset(Dataset[Any]):
         """The mapped pixels: all rows, also those that no sample uses."""
         return self._shards
 
+    def check_unaltered(self) -> None:
+        """See `Index.check_unaltered`; of a subset, of the whole's index."""
+        self._whole.check_unaltered()
+
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
@@ -148,7 +152,7 @@ class MemmapDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples; what DataLoader calls for a batch."""
-        self._whole.check_unaltered()
+        self.check_unaltered()
         return [self[operator.index(index)] for index in indices]
 
     def __iter__(self) -> Iterator[Any]:
@@ -161,7 +165,7 @@ class MemmapDataset(Dataset[Any]):
         contiguous CPU tensor of the data set's type. Blocks while pages are read; the GIL is released. Raises
         IndexError, ValueError and TypeError.
         """
-        self._whole.check_unaltered()
+        self.check_unaltered()
         positions = self._positions(indices)
         shape = (len(positions), *self.index.image.shape)
         dtype = self._images[0].dtype
@@ -187,6 +191,7 @@ class MemmapDataset(Dataset[Any]):
             positions = np.arange(*indices.indices(len(self)), dtype=np.int64)
         else:
             positions = self._positions(indices)
+        self.check_unaltered()  # what is copied from it is looked at no more
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._setup(self._whole, self._shards, positions if self._chosen is None else self._chosen[positions])
@@ -209,6 +214,7 @@ class MemmapDataset(Dataset[Any]):
             )
         if path.exists() and not overwrite:
             raise FileExistsError(f"{path}: expected no such file yet, found one. Say overwrite=True to replace it")
+        self.check_unaltered()
         self.index.write(path)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -249,7 +249,7 @@ class Index:
                 path=self.path,
             )
         try:
-            self.check_tensors(["row", "flags", *self.columns])
+            self.check_tensors()
         except FormatError as error:
             raise type(error)(f"{self.path}: it {meanwhile}: {error}", path=self.path) from error
         self.known[0] = now

@@ -100,7 +100,11 @@ def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[
             continue
         with np.errstate(invalid="ignore", over="ignore"):  # told below, where it matters
             record[field] = found.astype(column.dtype)
-        if np.dtype(column.dtype).kind != "f" and not np.array_equal(record[field], found):
+        if np.dtype(column.dtype).kind == "f":
+            same = np.array_equal(np.isfinite(record[field]), np.isfinite(found))
+        else:
+            same = np.array_equal(record[field], found)
+        if not same:
             raise DecodeError(
                 f"column {name!r}: expected values of {np.dtype(column.dtype).name}, found {found.tolist()!r:.60}"
             )

@@ -349,6 +349,7 @@ class Loader:
             transform = transform.prepare(samples, seed=self.seed, epoch=epoch)
 
             def transformed(start: int, stop: int) -> Any:
+                self.dataset.check_unaltered()
                 pixels, *columns = fetch(start, stop)
                 named = dict(zip(names, columns, strict=True))
                 images, named = transform(pixels.permute(0, 3, 1, 2), named, start, stop)
@@ -357,6 +358,7 @@ class Loader:
             return transformed
 
         def plain(start: int, stop: int) -> Any:
+            self.dataset.check_unaltered()
             pixels, *columns = fetch(start, stop)
             images: Any = pixels.permute(0, 3, 1, 2)
             if transform is not None:
@@ -391,7 +393,7 @@ class Loader:
         end = size - (size - progress.seen) % step if self.drop_last else size
         begin = progress.seen
         while begin < end:
-            self.dataset.index.check_unaltered()
+            self.dataset.check_unaltered()
             shares = [
                 (seen, *self._share(seen, min(step, end - seen), rank, replicas))
                 for seen in range(begin, end, step)[:count]
@@ -437,7 +439,7 @@ class Loader:
             rest = itertools.islice(self.sampler, resumed, None)
             seen, groups = resumed, _grouped(rest, self.batch_size, self.drop_last)
         for group in groups:
-            self.dataset.index.check_unaltered()
+            self.dataset.check_unaltered()
             samples = np.asarray(list(group))
             if len(samples) and (samples.ndim != 1 or samples.dtype.kind not in "iu"):
                 raise TypeError(f"sampler: expected integers, found {samples.dtype} {samples.shape}")

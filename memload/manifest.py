@@ -100,7 +100,7 @@ class Manifest:
                     f"{self.path}: expected a CSV file, found a folder or a device. Check the path", path=self.path
                 )
             with self.path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-                reader = csv.reader(file, strict=True)
+                reader = csv.reader(file, strict=True, skipinitialspace=True)
                 header = [name.strip() for name in next(reader, [])]
                 rows = []
                 for row in reader:

@@ -204,12 +204,14 @@ class _Draws:
     """What transforms of ours are told of each batch, so that nothing counts but its place in the epoch."""
 
     def __init__(self, seed: int, epoch: int) -> None:
-        self._options = {"seed": seed + here(), "epoch": epoch}
+        self._options = {"seed": int(seed) + here(), "epoch": epoch}
         self._seen = 0
 
     def __call__(self, number: int | None, images: Any) -> dict[str, Any]:
         count = len(images) if isinstance(images, Tensor) and images.ndim else 0
-        first = self._seen if number is None else number * count
+        first = self._seen
+        if number is not None:  # which is a sample's, or that of a batch, whose samples then have numbers of their own
+            first = number if count == 1 else number + 1 << 32
         self._seen += count
         return {"samples": np.arange(first, first + count), **self._options}
 

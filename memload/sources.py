@@ -1,18 +1,20 @@
 """Where encoded images come from: a source is a sequence of records, a record is one image and its columns."""
 
+import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
-from memload.errors import DecodeError, SourceError
+from memload.errors import BuildError, DecodeError, SourceError
 from memload.format import RESERVED
 from memload.keys import Keys
+from memload.workers import here
 
 logger = logging.getLogger("memload")
 
@@ -245,16 +247,16 @@ class DatasetSource:
     a dict of columns by name. Columns are numbers and arrays of numbers; the first sample fixes their types and
     shapes, and a sample that differs is rejected. ``classes`` are taken over from the data set.
 
-    Raises SourceError where the first sample cannot be used.
+    Raises SourceError where the first sample cannot be used. ``aside`` calls what looks at that: where workers are to
+    be forked later, it is not to be indexed in this process, as they would share the files that it opens then.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, aside: Callable[[Callable[[], Any]], Any] = here) -> None:
         self._dataset = dataset
         self.notes: list[str] = []
         if not len(dataset):
             raise SourceError("data set: expected samples, found none")
-        first = self._first()
-        self.schema = {name: _column(name, value) for name, value in first.items()}
+        self.schema = self._first(aside)
         names = getattr(dataset, "classes", None)
         if names is None:  # Hugging Face's way of naming them
             features = getattr(dataset, "features", None)
@@ -290,17 +292,27 @@ class DatasetSource:
         """See `Source.listing`; nothing but its length is known of a data set beforehand."""
         return {"length": np.array([len(self)], np.int64)}
 
-    def _first(self) -> dict[str, Any]:
-        """Return the columns of the first sample that is not broken, of which there may be some."""
+    def _first(self, aside: Callable[[Callable[[], Any]], Any]) -> dict[str, Column]:
+        """Return the types of the columns of the first sample that is not broken, of which there may be some."""
         errors = []
         for index in range(min(100, len(self._dataset))):
             try:
-                return self._sample(index)[1]
-            except SourceError:
-                raise
-            except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
-                errors.append(f"{type(error).__name__}: {error}")
+                found = aside(functools.partial(self._types, index))
+            except BuildError as error:  # it ended the process
+                found = str(error)
+            if not isinstance(found, str):
+                return dict(found)
+            errors.append(found)
         raise SourceError(f"data set: expected samples, found that the first {len(errors)} fail: {errors[0]:.500}")
+
+    def _types(self, index: int) -> dict[str, Column] | str:
+        """Return the types of a sample's columns, or why there are none."""
+        try:
+            return {name: _column(name, value) for name, value in self._sample(index)[1].items()}
+        except SourceError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
+            return f"{type(error).__name__}: {error!s:.500}"
 
     def _sample(self, index: int) -> tuple[Any, dict[str, Any]]:
         sample = self._dataset[index]

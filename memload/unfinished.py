@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from memload.arrays import ArraySettings
 from memload.conversion import Settings
 from memload.errors import BuildError, FormatError
 from memload.format import HEADER_BYTES, output_paths, shard_names
-from memload.index import Array, Index, row_bytes, sync
+from memload.index import Array, Index, Shard, row_bytes, sync
 from memload.journal import (
     DONE,
     OWNER,
@@ -38,6 +38,7 @@ from memload.journal import (
 )
 from memload.shards import ShardWriter, describe, plan_shards
 from memload.sources import Source
+from memload.workers import here
 
 logger = logging.getLogger("memload")
 
@@ -84,6 +85,8 @@ class Unfinished:
             },
         }
         self.resumed = False
+        #: how to do what reads the source before the workers do, see `memload.workers.aside`
+        self.aside: Callable[[Callable[[], Any]], Any] = here
 
     @property
     def publishing(self) -> bool:
@@ -168,7 +171,7 @@ class Unfinished:
             if changes := listing_changes(self.folder, listing):
                 differs.append(f"the source: {changes}")
             known = "stat" in listing or self.publishing  # by its files, or nothing more is asked of it
-            if not differs and not known and (changes := self._sample_changes()):
+            if not differs and not known and (changes := self.aside(self._sample_changes)):
                 differs.append(f"the source: {changes}")
         if differs and not self.overwrite:
             raise BuildError(
@@ -239,8 +242,11 @@ class Unfinished:
         if self.publishing and not self.index.exists():  # the index that named the old shards is gone
             for name in self._unused({*shards, *read_json(self.folder / "publish.json")["remove"]}):
                 (self.output.parent / name).unlink(missing_ok=True)
+        # First: what a kill leaves behind it would else pass for a build that waits to be published.
+        (self.folder / "publish.json").unlink(missing_ok=True)
+        sync(self.folder)
         for path in there:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> None:
         """Write index and ledger, and flush everything to the disk. ``reasons`` are those of the rejected rows."""
@@ -298,10 +304,16 @@ class Unfinished:
             files = [self.folder / shard.file for shard in self.array.shards]
             if publish["ledger"]:
                 files.append(self.folder / self.ledger.name)
+            for shard in self.array.shards:
+                self._check_there(shard)
             if not overwrite:
                 for path in (*files, index):  # all of them first, so that none is moved beside somebody else's
                     self._check_free(path)
             else:
+                stale = self._unused(_shards_of(self.index)) - {shard.file for shard in self.array.shards}
+                if not stale <= set(publish["remove"]):  # of what has come since the build began
+                    publish["remove"] = sorted(stale.union(publish["remove"]))
+                    write_json(self.folder / "publish.json", publish)
                 self.index.unlink(missing_ok=True)  # from here on until the end there is no data set
                 sync(self.output.parent)
             for path in files:
@@ -321,6 +333,18 @@ class Unfinished:
         # and is left alone.
         (self.folder / "publish.json").unlink()
         remove(self.folder)
+
+    def _check_there(self, shard: Shard) -> None:
+        """Raise BuildError where a shard is neither here nor, moved before a crash, in its place."""
+        for folder in (self.folder, self.output.parent):
+            path = folder / shard.file
+            if _exists(path) and path.stat().st_size == shard.bytes:
+                return
+        raise BuildError(
+            f"{self.folder / shard.file}: expected {shard.bytes:,} bytes that wait to be published, found none: "
+            f"somebody else has removed or altered it. Remove {self.folder}, and build again",
+            path=self.output,
+        )
 
     def _check_free(self, path: Path) -> None:
         """Raise BuildError where somebody else's file has the name that a finished one is to get."""

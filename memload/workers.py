@@ -1,6 +1,7 @@
 """Processes that work through ranges of rows, and outlive what kills one of them."""
 
 import contextlib
+import functools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -273,6 +274,47 @@ def run(
         for worker in workers:
             with contextlib.suppress(ValueError):  # stopped and closed already
                 worker.stop()
+
+
+def here(function: Callable[[], Any]) -> Any:
+    """Return what a function returns."""
+    return function()
+
+
+#: Seconds that what is done aside may take: a data set's first samples, perhaps over a network.
+_ASIDE = 600.0
+
+
+def aside(function: Callable[[], Any]) -> Any:
+    """Return what a function returns, called in a forked process of its own.
+
+    What it opens there is not shared with workers that are forked later, which would move one another's places in
+    the files. Where the system does not fork, it is called in this process: workers there get a copy by pickling.
+    """
+    if not _forks() or multiprocessing.current_process().daemon:
+        return function()
+    work = functools.partial(_Aside, function)
+    with contextlib.closing(run(work, iter([Task(0, 1)]), num_workers=1, timeout=_ASIDE)) as results:
+        found = next(results)
+    if isinstance(found, Lost):
+        raise BuildError(f"source: expected to be read, found that the process that did so failed: {found.reason}")
+    return found[1]
+
+
+class _Aside:
+    """A function as work."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        if "torch" in sys.modules:  # whose threads did not come along: what used them would never end
+            sys.modules["torch"].set_num_threads(1)
+
+    def __call__(self, task: Task, begin: Callable[[int], None]) -> Any:
+        begin(0)
+        return self.function()
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _wait(workers: list[_Worker]) -> None:

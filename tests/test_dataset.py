@@ -903,3 +903,49 @@ def test_an_index_that_takes_its_place_is_not_read(make_dataset: Any) -> None:
     read = _readers(index.path)
     index.subset(np.array([3, 1])).write(index.path)
     assert all(way() is not None for way in read.values())
+
+
+def _write_over(path: Path, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def test_what_is_made_of_an_index_that_was_written_over_is_refused(make_dataset: Any, tmp_path: Path) -> None:
+    index = make_dataset(rows=(4, 4))
+    dataset = MemmapDataset(index.path)
+    part = dataset.subset([1, 2, 3])
+    content = index.path.read_bytes()
+    labels = index.columns["label"]
+    _write_over(index.path, content.replace(labels.tobytes(), ((labels + 1) % 3).tobytes()))
+    for make in (
+        lambda: dataset.subset([1]),
+        lambda: dataset[1:3],
+        lambda: dataset.save(tmp_path / "s.idx"),
+        lambda: next(iter(memload.Loader(part, 2, device="cpu"))),
+    ):
+        with pytest.raises(memload.ChecksumError, match="written to since it was opened"):
+            make()
+    assert not (tmp_path / "s.idx").exists()
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_loader_notices_within_an_epoch_that_the_index_was_cut_short(num_threads: int, make_dataset: Any) -> None:
+    index = make_dataset(rows=(3000,), shape=(2, 2, 3))
+    loader = memload.Loader(index.path, 8, device="cpu", num_threads=num_threads)
+    batches = iter(loader)
+    next(batches)
+    os.truncate(index.path, 8192)
+    with pytest.raises(memload.FormatError, match="bytes as when it was opened"):
+        for _ in batches:
+            pass
+
+
+def test_an_index_and_its_shard_that_are_both_written_over_are_noticed(make_dataset: Any, tmp_path: Path) -> None:
+    dataset = MemmapDataset(make_dataset("made.bin", rows=(6,), seed=1).path)
+    other = make_dataset("next.bin", rows=(6,), seed=2)
+    pixels, content = (tmp_path / "next.bin").read_bytes(), other.path.read_bytes()
+    assert len(content) == dataset.path.stat().st_size
+    _write_over(tmp_path / "made.bin", pixels)
+    _write_over(dataset.path, content)
+    with pytest.raises(memload.FormatError, match="written to since it was opened"):
+        dataset.gather(range(6))

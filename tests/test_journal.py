@@ -88,6 +88,8 @@ def test_columns_are_put_into_a_record_as_they_are() -> None:
         *(("|u1", value) for value in (-1, 256, np.int64(300), 0.5)),
         *(("|b1", value) for value in (2, 0.5)),
         *(("<f8", value) for value in ("1.5", 1j, np.ma.masked_array(1.0, mask=True))),
+        ("<f4", 1e39),
+        ("<f2", 70000.0),
     ],
 )
 def test_a_value_that_would_become_another_is_refused(descr: str, value: object) -> None:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -419,7 +420,23 @@ def test_a_sample_that_has_a_number_draws_by_that_in_any_order() -> None:
 def test_ranks_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
     first = torch.stack(crops(Batches()))
     monkeypatch.setenv("RANK", "1")
-    assert not torch.equal(torch.stack(crops(Batches())), first)
+    other = torch.stack(crops(Batches()))
+    assert not torch.equal(other, first)
+    assert torch.equal(torch.stack(crops(Batches(), seed=np.int64(0))), other)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ValueError, match="RANK: expected a number, as torchrun sets it, found 'first'"):
+        crops(Batches())
+
+
+def test_batches_of_several_sizes_that_have_numbers_draw_differently() -> None:
+    class Shrinking(Batches):
+        def __getitem__(self, number: int) -> torch.Tensor:
+            return torch.arange(9 * 9).reshape(1, 9, 9).repeat((32, 32, 5, 1)[number], 3, 1, 1).to(torch.uint8)
+
+    drawn = torch.cat(crops(Shrinking())).flatten(1)
+    # 25 windows, each seen about three times: any two batches that draw alike would show as runs
+    for shift in range(1, 70):
+        assert not (drawn[shift:] == drawn[:-shift]).all(1)[-5:].all()
 
 
 def test_an_epoch_is_told_to_the_sampler() -> None:

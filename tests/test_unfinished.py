@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,10 @@ def stop_at(stop: int) -> Callable[[int], None]:
             raise Stop
 
     return act
+
+
+def stopped(job: Unfinished) -> None:
+    raise Stop
 
 
 def build(source: Any, output: Path, **options: Any) -> memload.BuildReport:
@@ -259,3 +264,80 @@ def test_records_that_were_truncated_while_a_build_ran_are_told(
     monkeypatch.setattr(Journal, "mapped", usual)
     build(Numbered(), output)
     assert memload.verify(output).ok
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are spawned, and get copies")
+def test_a_data_set_is_not_indexed_in_the_process_that_workers_are_forked_from(tmp_path: Path) -> None:
+    """As those that open a file at the first sample: its place would be moved by all workers at once."""
+
+    def note(number: int) -> None:
+        with (tmp_path / "processes").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    output = tmp_path / "out.bin"
+    interrupted(output)
+    build(Numbered(note), output, num_workers=2)  # goes on, and looks at samples that are done
+    arrays = tmp_path / "arrays.bin"
+    memload.build(Numbered(note), arrays, mode="array", num_workers=1)
+    done = (tmp_path / "processes").read_text().split()
+    assert len(done) > 20
+    assert str(os.getpid()) not in done
+    assert int(memload.MemmapDataset(output)[19][0].max()) == 19
+
+
+@pytest.mark.parametrize("kills", [1, 2, 3, 4])
+def test_a_build_that_is_cleared_away_never_passes_for_a_finished_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    output = tmp_path / "out.bin"
+    build(Numbered(), output, size=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(Unfinished, "publish", stopped)
+        with pytest.raises(Stop):
+            build(Numbered(), output, size=6, overwrite=True)
+    unlink, left = Path.unlink, iter(range(kills))
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.suffix == ".building" and next(left, None) is None:
+            raise Stop
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", killed)
+        with pytest.raises(Stop):
+            build(Numbered(), output, size=8, overwrite=True)
+    report = build(Numbered(), output, size=6, overwrite=True)
+    assert (report.samples, report.rejected) == (20, 0)
+    assert memload.MemmapDataset(output).shape == (3, 6, 6)
+    assert memload.verify(output).ok
+
+
+def test_a_shard_that_is_gone_when_it_is_to_be_published_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.bin"
+    build(Numbered(), output, size=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(Unfinished, "publish", stopped)
+        with pytest.raises(Stop):
+            build(Numbered(), output, size=6, overwrite=True)
+    (tmp_path / "out.building" / "out.bin").unlink()
+    with pytest.raises(memload.BuildError, match="that wait to be published, found none"):
+        build(Numbered(), output, size=6, overwrite=True)
+    assert memload.MemmapDataset(output).shape == (3, 4, 4)  # the old one, whole
+
+
+def test_shards_that_came_while_a_build_ran_go_when_it_is_published_over_them(tmp_path: Path) -> None:
+    def appear(number: int) -> None:
+        if number == 15:
+            other = tmp_path / "other"
+            other.mkdir()
+            build(Numbered(), other / "out.bin", shard_size=4096 + 48 * 7)
+            for path in other.iterdir():
+                path.rename(tmp_path / path.name)
+
+    output = tmp_path / "out.bin"
+    with pytest.raises(memload.BuildError, match="made while the build ran"):
+        build(Numbered(appear), output)
+    build(Numbered(), output, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out.bin", "out.idx"]

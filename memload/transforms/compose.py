@@ -230,9 +230,14 @@ class Prepared:
 
 def here() -> int:
     """Return what is this process's own of a seed: workers of a DataLoader, and ranks, count the same samples."""
-    worker, rank = get_worker_info(), int(os.environ.get("RANK", "0"))  # torchrun's, for those who join no group
+    worker = get_worker_info()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank = torch.distributed.get_rank()
+    else:  # torchrun's, for those who join no group
+        told = os.environ.get("RANK", "0")
+        if not told.isdecimal():
+            raise ValueError(f"RANK: expected a number, as torchrun sets it, found {told!r}. Unset it, or mend it")
+        rank = int(told)
     return ((0 if worker is None else worker.seed + 1) << 64) + (rank << 128)
 
 
