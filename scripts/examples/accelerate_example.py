@@ -54,8 +54,8 @@ def main() -> None:
             steps += 1
             if steps == args.stop_after:
                 break
-    if args.checkpoint:
-        accelerator.save_state(args.checkpoint)
+        if args.checkpoint:
+            accelerator.save_state(args.checkpoint)
 
     # Every sample once over all ranks, so one rank may have a batch more: reduce after the loop. gather_for_metrics
     # in every batch would wait for ever.

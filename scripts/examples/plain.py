@@ -66,11 +66,11 @@ def main() -> None:
             steps += 1
             if steps == args.stop_after:
                 break
-    if args.checkpoint and train.rank == 0:
-        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "train": train.state_dict()}
-        written = args.checkpoint.with_suffix(".tmp")
-        torch.save(state, written)
-        written.replace(args.checkpoint)  # at once: another rank, or the next run, never reads half of it
+        if args.checkpoint and train.rank == 0:
+            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "train": train.state_dict()}
+            written = args.checkpoint.with_suffix(".tmp")
+            torch.save(state, written)
+            written.replace(args.checkpoint)  # at once: another rank, or the next run, never reads half of it
 
     # Every sample once over all ranks, so one rank may have a batch more: talk to the others only after the loop,
     # and call the net itself, since DistributedDataParallel's forward may talk to them too.
