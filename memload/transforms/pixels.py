@@ -66,7 +66,7 @@ class Normalize(Pointwise):
     def line(self, whole: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
         """See `Pointwise.line`."""
         if self.mean is None or self.std is None:
-            raise self._wrong("mean and std", "numbers", "none", ". Give them, or bind() the data set's")
+            raise self._wrong("mean and std", "numbers", "none", ". Give them; a Loader takes the data set's own")
         if len(self.mean) not in (1, channels):
             raise self._wrong(
                 "images",
