@@ -115,7 +115,7 @@ def _drop_unwritten() -> None:
             if stream is not None:
                 stream.flush()
         except OSError:
-            with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+            with open(os.devnull, "w") as nowhere:  # noqa: PTH123  # pathlib is not loaded for --help
                 os.dup2(nowhere.fileno(), stream.fileno())
         except ValueError:  # closed
             pass

@@ -100,6 +100,6 @@ def _allocate(shape: tuple[int, ...]) -> Tensor:
     size = int(np.prod(shape, dtype=np.int64))
     if get_worker_info() is not None:
         # as torch's default_collate does it; share_memory_() would copy
-        shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+        shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]  # torch's
         return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
     return _pool.take(size).view(shape)

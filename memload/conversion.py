@@ -134,7 +134,7 @@ class Converter:
                 picture.image,
                 placement,
                 interpolation=settings.interpolation,  # type: ignore[arg-type]  # checked by Settings
-                resizer=settings.resizer,  # type: ignore[arg-type]
+                resizer=settings.resizer,  # type: ignore[arg-type]  # checked by it
                 fill=self._fill,
                 box=picture.box if settings.fast else None,
             )

@@ -314,7 +314,7 @@ def _import_jpeg4py() -> Callable[..., Any]:
             "(Debian: apt install libturbojpeg0), or use the decoder 'pillow', which is as fast",
             name="libturbojpeg",
         ) from None
-    return jpeg4py.JPEG  # type: ignore[no-any-return]
+    return jpeg4py.JPEG  # type: ignore[no-any-return]  # it ships no types
 
 
 def _import_simplejpeg() -> Callable[[bytes], None]:

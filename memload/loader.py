@@ -341,6 +341,7 @@ class Loader:
 
     def _prepare(self, epoch: int, feed: Feed, part: "_Part") -> Callable[[int, int], Any]:
         """Return what makes a batch of any samples of a part's stretch."""
+        self.dataset.check_unaltered()  # here and before every batch, as a feed reads the index for both
         fetch, names, transform = feed.prepare(part.samples), self._names, self.transform
         if isinstance(transform, Transform):
             samples = part.samples
@@ -393,7 +394,6 @@ class Loader:
         end = size - (size - progress.seen) % step if self.drop_last else size
         begin = progress.seen
         while begin < end:
-            self.dataset.check_unaltered()
             shares = [
                 (seen, *self._share(seen, min(step, end - seen), rank, replicas))
                 for seen in range(begin, end, step)[:count]
@@ -439,7 +439,6 @@ class Loader:
             rest = itertools.islice(self.sampler, resumed, None)
             seen, groups = resumed, _grouped(rest, self.batch_size, self.drop_last)
         for group in groups:
-            self.dataset.check_unaltered()
             samples = np.asarray(list(group))
             if len(samples) and (samples.ndim != 1 or samples.dtype.kind not in "iu"):
                 raise TypeError(f"sampler: expected integers, found {samples.dtype} {samples.shape}")

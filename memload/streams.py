@@ -34,7 +34,7 @@ class SideStream:
         self.device = device
         self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # short, and waited for
         # one for all: whoever waits for it waits for at least what the consumer had asked for then
-        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         self._waits, self._lead = waits, 2 * prefetch_factor
         #: of the last batches, when they were there, or without waits when the consumer had come to them
         self._handed_over: deque[torch.cuda.Event] = deque()
@@ -52,7 +52,7 @@ class SideStream:
             else:
                 self.stream.wait_event(self._handed_over[0])
             batch = function()
-            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             ready.record(self.stream)
         return Made(batch, ready)
 
@@ -65,7 +65,7 @@ class SideStream:
                 tensor.record_stream(consumer)
         reached = made.ready
         if not self._waits:
-            reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             reached.record(consumer)
         self._handed_over.append(reached)
         if len(self._handed_over) > self._lead:
@@ -120,5 +120,5 @@ def _like(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]
     if hasattr(batch, "copy") and hasattr(batch, "update"):
         made: Any = batch.copy()
         made.update(values)
-        return made  # type: ignore[no-any-return]
+        return made  # type: ignore[no-any-return]  # of the type it is copied from
     return values

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import logging
 import math
-import os
 import re
 import shutil
 import zlib
@@ -114,7 +113,7 @@ class Unfinished:
                 fresh = {path.name for path in self.folder.iterdir()} <= {"lock", OWNER}
                 try:
                     self._take_up()
-                except BaseException:
+                except BaseException:  # Ctrl-C too is to leave no empty folder behind
                     if fresh:
                         remove(self.folder)
                     raise
@@ -384,7 +383,7 @@ def _exists(path: Path) -> bool:
 
 def _move(path: Path, folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):  # moved before a crash
-        os.replace(path, folder / path.name)  # noqa: PTH105
+        path.replace(folder / path.name)
 
 
 def _names(found: Any) -> list[str]:

@@ -49,6 +49,17 @@ def stopped(job: Unfinished) -> None:
     raise Stop
 
 
+def waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a data set of 4×4, beside which a finished one of 6×6 waits to be published."""
+    output = folder / "out.bin"
+    build(Numbered(), output, size=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(Unfinished, "publish", stopped)
+        with pytest.raises(Stop):
+            build(Numbered(), output, size=6, overwrite=True)
+    return output
+
+
 def build(source: Any, output: Path, **options: Any) -> memload.BuildReport:
     return memload.build(source, output, **{"size": 4, "num_workers": 0} | options)
 
@@ -289,12 +300,7 @@ def test_a_data_set_is_not_indexed_in_the_process_that_workers_are_forked_from(t
 def test_a_build_that_is_cleared_away_never_passes_for_a_finished_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
-    output = tmp_path / "out.bin"
-    build(Numbered(), output, size=4)
-    with monkeypatch.context() as patched:
-        patched.setattr(Unfinished, "publish", stopped)
-        with pytest.raises(Stop):
-            build(Numbered(), output, size=6, overwrite=True)
+    output = waiting(tmp_path, monkeypatch)
     unlink, left = Path.unlink, iter(range(kills))
 
     def killed(path: Path, missing_ok: bool = False) -> None:
@@ -315,12 +321,7 @@ def test_a_build_that_is_cleared_away_never_passes_for_a_finished_one(
 def test_a_shard_that_is_gone_when_it_is_to_be_published_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = tmp_path / "out.bin"
-    build(Numbered(), output, size=4)
-    with monkeypatch.context() as patched:
-        patched.setattr(Unfinished, "publish", stopped)
-        with pytest.raises(Stop):
-            build(Numbered(), output, size=6, overwrite=True)
+    output = waiting(tmp_path, monkeypatch)
     (tmp_path / "out.building" / "out.bin").unlink()
     with pytest.raises(memload.BuildError, match="that wait to be published, found none"):
         build(Numbered(), output, size=6, overwrite=True)

@@ -25,7 +25,7 @@ def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(method)(*args, **options)  # type: ignore[no-untyped-call]
+            return torch.compiler.disable(method)(*args, **options)  # type: ignore[no-untyped-call]  # torch's
         return method(*args, **options)
 
     return call
