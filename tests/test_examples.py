@@ -23,6 +23,8 @@ from PIL import Image
 import memload
 from memload.samplers import ShuffledSampler
 
+#: Asked for before the first test, as the driver that tells it opens pipes of its own and keeps them.
+GPUS = torch.cuda.device_count()
 EXAMPLES = Path(__file__).parents[1] / "scripts" / "examples"
 SAMPLES, BATCH, EPOCHS, STOP = 41, 8, 3, 4
 PACKAGES = {
@@ -104,9 +106,8 @@ def data(tmp_path: Path) -> Path:
 
 def gpus(ranks: int) -> list[str]:
     """Return one GPU a rank, as CUDA_VISIBLE_DEVICES names them; none where there are too few."""
-    count = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
-    return named[:ranks] if count >= ranks else []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
+    return named[:ranks] if GPUS >= ranks else []
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ python hf_trainer.py DATA.bin --epochs 3 --checkpoint checkpoints/
 torchrun --nproc-per-node 2 hf_trainer.py DATA.bin --epochs 3 --checkpoint checkpoints/
 
 It trains on GPUs, one process each, and on the CPU where there are none. Where one process sees several GPUs, the
-Trainer cuts each batch into parts for them: use torchrun.
+Trainer cuts each batch into parts for them: use torchrun. Several processes on the CPU go on from a checkpoint with
+transformers 5.23, and did not with 5.17, which loads the optimizer's state to "cpu:0".
 """
 # ruff: noqa: D101, D102 - the names are those that the Trainer asks for
 
