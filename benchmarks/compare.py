@@ -12,7 +12,8 @@ table. Each is set as its own documentation recommends (contenders.py); where th
 a line for none and one for as many as cores. The JPEGs below DIR, or made ones, are copied until there are N. Where
 there is a GPU, batches end there, through page-locked memory and without waiting; `--device cpu` leaves them in memory.
 
-The rounds are interleaved: in each, every way in turn takes whole epochs, for `--seconds` at least.
+The rounds are interleaved: in each, every way in turn takes whole epochs, for `--seconds` at least. Stopped with Ctrl-C
+or by SIGTERM, it reports the whole rounds that there are.
 
 - images/s: behind the first batches of an epoch, one for each worker, to its end: as in a long epoch. What they left
   out is the start of an epoch, until its first batch is there.
@@ -145,7 +146,10 @@ def psnr(loader: Iterable[Any], job: Job) -> list[float]:
     """Return how near pictures of a batch are to Pillow's, in dB, the lowest first."""
     import numpy as np
 
-    images, labels = (part.cpu().numpy() for part in pair(next(iter(loader)), job))
+    batches = iter(loader)
+    images, labels = (part.clone().cpu().numpy() for part in pair(next(batches), job))
+    for _ in batches:  # DALI begins no epoch within one, and FFCV fills its own memory again
+        pass
     files, found = job.files(), []
     for picture, number in list(zip(images, labels.flatten(), strict=True))[:CHECKED]:
         error = np.mean((picture.astype(np.float64) - resized(files[number], job.side).transpose(2, 0, 1)) ** 2)
@@ -466,8 +470,8 @@ def build_all(compared: list[Way]) -> None:
             way.result["disk, kB/image"] = found["bytes"] / len(files) / 1000
 
 
-def measure(compared: list[Way], options: argparse.Namespace) -> None:
-    """Build, open, take rounds and check every way."""
+def measure(compared: list[Way], options: argparse.Namespace) -> tuple[int, int]:
+    """Build, open, check every way, and take rounds; return how many whole ones, and what to exit with."""
     build_all(compared)
     progress("built")
 
@@ -481,11 +485,22 @@ def measure(compared: list[Way], options: argparse.Namespace) -> None:
     each(lambda way: way.result.update(versions=way.ask()))
     each(lambda way: way.open(options.cold))
     progress("opened")
-    for number in range(options.rounds):
-        each(lambda way: way.round(options.seconds), backwards=number % 2 == 1)
-        progress(f"round {number + 1} of {options.rounds}")
     each(Way.check)
+    taken = status = 0
+    try:
+        for number in range(options.rounds):
+            each(lambda way: way.round(options.seconds), backwards=number % 2 == 1)
+            taken += 1
+            progress(f"round {taken} of {options.rounds}")
+    except SystemExit as stopped:  # by a signal: building and opening take minutes, and are not to be for nothing
+        if not taken:
+            raise
+        status = int(str(stopped.code))
+        progress(f"stopped: {taken} of {options.rounds} rounds are kept")
+        for way in compared:
+            del way.rounds[taken:]
     each(Way.end)
+    return taken, status
 
 
 def results_of(compared: list[Way]) -> dict[str, Any]:
@@ -565,7 +580,7 @@ def main() -> int:
         if need > min(shutil.disk_usage(folder).free, available_memory()):
             parser.error(f"--count: expected {need / 1e9:.0f} GB free on the disk and in memory, as files stay warm")
         try:
-            measure(compared, options)
+            options.rounds, status = measure(compared, options)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # until all is cleared away
@@ -585,7 +600,7 @@ def main() -> int:
     record("compare", options, usual, parameters, results, show=False)
     if not options.dry_run:
         print("The line is in benchmarks/results/compare.jsonl.")
-    return 0
+    return status
 
 
 if __name__ == "__main__":

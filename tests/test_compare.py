@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,32 @@ def test_where_every_way_fails_the_reasons_are_shown_and_nothing_is_recorded(tmp
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == "Nothing is recorded, as no way could be measured."
     assert not (tmp_path / "benchmarks" / "results").exists()
+
+
+def test_a_run_that_is_stopped_keeps_its_whole_rounds(tmp_path):
+    shutil.copytree(HERE, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("results", "plots"))
+    shutil.copytree(HERE.parent / "scripts", tmp_path / "scripts")
+    (tmp_path / "work").mkdir()
+    command = [
+        sys.executable, tmp_path / "benchmarks" / "compare.py", "--device", "cpu", "--only", "memload, Loader",
+        "--count", "24", "--batch", "8", "--workers", "1", "--rounds", "100000", "--seconds", "0.01",
+        "--folder", tmp_path / "work",
+    ]  # fmt: skip
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while "round 3 of" not in running.stderr.readline():
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        shown, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 128 + signal.SIGINT, said
+    assert "memload, Loader, 1 thread" in shown
+    line = json.loads((tmp_path / "benchmarks" / "results" / "compare.jsonl").read_text())
+    kept = line["results"]["memload, Loader, 1 thread"]["images/s"]["repeats"]
+    assert f"stopped: {kept} of 100000 rounds are kept" in said
+    assert line["parameters"]["rounds"] == kept >= 3
+    assert [*(tmp_path / "work").iterdir()] == []
 
 
 def test_the_reason_is_the_first_line_of_an_error_but_of_a_workers_the_cause():

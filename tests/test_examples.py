@@ -107,7 +107,7 @@ def data(tmp_path: Path) -> Path:
 def gpus(ranks: int) -> list[str]:
     """Return one GPU a rank, as CUDA_VISIBLE_DEVICES names them; none where there are too few."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
-    return named[:ranks] if GPUS >= ranks else []
+    return named[:ranks] if ranks <= GPUS else []
 
 
 @pytest.fixture
