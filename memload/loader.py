@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from memload import ranks
 from memload.dataset import MemmapDataset
 from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed, pinned_callers
 from memload.feeds.interface import Feed, Samples
@@ -617,10 +618,7 @@ def _is_all_ours(transform: Any) -> bool:
 
 def _default_threads() -> int:
     """Return how many threads gather: the processes that torchrun started on this host share its cores."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if not told.isdecimal() or not int(told):
-        raise ValueError(f"LOCAL_WORLD_SIZE: expected how many processes this host runs, found {told!r:.40}")
-    return max(1, min(8, available_cores() // int(told)))
+    return max(1, min(8, available_cores() // ranks.local_replicas()))
 
 
 def _at_least(argument: str, value: int, least: int) -> None:
@@ -633,10 +631,7 @@ def _place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
     if (rank is None) != (num_replicas is None):
         raise ValueError(f"rank and num_replicas: expected both or neither, found {rank} and {num_replicas}")
     if rank is None or num_replicas is None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank, num_replicas = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        else:
-            rank, num_replicas = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        rank, num_replicas = ranks.rank(), ranks.num_replicas()
     if not 0 <= rank < num_replicas:
         raise ValueError(f"rank: expected 0 <= rank < num_replicas = {num_replicas}, found {rank}")
     return rank, num_replicas

@@ -424,7 +424,7 @@ def test_ranks_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(other, first)
     assert torch.equal(torch.stack(crops(Batches(), seed=np.int64(0))), other)
     monkeypatch.setenv("RANK", "first")
-    with pytest.raises(ValueError, match="RANK: expected a number, as torchrun sets it, found 'first'"):
+    with pytest.raises(ValueError, match="RANK: expected an integer of at least 0, as torchrun sets it, found 'first'"):
         crops(Batches())
 
 

@@ -1,7 +1,6 @@
 """A list of transforms, done in as few passes over memory as it allows."""
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from memload import ranks
 from memload.transforms.draws import Draws
 from memload.transforms.fused import Fused, Plan, fits, kind
 from memload.transforms.transform import Columns, Transform, is_integer
@@ -231,14 +231,7 @@ class Prepared:
 def here() -> int:
     """Return what is this process's own of a seed: workers of a DataLoader, and ranks, count the same samples."""
     worker = get_worker_info()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank = torch.distributed.get_rank()
-    else:  # torchrun's, for those who join no group
-        told = os.environ.get("RANK", "0")
-        if not told.isdecimal():
-            raise ValueError(f"RANK: expected a number, as torchrun sets it, found {told!r}. Unset it, or mend it")
-        rank = int(told)
-    return ((0 if worker is None else worker.seed + 1) << 64) + (rank << 128)
+    return ((0 if worker is None else worker.seed + 1) << 64) + (ranks.rank() << 128)
 
 
 def _flat(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
