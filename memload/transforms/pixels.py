@@ -75,6 +75,8 @@ class Normalize(Pointwise):
                 ". mean=None takes the data set's own",
             )
         mean, std = np.array(self.mean), np.array(self.std)
+        if whole and mean.max() > 1:  # FFCV's, which would make of every picture one that is black
+            raise self._wrong("mean", "those of pixels from 0 to 1", f"{self.mean}", ". Divide mean and std by 255")
         return 1 / (255 * std if whole else std), -mean / std, None
 
 

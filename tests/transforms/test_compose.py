@@ -306,6 +306,14 @@ def test_empty_batches_pass() -> None:
     assert transforms.Compose(ALL)(torch.empty((0, 3, 20, 24), dtype=torch.uint8)).shape == (0, 3, 14, 14)
 
 
+def test_statistics_of_0_to_255_are_refused_but_for_pixels_that_are(make_images: Make) -> None:
+    images, of_ffcv = make_images(), transforms.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    with pytest.raises(ValueError, match=r"^Normalize: mean: expected those of pixels from 0 to 1, found \(123"):
+        of_ffcv(images)
+    unscaled = transforms.Compose([transforms.ToDtype(torch.float32), of_ffcv])(images)
+    assert (unscaled - transforms.Normalize("imagenet")(images)).abs().max() < 1e-5
+
+
 def test_normalize_takes_the_data_sets_statistics_when_it_is_bound(make_images: Make) -> None:
     images, own = make_images(), {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
     compose = transforms.Compose([transforms.CenterCrop(8), transforms.Normalize()], points=["a"], views=2)
