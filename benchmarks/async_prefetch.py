@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from record import arguments, at_least_one, need_cuda, record, spread
+from record import arguments, at_least_one, need_cuda, record, run_main, spread
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -270,4 +270,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from PIL import Image
-from record import arguments, at_least_one, numbers_of, record, spread
+from record import arguments, at_least_one, numbers_of, record, run_main, spread
 
 import memload
 
@@ -97,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

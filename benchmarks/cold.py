@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import Noise, arguments, at_least_one, numbers_of, record, spread
+from record import Noise, arguments, at_least_one, numbers_of, record, run_main, spread
 
 import memload
 from memload.shards import Shards
@@ -84,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import Noise, arguments, at_least_one, numbers_of, record, spread
+from record import Noise, arguments, at_least_one, numbers_of, record, run_main, spread
 from torch.utils.data import DataLoader
 
 import memload
@@ -53,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

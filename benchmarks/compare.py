@@ -528,7 +528,7 @@ def results_of(compared: list[Way]) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark."""
-    from record import arguments, at_least_one, numbers_of, record
+    from record import arguments, at_least_one, need_cuda, numbers_of, record
 
     parser = arguments(__doc__)
     parser.add_argument("--images", type=Path, help="folder of JPEGs; made ones without it")
@@ -555,6 +555,8 @@ def main() -> int:
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda":
+        need_cuda("--device cpu leaves batches in memory")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
     from report import comparison
@@ -581,6 +583,9 @@ def main() -> int:
             parser.error(f"--count: expected {need / 1e9:.0f} GB free on the disk and in memory, as files stay warm")
         try:
             options.rounds, status = measure(compared, options)
+        except SystemExit:
+            progress("stopped before a whole round: what was built is removed")
+            raise
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # until all is cleared away
@@ -607,4 +612,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         child(sys.argv[2], sys.argv[3])
     else:
-        raise SystemExit(main())
+        from record import run_main
+
+        run_main(main)

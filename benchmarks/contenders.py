@@ -191,6 +191,29 @@ def read_numpy(job: Job) -> Iterable[Any]:
     return data_loader(job, Numbered(np.load(job.built / "images.npy", mmap_mode="c"), torch.from_numpy))
 
 
+def whole(batch: Any) -> Any:
+    """Collate what already is a batch."""
+    return batch
+
+
+class Indexed(Numbered):
+    """The same, which hands DataLoader a whole batch of the pictures by one index."""
+
+    def __getitems__(self, numbers: list[int]) -> tuple[Any, Any]:
+        import torch
+
+        return self.load(self.items[numbers]), torch.tensor(numbers)
+
+
+def read_indexed(job: Job) -> Iterable[Any]:
+    """Return torch's DataLoader, which takes whole batches from the memory map by one index."""
+    import numpy as np
+    import torch
+
+    pixels = np.asarray(np.load(job.built / "images.npy", mmap_mode="c"))  # whose parts would be memory maps, slowly
+    return data_loader(job, Indexed(pixels, torch.from_numpy), collate_fn=whole)
+
+
 def build_tensordict(job: Job) -> None:
     """Fill the memory-mapped tensors of tensordict's recipe for ImageNet, 64 at a time."""
     import itertools
@@ -207,11 +230,6 @@ def build_tensordict(job: Job) -> None:
         images = torch.stack([torch.from_numpy(picture) for picture in itertools.islice(pictures, 64)])
         labels = torch.arange(start, start + len(images))
         data[start : start + len(images)] = TensorDict({"image": images, "label": labels}, batch_size=[len(images)])
-
-
-def whole(batch: Any) -> Any:
-    """Collate what already is a batch."""
-    return batch
 
 
 def read_tensordict(job: Job) -> Iterable[Any]:
@@ -402,6 +420,7 @@ KINDS = {
     "ffcv": Kind("ffcv", ("ffcv.loader", "ffcv.writer", "ffcv.transforms"), read_ffcv, build_ffcv),
     "tensordict": Kind("tensordict", ("tensordict",), read_tensordict, build_tensordict),
     "numpy": Kind("numpy", ("numpy",), read_numpy, build_numpy),
+    "indexed": Kind("numpy", ("numpy",), read_indexed, built_by="numpy"),
     "datasets": Kind("datasets", ("datasets",), read_datasets, build_datasets),
     "streaming": Kind("mosaicml-streaming", ("streaming",), read_streaming, build_streaming),
     "litdata": Kind("litdata", ("litdata",), read_litdata, build_litdata),
@@ -424,6 +443,7 @@ def ways(most: int, device: str) -> list[tuple[str, str, int]]:
         ("memload, DataLoader + fast_collate", "fast_collate", "worker", (0,)),
         ("FFCV, raw", "ffcv", "worker", (most, 1)),
         ("tensordict, memory-mapped", "tensordict", "worker", (most, 0)),
+        ("NumPy memmap, a batch by one index", "indexed", "worker", (most, 0)),
         ("NumPy memmap, default collate", "numpy", "worker", (most, 0)),
         ("Hugging Face datasets, torch format", "datasets", "worker", (most, 0)),
         ("MosaicML streaming, arrays", "streaming", "worker", (most, 0)),

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from record import arguments, at_least_one, need_cuda, noise_dataset, numbers_of, record, spread
+from record import arguments, at_least_one, need_cuda, noise_dataset, numbers_of, record, run_main, spread
 from torch.utils.data import DataLoader, Dataset
 
 import memload
@@ -320,4 +320,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

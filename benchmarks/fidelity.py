@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from record import arguments, numbers_of, record, spread
+from record import arguments, numbers_of, record, run_main, spread
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -277,4 +277,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -17,7 +17,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from record import arguments, at_least_one, numbers_of, record, spread
+from record import arguments, at_least_one, numbers_of, record, run_main, spread
 
 from memload.format import HEADER_BYTES, npy_header, seal_of
 from memload.index import Array, Index, Shard
@@ -112,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -34,6 +34,17 @@ HERE = Path(__file__).parent
 ENOUGH = 3
 #: Packages that stand beside what `memload info --environment` tells, where they are installed.
 BESIDE = ("torchvision", "kornia", "ffcv", "triton", "cuda-bindings")
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Run a benchmark, and end the process; an interrupt, or a file that is not there, in a line."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted: what has no line yet is lost", file=sys.stderr)
+        sys.exit(130)
+    except (memload.MemloadError, FileNotFoundError, PermissionError) as error:
+        sys.exit(str(error))
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:

@@ -489,4 +489,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    from record import run_main
+
+    run_main(main)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from record import arguments, at_least_one, need_cuda, noise_dataset, numbers_of, record, spread
+from record import arguments, at_least_one, need_cuda, noise_dataset, numbers_of, record, run_main, spread
 
 import memload
 
@@ -64,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 from opening import make
-from record import Noise, arguments, at_least_one, numbers_of, record, spread
+from record import Noise, arguments, at_least_one, numbers_of, record, run_main, spread
 
 import memload
 
@@ -98,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from record import arguments, at_least_one, need_cuda, noise_dataset, record, spread
+from record import arguments, at_least_one, need_cuda, noise_dataset, record, run_main, spread
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -348,4 +348,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

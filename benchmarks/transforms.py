@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import arguments, at_least_one, need_cuda, numbers_of, record, spread
+from record import arguments, at_least_one, need_cuda, numbers_of, record, run_main, spread
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -193,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

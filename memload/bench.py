@@ -434,7 +434,10 @@ def _warm(
         return lambda: sum(len(made[0]) for made in loader)
 
     for feed in FEEDS[1:]:
-        rounds.add(feed, functools.partial(load, feed, None))
+        if cuda or feed == "cpu":
+            rounds.add(feed, functools.partial(load, feed, None))
+        else:
+            rounds.reasons[feed] = "for a CUDA device, and there is none"
     choice = _automatic(dataset, rounds.reasons, device)
 
     side = min(224, *array.shape[:2])

@@ -146,6 +146,8 @@ def test_jpegs_beside_the_feeds_are_resized_bilinearly_and_cropped() -> None:
             "images: no/such/folder: expected a folder of images, found no such folder",
         ),
         ("fidelity.py", (".",), "images: .: expected image files"),
+        ("compare.py", ("--device", "cuda"), "device: expected a CUDA device, found none"),
+        ("build.py", ("no/such/folder",), "no/such/folder: expected"),
         ("loader.py", ("--rounds", "0"), "loader.py: error: argument --rounds: expected 1 or more, found 0"),
         ("compare.py", ("--rounds", "0"), "compare.py: error: argument --rounds: expected 1 or more, found 0"),
     ],
