@@ -174,6 +174,8 @@ class Index:
                 file.write(data)
             sync(temporary)
             temporary.replace(path)
+        except OSError as error:  # of the name that the caller knows
+            raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             temporary.unlink(missing_ok=True)
         sync(path.parent)

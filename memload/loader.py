@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import threading
+import warnings
 import weakref
 from collections import deque, namedtuple
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -90,7 +91,8 @@ class Loader:
     one of `memload.transforms` gets columns, samples' numbers, seed and epoch too. Several iterators may be used at
     once. One that is left early leaves nothing behind; none survives a fork.
 
-    Raises ValueError for arguments that do not fit, and FormatError as `MemmapDataset` does.
+    Raises ValueError for arguments that do not fit, and FormatError as `MemmapDataset` does. Warns where ``drop_last``
+    leaves nothing of an epoch.
     """
 
     def __init__(
@@ -170,6 +172,13 @@ class Loader:
         self.static_buffers = static_buffers
         self._wanted_device, self._wanted_feed = device, feed
         self._opened: _Opened | None = None
+        if drop_last and self._order is not None and len(self._order) and not len(self):
+            warnings.warn(
+                f"drop_last: expected samples for one batch on each of {self.num_replicas} ranks, found "
+                f"{len(self._order)} for batches of {batch_size}: an epoch has none. Use a smaller batch_size, or "
+                "drop_last=False",
+                stacklevel=2,
+            )
         if device is not None or feed != "auto":  # what was asked for and cannot be is said at once
             self._open()
         self._next = _Progress(0, 0)

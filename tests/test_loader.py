@@ -157,6 +157,7 @@ def test_a_transform_gets_the_images_of_a_batch(path: Path, num_threads: int) ->
         assert torch.equal(batch.images, expected.images.float() / 2)
 
 
+@pytest.mark.filterwarnings("ignore:drop_last:UserWarning")  # of epochs of which it leaves nothing
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(1, SIZE),
@@ -752,6 +753,14 @@ def test_a_loader_says_what_feeds_it_and_why(path: Path, caplog: pytest.LogCaptu
     assert [record.message for record in caplog.records] == [
         f"feed of {loader.dataset.shards.paths[0]}: cpu: the device is cpu"
     ]
+
+
+def test_an_epoch_of_which_nothing_is_left_is_warned_of(path: Path) -> None:
+    with pytest.warns(
+        UserWarning, match=rf"^drop_last: .* each of 2 ranks, found {SIZE} for batches of {SIZE}: an epo"
+    ):
+        loader = Loader(path, SIZE, shuffle=True, drop_last=True, rank=0, num_replicas=2)
+    assert (len(loader), list(loader)) == (0, [])
 
 
 def test_threads_are_shared_by_the_processes_of_a_host(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
