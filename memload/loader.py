@@ -357,6 +357,8 @@ class Loader:
             samples = part.samples
             if isinstance(self._order, WeightedSampler):  # whose samples come again, and not to look the same
                 samples = np.arange(len(samples)) + (part.position - part.start)
+            elif part.times is not None:  # nor those that another one gives again
+                samples = samples + part.times * len(self.dataset)
             transform = transform.prepare(samples, seed=self.seed, epoch=epoch)
 
             def transformed(start: int, stop: int) -> Any:
@@ -441,27 +443,34 @@ class Loader:
         return seen + whole * rank // replicas, seen + whole * (rank + 1) // replicas
 
     def _batches_of_iterable(self, progress: "_Progress") -> Iterator["_Part"]:
-        size, resumed = len(self.dataset), progress.seen
+        size, resumed, seen = len(self.dataset), progress.seen, 0
         if self.batch_sampler is not None:
             groups: Iterator[Sequence[int]] = iter(self.batch_sampler)
-            seen = 0
         else:
-            rest = itertools.islice(self.sampler, resumed, None)
-            seen, groups = resumed, _grouped(rest, self.batch_size, self.drop_last)
+            numbers = iter(self.sampler)
+            before = [list(itertools.islice(numbers, resumed))] if resumed else []
+            groups = itertools.chain(before, _grouped(numbers, self.batch_size, self.drop_last))
+        come = np.zeros(size, np.int64) if isinstance(self.transform, Transform) else None
         for group in groups:
             samples = np.asarray(list(group))
             if len(samples) and (samples.ndim != 1 or samples.dtype.kind not in "iu"):
                 raise TypeError(f"sampler: expected integers, found {samples.dtype} {samples.shape}")
             samples = samples.astype(np.int64)
             seen += len(samples)
-            if seen <= resumed or not len(samples):
+            if not len(samples):
                 continue
-            samples = samples[-(seen - resumed) :]  # what of a batch was seen does not come again
             if samples.min() < -size or samples.max() >= size:
                 raise IndexError(
                     f"sampler: expected numbers from 0 to {size - 1}, found {samples.min()} to {samples.max()}"
                 )
-            yield _Part(samples % size, 0, len(samples), seen, seen - len(samples))
+            samples %= size
+            times = None if come is None else _count(come, samples)
+            if seen > resumed:
+                rest = slice(
+                    max(0, len(samples) - (seen - resumed)), None
+                )  # what of a batch was seen does not come again
+                samples, times = samples[rest], None if times is None else times[rest]
+                yield _Part(samples, 0, len(samples), seen, seen - len(samples), times)
 
     def _tell_samplers(self, epoch: int) -> None:
         own: Any
@@ -491,7 +500,7 @@ class _Opened(NamedTuple):
 
 class _Part(NamedTuple):
     """A batch: ``samples[start:stop]`` of those of a stretch, how many samples of the epoch are seen with it, and the
-    position in the epoch of its first.
+    position in the epoch of its first; of what may give samples again, how many times each came before.
     """
 
     samples: np.ndarray
@@ -499,6 +508,7 @@ class _Part(NamedTuple):
     stop: int
     seen: int
     position: int
+    times: np.ndarray | None = None
 
 
 class _Result(NamedTuple):
@@ -613,6 +623,16 @@ def _checked(samples: Any, count: int, size: int) -> np.ndarray:
     if count and (found.min() < 0 or found.max() >= size):
         raise IndexError(f"sampler: expected numbers from 0 to {size - 1}, found {found.min()} to {found.max()}")
     return found
+
+
+def _count(come: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Return how many times each of some samples has come, also among these, and count them too; int64 ``(N,)``."""
+    order = np.argsort(samples, kind="stable")
+    different, first, count = np.unique(samples[order], return_index=True, return_counts=True)
+    times = np.empty_like(samples)
+    times[order] = np.arange(len(samples)) - np.repeat(first - come[different], count)
+    come[different] += count
+    return times
 
 
 def _is_ours(order: Any) -> bool:

@@ -951,6 +951,30 @@ def test_a_state_with_another_seed_of_the_loaders_own_is_refused(path: Path) -> 
         Loader(path, 4, sampler=ShuffledSampler(SIZE, seed=1), seed=6).load_state_dict(state)
 
 
+def test_a_sample_that_a_sampler_of_ones_own_gives_again_looks_different(path: Path) -> None:
+    numbers = [3, 3, 5, 3, -1, SIZE - 1, 5, 3, 3, 2]
+    options: dict[str, Any] = {"transform": TRAIN, "columns": ["number"]}
+    loader = Loader(path, 4, sampler=numbers, **options)
+    images = torch.cat([batch.images for batch in loader])
+    assert len({image.numpy().tobytes() for image in images}) > 6  # of four samples
+    first_time = torch.cat([batch.images for batch in Loader(path, 8, sampler=[3, 5, SIZE - 1, 2], **options)])
+    assert torch.equal(images[[0, 2, 4, 9]], first_time)  # as if none came again
+
+    groups = [numbers[:3], numbers[3:7], numbers[7:]]
+    batched = Loader(path, batch_sampler=groups, **options)
+    assert torch.equal(torch.cat([batch.images for batch in batched]), images)
+    for order in ({"batch_sampler": groups}, {"sampler": numbers, "batch_size": 4}):
+        stopped, other = (Loader(path, **order, **options) for _ in range(2))  # type: ignore[arg-type]
+        running = iter(stopped)
+        next(running)
+        state = stopped.state_dict()
+        assert 0 < state["samples_seen"] < len(numbers)
+        del running
+        other.load_state_dict(state)
+        begun = state["samples_seen"]
+        assert torch.equal(torch.cat([batch.images for batch in other]), images[begun:])
+
+
 def test_a_sample_that_is_drawn_again_looks_different(path: Path) -> None:
     weights = np.eye(SIZE)[3]
     loader = Loader(path, 7, sampler=WeightedSampler(weights, size=60), transform=TRAIN, columns=["number"])

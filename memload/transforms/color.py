@@ -37,7 +37,7 @@ class ColorJitter(Transform):
 
     def _around(self, name: str, value: Range) -> tuple[float, float] | None:
         centre, least, most = _RANGES[name]
-        if isinstance(value, Real) and value >= 0:
+        if isinstance(value, Real) and not isinstance(value, bool) and value >= 0:
             value = (max(least, centre - value) if centre else -value, centre + value)
         return None if value is None else self._range(name, value, least, most)
 
@@ -45,17 +45,22 @@ class ColorJitter(Transform):
         """Change each sample by its own factors: number 0 to 3 of its draws, in the order that 4 to 7 sort to."""
         _check(self, images)
         drawn = draws.uniform(8)
-        order = drawn[4:].argsort(0)
+        active = [(number, name) for number, name in enumerate(_RANGES) if getattr(self, name) is not None]
+        # of one change alone the order says nothing, and no sample has to be picked out
+        order = drawn[4:].argsort(0) if len(active) > 1 else np.full((1, len(images)), [n for n, _ in active] or -1)
         images = images.clone()
-        for turn in range(4):
-            for number, name in enumerate(_RANGES):
-                limits = getattr(self, name)
-                places = np.flatnonzero(order[turn] == number)
-                if limits is not None and places.size:
+        for turn in order:
+            for number, name in active:
+                places = np.flatnonzero(turn == number)
+                if places.size:
+                    limits = getattr(self, name)
                     factors = (limits[0] + (limits[1] - limits[0]) * drawn[number, places]).astype(np.float32)
-                    which = to_device(places, images.device)
                     factor = to_device(factors, images.device)[:, None, None, None]
-                    images[which] = _CHANGES[name](images[which], factor)
+                    if places.size == len(images):
+                        images = _CHANGES[name](images, factor)
+                    else:
+                        which = to_device(places, images.device)
+                        images[which] = _CHANGES[name](images[which], factor)
         return images, columns
 
 
@@ -79,8 +84,10 @@ def _check(owner: Transform, images: Tensor) -> None:
 
 def _grey(images: Tensor) -> Tensor:
     """Return ``(N, 1, H, W)`` float32 or wider, for uint8 from 0 to 255. torchvision's weights, of ITU-R BT.601."""
+    if images.dtype.itemsize <= 2:
+        images = images.float()
     if images.shape[1] == 1:
-        return images.float() if images.dtype == torch.uint8 else images
+        return images
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     return red * 0.2989 + green * 0.587 + blue * 0.114
 
@@ -97,9 +104,11 @@ def _brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
     grey = _grey(images)
-    # whole numbers have the same sum in float64 whichever way they are added up
-    grey = grey.floor().double() if images.dtype == torch.uint8 else grey
-    return _blend(images, grey.mean((1, 2, 3), keepdim=True).float(), factor)
+    # whole numbers have the same sum in float64 whichever way they are added up; those of 2^-28 of 33 megapixels
+    whole = images.dtype == torch.uint8
+    grey = grey.floor().double() if whole else grey.double().mul_(1 << 28).round_()
+    mean = grey.mean((1, 2, 3), keepdim=True) * (1.0 if whole else 2.0**-28)
+    return _blend(images, mean.float(), factor)
 
 
 def _saturation(images: Tensor, factor: Tensor) -> Tensor:

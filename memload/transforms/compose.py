@@ -1,5 +1,6 @@
 """A list of transforms, done in as few passes over memory as it allows."""
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from memload.transforms.transform import Columns, Transform, is_integer
 
 #: Of so many samples plans are made at once: of 256 in 98 µs, of 2,048 in 180, of 32,768 in 1,560.
 _PLANNED = 2048
+#: What images may be of.
+_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,11 +50,13 @@ class Compose(Transform):
     def __init__(
         self,
         transforms: Sequence[Callable[..., Any]],
-        *,
+        *more: object,
         points: Sequence[str] = (),
         views: int = 1,
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
+        if more:
+            raise TypeError(f"Compose: transforms: expected one list, found {1 + len(more)} arguments. Write [...]")
         if isinstance(points, str) or not isinstance(points, Sequence):
             raise self._wrong("points", "names of columns", repr(points))
         if not is_integer(views) or views < 1:
@@ -83,7 +88,9 @@ class Compose(Transform):
             step.bind(mean=mean, std=std, num_classes=num_classes) if isinstance(step, Transform) else step
             for step in self.transforms
         ]
-        return Compose(bound, points=self.points, views=self.views, memory_format=self.memory_format)
+        made = copy.copy(self)  # of its own class
+        made.transforms, made._steps = tuple(bound), _grouped(bound)
+        return made
 
     @_untraced
     def __call__(
@@ -141,7 +148,7 @@ class Prepared:
         pictures = tuple(view[0] for view in views)
         if columns is None:
             return pictures
-        values = {name: tuple(view[1][name] for view in views) for name in given}
+        values = {name: tuple(view[1][name] for view in views) for name in views[0][1]}
         return pictures, {n: v[0] if all(one is v[0] for one in v) else v for n, v in values.items()}
 
     def _view(self, images: Tensor, columns: Columns, start: int, view: int) -> tuple[Tensor, Columns]:
@@ -155,6 +162,9 @@ class Prepared:
                 if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], dict):
                     raise self._returns(step, "(images, columns)", made)
                 images, columns = self._checked_images(made[0], step, stop - start), made[1]
+                for name in self._compose.points:
+                    if name not in columns:
+                        raise self._returns(step, f"columns with {name!r}, which points names", sorted(columns))
             else:
                 if images is given and self._compose.views > 1:
                     images = images.clone()  # which a step of the user's may change, before the next view sees them
@@ -185,17 +195,20 @@ class Prepared:
         wrong, points = self._compose._wrong, self._compose.points
         if not isinstance(images, Tensor) or images.ndim != 4:
             found = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            one = isinstance(images, Tensor) and images.ndim == 3
-            raise wrong("images", "a tensor (N, C, H, W)", found, ". A Loader gives whole batches to it" if one else "")
+            raise wrong("images", "a tensor (N, C, H, W)", found, ". A Loader gives it whole batches")
         first = self._compose.transforms[:1]
         given_to_ours = not first or isinstance(first[0], Transform)  # one of the user's may take what it likes
-        if given_to_ours and images.dtype != torch.uint8 and not images.is_floating_point():
+        if given_to_ours and images.dtype not in _DTYPES:
             advice = ". Begin the list with what makes floats of them: lambda images: images.float() / 65535"
             raise wrong(
                 "images", "uint8 or a floating dtype", images.dtype, advice if images.dtype == torch.uint16 else ""
             )
         if 0 in images.shape[1:]:
             raise wrong("images", "pixels", tuple(images.shape))
+        if images.shape[1] > 16 and images.shape[3] in (1, 3, 4):  # no picture is so narrow
+            raise wrong(
+                "images", "(N, C, H, W)", f"{tuple(images.shape)}, channels last", ". Write images.permute(0, 3, 1, 2)"
+            )
         if not isinstance(columns, Mapping):
             raise TypeError(str(wrong("columns", "tensors by name", type(columns).__name__, ". Write {'label': …}")))
         for name, value in columns.items():
@@ -217,13 +230,13 @@ class Prepared:
     def _checked_images(self, images: Any, step: object, count: int) -> Tensor:
         if not isinstance(images, Tensor) or images.ndim != 4 or len(images) != count:
             raise self._returns(step, f"images ({count}, C, H, W)", images)
-        if images.dtype != torch.uint8 and not images.is_floating_point():
+        if images.dtype not in _DTYPES:
             raise self._returns(step, "uint8 or a floating dtype", images.dtype)
         return images
 
     def _returns(self, step: object, expected: str, made: Any) -> ValueError:
         found: Any = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-        if made is None or isinstance(made, torch.dtype):
+        if made is None or isinstance(made, torch.dtype | list):
             found = made
         return self._compose._wrong(f"{type(step).__name__} in its list", f"to return {expected}", found)
 
@@ -245,6 +258,8 @@ def _flat(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
                     "Compose: transforms: expected points, views and memory_format at the outermost, found them inside"
                 )
             flat += step.transforms
+        elif getattr(step, "__module__", "") == "memload.transforms.recipes":
+            raise TypeError(f"Compose: transforms: expected callables of images, found {step.__name__} itself. Call it")
         elif callable(step) and not isinstance(step, type):
             flat.append(step)
         else:

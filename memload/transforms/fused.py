@@ -28,7 +28,8 @@ class Plan:
     width: Axis
     antialias: bool
     fill: tuple[float, ...]
-    line: np.ndarray | None  # factors and offsets, float32 (2, C)
+    #: Factors and offsets, float32 ``(2, C)``; the offset comes behind the factor, but with floats before it.
+    line: np.ndarray | None
     dtype: torch.dtype
     memory_format: torch.memory_format
     _uploaded: Tensor | None = field(default=None, init=False, repr=False)
@@ -49,6 +50,17 @@ class Plan:
             table[first], table[first + 1] = axis.start, axis.length
             table[first + 2], table[first + 3] = axis.shift, axis.flipped
         return table.T
+
+    @functools.cached_property
+    def fits_32_bits(self) -> bool:
+        """Whether the kernel's distances and their sums stay below 2³¹: of images up to 16,000 pixels, all do."""
+        for axis in (self.height, self.width):
+            if axis.resized is not None and len(axis.length):
+                length, places = int(axis.length.max()), axis.resized
+                places = max(places, int(np.abs(axis.shift).max()) + axis.extent)
+                if length * max(places, -(-length // axis.resized)) >= 1 << 29:
+                    return False
+        return True
 
     def part(self, which: slice) -> "Plan":
         """Return the plan for some of the samples, without a copy."""
@@ -82,7 +94,7 @@ class Fused:
         rows = slice(first, first + images.shape[0])
         if points:
             columns = columns | {name: _carried(columns[name], plan.part(rows)) for name in points}
-        if images.is_cuda and images.dtype == torch.uint8 and _has_triton():
+        if images.is_cuda and images.dtype == torch.uint8 and plan.fits_32_bits and _has_triton():
             from memload.transforms.kernel import run
 
             return run(images, plan, first), columns
@@ -107,9 +119,9 @@ class Fused:
         return Plan(height, width, antialias, fill, *self._lines[key], memory_format)
 
     def _line(
-        self, channels: int, dtype: torch.dtype, steps: Sequence[Pointwise]
+        self, channels: int, given: torch.dtype, steps: Sequence[Pointwise]
     ) -> tuple[np.ndarray | None, torch.dtype]:
-        whole = dtype == torch.uint8
+        dtype, whole = given, given == torch.uint8
         line = np.stack([np.ones(channels), np.zeros(channels)])
         for step in steps:
             factor, offset, cast = step.line(whole, channels)
@@ -117,6 +129,8 @@ class Fused:
             line[1] += offset
             dtype = cast or (torch.float32 if whole else dtype)
             whole = False
+        if given.is_floating_point:  # (x + offset / factor) * factor: a large mean over a small std would cancel
+            line[1] /= line[0]
         return None if (line == [[1], [0]]).all() else line.astype(np.float32), dtype
 
 
@@ -147,9 +161,14 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
         moved = _moved(images, plan, slice(0, count))  # nothing else: one copy
         shared = moved.untyped_storage().data_ptr() == images.untyped_storage().data_ptr()
         return moved.to(plan.dtype, memory_format=plan.memory_format, copy=shared)
+    planar = plan.memory_format == torch.contiguous_format and images.is_contiguous()
     # whole rows, channels last: torch is slow with lines of 3 values
-    out = torch.empty((count, height, width * channels), dtype=plan.dtype, device=images.device)
-    line = None if plan.line is None else to_device(np.tile(plan.line, width), images.device)
+    shape = (count, channels, height * width) if planar else (count, height, width * channels)
+    out = torch.empty(shape, dtype=plan.dtype, device=images.device)
+    line, shifts = None, False
+    if plan.line is not None:
+        line = to_device(plan.line[:, :, np.newaxis] if planar else np.tile(plan.line, width), images.device)
+        shifts = bool(plan.line[1].any())
     step = max(1, _AT_A_TIME // (height * width * channels or 1))
     for part in (slice(first, first + step) for first in range(0, count, step)):
         piece = _moved(images[part], plan, part)
@@ -157,12 +176,19 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
             if axis.flipped[part].any():
                 which = to_device(axis.flipped[part], images.device)[:, None, None, None]
                 piece = torch.where(which, piece.flip(dim), piece)
-        rows = piece.permute(0, 2, 3, 1).flatten(2)
+        rows = (piece if planar else piece.permute(0, 2, 3, 1)).flatten(2)
         direct = out[part] if line is not None and out.dtype == torch.float32 and not rows.requires_grad else None
         if line is not None:  # two operations, since one for both rounds otherwise
-            rows = torch.mul(rows, line[0], out=direct).add_(line[1])
+            if not shifts:
+                rows = torch.mul(rows, line[0], out=direct)
+            elif rows.is_floating_point():
+                rows = torch.add(rows, line[1], out=direct).mul_(line[0])
+            else:
+                rows = torch.mul(rows, line[0], out=direct).add_(line[1])
         if direct is None:
             out[part] = rows
+    if planar:
+        return out.view(count, channels, height, width)
     batch = out.view(count, height, width, channels).permute(0, 3, 1, 2)
     return batch.contiguous(memory_format=plan.memory_format)
 
@@ -204,6 +230,8 @@ def _boxes(images: Tensor, places: np.ndarray, fill: tuple[float, ...], change: 
 
 def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
     whole = images.dtype == torch.uint8
+    if 1 in images.shape[2:]:  # whose stride may be any, and on the CPU is taken at its word (torch 2.13)
+        images = images.clone(memory_format=torch.contiguous_format)
     if size[1] == 1:  # comes out wrong or fails (seen in torch 2.13), so it is done first, and then as two columns
         twice = _one_column(images, antialias).expand(-1, -1, -1, 2).contiguous()
         return _resize(twice, (size[0], 2), antialias)[..., :1]

@@ -75,13 +75,21 @@ def precision(axis: Axis, antialias: bool) -> np.ndarray:
     """
     if axis.resized is None:
         return np.zeros_like(axis.length)
-    bits = _precisions(max(axis.source, int(axis.length.max(initial=1))), axis.resized, antialias)
-    return np.asarray(bits[axis.length])
+    known, longest = _known(axis.resized, antialias), int(axis.length.max(initial=1))
+    table = known[0]
+    if longest >= len(table):
+        table = known[0] = np.concatenate([table, np.full(longest + 1 - len(table), -1)])
+    bits = table[axis.length]
+    if (bits < 0).any():  # 46 µs for each length that is new, and none later
+        for length in np.unique(axis.length[bits < 0]).tolist():
+            table[length] = precision_of(length, axis.resized, antialias)
+    return np.asarray(table[axis.length])
 
 
 @functools.lru_cache(maxsize=64)
-def _precisions(longest: int, resized: int, antialias: bool) -> np.ndarray:
-    return np.array([0, *(precision_of(length, resized, antialias) for length in range(1, longest + 1))], np.int64)
+def _known(resized: int, antialias: bool) -> list[np.ndarray]:
+    """Return a list of one array, with what is known of each length, or -1; that of none is 0."""
+    return [np.zeros(1, np.int64)]
 
 
 def precision_of(length: int, resized: int, antialias: bool) -> int:

@@ -1,5 +1,6 @@
 """Normalize and ToDtype: the steps that take every pixel by itself."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
@@ -48,6 +49,7 @@ class Normalize(Pointwise):
             self.std = stds * channels if len(stds) == 1 else stds
 
     def _several(self, argument: str, value: Any) -> Any:
+        value = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
         if isinstance(value, Real):
             return (self._numbers(argument, value),)
         several = isinstance(value, Iterable) and not isinstance(value, str)
@@ -61,7 +63,11 @@ class Normalize(Pointwise):
         num_classes: int | None = None,
     ) -> Transform:
         """Return this one if it has its numbers, else one with these."""
-        return self if self.mean is not None or mean is None else Normalize(mean, std)
+        if self.mean is not None or mean is None:
+            return self
+        made, filled = copy.copy(self), Normalize(mean, std)  # of its own class
+        made.mean, made.std = filled.mean, filled.std
+        return made
 
     def line(self, whole: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
         """See `Pointwise.line`."""
@@ -89,7 +95,7 @@ class ToDtype(Pointwise):
     def __init__(self, dtype: torch.dtype, scale: bool = False) -> None:
         if dtype not in _DTYPES:
             raise self._wrong("dtype", "float32, float16 or bfloat16 of torch", repr(dtype))
-        self.dtype, self.scale = dtype, scale
+        self.dtype, self.scale = dtype, self._flag("scale", scale)
 
     def line(self, whole: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
         """See `Pointwise.line`."""

@@ -161,9 +161,9 @@ def is_integer(value: Any) -> TypeGuard[int]:
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether a value is a number, and neither infinite nor NaN."""
+    """Return whether a value is a number, no bool, and neither infinite nor NaN."""
     try:
-        return isinstance(value, Real) and math.isfinite(value)
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond any float
         return False
 

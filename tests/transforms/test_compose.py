@@ -306,6 +306,56 @@ def test_empty_batches_pass() -> None:
     assert transforms.Compose(ALL)(torch.empty((0, 3, 20, 24), dtype=torch.uint8)).shape == (0, 3, 14, 14)
 
 
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_statistics_may_be_arrays_and_tensors(make: Any, make_images: Make) -> None:
+    images, of_all = make_images(), transforms.Normalize(0.25, 0.5)(make_images())
+    assert torch.equal(transforms.Normalize(make(0.25), make(0.5))(images), of_all)
+    assert torch.equal(transforms.Normalize(make([0.25] * 3), make([0.5] * 3))(images), of_all)
+
+
+class Sum(transforms.Transform):
+    """One that adds a column, and may leave another out."""
+
+    def __init__(self, without: str = "") -> None:
+        self.without = without
+
+    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
+        kept = {name: column for name, column in columns.items() if name != self.without}
+        return images, kept | {"sum": images.sum((1, 2, 3))}
+
+
+def test_columns_that_a_step_adds_or_leaves_out_are_so_in_every_view(make_images: Make) -> None:
+    images, labels = make_images(), torch.arange(8)
+    for views in (1, 2):
+        compose = transforms.Compose([transforms.RandomCrop(4), Sum(without="label")], views=views)
+        pictures, columns = compose(images, {"label": labels, "other": labels})
+        assert sorted(columns) == ["other", "sum"]
+        both = (pictures, columns["sum"]) if views == 2 else ((pictures,), (columns["sum"],))
+        assert all(torch.equal(picture.sum((1, 2, 3)), total) for picture, total in zip(*both, strict=True))
+
+
+def test_points_that_a_step_leaves_out_are_missed_there(make_images: Make) -> None:
+    compose = transforms.Compose([Sum(without="eyes"), transforms.CenterCrop(4)], points=["eyes"])
+    with pytest.raises(ValueError, match=r"^Compose: Sum in its list: expected to return columns with 'eyes'"):
+        compose(make_images(), {"eyes": torch.zeros(8, 2, 2)})
+
+
+def test_what_is_bound_keeps_its_class_and_what_it_has(make_images: Make) -> None:
+    class Own(transforms.Compose):
+        pass
+
+    class Louder(transforms.Normalize):
+        gain = 2.0
+
+    own = Own([transforms.CenterCrop(4), Louder()])
+    own.note = "kept"  # type: ignore[attr-defined]
+    bound = own.bind(mean=[0.1] * 3, std=[0.2] * 3)
+    assert (type(bound), type(bound.transforms[1]), bound.note) == (Own, Louder, "kept")  # type: ignore[attr-defined]
+    plain = transforms.Compose([transforms.CenterCrop(4), transforms.Normalize(0.1, 0.2)])
+    assert torch.equal(bound(make_images()), plain(make_images()))
+    assert own.transforms[1].mean is None
+
+
 def test_statistics_of_0_to_255_are_refused_but_for_pixels_that_are(make_images: Make) -> None:
     images, of_ffcv = make_images(), transforms.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
     with pytest.raises(ValueError, match=r"^Normalize: mean: expected those of pixels from 0 to 1, found \(123"):
@@ -365,6 +415,21 @@ class Careless(transforms.Transform):
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (
+        lambda: T.Compose(T.CenterCrop(4), T.Normalize()),
+        TypeError,
+        "Compose: transforms: expected one list, found 2 arg",
+    ),
+    (lambda: T.Compose([T.train]), TypeError, "Compose: transforms: expected callables of images, found train itself"),
+    (lambda: T.ToDtype(torch.float32, scale=255), ValueError, "ToDtype: scale: expected True or False, found 255"),
+    (lambda: T.ColorJitter(True), ValueError, "ColorJitter: brightness: expected .*, found True"),
+    (lambda: T.RandomErasing(value=True), ValueError, "RandomErasing: value: expected a number.*, found True"),
+    (lambda: T.CenterCrop(4)(IMAGES.to(torch.float8_e4m3fn)), ValueError, "CenterCrop: images: .*found torch.float8"),
+    (
+        lambda: T.RandomHorizontalFlip(1)(torch.zeros(2, 20, 24, 3, dtype=torch.uint8)),
+        ValueError,
+        r"RandomHorizontalFlip: images: .*found \(2, 20, 24, 3\), channels last. Write images.permute\(0, 3, 1, 2\)",
+    ),
     (lambda: T.CenterCrop(0), ValueError, "CenterCrop: size: expected an integer of at least 1.*found 0"),
     (lambda: T.CenterCrop((1, 2, 3)), ValueError, r"CenterCrop: size: expected .*, found \(1, 2, 3\)"),
     (lambda: T.Resize(2.5), ValueError, "Resize: size: expected .*, found 2.5"),

@@ -1,5 +1,6 @@
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +161,61 @@ def test_normalize_and_to_dtype_are_torchvisions_formulas(make_images: Make) -> 
     torch.testing.assert_close(both(images), expected, rtol=1e-5, atol=1e-6)
     unscaled = transforms.Compose([transforms.ToDtype(torch.float32), transforms.Normalize([9.0], [3.0])])
     torch.testing.assert_close(unscaled(images), (images.float() - 9) / 3)
+
+
+def test_a_large_mean_over_a_small_deviation_does_not_cancel() -> None:
+    images = 288 + torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.01
+    found = transforms.Normalize(288.0, 0.001)(images)
+    assert torch.allclose(found.double(), (images.double() - 288) / 0.001, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("step", [transforms.Normalize("imagenet"), transforms.ToDtype(torch.float32, scale=True)])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_either_layout_in_and_out_gives_the_same(step: Any, layout: torch.memory_format, make_images: Make) -> None:
+    images, moves = make_images(), [transforms.RandomHorizontalFlip(), transforms.RandomCrop(12, 2)]
+    for steps in ([step], [*moves, step], [*moves, step, transforms.ToDtype(torch.bfloat16)]):
+        expected = transforms.Compose(steps)(images)
+        made = transforms.Compose(steps, memory_format=layout)
+        for source in (images, images.contiguous(), images.contiguous()[:, :, :, :-1]):
+            made = transforms.Compose(steps, memory_format=layout)
+            found = made(source)
+            assert found.is_contiguous(memory_format=layout)
+            if source.shape == images.shape:
+                assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+def test_one_column_or_row_of_any_stride_is_resized_alike(antialias: bool) -> None:
+    column = torch.arange(0, 130, 10, dtype=torch.uint8).view(1, 1, 1, 13).expand(1, 3, 1, 13).contiguous().mT
+    assert column.stride(3) == 13
+    for images in (column, column.mT):
+        resize = transforms.Resize((13, 2) if images is column else (2, 13), antialias=antialias)
+        found = resize(images)
+        assert torch.equal(found, resize(images.clone(memory_format=torch.channels_last)))
+        assert torch.equal(found, images.expand_as(found))
+
+
+@pytest.mark.parametrize(
+    ("extent", "step", "fits"),
+    [
+        (20_000, transforms.Resize((1, 20_000)), True),
+        (40_000, transforms.Resize((1, 224)), True),
+        (33_000, transforms.Resize((1, 33_000)), False),
+        (20_000, transforms.Resize((1, 54_000)), False),
+        (40_000, transforms.Resize((1, 1)), False),
+        (50_000, transforms.CenterCrop((1, 40_000)), True),
+    ],
+)
+def test_what_the_kernel_cannot_count_in_32_bits_is_the_references(
+    extent: int, step: transforms.Transform, fits: bool
+) -> None:
+    plan = Fused([(0, step)]).plan(
+        torch.empty((1, 1, 1, extent), dtype=torch.uint8),
+        1,
+        lambda _: Draws(np.arange(1), 0, 0, 0, 0),
+        torch.channels_last,
+    )
+    assert plan.fits_32_bits == fits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
