@@ -179,12 +179,11 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
         rows = (piece if planar else piece.permute(0, 2, 3, 1)).flatten(2)
         direct = out[part] if line is not None and out.dtype == torch.float32 and not rows.requires_grad else None
         if line is not None:  # two operations, since one for both rounds otherwise
-            if not shifts:
-                rows = torch.mul(rows, line[0], out=direct)
-            elif rows.is_floating_point():
+            if rows.is_floating_point():
                 rows = torch.add(rows, line[1], out=direct).mul_(line[0])
-            else:
-                rows = torch.mul(rows, line[0], out=direct).add_(line[1])
+            else:  # cast by itself: 1,290 µs where a multiplication that casts takes 1,750
+                rows = (rows.float() if direct is None else direct.copy_(rows)).mul_(line[0])
+                rows = rows.add_(line[1]) if shifts else rows
         if direct is None:
             out[part] = rows
     if planar:
@@ -196,6 +195,8 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
 def _moved(images: Tensor, plan: Plan, part: slice) -> Tensor:
     """Return images but for flips and values: their boxes, resized, and the windows of those."""
     y, x = plan.height, plan.width
+    if y.whole and x.whole:
+        return images
     size = None if y.resized is None or x.resized is None else (y.resized, x.resized)
     places = np.stack([y.start, y.length, x.start, x.length], 1)[part]
     images = _boxes(images, places, plan.fill, lambda box: _resize(box, size, plan.antialias) if size else box)

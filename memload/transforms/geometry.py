@@ -12,7 +12,7 @@ class Axis:
     Everything is counted in pixels, in the source's direction: ``start`` and ``length`` of the box ``(N,)``, the
     extent it is ``resized`` to or None, and where in that the window lies, ``shift`` ``(N,)``. The steps take
     places as they come out of the steps before them. ``extent`` is what has come out so far, ``inside`` whether it is
-    all of the source, and nothing of it a margin.
+    all of the source, and nothing of it a margin, ``whole`` whether there was neither crop nor resize.
     """
 
     def __init__(self, source: int, count: int) -> None:
@@ -21,7 +21,7 @@ class Axis:
         self.length = np.full(count, source)
         self.flipped = np.zeros(count, bool)
         self.resized: int | None = None
-        self.inside = True
+        self.inside = self.whole = True
 
     def part(self, which: slice) -> "Axis":
         """Return the same for some of the samples, without a copy."""
@@ -32,6 +32,7 @@ class Axis:
 
     def crop(self, start: np.ndarray | int, length: int) -> None:
         """Take the window of this length that begins at ``start``, which may lie outside."""
+        self.whole = False
         self.inside &= bool(np.all((start >= 0) & (start <= self.extent - length)))
         self._move(start, length)
         self.extent = length
@@ -40,6 +41,7 @@ class Axis:
 
     def resize(self, extent: int, start: np.ndarray | int = 0, length: np.ndarray | None = None) -> None:
         """Resize the box from ``start``, inside and by default all, to ``extent`` pixels. Possible once."""
+        self.whole = False
         if length is not None:
             self._move(start, length)
             self.length = length
