@@ -34,14 +34,14 @@ def test_ways_are_measured_and_one_that_fails_is_a_line(tmp_path):
     (tmp_path / "tmp").mkdir()
     command = [
         sys.executable, tmp_path / "benchmarks" / "compare.py", "--device", "cpu", "--only", "memload, Loader", "FFCV",
-        "NumPy", "--count", "24", "--batch", "8", "--workers", "1", "--rounds", "2", "--seconds", "0.01",
+        "default collate", "--count", "24", "--batch", "8", "--workers", "1", "--rounds", "2", "--seconds", "0.01",
         "--python", "ffcv=/nowhere/python", "--python", "numpy=/bin/false", "--folder", tmp_path / "work",
     ]  # fmt: skip
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     line = json.loads((tmp_path / "benchmarks" / "results" / "compare.jsonl").read_text())
-    assert {"--only 'memload, Loader' FFCV NumPy", "--count 24", "--rounds 2"} <= set(line["partial"])
+    assert {"--only 'memload, Loader' FFCV 'default collate'", "--count 24", "--rounds 2"} <= set(line["partial"])
     ours = line["results"]["memload, Loader, 1 thread"]
     assert ours["images/s"]["repeats"] == 2
     assert ours["images/s"]["median"] > 0
