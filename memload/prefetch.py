@@ -85,8 +85,9 @@ class CudaPrefetcher:
 
     ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the first element of
     a tuple or list, else the whole batch; one of `memload.transforms` changes labels too where a batch is images
-    and labels, and takes a `MemmapDataset`'s mean and std from the DataLoader. Its draws are those for (``seed``,
-    epoch, rank, place in the epoch), or the number of the sample where samples have numbers.
+    and labels, and of a DataLoader over a `MemmapDataset` takes all columns, such as points, and mean and std. Its
+    draws are those for (``seed``, epoch, rank, place in the epoch), or the number of the sample where samples have
+    numbers.
     ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a thread does all this,
     which takes the waiting for ``iterable`` off the training loop too. ``device`` is by default the current CUDA
     device where there is one; on the CPU nothing is moved, and all else is the same.
@@ -119,6 +120,8 @@ class CudaPrefetcher:
             raise ValueError("shuffle: expected a dataset of samples, found an iterable, which has an order of its own")
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
         self.transform = bound(transform, getattr(iterable, "dataset", None))
+        #: of what comes behind the images
+        self._names: tuple[str, ...] = getattr(getattr(iterable, "dataset", None), "sample_columns", ())
         self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
         self.device = find_device(device)
         self._side = SideStream(self.device, prefetch_factor) if self.device.type == "cuda" else None
@@ -180,9 +183,11 @@ class CudaPrefetcher:
         if isinstance(batch, tuple | list) and len(batch):
             images, *rest = batch
             options = draws(images) if ours else {}
-            if ours and len(rest) == 1 and isinstance(rest[0], Tensor):
-                changed, columns = self.transform(images, {"label": rest[0]}, **options)  # which MixUp changes too
-                rest = [columns["label"]]
+            names = self._names if len(rest) == len(self._names) else ("label",)
+            if ours and len(rest) == len(names) and all(isinstance(one, Tensor) for one in rest):
+                given = dict(zip(names, rest, strict=True))
+                changed, columns = self.transform(images, given, **options)  # MixUp changes labels too
+                rest = [columns[name] for name in names]
             else:
                 changed = self.transform(images, **options)
             both = [changed, *rest]

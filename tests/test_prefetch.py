@@ -6,7 +6,7 @@ import textwrap
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -495,3 +495,19 @@ def test_transforms_of_batches_get_labels_and_the_data_sets_statistics(make_data
     mixed = transforms.Compose([transforms.Normalize(), transforms.MixUp(num_classes=3)])
     ((_, labels),) = prefetched(batches, transform=mixed)
     assert labels.shape == (5, 3)
+
+
+def test_points_of_a_data_set_follow_what_a_transform_moves(make_dataset: Callable[..., Any]) -> None:
+    places = np.random.default_rng(0).uniform(0, 4, (5, 2, 2)).astype(np.float32)
+    columns = {"label": np.arange(5), "eyes": places, "age": np.arange(5) + 20}
+    index = make_dataset(columns=columns, classes=tuple("abcde"), points=("eyes",))
+    dataset = MemmapDataset(index.path, columns=["label", "eyes", "age"])
+    batches = DataLoader(dataset, 3, collate_fn=fast_collate)
+    turn = transforms.Compose([transforms.RandomHorizontalFlip(1)], points=["eyes"])
+    found = list(CudaPrefetcher(batches, device="cpu", transform=turn))
+    for (images, labels, eyes, age), (before, *others) in zip(found, batches, strict=True):
+        assert torch.equal(images, before.flip(3))
+        assert torch.equal(eyes[..., 0], 5 - others[1][..., 0])
+        assert torch.equal(eyes[..., 1], others[1][..., 1])
+        assert torch.equal(labels, others[0])
+        assert torch.equal(age, others[2])
