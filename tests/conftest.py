@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import signal
 import sys
 import threading
 import time
@@ -190,6 +191,12 @@ class Held(NamedTuple):
             *(f"descriptor {number} of {what}" for number, what in now.descriptors - self.descriptors),
             *(f"map of {path}" for path in _data_files(now.maps - self.maps)),
         ]
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C end what tests start, also where these were begun in the background, by a shell that ignores it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:

@@ -578,8 +578,11 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
             except OSError:
                 time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate()
-        os.close(writer)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            os.close(writer)
     assert process.returncode == 130
     assert err == "memload: interrupted. Run the same command again: it goes on where it stopped\n"
 
