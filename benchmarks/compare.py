@@ -499,6 +499,8 @@ def measure(compared: list[Way], options: argparse.Namespace) -> tuple[int, int]
         progress(f"stopped: {taken} of {options.rounds} rounds are kept")
         for way in compared:
             del way.rounds[taken:]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # ending takes seconds, and the rounds are not to be lost by then
     each(Way.end)
     return taken, status
 

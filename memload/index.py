@@ -175,6 +175,8 @@ class Index:
             sync(temporary)
             temporary.replace(path)
         except OSError as error:  # of the name that the caller knows
+            if error.errno is None:
+                raise
             raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             temporary.unlink(missing_ok=True)

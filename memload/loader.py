@@ -448,9 +448,9 @@ class Loader:
             groups: Iterator[Sequence[int]] = iter(self.batch_sampler)
         else:
             numbers = iter(self.sampler)
-            before = [list(itertools.islice(numbers, resumed))] if resumed else []
+            before = _grouped(itertools.islice(numbers, resumed), _STRETCH, False)
             groups = itertools.chain(before, _grouped(numbers, self.batch_size, self.drop_last))
-        come = np.zeros(size, np.int64) if isinstance(self.transform, Transform) else None
+        come = np.zeros(size, np.int32) if isinstance(self.transform, Transform) else None
         for group in groups:
             samples = np.asarray(list(group))
             if len(samples) and (samples.ndim != 1 or samples.dtype.kind not in "iu"):

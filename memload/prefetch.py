@@ -13,6 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from memload.index import Index
 from memload.samplers import ShuffledSampler
@@ -120,8 +121,10 @@ class CudaPrefetcher:
             raise ValueError("shuffle: expected a dataset of samples, found an iterable, which has an order of its own")
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
         self.transform = bound(transform, getattr(iterable, "dataset", None))
-        #: of what comes behind the images
-        self._names: tuple[str, ...] = getattr(getattr(iterable, "dataset", None), "sample_columns", ())
+        #: of what a DataLoader brings behind the images
+        self._names: tuple[str, ...] = ()
+        if isinstance(iterable, DataLoader):
+            self._names = getattr(iterable.dataset, "sample_columns", ())
         self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
         self.device = find_device(device)
         self._side = SideStream(self.device, prefetch_factor) if self.device.type == "cuda" else None
@@ -183,7 +186,9 @@ class CudaPrefetcher:
         if isinstance(batch, tuple | list) and len(batch):
             images, *rest = batch
             options = draws(images) if ours else {}
-            names = self._names if len(rest) == len(self._names) else ("label",)
+            names: tuple[str, ...] = ("label",)
+            if len(rest) == len(self._names) and all(_is_of_batch(one, images) for one in rest):
+                names = self._names
             if ours and len(rest) == len(names) and all(isinstance(one, Tensor) for one in rest):
                 given = dict(zip(names, rest, strict=True))
                 changed, columns = self.transform(images, given, **options)  # MixUp changes labels too
@@ -234,6 +239,11 @@ def bound(transform: Any, dataset: Any) -> Any:
 def _check(prefetch_factor: int) -> None:
     if not isinstance(prefetch_factor, int) or prefetch_factor < 1:
         raise ValueError(f"prefetch_factor: expected an integer of 1 or more, found {prefetch_factor!r}")
+
+
+def _is_of_batch(value: Any, images: Any) -> bool:
+    """Return whether a value is a column: a row for each image."""
+    return isinstance(value, Tensor) and value.ndim > 0 and isinstance(images, Tensor) and len(value) == len(images)
 
 
 def _same(item: T) -> T:

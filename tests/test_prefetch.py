@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from memload import (
     CudaPrefetcher,
+    Loader,
     MemmapDataset,
     ShuffledSampler,
     ThreadPrefetcher,
@@ -511,3 +512,26 @@ def test_points_of_a_data_set_follow_what_a_transform_moves(make_dataset: Callab
         assert torch.equal(eyes[..., 1], others[1][..., 1])
         assert torch.equal(labels, others[0])
         assert torch.equal(age, others[2])
+
+
+def test_columns_have_names_where_a_data_loader_brings_them_by_sample(make_dataset: Callable[..., Any]) -> None:
+    columns = {"label": np.arange(5) % 3, "age": np.arange(5)}
+    path = make_dataset(columns=columns).path
+    dataset = MemmapDataset(path, columns=["label", "age"])
+    mix = transforms.Compose([transforms.Normalize(0.5, 0.2), transforms.MixUp(num_classes=3)])
+
+    def pieces(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        images, labels, ages = fast_collate(samples)
+        return images, labels, torch.cat([ages, ages])  # as boxes of detection are
+
+    ((images, labels, ages),) = CudaPrefetcher(
+        DataLoader(dataset, 5, collate_fn=pieces), device="cpu", transform=transforms.Normalize(0.5, 0.2)
+    )
+    assert (images.shape[0], labels.shape, ages.shape) == (5, (5,), (10,))
+
+    of_labels = Loader(MemmapDataset(path, columns=["age"]), 5, columns=["label"], device="cpu")
+    ((_, labels),) = CudaPrefetcher(of_labels, device="cpu", transform=mix)
+    assert labels.shape == (5, 3)
+    turned = Loader(dataset, 5, columns=["age", "label"], device="cpu")
+    with pytest.raises(ValueError, match=r"MixUp: columns: 'label': .*found none"):
+        list(CudaPrefetcher(turned, device="cpu", transform=mix))

@@ -105,10 +105,11 @@ def _brightness(images: Tensor, factor: Tensor) -> Tensor:
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
     grey = _grey(images)
     # whole numbers have the same sum in float64 whichever way they are added up; those of 2^-28 of 33 megapixels
-    whole = images.dtype == torch.uint8
-    grey = grey.floor().double() if whole else grey.double().mul_(1 << 28).round_()
-    mean = grey.mean((1, 2, 3), keepdim=True) * (1.0 if whole else 2.0**-28)
-    return _blend(images, mean.float(), factor)
+    if images.dtype == torch.uint8:
+        return _blend(images, grey.floor().double().mean((1, 2, 3), keepdim=True).float(), factor)
+    grey = grey.double() * (1 << 28)
+    grey = grey + (grey.round() - grey).detach()  # which has the gradient of what is not rounded
+    return _blend(images, (grey.mean((1, 2, 3), keepdim=True) * 2.0**-28).float(), factor)
 
 
 def _saturation(images: Tensor, factor: Tensor) -> Tensor:

@@ -164,7 +164,8 @@ class Prepared:
                 images, columns = self._checked_images(made[0], step, stop - start), made[1]
                 for name in self._compose.points:
                     if name not in columns:
-                        raise self._returns(step, f"columns with {name!r}, which points names", sorted(columns))
+                        found = ", ".join(sorted(columns)) or "none"
+                        raise self._wrong(step, f"columns with {name!r}, which points names", found)
             else:
                 if images is given and self._compose.views > 1:
                     images = images.clone()  # which a step of the user's may change, before the next view sees them
@@ -205,7 +206,9 @@ class Prepared:
             )
         if 0 in images.shape[1:]:
             raise wrong("images", "pixels", tuple(images.shape))
-        if images.shape[1] > 16 and images.shape[3] in (1, 3, 4):  # no picture is so narrow
+        if (
+            given_to_ours and images.shape[1] > 16 < images.shape[2] and images.shape[3] in (1, 3, 4)
+        ):  # no picture is so
             raise wrong(
                 "images", "(N, C, H, W)", f"{tuple(images.shape)}, channels last", ". Write images.permute(0, 3, 1, 2)"
             )
@@ -236,8 +239,11 @@ class Prepared:
 
     def _returns(self, step: object, expected: str, made: Any) -> ValueError:
         found: Any = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-        if made is None or isinstance(made, torch.dtype | list):
+        if made is None or isinstance(made, torch.dtype):
             found = made
+        return self._wrong(step, expected, found)
+
+    def _wrong(self, step: object, expected: str, found: Any) -> ValueError:
         return self._compose._wrong(f"{type(step).__name__} in its list", f"to return {expected}", found)
 
 

@@ -313,6 +313,19 @@ def test_statistics_may_be_arrays_and_tensors(make: Any, make_images: Make) -> N
     assert torch.equal(transforms.Normalize(make([0.25] * 3), make([0.5] * 3))(images), of_all)
 
 
+def test_a_list_may_begin_with_what_puts_channels_first() -> None:
+    images = torch.randint(0, 256, (2, 32, 40, 3), dtype=torch.uint8)
+    compose = transforms.Compose([lambda images: images.permute(0, 3, 1, 2), transforms.CenterCrop(20)])
+    assert torch.equal(compose(images), transforms.CenterCrop(20)(images.permute(0, 3, 1, 2)))
+    bands = torch.randint(0, 256, (2, 32, 1, 3), dtype=torch.uint8)
+    assert transforms.RandomHorizontalFlip(1)(bands).equal(bands.flip(3))
+
+
+def test_a_step_that_returns_a_list_is_told_in_few_words(make_images: Make) -> None:
+    with pytest.raises(ValueError, match=r"expected to return images \(8, C, H, W\), found list$"):
+        transforms.Compose([lambda images: [*images]])(make_images())
+
+
 class Sum(transforms.Transform):
     """One that adds a column, and may leave another out."""
 

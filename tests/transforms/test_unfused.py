@@ -190,3 +190,36 @@ def test_sums_over_whole_pixels_do_not_depend_on_how_they_are_added(make_images:
     exact = color._contrast(images, factor)
     for layout in (torch.contiguous_format, torch.channels_last):
         assert torch.equal(color._contrast(images.contiguous(memory_format=layout), factor), exact)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_contrast_of_floats_is_that_of_each_alone_and_has_its_gradient(channels: int, dtype: torch.dtype) -> None:
+    images = torch.rand(6, channels, 30, 40, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    before = images.clone()
+    assert torch.allclose(jitter(images, contrast=1.0), images, atol=1e-6)
+    half = jitter(images, contrast=0.5)
+    assert torch.equal(images, before)
+    grey = (
+        (images * torch.tensor([0.2989, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True) if channels == 3 else images
+    )
+    assert torch.allclose(half, images / 2 + grey.mean((1, 2, 3), keepdim=True).to(dtype) / 2, atol=1e-6)
+    alone = torch.cat([jitter(image[None], contrast=0.5) for image in images])
+    assert torch.equal(alone, half)
+    wanted = images.clone().requires_grad_()
+    jitter(wanted, contrast=0.5)[:, :, 0, 0].sum().backward()  # type: ignore[no-untyped-call]  # torch's
+    assert wanted.grad is not None
+    assert (wanted.grad[:, :, 5, 5] > 0).all()  # by way of the mean
+
+
+def test_one_change_and_that_change_among_others_that_change_nothing_are_the_same(
+    make_images: Make,
+) -> None:
+    images = make_images()
+    for name in ("brightness", "contrast", "saturation"):
+        one = transforms.ColorJitter(**{name: 0.5})
+        others = {other: (1.0, 1.0) for other in ("brightness", "contrast", "saturation") if other != name}
+        several = transforms.ColorJitter(**{name: 0.5}, **others)
+        options = {"samples": np.arange(8), "seed": 3}
+        difference = one(images, **options).int() - several(images, **options).int()
+        assert difference.abs().max() <= 1  # what is changed by 1.0 may be rounded down
