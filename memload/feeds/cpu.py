@@ -29,13 +29,21 @@ class CpuFeed:
 
     def prepare(self, samples: np.ndarray) -> Fetch:
         """See `Feed.prepare`."""
-        return lambda start, stop: self._fetch(samples[start:stop])
+        # The index is read here alone, which is where the Loader has just looked at it, and not on threads later on.
+        rows = self._samples.row[samples]
+        columns = [column[samples] for column in self._samples.columns]
 
-    def _fetch(self, samples: np.ndarray) -> list[Tensor]:
-        shape, dtype = self._samples.shape(len(samples)), self._samples.dtype
+        def fetch(start: int, stop: int) -> list[Tensor]:
+            part = [torch.from_numpy(column[start:stop].copy()) for column in columns]
+            return [self._pixels(rows[start:stop]), *part]
+
+        return fetch
+
+    def _pixels(self, rows: np.ndarray) -> Tensor:
+        shape, dtype = self._samples.shape(len(rows)), self._samples.dtype
         out = self._pool.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-        self._gatherer.gather(self._samples.row[samples], out.numpy())
-        return [out, *(torch.from_numpy(column[samples]) for column in self._samples.columns)]
+        self._gatherer.gather(rows, out.numpy())
+        return out
 
     def close(self) -> None:
         """See `Feed.close`."""
