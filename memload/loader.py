@@ -351,7 +351,9 @@ class Loader:
 
     def _prepare(self, epoch: int, feed: Feed, part: "_Part") -> Callable[[int, int], Any]:
         """Return what makes a batch of any samples of a part's stretch."""
-        self.dataset.check_unaltered()  # here and before every batch, as a feed reads the index for both
+        # Here, as a feed reads the index now; and before every batch, as rows of a shard that was written to meanwhile
+        # are compared with the index's checksums.
+        self.dataset.check_unaltered()
         fetch, names, transform = feed.prepare(part.samples), self._names, self.transform
         if isinstance(transform, Transform):
             samples = part.samples
@@ -466,9 +468,8 @@ class Loader:
             samples %= size
             times = None if come is None else _count(come, samples)
             if seen > resumed:
-                rest = slice(
-                    max(0, len(samples) - (seen - resumed)), None
-                )  # what of a batch was seen does not come again
+                # what of a batch was seen does not come again
+                rest = slice(max(0, len(samples) - (seen - resumed)), None)
                 samples, times = samples[rest], None if times is None else times[rest]
                 yield _Part(samples, 0, len(samples), seen, seen - len(samples), times)
 

@@ -190,8 +190,8 @@ class CudaPrefetcher:
             if len(rest) == len(self._names) and all(_is_of_batch(one, images) for one in rest):
                 names = self._names
             if ours and len(rest) == len(names) and all(isinstance(one, Tensor) for one in rest):
-                given = dict(zip(names, rest, strict=True))
-                changed, columns = self.transform(images, given, **options)  # MixUp changes labels too
+                columns = dict(zip(names, rest, strict=True))
+                changed, columns = self.transform(images, columns, **options)  # MixUp changes labels too
                 rest = [columns[name] for name in names]
             else:
                 changed = self.transform(images, **options)

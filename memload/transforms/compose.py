@@ -206,9 +206,8 @@ class Prepared:
             )
         if 0 in images.shape[1:]:
             raise wrong("images", "pixels", tuple(images.shape))
-        if (
-            given_to_ours and images.shape[1] > 16 < images.shape[2] and images.shape[3] in (1, 3, 4)
-        ):  # no picture is so
+        # no picture is so narrow, and has so many channels
+        if given_to_ours and min(images.shape[1:3]) > 16 and images.shape[3] in (1, 3, 4):
             raise wrong(
                 "images", "(N, C, H, W)", f"{tuple(images.shape)}, channels last", ". Write images.permute(0, 3, 1, 2)"
             )
