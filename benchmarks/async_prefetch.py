@@ -68,7 +68,9 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, count: int, side: int) -> None:
         random = torch.Generator().manual_seed(0)
-        pixels = torch.randint(0, 256, (min(count, 1024), side, side, 3), dtype=torch.uint8, generator=random)
+        pixels = torch.randint(
+            0, 256, (min(count, 1024), side, side, 3), dtype=torch.uint8, generator=random
+        )
         self.count, self.images = count, pixels.permute(0, 3, 1, 2).unbind()
 
     def __len__(self) -> int:
@@ -96,7 +98,11 @@ def eight() -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU()]
     sizes = (64, 64, 128, 128, 256, 256, 512, 512)
     for before, after in itertools.pairwise(sizes):
-        layers += [nn.Conv2d(before, after, 3, 1 + (after > before), 1), nn.BatchNorm2d(after), nn.ReLU()]
+        layers += [
+            nn.Conv2d(before, after, 3, 1 + (after > before), 1),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], 1000))
 
 
@@ -135,7 +141,9 @@ def made_on_device(count: int, side: int, device: torch.device) -> Ways:
         "synchronous": synchronous,
         "background": memload.background(synchronous),
         "CudaPrefetcher": lambda: memload.CudaPrefetcher(dataset, device=device),
-        "CudaPrefetcher, own_thread": lambda: memload.CudaPrefetcher(dataset, device=device, own_thread=True),
+        "CudaPrefetcher, own_thread": lambda: memload.CudaPrefetcher(
+            dataset, device=device, own_thread=True
+        ),
     }
 
 
@@ -151,7 +159,10 @@ def data_loader(batches: int, batch: int, side: int, device: torch.device) -> Wa
 
     def synchronous(loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in loader:
-            yield normalise(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
+            yield (
+                normalise(images.to(device, non_blocking=True)),
+                labels.to(device, non_blocking=True),
+            )
 
     def prefetched(**options: Any) -> memload.CudaPrefetcher:
         return memload.CudaPrefetcher(page_locked, device=device, transform=normalise, **options)
@@ -177,10 +188,18 @@ def check(ways: Ways) -> None:
         if not wanted:
             wanted, expected = found, count
         if count != expected:
-            raise RuntimeError(f"{name}: expected {expected} samples or batches as in the first way, found {count}")
-        pairs = [pair for one, own in zip(wanted, found, strict=True) for pair in zip(one, own, strict=True)]
+            raise RuntimeError(
+                f"{name}: expected {expected} samples or batches as in the first way, found {count}"
+            )
+        pairs = [
+            pair
+            for one, own in zip(wanted, found, strict=True)
+            for pair in zip(one, own, strict=True)
+        ]
         if not all(torch.equal(one, own) for one, own in pairs):
-            raise RuntimeError(f"{name}: expected what the first way gives, to the bit, found something else")
+            raise RuntimeError(
+                f"{name}: expected what the first way gives, to the bit, found something else"
+            )
 
 
 def run(training: Training, ways: Ways, rounds: int) -> dict[str, Any]:
@@ -201,7 +220,9 @@ def run(training: Training, ways: Ways, rounds: int) -> dict[str, Any]:
         return 1000 * (time.perf_counter() - start) / steps, 1000 * told / steps
 
     steps = sum(1 for _ in ways[synchronous]())
-    best = [name for name in ways if name.startswith(synchronous)][-1]  # from page-locked memory, if one is
+    best = [name for name in ways if name.startswith(synchronous)][
+        -1
+    ]  # from page-locked memory, if one is
     measured = {"loading alone": ways[best], "training alone": lambda: [again] * steps, **ways}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in measured}
     for number in range(rounds + 1):
@@ -211,7 +232,9 @@ def run(training: Training, ways: Ways, rounds: int) -> dict[str, Any]:
                 found[name].append(times)
         print(f"round {number + 1} of {rounds + 1}", file=sys.stderr, flush=True)
     waited = {name: [time for time, _ in values] for name, values in found.items()}
-    bound = [max(pair) for pair in zip(waited["loading alone"], waited["training alone"], strict=True)]
+    bound = [
+        max(pair) for pair in zip(waited["loading alone"], waited["training alone"], strict=True)
+    ]
 
     def over(other: str, name: str) -> dict[str, float]:
         return spread([a / b for a, b in zip(waited[other], waited[name], strict=True)])
@@ -223,8 +246,13 @@ def run(training: Training, ways: Ways, rounds: int) -> dict[str, Any]:
         }
         | (
             {
-                **{f"times as fast as {other}": over(other, name) for other in dict.fromkeys((synchronous, best))},
-                "share of the bound": spread([a / b for a, b in zip(bound, waited[name], strict=True)]),
+                **{
+                    f"times as fast as {other}": over(other, name)
+                    for other in dict.fromkeys((synchronous, best))
+                },
+                "share of the bound": spread(
+                    [a / b for a, b in zip(bound, waited[name], strict=True)]
+                ),
             }
             if name in ways
             else {}
@@ -258,7 +286,9 @@ def main() -> None:
             Training(wide(), device), made_on_device(options.samples, large, device), options.rounds
         ),
         f"DataLoader, {batch} of 3×{side}×{side}": run(
-            Training(eight(), device), data_loader(options.batches, batch, side, device), options.rounds
+            Training(eight(), device),
+            data_loader(options.batches, batch, side, device),
+            options.rounds,
         ),
     }
     if toy:

@@ -36,11 +36,21 @@ def bare(data: list[bytes], fast: bool) -> float:
         if fast:
             box = (0.0, 0.0, *map(float, image.size))
             scaled = image.draft(image.mode, (2 * width, 2 * height))
-            sx, sy = ((scaled[1] if scaled else box)[side] / size for side, size in ((2, width), (3, height)))
-            box = (inner[0] * sx, inner[1] * sy, inner[2] * sx, min(inner[3] * sy, float(image.height)))
+            sx, sy = (
+                (scaled[1] if scaled else box)[side] / size
+                for side, size in ((2, width), (3, height))
+            )
+            box = (
+                inner[0] * sx,
+                inner[1] * sy,
+                inner[2] * sx,
+                min(inner[3] * sy, float(image.height)),
+            )
             image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box).tobytes()
         else:
-            image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR).crop(inner).tobytes()
+            image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR).crop(
+                inner
+            ).tobytes()
     return time.perf_counter() - start
 
 
@@ -91,8 +101,19 @@ def main() -> None:
                 looping.append(loop)
                 building.append(built)
                 ratios.append(built / loop)
-    parameters = {"images": len(files), "copies": options.copies, "side": SIDE, "fast": options.fast, "files": "warm"}
-    results = {"memload": spread(building), "bare": spread(looping), "ratio": spread(ratios), "bytes": size}
+    parameters = {
+        "images": len(files),
+        "copies": options.copies,
+        "side": SIDE,
+        "fast": options.fast,
+        "files": "warm",
+    }
+    results = {
+        "memload": spread(building),
+        "bare": spread(looping),
+        "ratio": spread(ratios),
+        "bytes": size,
+    }
     record("build", options, numbers_of(parser), parameters, results)
 
 

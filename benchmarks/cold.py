@@ -20,7 +20,7 @@ import numpy as np
 from record import Noise, arguments, at_least_one, numbers_of, record, run_main, spread
 
 import memload
-from memload.shards import Shards
+from memload.storage.shards import Shards
 
 
 def drop(path: Path) -> None:
@@ -60,7 +60,9 @@ def main() -> None:
                 for ahead in (True, False):
                     Shards.ask_for = asking if ahead else lambda self, rows: None  # type: ignore[method-assign]
                     chosen = order.integers(0, options.images, options.part).tolist()
-                    loader = memload.Loader(path, options.batch, sampler=chosen, num_threads=threads, device="cpu")
+                    loader = memload.Loader(
+                        path, options.batch, sampler=chosen, num_threads=threads, device="cpu"
+                    )
                     drop(path)
                     before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
                     start = time.perf_counter()
@@ -68,18 +70,28 @@ def main() -> None:
                         pass
                     name = f"{threads} threads, {'asking ahead' if ahead else 'not asking'}"
                     rates.setdefault(name, []).append(options.part / (time.perf_counter() - start))
-                    faults.setdefault(name, []).append(resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before)
+                    faults.setdefault(name, []).append(
+                        resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+                    )
                     del loader, _batch
             drop(path)
             start = time.perf_counter()
             sequential(path)
-            rates.setdefault("read from start to end", []).append(options.images / (time.perf_counter() - start))
+            rates.setdefault("read from start to end", []).append(
+                options.images / (time.perf_counter() - start)
+            )
     results: dict[str, Any] = {name: spread(values) for name, values in rates.items()}
     for threads in (1, 4):
         on, off = (rates[f"{threads} threads, {way}"] for way in ("asking ahead", "not asking"))
-        results[f"asking / not, {threads} threads"] = spread([a / b for a, b in zip(on, off, strict=True)])
+        results[f"asking / not, {threads} threads"] = spread(
+            [a / b for a, b in zip(on, off, strict=True)]
+        )
     results["major faults"] = {name: spread(values) for name, values in faults.items()}
-    parameters = {**vars(options), "folder": "given" if options.folder else "temporary", "pages": "cold"}
+    parameters = {
+        **vars(options),
+        "folder": "given" if options.folder else "temporary",
+        "pages": "cold",
+    }
     record("cold", options, numbers_of(parser), parameters, results)
 
 

@@ -19,7 +19,9 @@ from torch.utils.data import DataLoader
 import memload
 
 
-def epoch(dataset: memload.MemmapDataset, batch: int, collate_fn: Callable[[Any], Any] | None) -> float:
+def epoch(
+    dataset: memload.MemmapDataset, batch: int, collate_fn: Callable[[Any], Any] | None
+) -> float:
     """Return images a second of one epoch."""
     start, images = time.perf_counter(), 0
     for pixels, _ in DataLoader(dataset, batch, shuffle=True, collate_fn=collate_fn):
@@ -47,7 +49,11 @@ def main() -> None:
                 stock.append(default)
                 fast.append(ours)
                 ratios.append(ours / default)
-    results = {"default_collate": spread(stock), "fast_collate": spread(fast), "ratio": spread(ratios)}
+    results = {
+        "default_collate": spread(stock),
+        "fast_collate": spread(fast),
+        "ratio": spread(ratios),
+    }
     parameters = vars(options) | {"pages": "warm", "torch_threads": torch.get_num_threads()}
     record("collate", options, numbers_of(parser), parameters, results)
 

@@ -75,8 +75,16 @@ def pair(batch: Any, job: Job) -> tuple[Any, Any]:
     """Return images and labels of a batch of any kind, checked, on the device."""
     if isinstance(batch, list | tuple) and len(batch) == 1:  # DALI: one batch for each pipeline
         batch = batch[0]
-    images, labels = (batch[0], batch[1]) if isinstance(batch, list | tuple) else (batch["image"], batch["label"])
-    if images.shape[1:] != (3, job.side, job.side) or str(images.dtype) != "torch.uint8" or len(images) > job.batch:
+    images, labels = (
+        (batch[0], batch[1])
+        if isinstance(batch, list | tuple)
+        else (batch["image"], batch["label"])
+    )
+    if (
+        images.shape[1:] != (3, job.side, job.side)
+        or str(images.dtype) != "torch.uint8"
+        or len(images) > job.batch
+    ):
         raise ValueError(f"batch of {tuple(images.shape)}, {images.dtype}")
     if str(labels.dtype) == "torch.uint8":  # Hugging Face's, as bytes
         import torch
@@ -98,7 +106,9 @@ def synchronise(job: Job, ended: bool = False) -> float:
     return time.perf_counter()
 
 
-def epoch(loader: Iterable[Any], job: Job, start: float, seen: list[Any] | None = None) -> dict[str, float]:
+def epoch(
+    loader: Iterable[Any], job: Job, start: float, seen: list[Any] | None = None
+) -> dict[str, float]:
     """Take an epoch, and tell how long its first batch took, and behind the first of each worker how many came when.
 
     `seen` takes the labels.
@@ -128,7 +138,9 @@ def whole_epoch(loader: Iterable[Any], job: Job, start: float) -> dict[str, floa
     labels = [label for part in seen for label in part.flatten().tolist()]
     expected = len(job.files())
     if sorted(labels) != list(range(expected)):
-        raise ValueError(f"an epoch of {len(labels)} pictures, {len(set(labels))} of them different, not {expected}")
+        raise ValueError(
+            f"an epoch of {len(labels)} pictures, {len(set(labels))} of them different, not {expected}"
+        )
     return taken
 
 
@@ -152,7 +164,9 @@ def psnr(loader: Iterable[Any], job: Job) -> list[float]:
         pass
     files, found = job.files(), []
     for picture, number in list(zip(images, labels.flatten(), strict=True))[:CHECKED]:
-        error = np.mean((picture.astype(np.float64) - resized(files[number], job.side).transpose(2, 0, 1)) ** 2)
+        error = np.mean(
+            (picture.astype(np.float64) - resized(files[number], job.side).transpose(2, 0, 1)) ** 2
+        )
         found.append(EQUAL if error == 0 else min(EQUAL, float(10 * np.log10(255**2 / error))))
     return sorted(found)
 
@@ -166,7 +180,10 @@ def build(kind: Kind, job: Job, start: float) -> dict[str, float]:
     for path in files:
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    return {"seconds": time.perf_counter() - start, "bytes": sum(path.stat().st_size for path in files)}
+    return {
+        "seconds": time.perf_counter() - start,
+        "bytes": sum(path.stat().st_size for path in files),
+    }
 
 
 def versions(kind: Kind) -> dict[str, str]:
@@ -185,7 +202,9 @@ def reason(error: BaseException) -> str:
     lines = [line.strip("\r") for line in str(error).splitlines() if line.strip()] or [""]
     traced = [place for place, line in enumerate(lines) if line.startswith('  File "')]
     if traced:
-        cause = next((line for line in lines[traced[-1] + 1 :] if not line.startswith(" ")), lines[-1])
+        cause = next(
+            (line for line in lines[traced[-1] + 1 :] if not line.startswith(" ")), lines[-1]
+        )
         return f"in a worker: {cause.strip()}"
     return f"{type(error).__name__}: {lines[0].strip()}"
 
@@ -230,7 +249,9 @@ class WayError(Exception):
 
 def busy_seconds() -> float:
     """Return what all cores have spent working so far, or for other guests of the host."""
-    user, nice, system, _idle, _waiting, irq, soft, steal, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+    user, nice, system, _idle, _waiting, irq, soft, steal, *_ = map(
+        int, Path("/proc/stat").read_text().split()[1:11]
+    )
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
@@ -250,8 +271,15 @@ class Child:
         self.scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         own = Path(self.scratch.name)
         self.log = (own / "log").open("w")
-        names = ("TMPDIR", "HF_HOME", "DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER")
-        scratch = {name: str(own) if name == "TMPDIR" else str(own / name) for name in names} | {"HF_HUB_OFFLINE": "1"}
+        names = (
+            "TMPDIR",
+            "HF_HOME",
+            "DATA_OPTIMIZER_CACHE_FOLDER",
+            "DATA_OPTIMIZER_DATA_CACHE_FOLDER",
+        )
+        scratch = {name: str(own) if name == "TMPDIR" else str(own / name) for name in names} | {
+            "HF_HUB_OFFLINE": "1"
+        }
         command = [python, __file__, "--child", kind, json.dumps(asdict(job), default=str)]
         try:
             self.process = subprocess.Popen(
@@ -277,7 +305,9 @@ class Child:
             if time.monotonic() > end:
                 raise WayError(f"no answer in {timeout:.0f} s")
         line = self.process.stdout.readline()
-        answer = json.loads(line) if line else {"error": f"ended, status {self.process.wait(timeout)}"}
+        answer = (
+            json.loads(line) if line else {"error": f"ended, status {self.process.wait(timeout)}"}
+        )
         if isinstance(answer, dict) and "error" in answer:
             raise WayError(answer["error"])
         return answer
@@ -300,7 +330,11 @@ class Child:
         total = 0
         for path, _ in self.processes():
             with contextlib.suppress(OSError):
-                pages = re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", (path / "smaps_rollup").read_text(), re.MULTILINE)
+                pages = re.findall(
+                    r"^Pss_(?:Anon|Shmem): +(\d+)",
+                    (path / "smaps_rollup").read_text(),
+                    re.MULTILINE,
+                )
                 total += 1024 * sum(map(int, pages))
         return total / 1e6
 
@@ -373,7 +407,11 @@ class Way:
         first = self.ask("open", watch=watch)
         self.ask("epochs", 0.3, watch=watch)
         watch()
-        self.result |= {"first batch, s": first["first"], "memory, MB": peak, "imports, MB": imported}
+        self.result |= {
+            "first batch, s": first["first"],
+            "memory, MB": peak,
+            "imports, MB": imported,
+        }
         if cold:
             self.result["first epoch, images/s"] = first["count"] / first["all"]
 
@@ -391,7 +429,9 @@ class Way:
         """Look at the pixels."""
         found = self.ask("check")
         middle = statistics.median(found)
-        self.result["pixels"] = "equal" if found[0] == EQUAL else f"{middle:.0f} dB, {found[0]:.0f} at the least"
+        self.result["pixels"] = (
+            "equal" if found[0] == EQUAL else f"{middle:.0f} dB, {found[0]:.0f} at the least"
+        )
 
     def end(self) -> None:
         """End all its processes, if there are any."""
@@ -404,7 +444,11 @@ def usable(path: Path) -> bool:
     from PIL import Image
 
     with Image.open(path) as image:
-        return image.format == "JPEG" and image.mode in ("RGB", "L") and image.getexif().get(0x0112, 1) == 1
+        return (
+            image.format == "JPEG"
+            and image.mode in ("RGB", "L")
+            and image.getexif().get(0x0112, 1) == 1
+        )
 
 
 def copy_pictures(source: Path | None, count: int, folder: Path) -> dict[str, Any]:
@@ -415,15 +459,25 @@ def copy_pictures(source: Path | None, count: int, folder: Path) -> dict[str, An
 
         found = write_folder(folder / "made", min(count, 256))
     else:
-        found = sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+        found = sorted(
+            path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")
+        )
     kept = [path for path in found if usable(path)]
     if not kept:
-        sys.exit(f"images: expected a folder with JPEGs, found none that are RGB or grey and upright below {source}")
+        sys.exit(
+            f"images: expected a folder with JPEGs, found none that are RGB or grey and upright below {source}"
+        )
     (folder / "images").mkdir()
-    for number in range(count):  # copies, not links: each has pages of its own, as different pictures would
+    for number in range(
+        count
+    ):  # copies, not links: each has pages of its own, as different pictures would
         shutil.copyfile(kept[number % len(kept)], folder / "images" / f"{number:08d}.jpg")
     kind = "made" if source is None else "given"
-    return {"pictures": kind, "different": min(count, len(kept)), "left out": len(found) - len(kept)}
+    return {
+        "pictures": kind,
+        "different": min(count, len(kept)),
+        "left out": len(found) - len(kept),
+    }
 
 
 def drop(folder: Path) -> None:
@@ -492,7 +546,9 @@ def measure(compared: list[Way], options: argparse.Namespace) -> tuple[int, int]
             each(lambda way: way.round(options.seconds), backwards=number % 2 == 1)
             taken += 1
             progress(f"round {taken} of {options.rounds}")
-    except SystemExit as stopped:  # by a signal: building and opening take minutes, and are not to be for nothing
+    except (
+        SystemExit
+    ) as stopped:  # by a signal: building and opening take minutes, and are not to be for nothing
         if not taken:
             raise
         status = int(str(stopped.code))
@@ -500,7 +556,9 @@ def measure(compared: list[Way], options: argparse.Namespace) -> tuple[int, int]
         for way in compared:
             del way.rounds[taken:]
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # ending takes seconds, and the rounds are not to be lost by then
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # ending takes seconds, and the rounds are not to be lost by then
     each(Way.end)
     return taken, status
 
@@ -509,7 +567,11 @@ def results_of(compared: list[Way]) -> dict[str, Any]:
     """Return each way's figures, with what memload's first is to it, round by round."""
     from record import spread
 
-    ours = compared[0] if compared[0].name.startswith("memload") and compared[0].error is None else None
+    ours = (
+        compared[0]
+        if compared[0].name.startswith("memload") and compared[0].error is None
+        else None
+    )
     results: dict[str, Any] = {}
     for way in compared:
         if way.error is not None:
@@ -534,24 +596,49 @@ def main() -> int:
 
     parser = arguments(__doc__)
     parser.add_argument("--images", type=Path, help="folder of JPEGs; made ones without it")
-    parser.add_argument("--count", type=int, help="pictures; by default 4096, or three batches for each worker if more")
+    parser.add_argument(
+        "--count",
+        type=int,
+        help="pictures; by default 4096, or three batches for each worker if more",
+    )
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--workers", type=int, default=CORES, help="at most; as many as cores by default")
+    parser.add_argument(
+        "--workers", type=int, default=CORES, help="at most; as many as cores by default"
+    )
     parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a round of one way, at least")
-    parser.add_argument("--cold", action="store_true", help="first batch and first epoch from the disk")
-    parser.add_argument("--only", nargs="+", default=[], help="words, one of which a way's name has to contain")
-    parser.add_argument("--python", action="append", default=[], metavar="KIND=PATH", help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="where batches end; cuda where there is a GPU")
-    parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="where to write, on a disk")
-    parser.add_argument("--timeout", type=float, default=120, help="of a build, an opening, a round of one way, in s")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="of a round of one way, at least"
+    )
+    parser.add_argument(
+        "--cold", action="store_true", help="first batch and first epoch from the disk"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="words, one of which a way's name has to contain"
+    )
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="KIND=PATH", help=f"of {', '.join(KINDS)}"
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="where batches end; cuda where there is a GPU"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/var/tmp"), help="where to write, on a disk"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120,
+        help="of a build, an opening, a round of one way, in s",
+    )
     options = parser.parse_args()
     part = 3 * options.batch * max(1, options.workers)  # pictures for ways that decode in training
     usual = numbers_of(parser, "timeout") | {"only": [], "count": max(16 * options.batch, part)}
     count = options.count = options.count or usual["count"]
     if count < part:
-        parser.error(f"--count: expected three batches a worker, {part} pictures or more, found {count}")
+        parser.error(
+            f"--count: expected three batches a worker, {part} pictures or more, found {count}"
+        )
     device = options.device
     if device is None:
         import torch
@@ -560,7 +647,9 @@ def main() -> int:
     elif device == "cuda":
         need_cuda("--device cpu leaves batches in memory")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
+        signal.signal(
+            number, lambda number, frame: sys.exit(128 + number)
+        )  # so that all is cleared away
     from report import comparison
 
     pythons = dict(entry.split("=", 1) for entry in options.python)
@@ -582,7 +671,9 @@ def main() -> int:
             parser.error(f"--only: expected a word of a way's name, found {options.only}")
         need = count * 3 * options.side**2 * len({way.job.built for way in compared})
         if need > min(shutil.disk_usage(folder).free, available_memory()):
-            parser.error(f"--count: expected {need / 1e9:.0f} GB free on the disk and in memory, as files stay warm")
+            parser.error(
+                f"--count: expected {need / 1e9:.0f} GB free on the disk and in memory, as files stay warm"
+            )
         try:
             options.rounds, status = measure(compared, options)
         except SystemExit:

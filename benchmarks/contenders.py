@@ -67,7 +67,9 @@ def by_simplejpeg(path: str, side: int) -> Any:
     height, width, *_ = simplejpeg.decode_jpeg_header(data)
     least = [min(size, 2 * math.ceil(side * size / min(height, width))) for size in (height, width)]
     # a scale between costs pixels and hardly saves time, hence min_factor
-    return Image.fromarray(simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1], min_factor=2))
+    return Image.fromarray(
+        simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1], min_factor=2)
+    )
 
 
 def by_torchvision(path: str, side: int) -> Any:
@@ -75,7 +77,9 @@ def by_torchvision(path: str, side: int) -> Any:
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
     from torchvision.transforms.v2 import functional
 
-    pixels = functional.resize(decode_jpeg(read_file(path), mode=ImageReadMode.RGB), [side], antialias=True)
+    pixels = functional.resize(
+        decode_jpeg(read_file(path), mode=ImageReadMode.RGB), [side], antialias=True
+    )
     return functional.center_crop(pixels, [side, side])
 
 
@@ -86,7 +90,11 @@ def fitted(image: Any, side: int) -> Any:
 
     image = image.convert("RGB")
     width, height = image.size
-    size = (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
+    size = (
+        (side, int(side * height / width))
+        if width <= height
+        else (int(side * width / height), side)
+    )
     left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
     image = image.resize(size, Image.Resampling.BILINEAR)
     return np.asarray(image.crop((left, top, left + side, top + side)))
@@ -160,7 +168,12 @@ def read_memload(feed: str, job: Job) -> Iterable[Any]:
     import memload
 
     return memload.Loader(
-        job.built / "out.bin", job.batch, shuffle=True, device=job.device, feed=feed, num_threads=job.workers
+        job.built / "out.bin",
+        job.batch,
+        shuffle=True,
+        device=job.device,
+        feed=feed,
+        num_threads=job.workers,
     )
 
 
@@ -168,7 +181,9 @@ def read_fast_collate(job: Job) -> Iterable[Any]:
     """Return torch's DataLoader with memload's data set and collate function."""
     import memload
 
-    return data_loader(job, memload.MemmapDataset(job.built / "out.bin"), collate_fn=memload.fast_collate)
+    return data_loader(
+        job, memload.MemmapDataset(job.built / "out.bin"), collate_fn=memload.fast_collate
+    )
 
 
 def build_numpy(job: Job) -> None:
@@ -188,7 +203,9 @@ def read_numpy(job: Job) -> Iterable[Any]:
     import torch
 
     # copy-on-write, as torch wants memory that it may write to
-    return data_loader(job, Numbered(np.load(job.built / "images.npy", mmap_mode="c"), torch.from_numpy))
+    return data_loader(
+        job, Numbered(np.load(job.built / "images.npy", mmap_mode="c"), torch.from_numpy)
+    )
 
 
 def whole(batch: Any) -> Any:
@@ -210,7 +227,9 @@ def read_indexed(job: Job) -> Iterable[Any]:
     import numpy as np
     import torch
 
-    pixels = np.asarray(np.load(job.built / "images.npy", mmap_mode="c"))  # whose parts would be memory maps, slowly
+    pixels = np.asarray(
+        np.load(job.built / "images.npy", mmap_mode="c")
+    )  # whose parts would be memory maps, slowly
     return data_loader(job, Indexed(pixels, torch.from_numpy), collate_fn=whole)
 
 
@@ -222,14 +241,24 @@ def build_tensordict(job: Job) -> None:
     from tensordict import MemoryMappedTensor, TensorDict
 
     count = len(job.files())
-    shapes = {"image": ((count, 3, job.side, job.side), torch.uint8), "label": ((count,), torch.int64)}
-    empty = {name: MemoryMappedTensor.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    shapes = {
+        "image": ((count, 3, job.side, job.side), torch.uint8),
+        "label": ((count,), torch.int64),
+    }
+    empty = {
+        name: MemoryMappedTensor.empty(shape, dtype=dtype)
+        for name, (shape, dtype) in shapes.items()
+    }
     data = TensorDict(empty, batch_size=[count]).memmap(job.built / "data")
     pictures = job.pictures()
     for start in range(0, count, 64):
-        images = torch.stack([torch.from_numpy(picture) for picture in itertools.islice(pictures, 64)])
+        images = torch.stack(
+            [torch.from_numpy(picture) for picture in itertools.islice(pictures, 64)]
+        )
         labels = torch.arange(start, start + len(images))
-        data[start : start + len(images)] = TensorDict({"image": images, "label": labels}, batch_size=[len(images)])
+        data[start : start + len(images)] = TensorDict(
+            {"image": images, "label": labels}, batch_size=[len(images)]
+        )
 
 
 def read_tensordict(job: Job) -> Iterable[Any]:
@@ -246,7 +275,9 @@ def build_ffcv(job: Job) -> None:
 
     fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
     writer = DatasetWriter(str(job.built / "data.beton"), fields, num_workers=job.cores)
-    writer.from_indexed_dataset(Numbered(job.files(), partial(resized, side=job.side)), shuffle_indices=False)
+    writer.from_indexed_dataset(
+        Numbered(job.files(), partial(resized, side=job.side)), shuffle_indices=False
+    )
 
 
 def read_ffcv(job: Job) -> Iterable[Any]:
@@ -270,16 +301,23 @@ def read_ffcv(job: Job) -> Iterable[Any]:
 def arrow_rows(files: list[str], side: int) -> Iterator[dict[str, Any]]:
     """Yield what Arrow stores."""
     for path in files:
-        yield {"image": planes(path, side), "label": list(int(Path(path).stem).to_bytes(4, "little"))}
+        yield {
+            "image": planes(path, side),
+            "label": list(int(Path(path).stem).to_bytes(4, "little")),
+        }
 
 
 def build_datasets(job: Job) -> None:
     """Write Arrow files. The torch format has one dtype for all columns, so labels are stored as bytes."""
     from datasets import Array3D, Dataset, Features, Sequence, Value
 
-    features = Features(image=Array3D((3, job.side, job.side), "uint8"), label=Sequence(Value("uint8"), length=4))
+    features = Features(
+        image=Array3D((3, job.side, job.side), "uint8"), label=Sequence(Value("uint8"), length=4)
+    )
     cache, arguments = str(job.built / "cache"), {"files": job.files(), "side": job.side}
-    made = Dataset.from_generator(arrow_rows, features, cache, gen_kwargs=arguments, num_proc=job.cores)
+    made = Dataset.from_generator(
+        arrow_rows, features, cache, gen_kwargs=arguments, num_proc=job.cores
+    )
     made.save_to_disk(str(job.built / "arrow"))
     shutil.rmtree(cache)
 
@@ -289,7 +327,9 @@ def read_datasets(job: Job) -> Iterable[Any]:
     import torch
     from datasets import load_from_disk
 
-    return data_loader(job, load_from_disk(str(job.built / "arrow")).with_format("torch", dtype=torch.uint8))
+    return data_loader(
+        job, load_from_disk(str(job.built / "arrow")).with_format("torch", dtype=torch.uint8)
+    )
 
 
 def build_streaming(job: Job) -> None:
@@ -338,8 +378,14 @@ def build_tars(decoded: bool, job: Job) -> None:
     from webdataset import ShardWriter
 
     files = job.files()
-    samples = (("npy", picture) for picture in job.pictures()) if decoded else (("jpg", read(path)) for path in files)
-    with ShardWriter(str(job.built / "%05d.tar"), maxcount=math.ceil(len(files) / (4 * job.cores)), verbose=0) as out:
+    samples = (
+        (("npy", picture) for picture in job.pictures())
+        if decoded
+        else (("jpg", read(path)) for path in files)
+    )
+    with ShardWriter(
+        str(job.built / "%05d.tar"), maxcount=math.ceil(len(files) / (4 * job.cores)), verbose=0
+    ) as out:
         for number, (name, content) in enumerate(samples):
             out.write({"__key__": f"{number:08d}", "cls": number, name: content})
 
@@ -353,7 +399,9 @@ def jpg_or_npy(side: int, sample: dict[str, Any]) -> tuple[Any, int]:
     """Make a tensor of a decoded sample."""
     import torch
 
-    pixels = sample["npy"] if "npy" in sample else fitted(sample["jpg"], side).transpose(2, 0, 1).copy()
+    pixels = (
+        sample["npy"] if "npy" in sample else fitted(sample["jpg"], side).transpose(2, 0, 1).copy()
+    )
     return torch.from_numpy(pixels), sample["cls"]
 
 
@@ -364,7 +412,9 @@ def read_tars(job: Job) -> Iterable[Any]:
 
     tars = sorted(map(str, job.built.glob("*.tar")))
     samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(500).decode("pil")
-    batches = samples.map(partial(jpg_or_npy, job.side)).batched(job.batch, collation_fn=default_collate)
+    batches = samples.map(partial(jpg_or_npy, job.side)).batched(
+        job.batch, collation_fn=default_collate
+    )
     return webdataset.WebLoader(batches, batch_size=None, **workers(job))
 
 
@@ -379,9 +429,13 @@ def read_dali(job: Job) -> Iterable[Any]:
 
     @pipeline_def(batch_size=job.batch, num_threads=job.workers, device_id=0)
     def pipeline() -> Any:
-        data, label = fn.readers.file(files=files, labels=list(range(len(files))), random_shuffle=True, name="reader")
+        data, label = fn.readers.file(
+            files=files, labels=list(range(len(files))), random_shuffle=True, name="reader"
+        )
         images = fn.decoders.image(data, device="mixed", output_type=types.RGB)
-        images = fn.resize(images, resize_shorter=job.side, interp_type=types.INTERP_LINEAR, antialias=True)
+        images = fn.resize(
+            images, resize_shorter=job.side, interp_type=types.INTERP_LINEAR, antialias=True
+        )
         return fn.transpose(fn.crop(images, crop=(job.side, job.side)), perm=[2, 0, 1]), label.gpu()
 
     return DALIGenericIterator(
@@ -399,7 +453,9 @@ class Kind:
     read: Callable[[Job], Iterable[Any]]
     build: Callable[[Job], None] | None = None
     built_by: str | None = None  #: another kind, whose files it reads
-    decodes: bool = False  #: in training, so that its rate does not depend on the number of pictures
+    decodes: bool = (
+        False  #: in training, so that its rate does not depend on the number of pictures
+    )
 
 
 def memload_kind(read: Callable[[Job], Iterable[Any]]) -> Kind:
@@ -425,9 +481,13 @@ KINDS = {
     "streaming": Kind("mosaicml-streaming", ("streaming",), read_streaming, build_streaming),
     "litdata": Kind("litdata", ("litdata",), read_litdata, build_litdata),
     "tars": Kind("webdataset", ("webdataset",), read_tars, partial(build_tars, True)),
-    "tars-jpeg": Kind("webdataset", ("webdataset",), read_tars, partial(build_tars, False), decodes=True),
+    "tars-jpeg": Kind(
+        "webdataset", ("webdataset",), read_tars, partial(build_tars, False), decodes=True
+    ),
     "dali": Kind("nvidia-dali-cuda130", ("nvidia.dali.plugin.pytorch",), read_dali, decodes=True),
-    "torchvision": jpegs(by_torchvision, "torchvision", "torchvision.io", "torchvision.transforms.v2"),
+    "torchvision": jpegs(
+        by_torchvision, "torchvision", "torchvision.io", "torchvision.transforms.v2"
+    ),
     "simplejpeg": jpegs(partial(tensor, decode=by_simplejpeg), "simplejpeg", "simplejpeg"),
     "jpeg4py": jpegs(partial(tensor, decode=by_jpeg4py), "jpeg4py", "jpeg4py"),
     "pillow": jpegs(tensor, "pillow", "PIL.Image"),
@@ -437,7 +497,10 @@ KINDS = {
 def ways(most: int, device: str) -> list[tuple[str, str, int]]:
     """Return name in the table, kind, and workers or threads, `most` or fewer. The first is memload's best."""
     cpu = [("memload, Loader", "memload", "thread", (most, 1))]
-    gpu = [("memload, Loader, dma", "dma", "thread", (1,)), ("memload, Loader, pinned", "pinned", "thread", (most,))]
+    gpu = [
+        ("memload, Loader, dma", "dma", "thread", (1,)),
+        ("memload, Loader, pinned", "pinned", "thread", (most,)),
+    ]
     table = [
         *(cpu if device == "cpu" else gpu),
         ("memload, DataLoader + fast_collate", "fast_collate", "worker", (0,)),

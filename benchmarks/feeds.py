@@ -30,7 +30,16 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from record import arguments, at_least_one, need_cuda, noise_dataset, numbers_of, record, run_main, spread
+from record import (
+    arguments,
+    at_least_one,
+    need_cuda,
+    noise_dataset,
+    numbers_of,
+    record,
+    run_main,
+    spread,
+)
 from torch.utils.data import DataLoader, Dataset
 
 import memload
@@ -47,7 +56,9 @@ class Jpegs(Dataset[Any]):
         rng = np.random.default_rng(0)
         self.files = []
         for _ in range(min(count, 200)):
-            picture = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8)).resize((500, 375))
+            picture = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8)).resize(
+                (500, 375)
+            )
             file = io.BytesIO()
             picture.save(file, "JPEG", quality=90)
             self.files.append(file.getvalue())
@@ -143,7 +154,9 @@ def limits(dataset: memload.MemmapDataset, batch: int, passes: int) -> dict[str,
     def select() -> int:
         chosen = torch.from_numpy(rng.permutation(len(pixels))).to(DEVICE)
         for start in range(0, len(pixels) - batch + 1, batch):
-            torch.index_select(resident, 0, chosen[start : start + batch], out=out[0].view(batch, -1))
+            torch.index_select(
+                resident, 0, chosen[start : start + batch], out=out[0].view(batch, -1)
+            )
         return len(pixels) // batch * batch
 
     def gather_and_copy() -> int:
@@ -176,7 +189,12 @@ def feeding(path: Path, batch: int, ways: dict[str, dict[str, Any]], rounds: int
             found = rate(way)
             if number:
                 rates[name].append(found)
-    limit = {"dma": "copy", "uva": "copy", "resident": "index_select", "pinned, 1 thread": "gather and copy"}
+    limit = {
+        "dma": "copy",
+        "uva": "copy",
+        "resident": "index_select",
+        "pinned, 1 thread": "gather and copy",
+    }
     ratios = {
         f"{name} / {limit.get(name, 'copy')}": spread(
             [a / b for a, b in zip(rates[name], rates[limit.get(name, "copy")], strict=True)]
@@ -214,7 +232,10 @@ def host_memory(path: Path) -> dict[str, float]:
 
     def own() -> float:
         lines = Path("/proc/self/status").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem"))) / 1e3
+        return (
+            sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
+            / 1e3
+        )
 
     before = own()
     loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="dma")
@@ -250,14 +271,20 @@ def others(path: Path, flocks: int, rounds: int) -> dict[str, Any]:
     workers, batch = len(os.sched_getaffinity(0)), 256
     whole = memload.MemmapDataset(path)
     dataset = whole.subset(range(flocks * workers * batch))
-    options: dict[str, Any] = {"num_workers": workers, "pin_memory": True, "persistent_workers": True}
+    options: dict[str, Any] = {
+        "num_workers": workers,
+        "pin_memory": True,
+        "persistent_workers": True,
+    }
     plain = DataLoader(dataset, batch, shuffle=True, **options)
     stock = DataLoader(dataset, batch, shuffle=True, collate_fn=memload.fast_collate, **options)
     pictures = DataLoader(Jpegs(len(dataset)), batch, shuffle=True, **options)
 
     @functools.cache  # made in the first round, when all workers have been forked: a fork does not take threads along
     def loader(feed: Any, threads: int | None = None) -> memload.Loader:
-        made = memload.Loader(dataset, batch, shuffle=True, device=DEVICE, feed=feed, num_threads=threads)
+        made = memload.Loader(
+            dataset, batch, shuffle=True, device=DEVICE, feed=feed, num_threads=threads
+        )
         wait_for_pages(made)
         return made
 
@@ -281,7 +308,10 @@ def others(path: Path, flocks: int, rounds: int) -> dict[str, Any]:
                 rates[name].append(found)
         if number:
             rates["one copy"].append(rate(copy))
-    return {name: spread(values) for name, values in rates.items()} | {"workers": workers, "batches a worker": flocks}
+    return {name: spread(values) for name, values in rates.items()} | {
+        "workers": workers,
+        "batches a worker": flocks,
+    }
 
 
 def main() -> None:
@@ -290,10 +320,17 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=40_000)
     parser.add_argument("--small", type=int, default=400_000)
     parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--flocks", type=int, default=4, help="batches a worker of what else there is, 4 or more; or 0")
+    parser.add_argument(
+        "--flocks",
+        type=int,
+        default=4,
+        help="batches a worker of what else there is, 4 or more; or 0",
+    )
     options = parser.parse_args()
     if options.flocks and options.flocks < 4:
-        parser.error(f"--flocks: expected 4 or more, as the first is not timed, or 0, found {options.flocks}")
+        parser.error(
+            f"--flocks: expected 4 or more, as the first is not timed, or 0, found {options.flocks}"
+        )
     least = options.flocks * len(os.sched_getaffinity(0)) * 256
     if options.images < least:
         parser.error(f"--images: expected {options.flocks} batches of 256 a core, {least:,} or more, or --flocks 0, "
@@ -305,13 +342,20 @@ def main() -> None:
         noise_dataset(small, options.small, 32)
         torch.zeros(1, device=DEVICE)
         results: dict[str, Any] = {"host memory with dma (MB)": host_memory(large)}
-        results[f"a new Loader of {large.stat().st_size / 1e9:.1f} GB"] = starting(large, options.rounds)
+        results[f"a new Loader of {large.stat().st_size / 1e9:.1f} GB"] = starting(
+            large, options.rounds
+        )
         pages = {"dma": {"feed": "dma"}, "uva": {"feed": "uva"}, "resident": {"feed": "resident"}}
-        staged = {f"pinned, {n} thread{'s' * (n > 1)}": {"feed": "pinned", "num_threads": n} for n in (1, 12)}
+        staged = {
+            f"pinned, {n} thread{'s' * (n > 1)}": {"feed": "pinned", "num_threads": n}
+            for n in (1, 12)
+        }
         results["224×224×3, batch 256"] = feeding(large, 256, pages | staged, options.rounds)
         results["32×32×3, batch 2,048"] = feeding(small, 2048, pages, options.rounds)
         for batch in (256, 2048):
-            name = f"host time a step, resident, 32×32×3, batch {batch}, without the slowest 2 % (µs)"
+            name = (
+                f"host time a step, resident, 32×32×3, batch {batch}, without the slowest 2 % (µs)"
+            )
             results[name] = host_time(small, batch, options.rounds)
         if options.flocks:
             results[OTHERS] = others(large, options.flocks, options.rounds)

@@ -39,12 +39,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import memload
 from memload import transforms
-from memload.conversion import Converter, Settings
-from memload.decoders import DECODERS
+from memload.building.conversion import Converter, Settings
+from memload.building.decoders import DECODERS
+from memload.building.resizing import FITS
+from memload.building.sources import Record
 from memload.errors import DependencyError
-from memload.resizing import FITS
-from memload.samplers import ShuffledSampler
-from memload.sources import Record
+from memload.reading.samplers import ShuffledSampler
 
 try:
     import torchvision
@@ -52,7 +52,11 @@ try:
 except (ImportError, RuntimeError):  # the latter where it is of another build of torch
     torchvision = functional = None
 
-OPTIONS: dict[str, dict[str, Any]] = {"default": {}, "fast": {"fast": True}, "torch": {"resizer": "torch"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "fast": {"fast": True},
+    "torch": {"resizer": "torch"},
+}
 BATCH, STORED, SEED = 32, 64, 1
 #: Pictures a class below which nothing would be learned.
 FEWEST = 8
@@ -65,11 +69,17 @@ def reference(data: bytes, side: int, fit: str = "crop") -> Image.Image:
     if fit == "pad":
         return ImageOps.pad(image, (side, side), bilinear)
     if fit == "squash":
-        return functional.resize(image, [side, side]) if functional else image.resize((side, side), bilinear)
+        return (
+            functional.resize(image, [side, side])
+            if functional
+            else image.resize((side, side), bilinear)
+        )
     if functional:
         return functional.center_crop(functional.resize(image, [side]), [side])
     short = min(image.size)
-    width, height = (side if length == short else int(side * length / short) for length in image.size)
+    width, height = (
+        side if length == short else int(side * length / short) for length in image.size
+    )
     left, top = round((width - side) / 2), round((height - side) / 2)
     return image.resize((width, height), bilinear).crop((left, top, left + side, top + side))
 
@@ -107,7 +117,9 @@ def pixels(files: list[bytes], side: int) -> dict[str, Any]:
         for decoder in DECODERS:
             for name, option in OPTIONS.items():
                 try:
-                    convert = Converter(Settings((side, side), fit=fit, decoder=decoder, **option), {})
+                    convert = Converter(
+                        Settings((side, side), fit=fit, decoder=decoder, **option), {}
+                    )
                 except DependencyError as error:
                     results[f"{decoder}, {fit}"] = str(error)
                     break
@@ -117,7 +129,9 @@ def pixels(files: list[bytes], side: int) -> dict[str, Any]:
 
 def timed(files: list[bytes], side: int, rounds: int) -> dict[str, Any]:
     """Return the speed of every option, and its distance from the default."""
-    ways = {name: Converter(Settings((side, side), **option), {}) for name, option in OPTIONS.items()}
+    ways = {
+        name: Converter(Settings((side, side), **option), {}) for name, option in OPTIONS.items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     rows: dict[str, list[np.ndarray]] = {}
     for number in range(rounds + 1):
@@ -130,7 +144,9 @@ def timed(files: list[bytes], side: int, rounds: int) -> dict[str, Any]:
         name: {
             "images": len(files),
             "images_per_second": spread([1 / value for value in seconds[name]]),
-            "speed_up": spread([a / b for a, b in zip(seconds["default"], seconds[name], strict=True)]),
+            "speed_up": spread(
+                [a / b for a, b in zip(seconds["default"], seconds[name], strict=True)]
+            ),
             **distance(rows["default"], rows[name]),
         }
         for name in ways
@@ -139,7 +155,9 @@ def timed(files: list[bytes], side: int, rounds: int) -> dict[str, Any]:
 
 def camera(data: bytes) -> bytes:
     """Return a picture as a 12 megapixel JPEG."""
-    image = Image.open(io.BytesIO(data)).convert("RGB").resize((4000, 3000), Image.Resampling.BICUBIC)
+    image = (
+        Image.open(io.BytesIO(data)).convert("RGB").resize((4000, 3000), Image.Resampling.BICUBIC)
+    )
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=90)
     return buffer.getvalue()
@@ -158,7 +176,9 @@ class Files(Dataset[tuple[Image.Image, int]]):
         return reference(self.files[number], STORED), self.labels[number]
 
 
-def data_loader(dataset: Any, transform: transforms.Transform) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+def data_loader(
+    dataset: Any, transform: transforms.Transform
+) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
     """Return a function that iterates over an epoch in torch's DataLoader, with the Loader's order and draws."""
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -199,9 +219,13 @@ def training(images: Path, epochs: int) -> dict[str, Any]:
             memload.build(images, f"{folder}/{name}.bin", size=STORED, fast=fast, progress=False)
             sets[name] = memload.MemmapDataset(f"{folder}/{name}.bin")
         if {len(made) for made in sets.values()} != {len(files)}:
-            raise RuntimeError(f"{images}: expected all {len(files)} pictures to be stored, found some rejected")
+            raise RuntimeError(
+                f"{images}: expected all {len(files)} pictures to be stored, found some rejected"
+            )
         labels = sets["exact"].columns["label"].tolist()
-        loader = memload.Loader(sets["exact"], BATCH, shuffle=True, seed=SEED, device="cpu", transform=recipe)
+        loader = memload.Loader(
+            sets["exact"], BATCH, shuffle=True, seed=SEED, device="cpu", transform=recipe
+        )
 
         def by_loader(epoch: int) -> Iterable[Any]:
             loader.set_epoch(epoch)
@@ -213,7 +237,9 @@ def training(images: Path, epochs: int) -> dict[str, Any]:
             "memory map, Loader": by_loader,
             "memory map of --fast, DataLoader": data_loader(sets["fast"], recipe),
         }
-        curves = {name: losses(epoch_of, epochs, max(labels) + 1) for name, epoch_of in ways.items()}
+        curves = {
+            name: losses(epoch_of, epochs, max(labels) + 1) for name, epoch_of in ways.items()
+        }
     own = curves["files"]
     return {"images": len(files), "epochs": epochs} | {
         name: {

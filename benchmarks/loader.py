@@ -36,7 +36,10 @@ def ffcv_loader(folder: Path, noise: Noise, batch: int, workers: int) -> Iterabl
     if not path.exists():
         fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
         DatasetWriter(str(path), fields, num_workers=2).from_indexed_dataset(noise)
-    pipelines = {"image": [SimpleRGBImageDecoder(), ToTensor()], "label": [IntDecoder(), ToTensor()]}
+    pipelines = {
+        "image": [SimpleRGBImageDecoder(), ToTensor()],
+        "label": [IntDecoder(), ToTensor()],
+    }
     return Loader(
         str(path), batch_size=batch, num_workers=workers, order=OrderOption.RANDOM, os_cache=True, drop_last=False,
         pipelines=pipelines,
@@ -67,11 +70,16 @@ def main() -> None:
             return len(pixels)
 
         loaders: dict[str, Iterable[Any]] = {
-            f"memload, {threads} threads": memload.Loader(dataset, options.batch, shuffle=True, num_threads=threads)
+            f"memload, {threads} threads": memload.Loader(
+                dataset, options.batch, shuffle=True, num_threads=threads
+            )
             for threads in (0, 1, 2)
         }
         if find_spec("ffcv"):
-            loaders |= {f"ffcv, {w} workers": ffcv_loader(Path(folder), noise, options.batch, w) for w in (1, 2)}
+            loaders |= {
+                f"ffcv, {w} workers": ffcv_loader(Path(folder), noise, options.batch, w)
+                for w in (1, 2)
+            }
         ways: dict[str, Callable[[], int]] = {"np.take": take}
         ways |= {name: lambda batches=batches: loop(batches) for name, batches in loaders.items()}
         rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -83,12 +91,16 @@ def main() -> None:
                     rates[name].append(images / (time.perf_counter() - start))
     one, two = rates["memload, 1 threads"], rates["memload, 2 threads"]
     results: dict[str, Any] = {name: spread(values) for name, values in rates.items()}
-    results["one thread / np.take"] = spread([a / b for a, b in zip(one, rates["np.take"], strict=True)])
+    results["one thread / np.take"] = spread(
+        [a / b for a, b in zip(one, rates["np.take"], strict=True)]
+    )
     results["two threads / one"] = spread([a / b for a, b in zip(two, one, strict=True)])
     for workers, own in ((1, one), (2, two)):
         if f"ffcv, {workers} workers" in rates:
             theirs = rates[f"ffcv, {workers} workers"]
-            results[f"memload / ffcv, {workers}"] = spread([a / b for a, b in zip(own, theirs, strict=True)])
+            results[f"memload / ffcv, {workers}"] = spread(
+                [a / b for a, b in zip(own, theirs, strict=True)]
+            )
     record("loader", options, numbers_of(parser), vars(options) | {"pages": "warm"}, results)
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from record import arguments, at_least_one, numbers_of, record, run_main, spread
 
-from memload.format import HEADER_BYTES, npy_header, seal_of
-from memload.index import Array, Index, Shard
-from memload.keys import Keys
+from memload.storage.format import HEADER_BYTES, npy_header, seal_of
+from memload.storage.index import Array, Index, Shard
+from memload.storage.keys import Keys
 
 OPEN = """
 import json, sys, time
-import torch, memload, memload.dataset
+import torch, memload, memload.reading.dataset
 def private():
     lines = open("/proc/self/smaps_rollup").read().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
@@ -46,7 +46,8 @@ def opening(path: Path, processes: int) -> list[list[float]]:
     """Open in several processes at once; return milliseconds, MB when opened and MB when all was read, of each."""
     command = [sys.executable, "-c", OPEN, str(path)]
     running = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(processes)
     ]
     for process in running:
         process.stdout.readline()
@@ -74,7 +75,9 @@ def make(path: Path, samples: int, side: int = 256) -> None:
         arrays=(Array("image", "|u1", shape, (Shard(path.name, samples, size),)),),
         row=np.arange(samples),
         flags=np.zeros(samples, np.uint8),
-        keys=Keys.of([f"n{label:08d}/n{label:08d}_{i}.JPEG" for i, label in enumerate(labels.tolist())]),
+        keys=Keys.of(
+            [f"n{label:08d}/n{label:08d}_{i}.JPEG" for i, label in enumerate(labels.tolist())]
+        ),
         columns={"label": labels},
         crc32={"image": crc32},
         classes=tuple(f"n{label:08d}" for label in range(1000)),
@@ -93,7 +96,11 @@ def main() -> None:
         make(path, options.samples)
         for number in range(options.rounds + 1):
             start = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "memload", "build", "--help"], check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, "-m", "memload", "build", "--help"],
+                check=True,
+                capture_output=True,
+            )
             help_seconds = time.perf_counter() - start
             milliseconds, alone, _ = opening(path, 1)[0]
             together = max(private for _, _, private in opening(path, 2))
@@ -108,7 +115,13 @@ def main() -> None:
         "private_MB_opened": spread(opened),
         "private_MB_of_each_of_two_workers": spread(read),
     }
-    record("opening", options, numbers_of(parser), {"samples": options.samples, "index": "warm"}, results)
+    record(
+        "opening",
+        options,
+        numbers_of(parser),
+        {"samples": options.samples, "index": "warm"},
+        results,
+    )
 
 
 if __name__ == "__main__":

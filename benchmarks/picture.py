@@ -38,7 +38,11 @@ SOURCES = (
         "what else there is, behind the first batch of each worker, .*",
         (
             ("JPEGs in a DataLoader, {workers} workers", "JPEGs in a DataLoader", False),
-            ("out.bin in a DataLoader, fast_collate", "DataLoader over MemmapDataset, fast_collate", True),
+            (
+                "out.bin in a DataLoader, fast_collate",
+                "DataLoader over MemmapDataset, fast_collate",
+                True,
+            ),
             ("Loader, pinned: 12 threads gather", "Loader, pinned, 12 threads", True),
             ("Loader, uva: a kernel fetches", "Loader, uva", True),
             ("Loader, dma: copy engines fetch", "Loader, dma", True),
@@ -50,7 +54,11 @@ SOURCES = (
         "train_step",
         "",
         (
-            ("JPEGs in a DataLoader, {workers} workers", r"JPEGs in a DataLoader, \d+ workers", False),
+            (
+                "JPEGs in a DataLoader, {workers} workers",
+                r"JPEGs in a DataLoader, \d+ workers",
+                False,
+            ),
             ("out.bin in a DataLoader, {workers} workers", r"DataLoader, \d+ workers", True),
             ("Loader, pinned: threads gather", "Loader, pinned", True),
             ("Loader, dma: copy engines fetch", "Loader, dma", True),
@@ -80,7 +88,9 @@ def table(line: dict[str, Any], source: Source) -> dict[str, float] | None:
     """Return the medians of a source's rows in a line, by label, with the workers; None where it lacks one."""
     found = line["results"]
     if source.pattern:
-        found = next((value for name, value in found.items() if re.fullmatch(source.pattern, name)), {})
+        found = next(
+            (value for name, value in found.items() if re.fullmatch(source.pattern, name)), {}
+        )
     rates = {}
     for label, pattern, _ in source.rows:
         value = next((value for name, value in found.items() if re.fullmatch(pattern, name)), None)
@@ -93,7 +103,11 @@ def table(line: dict[str, Any], source: Source) -> dict[str, float] | None:
 
 def newest() -> tuple[Source, dict[str, Any]]:
     """Return the first source that has a whole result with its rows, and the newest such line; of models the stem's."""
-    lines = [line for line in report.newest(HERE / "results") if "gpu" in line["machine"] and "partial" not in line]
+    lines = [
+        line
+        for line in report.newest(HERE / "results")
+        if "gpu" in line["machine"] and "partial" not in line
+    ]
     for source in SOURCES:
         fitting = [
             line
@@ -104,7 +118,9 @@ def newest() -> tuple[Source, dict[str, Any]]:
         ]
         if fitting:
             return source, max(fitting, key=lambda line: line["when"])
-    raise LookupError(f"results: expected one on a GPU of {' or '.join(source.benchmark for source in SOURCES)}")
+    raise LookupError(
+        f"results: expected one on a GPU of {' or '.join(source.benchmark for source in SOURCES)}"
+    )
 
 
 def figure(value: float) -> str:
@@ -126,7 +142,9 @@ def draw(source: Source, line: dict[str, Any]) -> str:
         f'  <text class="bold" x="20" y="28">{source.title}</text>',
         f'  <text class="small" x="940" y="28" text-anchor="end">{line["machine"]["gpu"]}, files warm, one run</text>',
     ]
-    for number, ((label, rate), (_, _, ours)) in enumerate(zip(rates.items(), source.rows, strict=True)):
+    for number, ((label, rate), (_, _, ours)) in enumerate(
+        zip(rates.items(), source.rows, strict=True)
+    ):
         top = 46 + row * number
         bar = wide * rate / max(rates.values())
         kind = "ours" if ours else "theirs"
@@ -140,7 +158,9 @@ def draw(source: Source, line: dict[str, Any]) -> str:
 
 def main() -> int:
     """Write, or check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     drawn = draw(*newest())

@@ -25,9 +25,9 @@ import numpy as np
 
 import memload
 from memload import inspection
-from memload.format import HEADER_BYTES, npy_header
-from memload.index import Array, Index, Shard
-from memload.keys import Keys
+from memload.storage.format import HEADER_BYTES, npy_header
+from memload.storage.index import Array, Index, Shard
+from memload.storage.keys import Keys
 
 HERE = Path(__file__).parent
 #: Rounds or repeats from which on a run is whole: fewer have no quartiles.
@@ -49,7 +49,9 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
     """Return a parser of a benchmark's options, with those that every one has."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dry-run", action="store_true", help="print, and record nothing")
     return parser
 
@@ -82,7 +84,9 @@ def partial(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
 
 def numbers_of(parser: argparse.ArgumentParser, *left_out: str) -> dict[str, Any]:
     """Return the options of a parser that are numbers, with their defaults, for `partial`."""
-    found = {action.dest: action.default for action in parser._actions if action.dest not in left_out}
+    found = {
+        action.dest: action.default for action in parser._actions if action.dest not in left_out
+    }
     return {name: value for name, value in found.items() if type(value) in (int, float)}
 
 
@@ -104,7 +108,9 @@ class Noise:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8), index % 1000
+        return np.random.default_rng(index).integers(
+            0, 256, (self.side, self.side, 3), np.uint8
+        ), index % 1000
 
 
 def noise_dataset(path: Path, count: int, side: int) -> None:
@@ -116,7 +122,12 @@ def noise_dataset(path: Path, count: int, side: int) -> None:
         file.write(npy_header("|u1", (count, *shape)))
         for start in range(0, count, len(block)):
             part = block[: count - start]
-            part[:, 0, 0] = np.arange(start, start + len(part)).astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3]
+            part[:, 0, 0] = (
+                np.arange(start, start + len(part))
+                .astype("<u4")
+                .view(np.uint8)
+                .reshape(-1, 4)[:, :3]
+            )
             crc32[start : start + len(part)] = [zlib.crc32(picture) for picture in part]
             file.write(part.tobytes())
     shard = Shard(path.name, count, HEADER_BYTES + count * side * side * 3)
@@ -136,7 +147,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Return median and quartiles of repeats."""
     # of two, only this keeps quartiles between them
     method = "exclusive" if len(values) > 2 else "inclusive"
-    low, middle, high = statistics.quantiles(values, n=4, method=method) if len(values) > 1 else [values[0]] * 3
+    low, middle, high = (
+        statistics.quantiles(values, n=4, method=method) if len(values) > 1 else [values[0]] * 3
+    )
     return {"median": middle, "lower_quartile": low, "upper_quartile": high, "repeats": len(values)}
 
 
@@ -159,7 +172,12 @@ def record(
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         # from the environment where the tree was copied to another machine without its history
         "commit": os.environ.get("BENCHMARK_COMMIT") or commit(HERE),
-        "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform(), **_gpu()},
+        "machine": {
+            "cpu": _cpu(),
+            "cores": len(os.sched_getaffinity(0)),
+            "system": platform.platform(),
+            **_gpu(),
+        },
         "versions": versions(),
         "parameters": {name: value for name, value in parameters.items() if name != "dry_run"},
         "results": results,
@@ -179,7 +197,9 @@ def record(
 
 def versions() -> dict[str, str]:
     """Return versions of memload, as it is imported, of what it stands on, and of what is set beside it."""
-    found = inspection.environment() | {"memload": memload.__version__}  # a checkout need not be installed
+    found = inspection.environment() | {
+        "memload": memload.__version__
+    }  # a checkout need not be installed
     for name in BESIDE:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
@@ -215,8 +235,14 @@ def _gpu() -> dict[str, Any]:
     if torch is None or not torch.cuda.is_available():
         return {}
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    return {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count(), "driver": driver}
+    driver = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n")[
+        0
+    ]
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "gpus": torch.cuda.device_count(),
+        "driver": driver,
+    }
 
 
 def _cpu() -> str:

@@ -61,7 +61,12 @@ def newest(folder: Path) -> list[dict[str, Any]]:
     ``remark`` is what was found out of a line later, from ``remarks.json``.
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines() if line]
+    lines = [
+        json.loads(line)
+        for path in folder.glob("*.jsonl")
+        for line in path.read_text().splitlines()
+        if line
+    ]
     for line in sorted(lines, key=lambda line: ("partial" not in line, line["when"])):
         found[line["benchmark"], machine(line), variant(line)] = line
     remarks = folder / "remarks.json"
@@ -83,7 +88,9 @@ def commit(line: dict[str, Any], landed: dict[str, str]) -> str:
     named, changes, _ = line["commit"].partition("+")
     if named not in landed:
         return line["commit"]
-    return f"{line['commit']}, {f'of which {named}' if changes else 'which'} landed in {landed[named]}"
+    return (
+        f"{line['commit']}, {f'of which {named}' if changes else 'which'} landed in {landed[named]}"
+    )
 
 
 def machine(line: dict[str, Any]) -> str:
@@ -95,7 +102,9 @@ def machine(line: dict[str, Any]) -> str:
 
 def variant(line: dict[str, Any]) -> str:
     """Return what sets a line apart from others of the same benchmark, in words."""
-    return ", ".join(f"{name} {line['parameters'][name]}" for name in VARIANTS if name in line["parameters"])
+    return ", ".join(
+        f"{name} {line['parameters'][name]}" for name in VARIANTS if name in line["parameters"]
+    )
 
 
 def number(value: Any) -> str:
@@ -114,7 +123,11 @@ def is_spread(value: Any) -> bool:
 
 def is_curve(value: Any) -> bool:
     """Tell whether a value is a list of numbers."""
-    return isinstance(value, list) and bool(value) and all(isinstance(point, int | float) for point in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(point, int | float) for point in value)
+    )
 
 
 def is_branch(value: Any) -> bool:
@@ -152,10 +165,16 @@ class Block:
 def blocks(results: dict[str, Any], rate: str, title: str = "") -> list[Block]:
     """Return results of any depth as tables; `rate` is a pattern of names that count images a second."""
     below = {name: value for name, value in results.items() if is_branch(value)}
-    if below and not any(is_branch(inner) for value in below.values() for inner in without_versions(value).values()):
+    if below and not any(
+        is_branch(inner) for value in below.values() for inner in without_versions(value).values()
+    ):
         columns = {name for value in below.values() for name in value} - {"error", "versions"}
-        if len(columns) <= 16 and (len(below) > 1 and any(len(value) > 1 for value in below.values())):
-            shared = sum(len(value.keys() & columns) for value in below.values() if "error" not in value)
+        if len(columns) <= 16 and (
+            len(below) > 1 and any(len(value) > 1 for value in below.values())
+        ):
+            shared = sum(
+                len(value.keys() & columns) for value in below.values() if "error" not in value
+            )
             if 2 * shared > len(columns) * sum("error" not in value for value in below.values()):
                 rest = {name: value for name, value in results.items() if name not in below}
                 return [*blocks(rest, rate, title), matrix(below, rate, title)]
@@ -166,7 +185,9 @@ def blocks(results: dict[str, Any], rate: str, title: str = "") -> list[Block]:
         if is_branch(value):
             found += blocks(value, rate, full)
         elif value is not None:
-            block.rows.append((name, cell(value), str(value["repeats"]) if is_spread(value) else ""))
+            block.rows.append(
+                (name, cell(value), str(value["repeats"]) if is_spread(value) else "")
+            )
             block.bars += [(name, value)] if is_spread(value) and re.fullmatch(rate, full) else []
             block.curves += [(name, value)] if is_curve(value) else []
     return [block, *found] if len(block.rows) > 1 else found
@@ -179,7 +200,9 @@ def without_versions(value: dict[str, Any]) -> dict[str, Any]:
 
 def matrix(results: dict[str, Any], rate: str = RATE, title: str = "") -> Block:
     """Return a table with a row for each name, and the values below these as columns; one that failed says why."""
-    done = {name: without_versions(value) for name, value in results.items() if "error" not in value}
+    done = {
+        name: without_versions(value) for name, value in results.items() if "error" not in value
+    }
     columns = list(dict.fromkeys(name for value in done.values() for name in value)) or [""]
     block = Block(title, [("", *columns)])
     block.failed = [(name, value["error"]) for name, value in results.items() if "error" in value]
@@ -187,12 +210,18 @@ def matrix(results: dict[str, Any], rate: str = RATE, title: str = "") -> Block:
         if "error" in value:
             block.rows.append((name, f"none: {value['error']}", *[""] * (len(columns) - 1)))
             continue
-        cells = (cell(value.get(key), len(columns) < WIDE or place < 2) for place, key in enumerate(columns))
+        cells = (
+            cell(value.get(key), len(columns) < WIDE or place < 2)
+            for place, key in enumerate(columns)
+        )
         block.rows.append((name, *cells))
     for column in columns:
         values = [(name, value.get(column)) for name, value in done.items()]
         if not block.curves and any(is_curve(value) for _, value in values):
-            block.curves, block.curve = [(name, value) for name, value in values if is_curve(value)], column
+            block.curves, block.curve = (
+                [(name, value) for name, value in values if is_curve(value)],
+                column,
+            )
         if not block.bars and re.fullmatch(rate, f"{title} › {column}" if title else column):
             block.bars = [(name, value) for name, value in values if is_spread(value)]
     spreads = [value for one in done.values() for value in one.values() if is_spread(value)]
@@ -201,7 +230,9 @@ def matrix(results: dict[str, Any], rate: str = RATE, title: str = "") -> Block:
         note = f"{' and '.join(map(str, repeats))} repeats; medians, with quartiles in brackets"
         note += " in the first two columns" * (len(columns) >= WIDE)
         of_numbers = [
-            column for column in columns if any(isinstance(value.get(column), int | float) for value in done.values())
+            column
+            for column in columns
+            if any(isinstance(value.get(column), int | float) for value in done.values())
         ]
         once = f" Measured once, without repeats: {'; '.join(of_numbers)}." if of_numbers else ""
         block.notes.append(f"{note}.{once}")
@@ -210,10 +241,14 @@ def matrix(results: dict[str, Any], rate: str = RATE, title: str = "") -> Block:
         warning = f"**The machine was not quiet: others took up to {busy:.0f} % of it. Do not quote these figures.**"
         block.notes.insert(0, warning)
     versions: dict[str, set[str]] = {}
-    for name, version in (pair for value in results.values() for pair in value.get("versions", {}).items()):
+    for name, version in (
+        pair for value in results.values() for pair in value.get("versions", {}).items()
+    ):
         versions.setdefault(name, set()).add(version)
     if versions:
-        stated = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items()))
+        stated = ", ".join(
+            f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items())
+        )
         block.notes.append(f"Versions of these: {stated}.")
     return block
 
@@ -232,7 +267,11 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
     rest = [max(len(row[column]) for row in shown) for column in range(1, len(rows[0]))]
     lines = []
     for row, reason in zip(rows, reasons, strict=True):
-        cells = row[1:2] if reason else tuple(text.rjust(size) for text, size in zip(row[1:], rest, strict=True))
+        cells = (
+            row[1:2]
+            if reason
+            else tuple(text.rjust(size) for text, size in zip(row[1:], rest, strict=True))
+        )
         lines.append("  ".join([row[0].ljust(first), *cells]))
     return "\n".join(lines)
 
@@ -251,7 +290,10 @@ def of(line: dict[str, Any]) -> list[Block]:
 def plot_name(line: dict[str, Any]) -> str:
     """Return the file name of a line's plot."""
     return (
-        re.sub(r"[^a-z0-9]+", "-", f"{line['benchmark']} {machine(line)} {variant(line)}".lower()).strip("-") + ".png"
+        re.sub(
+            r"[^a-z0-9]+", "-", f"{line['benchmark']} {machine(line)} {variant(line)}".lower()
+        ).strip("-")
+        + ".png"
     )
 
 
@@ -315,10 +357,13 @@ def draw(line: dict[str, Any], path: Path) -> None:
             for value in ticks(most):
                 x = left + wide * value / most
                 paint.line((x, top, x, bottom), "#dddddd", scale)
-                paint.text((x, bottom + 11 * scale), f"{value:,.10g}", "#777777", small, anchor="mm")
+                paint.text(
+                    (x, bottom + 11 * scale), f"{value:,.10g}", "#777777", small, anchor="mm"
+                )
             for name, value in block.bars:
                 low, middle, high = (
-                    left + wide * max(0, value[key]) / most for key in ("lower_quartile", "median", "upper_quartile")
+                    left + wide * max(0, value[key]) / most
+                    for key in ("lower_quartile", "median", "upper_quartile")
                 )
                 centre = top + row / 2
                 colour = COLOURS[0] if is_ours(line["benchmark"], name) else COLOURS[-1]
@@ -331,7 +376,9 @@ def draw(line: dict[str, Any], path: Path) -> None:
                 paint.text(figure, number(value["median"]), "#222222", small, anchor="lm")
                 top += row
             for name, reason in block.failed:
-                paint.text((left - 8 * scale, top + row / 2), written(name), "#777777", small, anchor="rm")
+                paint.text(
+                    (left - 8 * scale, top + row / 2), written(name), "#777777", small, anchor="rm"
+                )
                 why = written(f"none: {reason}"[:60])
                 paint.text((left + 8 * scale, top + row / 2), why, "#777777", small, anchor="lm")
                 top += row
@@ -342,13 +389,20 @@ def draw(line: dict[str, Any], path: Path) -> None:
     image.quantize(256).save(path, optimize=True)
 
 
-def curves(paint: ImageDraw.ImageDraw, block: Block, box: tuple[int, int, int, int], font: Any, scale: int) -> None:
+def curves(
+    paint: ImageDraw.ImageDraw, block: Block, box: tuple[int, int, int, int], font: Any, scale: int
+) -> None:
     """Draw curves over the number of their steps, with their names and the ends of both axes."""
     left, top, right, bottom = box
     most = max(max(curve) for _, curve in block.curves)
     least = min(0.0, *(point for _, curve in block.curves for point in curve))
     longest = max(len(curve) for _, curve in block.curves)
-    paint.text((12 * scale, top), f"{block.title}: {block.curve}" if block.title else block.curve, "#222222", font)
+    paint.text(
+        (12 * scale, top),
+        f"{block.title}: {block.curve}" if block.title else block.curve,
+        "#222222",
+        font,
+    )
     top += 24 * scale
     paint.line((left, top, left, bottom, right, bottom), "#777777", scale)
     paint.text((left - 8 * scale, top), number(most), "#777777", font, anchor="rm")
@@ -363,19 +417,24 @@ def curves(paint: ImageDraw.ImageDraw, block: Block, box: tuple[int, int, int, i
         ]  # fmt: skip
         # equal curves lie on one another: the later ones are thinner
         paint.line(points, colour, max(1, (3 - place) * scale))
-        paint.text((right - 8 * scale, top + (8 + 18 * place) * scale), name, colour, font, anchor="rm")
+        paint.text(
+            (right - 8 * scale, top + (8 + 18 * place) * scale), name, colour, font, anchor="rm"
+        )
 
 
 def section(line: dict[str, Any], landed: dict[str, str] | None = None) -> str:
     """Return one line in Markdown; ``landed`` are commits as `commits` gives them."""
     driver = f", driver {line['machine']['driver']}" if line["machine"].get("driver") else ""
-    versions = ", ".join(f"{name} {what}" for name, what in line["versions"].items() if what != "not installed")
+    versions = ", ".join(
+        f"{name} {what}" for name, what in line["versions"].items() if what != "not installed"
+    )
     facts = [
         f"{line['when'][:10]}, commit {commit(line, landed or {})}",
         *([f"**A partial run**: {', '.join(line['partial'])}"] if "partial" in line else []),
         *([f"**Remark**: {line['remark']}"] if "remark" in line else []),
         f"Machine: {machine(line)}{driver}",
-        "Parameters: " + ", ".join(f"{name} {number(value)}" for name, value in line["parameters"].items()),
+        "Parameters: "
+        + ", ".join(f"{name} {number(value)}" for name, value in line["parameters"].items()),
         *([f"Command: `{line['command']}`"] if "command" in line else []),
         f"Versions: {versions}",
     ]
@@ -409,7 +468,10 @@ def text(lines: list[dict[str, Any]], landed: dict[str, str]) -> str:
             if about:
                 summary = about.split("\n\n")[0].replace("``", "`")
                 parts.append(f"{summary} [{source.name}]({source.name}) says how it is measured.")
-        parts += [f"### {machine(line)}{'; ' * bool(variant(line))}{variant(line)}", section(line, landed)]
+        parts += [
+            f"### {machine(line)}{'; ' * bool(variant(line))}{variant(line)}",
+            section(line, landed),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -424,14 +486,20 @@ def unsupported(readme: str, lines: list[dict[str, Any]]) -> list[str]:
     for row in (row for row in readme.splitlines() if row.startswith("|")):
         mark = re.search(r"<!-- results: (.*?) -->", row)
         if mark is None:
-            wrong += [f"no comment names the results of: {row}"] if re.search(r"\d images/s", row) else []
+            wrong += (
+                [f"no comment names the results of: {row}"]
+                if re.search(r"\d images/s", row)
+                else []
+            )
             continue
         values, settings = quotable(mark[1].split("; "), lines)
         plain = re.sub(r"`.*?`|<!--.*?-->", "", row)
         for found in re.finditer(r"(?<![\w.,×-])\d[\d,]*(?:\.\d+)?(?![\w×]|[.,]\d)", plain):
             percent = re.match(r"(?: to [\d.]+)? ?%", plain[found.end() :])
             scale = 0.01 if percent else 1e6 if plain.startswith(" million", found.end()) else 1
-            if found[0] not in settings and not any(rounds_to(value / scale, found[0]) for value in values):
+            if found[0] not in settings and not any(
+                rounds_to(value / scale, found[0]) for value in values
+            ):
                 wrong.append(f"{found[0]}, not in {mark[1]}: {row}")
     return wrong
 
@@ -445,7 +513,9 @@ def quotable(names: list[str], lines: list[dict[str, Any]]) -> tuple[list[float]
         if isinstance(value, dict):
             for name, inner in value.items():
                 walk(inner, f"{path} › {name}")
-        elif isinstance(value, int | float) and any(f"{path} ".startswith(f"{name} ") for name in names):
+        elif isinstance(value, int | float) and any(
+            f"{path} ".startswith(f"{name} ") for name in names
+        ):
             values.append(value)
             settings.update(re.findall(r"\d[\d,.]*", path))
 
@@ -461,20 +531,32 @@ def rounds_to(value: float, figure: str) -> bool:
     """Tell whether a value is this figure when rounded to its digits; 62,500 has three of them, 100 has two."""
     digits = figure.replace(",", "")
     fraction = len(digits.partition(".")[2])
-    step = 10.0**-fraction if fraction else 10.0 ** max(0, len(digits) - max(2, len(digits.rstrip("0"))))
+    step = (
+        10.0**-fraction
+        if fraction
+        else 10.0 ** max(0, len(digits) - max(2, len(digits.rstrip("0"))))
+    )
     return abs(value - float(digits)) <= step / 2 * (1 + 1e-9)
 
 
 def main() -> int:
     """Write, or check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if RESULTS.md is not up to date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if RESULTS.md is not up to date"
+    )
     options = parser.parse_args()
     lines, target, plots = newest(HERE / "results"), HERE / "RESULTS.md", HERE / "plots"
     landed = commits(HERE / "results")
     if options.check:
         current = target.exists() and target.read_text() == text(lines, landed)
-        print("up to date" if current else "RESULTS.md is not up to date: run python benchmarks/report.py")
+        print(
+            "up to date"
+            if current
+            else "RESULTS.md is not up to date: run python benchmarks/report.py"
+        )
         return 0 if current else 1
     target.write_text(text(lines, landed))
     plots.mkdir(exist_ok=True)

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from record import arguments, at_least_one, need_cuda, noise_dataset, numbers_of, record, run_main, spread
+from record import (
+    arguments,
+    at_least_one,
+    need_cuda,
+    noise_dataset,
+    numbers_of,
+    record,
+    run_main,
+    spread,
+)
 
 import memload
 
@@ -56,7 +65,13 @@ def main() -> None:
         for file in (path, path.with_suffix(".idx")):
             file.unlink()
         results = {"together": spread(together), "rank 0 alone": spread(alone)}
-        parameters = {"images": options.images, "rounds": options.rounds, "ranks": ranks, "batch": 256, "pages": "warm"}
+        parameters = {
+            "images": options.images,
+            "rounds": options.rounds,
+            "ranks": ranks,
+            "batch": 256,
+            "pages": "warm",
+        }
         record("several_gpus", options, numbers_of(parser), parameters, results)
     dist.barrier()
     del loader

@@ -26,7 +26,7 @@ import memload
 
 FIRST = """
 import json, sys, time
-import torch, memload, memload.loader
+import torch, memload, memload.reading.loader
 start = time.perf_counter()
 loader = memload.Loader(sys.argv[1], 256, shuffle=True, device="cpu")
 batch = next(iter(loader))

@@ -56,7 +56,13 @@ class Stem(nn.Sequential):
     """Next to nothing: one convolution and a linear layer."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 16, 7, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 1000))
+        super().__init__(
+            nn.Conv2d(3, 16, 7, 8),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(16, 1000),
+        )
 
 
 def model(name: str) -> nn.Module:
@@ -149,7 +155,9 @@ def by_loader(loader: memload.Loader) -> Way:
     return Way(lambda count: forever(loader))
 
 
-def by_data_loader(dataset: Any, batch: int, workers: int, then: Callable[[DataLoader[Any]], Iterable[Any]]) -> Way:
+def by_data_loader(
+    dataset: Any, batch: int, workers: int, then: Callable[[DataLoader[Any]], Iterable[Any]]
+) -> Way:
     """Return torch's DataLoader, and what is put around it, as a way."""
     sampler = Stretch(len(dataset))
     loader: DataLoader[Any] = DataLoader(
@@ -168,7 +176,9 @@ def feeding_time() -> float:
     """Return CPU seconds so far of all threads but the caller and autograd's, and of workers."""
     total = time.process_time() - time.thread_time()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # a thread that has ended meanwhile
             if (task / "comm").read_text().startswith("pt_autograd"):
                 total -= int((task / "schedstat").read_text().split()[0]) / 1e9
     for worker in multiprocessing.active_children():
@@ -194,7 +204,9 @@ def between(start: Any, end: Any) -> float:
     return start.elapsed_time(end) / 1000
 
 
-def measure(training: Training, way: Way, shape: tuple[int, ...], steps: int) -> tuple[float, float, float]:
+def measure(
+    training: Training, way: Way, shape: tuple[int, ...], steps: int
+) -> tuple[float, float, float]:
     """Return images a second, the cores that feeding took, and seconds. Raises RuntimeError for other batches."""
     untimed = way.multiple if way.multiple > 1 else max(4, steps // 4)
     begun, before, asking = time.perf_counter(), feeding_time(), 0.0
@@ -207,13 +219,17 @@ def measure(training: Training, way: Way, shape: tuple[int, ...], steps: int) ->
         if not number:
             found = tuple(images.shape), images.dtype, images.device, labels.device
             if found != (shape, torch.bfloat16, training.device, training.device):
-                raise RuntimeError(f"batch: expected {shape} of bfloat16 on {training.device}, found {found}")
+                raise RuntimeError(
+                    f"batch: expected {shape} of bfloat16 on {training.device}, found {found}"
+                )
         training.step(images, labels)
         if number == untimed - 1:
             start = mark(training.device)
     seconds = between(start, mark(training.device))
     cores = (feeding_time() - before + asking) / (time.perf_counter() - begun)
-    for _ in itertools.islice(batches, 1):  # a DataLoader has no more, which ends its iteration; others are left
+    for _ in itertools.islice(
+        batches, 1
+    ):  # a DataLoader has no more, which ends its iteration; others are left
         pass
     return steps * shape[0] / seconds, cores, seconds
 
@@ -230,7 +246,9 @@ def settle(training: Training, way: Way, shape: tuple[int, ...], seconds: float)
     way.steps = way.multiple * max(1 if way.multiple > 1 else 4, round(flocks))
 
 
-def run(training: Training, ways: dict[str, Way], shape: tuple[int, ...], rounds: int, seconds: float) -> Any:
+def run(
+    training: Training, ways: dict[str, Way], shape: tuple[int, ...], rounds: int, seconds: float
+) -> Any:
     """Return rates, shares and cores of each way, the first of which is synthetic."""
     reference, *fed = ways
     again = f"{reference}, again"
@@ -248,7 +266,9 @@ def run(training: Training, ways: dict[str, Way], shape: tuple[int, ...], rounds
     return {
         name: {
             "images/s": spread([rate for rate, _, _ in values]),
-            "share of synthetic": spread([rate / own for (rate, _, _), own in zip(values, base, strict=True)]),
+            "share of synthetic": spread(
+                [rate / own for (rate, _, _), own in zip(values, base, strict=True)]
+            ),
             "cores": spread([cores for _, cores, _ in values]),
         }
         for name, values in found.items()
@@ -272,10 +292,14 @@ def main() -> None:
     """Run the benchmark."""
     parser = arguments(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--models", help=f"by default {','.join(MODELS)}; the stem alone on the CPU")
+    parser.add_argument(
+        "--models", help=f"by default {','.join(MODELS)}; the stem alone on the CPU"
+    )
     parser.add_argument("--rounds", type=at_least_one)
     parser.add_argument("--seconds", type=float)
-    parser.add_argument("--images", type=int, help="samples of 224×224, and half as many of 256×256")
+    parser.add_argument(
+        "--images", type=int, help="samples of 224×224, and half as many of 256×256"
+    )
     parser.add_argument("--jpegs", type=Path, metavar="DIR")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
@@ -295,9 +319,13 @@ def main() -> None:
     if toy:
         torch.set_num_threads(1)  # whose others would be taken for feeding
     torch.backends.cudnn.benchmark = True
-    trainings = {name: Training(model(name), device) for name in names}  # says first of all what is missing
+    trainings = {
+        name: Training(model(name), device) for name in names
+    }  # says first of all what is missing
     shape = (batch, 3, side, side)
-    normalise = transforms.Compose([transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)])
+    normalise = transforms.Compose(
+        [transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)]
+    )
     recipe = transforms.train(side, dtype=torch.bfloat16)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -309,15 +337,26 @@ def main() -> None:
         def loader(source: Path, feed: Any, transform: Any) -> Way:
             return by_loader(
                 memload.Loader(
-                    source, batch, shuffle=True, drop_last=True, device=device, feed=feed, transform=transform
+                    source,
+                    batch,
+                    shuffle=True,
+                    drop_last=True,
+                    device=device,
+                    feed=feed,
+                    transform=transform,
                 )
             )
 
         def moved(batches: Iterable[Any]) -> Iterator[Any]:
             for images, labels in batches:
-                yield normalise(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
+                yield (
+                    normalise(images.to(device, non_blocking=True)),
+                    labels.to(device, non_blocking=True),
+                )
 
-        images = torch.randn(shape, device=device, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        images = torch.randn(shape, device=device, dtype=torch.bfloat16).to(
+            memory_format=torch.channels_last
+        )
         synthetic = (images, torch.randint(0, 1000, (batch,), device=device))
         feeds = ("cpu",) if toy else FEEDS
         mapped, workers = memload.MemmapDataset(path), options.workers
@@ -331,12 +370,22 @@ def main() -> None:
                 mapped, batch, 0, lambda made: moved(memload.ThreadPrefetcher(made))
             ),
             "the same in CudaPrefetcher": by_data_loader(
-                mapped, batch, 0, lambda made: memload.CudaPrefetcher(made, device=device, transform=normalise)
+                mapped,
+                batch,
+                0,
+                lambda made: memload.CudaPrefetcher(made, device=device, transform=normalise),
             ),
-            f"JPEGs in a DataLoader, {workers} workers": by_data_loader(Jpegs(files, side), batch, workers, moved),
+            f"JPEGs in a DataLoader, {workers} workers": by_data_loader(
+                Jpegs(files, side), batch, workers, moved
+            ),
         }
         parameters = {name: getattr(options, name) for name in (*usual, "workers")}
-        parameters |= {"pages": "warm", "batch": batch, "jpegs": len(files), "order": "drawn for each round"}
+        parameters |= {
+            "pages": "warm",
+            "batch": batch,
+            "jpegs": len(files),
+            "order": "drawn for each round",
+        }
         usual["workers"] = parser.get_default("workers")
         for name, training in trainings.items():
             print(MODELS[name], file=sys.stderr, flush=True)

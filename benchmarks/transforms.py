@@ -25,7 +25,10 @@ from torch.nn.functional import interpolate
 from memload import transforms
 from memload.transforms.draws import Draws
 
-MEAN, STD = (torch.tensor(values).view(1, 3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+MEAN, STD = (
+    torch.tensor(values).view(1, 3, 1, 1)
+    for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+)
 Way = Callable[[], Any]
 
 
@@ -36,7 +39,9 @@ def normalise(images: Tensor) -> Tensor:
 
 def resized_crops(images: Tensor, side: int, table: list[list[int]]) -> Tensor:
     """Crop, resize and flip one sample after another."""
-    out = torch.empty((len(images), 3, side, side), dtype=torch.uint8, memory_format=torch.channels_last)
+    out = torch.empty(
+        (len(images), 3, side, side), dtype=torch.uint8, memory_format=torch.channels_last
+    )
     for place, (top, height, _, _, left, width, _, flipped) in enumerate(table):
         box = images[place : place + 1, :, top : top + height, left : left + width]
         piece = interpolate(box, (side, side), mode="bilinear", antialias=True)
@@ -59,7 +64,9 @@ def on_cpu(batch: int) -> dict[str, tuple[Way, Way]]:
 
     def crops() -> Tensor:
         padded = torch.nn.functional.pad(small, [4] * 4)
-        pieces = [padded[n, :, top : top + 32, left : left + 32] for n, (top, left) in enumerate(starts)]
+        pieces = [
+            padded[n, :, top : top + 32, left : left + 32] for n, (top, left) in enumerate(starts)
+        ]
         images = torch.stack(pieces)
         return normalise(torch.where(flipped, images.flip(-1), images))
 
@@ -99,7 +106,9 @@ def on_cuda(batch: int) -> dict[str, Way]:
     flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet"),
                                transforms.ToDtype(torch.bfloat16)])  # fmt: skip
     train = transforms.train(224, dtype=torch.bfloat16)
-    half = images.numel() * 3 // 2  # reads 1 byte and writes 2 a pixel: a copy reads and writes half of it each
+    half = (
+        images.numel() * 3 // 2
+    )  # reads 1 byte and writes 2 a pixel: a copy reads and writes half of it each
     source, target = make((half,)), make((half,))
     ways: dict[str, Way] = {
         "copy": lambda: target.copy_(source),
@@ -116,7 +125,9 @@ def on_cuda(batch: int) -> dict[str, Way]:
         theirs = v2.Compose(steps)
         # one draw a batch is all that v2 has; with one for each sample it takes a call for each
         ways["torchvision v2, one draw a batch"] = lambda: theirs(large).bfloat16()
-        ways["torchvision v2, one draw a sample"] = lambda: torch.stack([theirs(image) for image in large]).bfloat16()
+        ways["torchvision v2, one draw a sample"] = lambda: torch.stack(
+            [theirs(image) for image in large]
+        ).bfloat16()
     if find_spec("kornia"):
         import kornia.augmentation as kornia
 
@@ -159,7 +170,9 @@ def seconds_on_device(way: Way) -> float:
 def main() -> None:
     """Run the benchmark."""
     parser = arguments(__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--repeats", type=at_least_one, default=30)
     options = parser.parse_args()
@@ -181,15 +194,24 @@ def main() -> None:
                 if number >= 3:
                     taken.setdefault(f"{name}, on the device", []).append(took)
     results: dict[str, Any] = {
-        f"{name}, images/s": spread([options.batch / took for took in times]) for name, times in taken.items()
+        f"{name}, images/s": spread([options.batch / took for took in times])
+        for name, times in taken.items()
     }
     pairs = [(f"copy{kind}", f"flip, normalise{kind}") for kind in ("", ", on the device")] if cuda else [
         (name, f"{name}, plain") for name in recipes
     ]  # fmt: skip
-    pairs += [(name, "resized crop, flip, normalise") for name in taken if name.startswith(("torchvision", "kornia"))]
+    pairs += [
+        (name, "resized crop, flip, normalise")
+        for name in taken
+        if name.startswith(("torchvision", "kornia"))
+    ]
     for one, other in pairs:
-        results[f"time: {one} / {other}"] = spread([a / b for a, b in zip(taken[one], taken[other], strict=True)])
-    record("transforms", options, numbers_of(parser), vars(options) | {"images": "in memory"}, results)
+        results[f"time: {one} / {other}"] = spread(
+            [a / b for a, b in zip(taken[one], taken[other], strict=True)]
+        )
+    record(
+        "transforms", options, numbers_of(parser), vars(options) | {"images": "in memory"}, results
+    )
 
 
 if __name__ == "__main__":

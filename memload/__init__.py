@@ -13,9 +13,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     import memload.transforms as transforms  # noqa: F401  # a module: no name of __all__
-    from memload.builder import BuildReport, build
-    from memload.collate import fast_collate
-    from memload.dataset import MemmapDataset
+    from memload.building.builder import BuildReport, build
+    from memload.building.manifest import Manifest
+    from memload.building.sources import ImageFolder, Record, Source
     from memload.errors import (
         BuildError,
         ChecksumError,
@@ -27,48 +27,48 @@ if TYPE_CHECKING:
         MissingError,
         SourceError,
     )
-    from memload.index import Index
     from memload.inspection import info, preview, verify
-    from memload.loader import Loader
-    from memload.manifest import Manifest
-    from memload.prefetch import CudaPrefetcher, ThreadPrefetcher, background
-    from memload.samplers import (
+    from memload.reading.collate import fast_collate
+    from memload.reading.dataset import MemmapDataset
+    from memload.reading.loader import Loader
+    from memload.reading.prefetch import CudaPrefetcher, ThreadPrefetcher, background
+    from memload.reading.samplers import (
         BlockShuffledSampler,
         ClassBalancedSampler,
         SequentialSampler,
         ShuffledSampler,
         WeightedSampler,
     )
-    from memload.sources import ImageFolder, Record, Source
+    from memload.storage.index import Index
 
 _HOME = {
-    "BlockShuffledSampler": "samplers",
+    "BlockShuffledSampler": "reading.samplers",
     "BuildError": "errors",
-    "BuildReport": "builder",
+    "BuildReport": "building.builder",
     "ChecksumError": "errors",
-    "ClassBalancedSampler": "samplers",
-    "CudaPrefetcher": "prefetch",
+    "ClassBalancedSampler": "reading.samplers",
+    "CudaPrefetcher": "reading.prefetch",
     "DecodeError": "errors",
     "DependencyError": "errors",
     "FeedError": "errors",
     "FormatError": "errors",
-    "ImageFolder": "sources",
-    "Index": "index",
-    "Loader": "loader",
-    "Manifest": "manifest",
+    "ImageFolder": "building.sources",
+    "Index": "storage.index",
+    "Loader": "reading.loader",
+    "Manifest": "building.manifest",
     "MemloadError": "errors",
-    "MemmapDataset": "dataset",
+    "MemmapDataset": "reading.dataset",
     "MissingError": "errors",
-    "Record": "sources",
-    "SequentialSampler": "samplers",
-    "ShuffledSampler": "samplers",
-    "Source": "sources",
+    "Record": "building.sources",
+    "SequentialSampler": "reading.samplers",
+    "ShuffledSampler": "reading.samplers",
+    "Source": "building.sources",
     "SourceError": "errors",
-    "ThreadPrefetcher": "prefetch",
-    "WeightedSampler": "samplers",
-    "background": "prefetch",
-    "build": "builder",
-    "fast_collate": "collate",
+    "ThreadPrefetcher": "reading.prefetch",
+    "WeightedSampler": "reading.samplers",
+    "background": "reading.prefetch",
+    "build": "building.builder",
+    "fast_collate": "reading.collate",
     "info": "inspection",
     "preview": "inspection",
     "verify": "inspection",
@@ -110,7 +110,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "transforms":  # a module, for its names to be used as ``memload.transforms.Normalize``
+    if (
+        name == "transforms"
+    ):  # a module, for its names to be used as ``memload.transforms.Normalize``
         return import_module("memload.transforms")
     if name not in _HOME:
         raise AttributeError(f"module 'memload' has no attribute {name!r}")

@@ -22,18 +22,18 @@ from PIL import Image, ImageOps
 from memload import inspection
 from memload.bench_report import Line, Report
 from memload.errors import FeedError, MemloadError
-from memload.format import HEADER_BYTES, npy_header
-from memload.index import Array, Index, Shard
-from memload.mapping import forget
-from memload.shards import Shards
-from memload.workers import available_cores
+from memload.machine import available_cores
+from memload.storage.format import HEADER_BYTES, npy_header
+from memload.storage.index import Array, Index, Shard
+from memload.storage.mapping import forget
+from memload.storage.shards import Shards
 
 if TYPE_CHECKING:
     import torch
 
-    from memload.dataset import MemmapDataset
     from memload.feeds.choice import Choice
     from memload.feeds.gathering import Gatherer
+    from memload.reading.dataset import MemmapDataset
 
 #: Bytes of pixels that are measured on, at most: more than a cache of the CPU's holds, read within seconds.
 _PART_BYTES = 512 << 20
@@ -63,11 +63,13 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
     that part are dropped from the page cache. Raises FormatError, ValueError and OSError.
     """
     start = time.perf_counter()
-    from memload.dataset import MemmapDataset
+    from memload.reading.dataset import MemmapDataset
 
     dataset = MemmapDataset(path)
     if not len(dataset) or not len(dataset.shards):
-        raise ValueError(f"{path}: expected at least one sample, found none. Build it from a folder with pictures")
+        raise ValueError(
+            f"{path}: expected at least one sample, found none. Build it from a folder with pictures"
+        )
     row_bytes = dataset.shards.array.row_bytes
     rows = max(1, min(len(dataset.shards), _PART_BYTES // row_bytes))
     files = None if images is None else _files(dataset, Path(images))
@@ -94,7 +96,9 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
             )
     uneven = [line.subject for line in [cold, *lines, *jpegs] if line.spread > 0.4]
     if uneven:
-        notes.append(f"Rounds differ much: {'; '.join(uneven)}. If other processes are at work, run it again without.")
+        notes.append(
+            f"Rounds differ much: {'; '.join(uneven)}. If other processes are at work, run it again without."
+        )
     array = dataset.shards.array
     return Report(
         {
@@ -119,7 +123,9 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
 def _files(dataset: "MemmapDataset", images: Path) -> list[Path]:
     """Return the files of some samples, at random."""
     chosen = np.random.default_rng(0).permutation(len(dataset))[:1000]
-    files = [file for sample in chosen.tolist() if (file := images / dataset.keys[sample]).is_file()]
+    files = [
+        file for sample in chosen.tolist() if (file := images / dataset.keys[sample]).is_file()
+    ]
     if not files:
         raise ValueError(
             f"images: expected the folder that {dataset.path.name} was built from, with files such as "
@@ -140,7 +146,9 @@ class _Pictures:
     def __getitem__(self, number: int) -> np.ndarray:
         with Image.open(self.files[number % len(self.files)]) as image:
             upright = image.convert("L" if self.shape[2] == 1 else "RGB")
-        return np.array(ImageOps.fit(upright, (self.shape[1], self.shape[0]), Image.Resampling.BILINEAR))
+        return np.array(
+            ImageOps.fit(upright, (self.shape[1], self.shape[0]), Image.Resampling.BILINEAR)
+        )
 
 
 def _jpegs(files: Sequence[Path], dataset: "MemmapDataset") -> Line:
@@ -176,12 +184,16 @@ def _jpegs(files: Sequence[Path], dataset: "MemmapDataset") -> Line:
     return Line.of(subject, rates, what, [limit] * len(rates), dataset.shards.array.row_bytes)
 
 
-def _in_turn(pieces: Sequence[Any], workers: Sequence[Callable[[Any], int]], seconds: float = math.inf) -> int:
+def _in_turn(
+    pieces: Sequence[Any], workers: Sequence[Callable[[Any], int]], seconds: float = math.inf
+) -> int:
     """Have each worker take its share of pieces, on a thread of its own; return what they did in time."""
     end = time.perf_counter() + seconds
 
     def work(number: int) -> int:
-        in_time = itertools.takewhile(lambda _: time.perf_counter() < end, pieces[number :: len(workers)])
+        in_time = itertools.takewhile(
+            lambda _: time.perf_counter() < end, pieces[number :: len(workers)]
+        )
         return sum(workers[number](piece) for piece in in_time)
 
     with ThreadPoolExecutor(len(workers)) as pool:
@@ -193,7 +205,10 @@ def _blocks(shards: Shards, rows: int) -> list[tuple[Path, int, int]]:
     blocks = []
     for path, first, stop in zip(shards.paths, shards.starts, shards.starts[1:], strict=False):
         size = (min(rows, stop) - first) * shards.array.row_bytes
-        blocks += [(path, HEADER_BYTES + at, min(_BLOCK_BYTES, size - at)) for at in range(0, size, _BLOCK_BYTES)]
+        blocks += [
+            (path, HEADER_BYTES + at, min(_BLOCK_BYTES, size - at))
+            for at in range(0, size, _BLOCK_BYTES)
+        ]
     return blocks
 
 
@@ -259,20 +274,29 @@ def _cold(shards: Shards, rows: int, threads: int) -> tuple[Line, float]:
         except OSError as error:
             return Line(subject, reason=f"its pages cannot be dropped: {error}"), 0.0
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        count = _in_turn(_pieces(np.random.default_rng(number).permutation(rows), size), gatherers, _LONG_SLOT)
+        count = _in_turn(
+            _pieces(np.random.default_rng(number).permutation(rows), size), gatherers, _LONG_SLOT
+        )
         rates.append(count / (time.perf_counter() - start))
         after = resource.getrusage(resource.RUSAGE_SELF)
-        read, faults = 512 * (after.ru_inblock - before.ru_inblock), after.ru_majflt - before.ru_majflt
+        read, faults = (
+            512 * (after.ru_inblock - before.ru_inblock),
+            after.ru_majflt - before.ru_majflt,
+        )
         # Some filesystems do not count what is read. Then a wait for a page has to do.
         if read < count * row_bytes / 2 and (read or not faults):
-            return Line(subject, reason="its pages stay in RAM: a filesystem in memory, or others hold them"), 0.0
-    return Line.of(subject, rates, "the file from start to end, cold", limits, row_bytes), statistics.median(limits)
+            return Line(
+                subject, reason="its pages stay in RAM: a filesystem in memory, or others hold them"
+            ), 0.0
+    return Line.of(
+        subject, rates, "the file from start to end, cold", limits, row_bytes
+    ), statistics.median(limits)
 
 
 @contextlib.contextmanager
 def _sample(dataset: "MemmapDataset", rows: int) -> Iterator["MemmapDataset"]:
     """Yield the data set itself, or a copy of its first rows."""
-    from memload.dataset import MemmapDataset
+    from memload.reading.dataset import MemmapDataset
 
     if rows == len(dataset.shards):
         yield dataset
@@ -285,7 +309,9 @@ def _sample(dataset: "MemmapDataset", rows: int) -> Iterator["MemmapDataset"]:
             f"{folder}: expected {2 * size:,} bytes of free disk for a part of the data set, found {free:,}. "
             "Make room, or let TMPDIR name another folder"
         )
-    with tempfile.TemporaryDirectory(prefix="memload-bench-", dir=folder, ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(
+        prefix="memload-bench-", dir=folder, ignore_cleanup_errors=True
+    ) as temporary:
         path = Path(temporary) / "sample.bin"
         _copy(dataset, rows, path)
         yield MemmapDataset(path)
@@ -301,11 +327,21 @@ def _copy(dataset: "MemmapDataset", rows: int, path: Path) -> None:
     samples = np.arange(rows) % len(index)
     Index(
         path=path.with_suffix(".idx"),
-        arrays=(Array("image", array.descr, array.shape, (Shard(path.name, rows, HEADER_BYTES + pixels.nbytes),)),),
+        arrays=(
+            Array(
+                "image",
+                array.descr,
+                array.shape,
+                (Shard(path.name, rows, HEADER_BYTES + pixels.nbytes),),
+            ),
+        ),
         row=np.arange(rows),
         flags=np.zeros(rows, np.uint8),
         keys=index.keys.take(samples),
-        columns={name: np.ascontiguousarray(index.columns[name][samples]) for name in dataset.sample_columns},
+        columns={
+            name: np.ascontiguousarray(index.columns[name][samples])
+            for name in dataset.sample_columns
+        },
         crc32={"image": np.array([zlib.crc32(image) for image in pixels], np.uint32)},
         classes=index.classes,
     ).write(path.with_suffix(".idx"))
@@ -368,15 +404,17 @@ def _warm(
 
     from memload.feeds.choice import FEEDS
     from memload.feeds.interface import widest_word
-    from memload.loader import Loader
-    from memload.streams import find_device
+    from memload.reading.loader import Loader
+    from memload.reading.streams import find_device
     from memload.transforms.recipes import train
 
     device, shards, threads = find_device(None), sample.shards, available_cores()
     array, cuda = shards.array, device.type == "cuda"
     callers = 1 if cuda else min(8, threads)  # of transforms: on the CPU as many as the Loader has
     rounds = _Rounds(
-        batch, callers * batch, functools.partial(torch.cuda.synchronize, device) if cuda else lambda: None
+        batch,
+        callers * batch,
+        functools.partial(torch.cuda.synchronize, device) if cuda else lambda: None,
     )
 
     blocks, readers = _blocks(shards, len(shards)), _readers(min(8, threads))
@@ -384,9 +422,16 @@ def _warm(
     order = sample.index.row[np.random.default_rng(1).permutation(len(sample))]
     parts = _pieces(order[: len(order) // batch * batch], batch)
     pixels = max(shards.maps, key=len)
-    taken, out = [part % len(pixels) for part in parts], np.zeros((batch, *array.shape), array.descr)
+    taken, out = (
+        [part % len(pixels) for part in parts],
+        np.zeros((batch, *array.shape), array.descr),
+    )
     each = max(1, -(-batch // threads), min(batch, (4 << 20) // array.row_bytes))
-    pieces, gather, gatherers = _pieces(order, each), _gatherers(shards, batch, 1)[0], _gatherers(shards, each, threads)
+    pieces, gather, gatherers = (
+        _pieces(order, each),
+        _gatherers(shards, batch, 1)[0],
+        _gatherers(shards, each, threads),
+    )
 
     def touch() -> int:
         for mapped in shards.maps:
@@ -399,7 +444,9 @@ def _warm(
 
     rounds.add("read", lambda _: lambda: _in_turn(blocks, readers) // array.row_bytes)
     rounds.add("touch", lambda _: touch)
-    rounds.add_batches("take", lambda n: np.take(pixels, taken[n % len(taken)], axis=0, out=out, mode="clip"))
+    rounds.add_batches(
+        "take", lambda n: np.take(pixels, taken[n % len(taken)], axis=0, out=out, mode="clip")
+    )
     rounds.add_batches("gather", lambda n: gather(parts[n % len(parts)]))
     rounds.add("gather all", gather_all)
 
@@ -423,12 +470,24 @@ def _warm(
         rounds.add_batches("ordinary", lambda _: images.to(device))
         rounds.add_batches("select", lambda _: torch.index_select(stored, 0, numbers, out=chosen))
 
-    held: dict[str, Loader] = {}  # the newest of each, so that pages stay registered and rows on the device
+    held: dict[
+        str, Loader
+    ] = {}  # the newest of each, so that pages stay registered and rows on the device
 
     def load(feed: str, transform: Any, count: int) -> Callable[[], int]:
-        again, on = sample.subset(np.arange(count) % len(sample)), "cpu" if feed == "cpu" else device
+        again, on = (
+            sample.subset(np.arange(count) % len(sample)),
+            "cpu" if feed == "cpu" else device,
+        )
         loader = Loader(
-            again, batch, shuffle=True, rank=0, num_replicas=1, device=on, feed=cast("Any", feed), transform=transform
+            again,
+            batch,
+            shuffle=True,
+            rank=0,
+            num_replicas=1,
+            device=on,
+            feed=cast("Any", feed),
+            transform=transform,
         )
         held[feed] = loader
         return lambda: sum(len(made[0]) for made in loader)
@@ -450,7 +509,9 @@ def _warm(
     def prepared(epoch: int) -> Any:
         return transform.prepare(stretch, epoch=epoch)
 
-    def transformed(number: int) -> int:  # for a stretch of batches at a time, as the Loader does it
+    def transformed(
+        number: int,
+    ) -> int:  # for a stretch of batches at a time, as the Loader does it
         epoch, place = divmod(number, _STRETCH)
         return len(prepared(epoch)(inputs, None, place * batch, (place + 1) * batch))
 
@@ -462,7 +523,10 @@ def _warm(
         rounds.add_batches("transform", transformed)
     else:  # on threads, as the Loader does it
         rounds.add("cast", lambda count: lambda: _in_turn(range(count // batch), [converted]))
-        rounds.add("transform", lambda count: lambda: _in_turn(range(count // batch), [transformed] * callers))
+        rounds.add(
+            "transform",
+            lambda count: lambda: _in_turn(range(count // batch), [transformed] * callers),
+        )
     rounds.add("loader", functools.partial(load, choice.name, transform))
     done, rates = rounds.go(end), rounds.rates
     both = list(zip(rates.get(choice.name, []), rates.get("transform", []), strict=False))
@@ -487,12 +551,22 @@ def _warm(
     limits = {"resident": ("select", "index_select on the GPU"), "cpu": take}
     lines += [line(f"feed {feed}", feed, *limits.get(feed, bus)) for feed in FEEDS[1:]]
     lines.append(line(f"transform train({side})", "transform", "cast", "one cast to float32"))
-    what = f"the slower of feed {choice.name} and transform" if cuda else "feed and transform, one after the other"
+    what = (
+        f"the slower of feed {choice.name} and transform"
+        if cuda
+        else "feed and transform, one after the other"
+    )
     lines.append(line(f"Loader, {choice.name}, train({side})", "loader", "both", what))
-    return lines, {"rounds": done, "feed": str(choice), "threads": threads}, [f'feed="auto" takes {choice}.']
+    return (
+        lines,
+        {"rounds": done, "feed": str(choice), "threads": threads},
+        [f'feed="auto" takes {choice}.'],
+    )
 
 
-def _automatic(dataset: "MemmapDataset", reasons: dict[str, str], device: "torch.device") -> "Choice":
+def _automatic(
+    dataset: "MemmapDataset", reasons: dict[str, str], device: "torch.device"
+) -> "Choice":
     """Return the feed that the whole data set would get, of those that serve its sample."""
     from memload.feeds import choice as feeds
     from memload.feeds.interface import Feed, Samples
@@ -506,11 +580,15 @@ def _automatic(dataset: "MemmapDataset", reasons: dict[str, str], device: "torch
         return cast("Feed", None)  # none is made: it would load or register all of the files
 
     columns = [dataset.index.columns[name] for name in dataset.sample_columns]
-    return feeds.first_that_serves(make, Samples(dataset.shards, dataset.index.row, columns), device)[1]
+    return feeds.first_that_serves(
+        make, Samples(dataset.shards, dataset.index.row, columns), device
+    )[1]
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
 def _machine() -> dict[str, Any]:
@@ -519,7 +597,9 @@ def _machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
+        cpu = next(
+            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu
+        )
     found: dict[str, Any] = {"cpu": cpu, "cores": available_cores(), "system": platform.platform()}
     if torch.cuda.is_available():
         found |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}

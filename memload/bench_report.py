@@ -39,7 +39,14 @@ class Line:
         return (self.upper_quartile - self.lower_quartile) / self.images_s if self.images_s else 0.0
 
     @classmethod
-    def of(cls, subject: str, rates: Sequence[float], limit: str, limits: Sequence[float], row_bytes: int) -> "Line":
+    def of(
+        cls,
+        subject: str,
+        rates: Sequence[float],
+        limit: str,
+        limits: Sequence[float],
+        row_bytes: int,
+    ) -> "Line":
         """Return the line of a subject's rounds and those of its limit; of neither there need be any."""
         if not rates:
             return cls(subject, reason="not measured")
@@ -48,7 +55,9 @@ class Line:
         if not limits:
             return cls(subject, middle, low, high, gb_s, len(rates))
         share = statistics.median(rate / most for rate, most in zip(rates, limits, strict=True))
-        return cls(subject, middle, low, high, gb_s, len(rates), limit, statistics.median(limits), share)
+        return cls(
+            subject, middle, low, high, gb_s, len(rates), limit, statistics.median(limits), share
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,11 @@ class Report:
     def heading(self) -> list[str]:
         """Return on what and where it was measured, in two lines."""
         facts, machine = self.facts, self.facts["machine"]
-        part = "" if facts["sampled"] == facts["samples"] else f", measured on {facts['sampled']:,} of them"
+        part = (
+            ""
+            if facts["sampled"] == facts["samples"]
+            else f", measured on {facts['sampled']:,} of them"
+        )
         shape = "×".join(map(str, facts["shape"]))
         return [
             f"{Path(facts['path']).name}: {facts['samples']:,} samples of {shape} {facts['dtype']}{part}; batches of "
@@ -81,12 +94,22 @@ class Report:
             if line.images_s is None:
                 rows.append((line.subject, "–", "–", "", line.reason))
                 continue
-            limit = "" if line.limit_images_s is None else f"{_number(line.limit_images_s)}  {line.limit}"
+            limit = (
+                ""
+                if line.limit_images_s is None
+                else f"{_number(line.limit_images_s)}  {line.limit}"
+            )
             share = "" if line.share is None else f"{line.share:.2f}"
             rows.append((line.subject, _number(line.images_s), f"{line.gb_s:.3g}", share, limit))
         first, *rest = (max(len(row[column]) for row in rows) for column in range(4))
         table = [
-            "  ".join([row[0].ljust(first), *(row[n + 1].rjust(width) for n, width in enumerate(rest)), row[4]])
+            "  ".join(
+                [
+                    row[0].ljust(first),
+                    *(row[n + 1].rjust(width) for n, width in enumerate(rest)),
+                    row[4],
+                ]
+            )
             for row in rows
         ]
         notes = [_SHARE] * any(line.share is not None for line in self.lines) + self.facts["notes"]
@@ -95,7 +118,9 @@ class Report:
     def plot(self) -> Image.Image:
         """Return a bar for each rate, on a logarithmic axis, with a mark at its limit."""
         shown = [line for line in self.lines if line.images_s]
-        values = [value for line in shown for value in (line.images_s, line.limit_images_s) if value]
+        values = [
+            value for line in shown for value in (line.images_s, line.limit_images_s) if value
+        ]
         low = math.floor(math.log10(min(values, default=1)))
         high = max(low + 1, math.ceil(math.log10(max(values, default=10))))
         left, wide, tall, top = 300, 620, 34, 84
@@ -112,18 +137,35 @@ class Report:
         for power in range(low, high + 1):
             x = across(10.0**power)
             draw.line((x, top - 6, x, bottom), fill="#d8d8d8")
-            draw.text((x, bottom + 6), f"{10.0**power:,.10g}", fill="#555555", font=small, anchor="ma")
+            draw.text(
+                (x, bottom + 6), f"{10.0**power:,.10g}", fill="#555555", font=small, anchor="ma"
+            )
         for number, line in enumerate(shown):
             rate, y = line.images_s or 1.0, top + tall * number
-            draw.text((left - 10, y + tall / 2), _plain(line.subject), fill="black", font=font, anchor="rm")
-            draw.rectangle((left, y + 7, across(rate), y + tall - 7), fill=_COLOURS.get(line.subject[:4], "#4c78a8"))
+            draw.text(
+                (left - 10, y + tall / 2),
+                _plain(line.subject),
+                fill="black",
+                font=font,
+                anchor="rm",
+            )
+            draw.rectangle(
+                (left, y + 7, across(rate), y + tall - 7),
+                fill=_COLOURS.get(line.subject[:4], "#4c78a8"),
+            )
             end = across(rate)
             if line.limit_images_s:
                 x = across(line.limit_images_s)
                 draw.line((x, y + 3, x, y + tall - 3), fill="black", width=3)
                 end = max(end, x)
             share = "" if line.share is None else f"   share {line.share:.2f}"
-            draw.text((end + 8, y + tall / 2), _number(rate) + share, fill="black", font=small, anchor="lm")
+            draw.text(
+                (end + 8, y + tall / 2),
+                _number(rate) + share,
+                fill="black",
+                font=small,
+                anchor="lm",
+            )
         told = "images a second, logarithmic; bars and black marks, which are limits of the same run, are medians"
         draw.text((left, bottom + 30), told, fill="#555555", font=small)
         draw.text((left, bottom + 48), _SHARE, fill="#555555", font=small)
@@ -150,7 +192,11 @@ def check_plot(plot: Path) -> None:
     try:
         written = Image.registered_extensions().get(plot.suffix.lower(), "")
         Image.new("RGB", (1, 1)).save(io.BytesIO(), written)
-    except (KeyError, ValueError, OSError) as error:  # no such format, one for reading only, or one without colours
+    except (
+        KeyError,
+        ValueError,
+        OSError,
+    ) as error:  # no such format, one for reading only, or one without colours
         what = "Pillow writes no such files in colour. Choose another ending"
         raise refused("the name of an image such as speed.png", what) from error
     target = plot.resolve()  # where links lead, as what is made by trying has to go again
@@ -163,6 +209,8 @@ def check_plot(plot: Path) -> None:
         with target.open("ab"):
             pass
     except OSError as error:
-        raise refused("a file that can be written", f"{error.strerror}. Choose another place") from error
+        raise refused(
+            "a file that can be written", f"{error.strerror}. Choose another place"
+        ) from error
     if not there:
         target.unlink()

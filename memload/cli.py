@@ -27,14 +27,18 @@ def _errors_told(interrupted: str = "interrupted") -> Iterator[None]:
     """Turn what a user can mend into one line and exit status 1, and Ctrl-C into 130."""
     from memload.errors import MemloadError
 
-    for descriptor in range(3):  # one that is closed would be given to the next file, and be written to by libraries
+    for descriptor in range(
+        3
+    ):  # one that is closed would be given to the next file, and be written to by libraries
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     try:
         yield
-    except BrokenPipeError:  # the reader of the output has enough, as head does; click ends in silence
+    except (
+        BrokenPipeError
+    ):  # the reader of the output has enough, as head does; click ends in silence
         raise
     except (MemloadError, ValueError, IndexError, OSError) as error:
         _echo(f"memload: {error}", err=True)
@@ -52,10 +56,16 @@ def _echo(text: str, *, err: bool = False) -> None:
 class _Size(_ParamType):
     name = "SIDE|HxW"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
         found = re.fullmatch(r"(\d{1,9})(?:[x×](\d{1,9}))?", str(value))
         if not found or not 0 < int(found[1]) <= 65535 or not 0 < int(found[2] or 1) <= 65535:
-            self.fail(f"expected a side such as 256 or height×width such as 224x160, found {value!r}", param, ctx)
+            self.fail(
+                f"expected a side such as 256 or height×width such as 224x160, found {value!r}",
+                param,
+                ctx,
+            )
         return int(found[1]), int(found[2] or found[1])
 
 
@@ -63,9 +73,15 @@ class _Bytes(_ParamType):
     name = "BYTES"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(i?)B?", str(value).strip(), re.IGNORECASE)
+        found = re.fullmatch(
+            r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(i?)B?", str(value).strip(), re.IGNORECASE
+        )
         if not found or (found[3] and not found[2]):
-            self.fail(f"expected a size such as 4GB, 512MiB or a number of bytes, found {value!r}", param, ctx)
+            self.fail(
+                f"expected a size such as 4GB, 512MiB or a number of bytes, found {value!r}",
+                param,
+                ctx,
+            )
         power = " KMGT".index(found[2].upper() or " ")
         return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
@@ -73,17 +89,25 @@ class _Bytes(_ParamType):
 class _Named(_ParamType):
     name = "NAME=PATTERN"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
         name, equals, pattern = str(value).partition("=")
         if not (name and equals and pattern):
-            self.fail(f"expected a name and a pattern such as 'landmarks=x*,y*', found {value!r}", param, ctx)
+            self.fail(
+                f"expected a name and a pattern such as 'landmarks=x*,y*', found {value!r}",
+                param,
+                ctx,
+            )
         return name, pattern
 
 
 class _Numbers(_ParamType):
     name = "I,J,…"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
         try:
             return [int(number) for number in str(value).split(",")]
         except ValueError:
@@ -121,7 +145,9 @@ def _drop_unwritten() -> None:
             pass
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="memload")
 def main() -> None:
     """Decode every image once, then feed the model at the speed of the bus."""
@@ -135,7 +161,13 @@ def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 @main.command()
 @click.argument("arguments", metavar="[IMAGES] OUT.BIN", nargs=-1, required=True)
-@click.option("--size", type=_Size(), default="256", show_default=True, help="Stored pictures: side, or height×width.")
+@click.option(
+    "--size",
+    type=_Size(),
+    default="256",
+    show_default=True,
+    help="Stored pictures: side, or height×width.",
+)
 @click.option(
     "--fit",
     type=click.Choice(["crop", "squash", "pad"]),
@@ -150,7 +182,13 @@ def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     type=click.Choice(["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]),
     help="Resizing filter.",
 )
-@click.option("--mode", type=click.Choice(["RGB", "L"]), default="RGB", show_default=True, help="Colour or grey.")
+@click.option(
+    "--mode",
+    type=click.Choice(["RGB", "L"]),
+    default="RGB",
+    show_default=True,
+    help="Colour or grey.",
+)
 @click.option(
     "--fast",
     is_flag=True,
@@ -172,11 +210,19 @@ def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     help="What resizes; torch's pixels differ by up to 2 levels. torch: bilinear or bicubic, without --fast.",
 )
 @click.option(
-    "--strict", is_flag=True, help="Reject JPEGs with damage that Pillow passes in silence (needs simplejpeg)."
+    "--strict",
+    is_flag=True,
+    help="Reject JPEGs with damage that Pillow passes in silence (needs simplejpeg).",
 )
-@click.option("--no-exif", is_flag=True, help="Leave pictures as stored, whatever their EXIF orientation.")
-@click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
-@click.option("--fill", default="black", show_default=True, help="Colour of the margin of --fit pad.")
+@click.option(
+    "--no-exif", is_flag=True, help="Leave pictures as stored, whatever their EXIF orientation."
+)
+@click.option(
+    "--background", default="white", show_default=True, help="Colour behind transparent pixels."
+)
+@click.option(
+    "--fill", default="black", show_default=True, help="Colour of the margin of --fit pad."
+)
 @click.option(
     "--max-pixels",
     type=click.IntRange(min=1),
@@ -184,9 +230,15 @@ def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     show_default=True,
     help="Larger pictures are rejected, before they take memory.",
 )
-@click.option("--extensions", help="Endings of image files, such as .jpg,.gif; torchvision's by default.")
+@click.option(
+    "--extensions", help="Endings of image files, such as .jpg,.gif; torchvision's by default."
+)
 @click.option("--manifest", type=FILE, help="CSV file: path, label, numbers; instead of IMAGES.")
-@click.option("--root", type=click.Path(file_okay=False), help="Folder of the manifest's paths; its own by default.")
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False),
+    help="Folder of the manifest's paths; its own by default.",
+)
 @click.option(
     "--points",
     type=_Named(),
@@ -195,7 +247,11 @@ def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     "'landmarks=part_*' (x, y, x, y, …), 'landmarks=x*,y*', or landmarks=2 for all.",
 )
 @click.option(
-    "--array", "arrays", type=_Named(), multiple=True, help="Columns of the manifest as one array, e.g. 'pose=r*:3x3'."
+    "--array",
+    "arrays",
+    type=_Named(),
+    multiple=True,
+    help="Columns of the manifest as one array, e.g. 'pose=r*:3x3'.",
 )
 @click.option(
     "--on-error",
@@ -204,8 +260,16 @@ def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     show_default=True,
     help="List bad pictures in OUT.rejects.csv and go on; or stop at the first.",
 )
-@click.option("--num-workers", type=click.IntRange(min=0), help="Processes; one a core by default, 0 for none.")
-@click.option("--shard-size", type=_Bytes(), help="Split the pixels into files of at most this size, e.g. 4GB.")
+@click.option(
+    "--num-workers",
+    type=click.IntRange(min=0),
+    help="Processes; one a core by default, 0 for none.",
+)
+@click.option(
+    "--shard-size",
+    type=_Bytes(),
+    help="Split the pixels into files of at most this size, e.g. 4GB.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0.1),
@@ -227,11 +291,17 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     wanted = 1 if manifest else 2
     if len(arguments) != wanted:
         expected = "OUT.BIN alone beside --manifest" if manifest else "IMAGES and OUT.BIN"
-        raise click.UsageError(f"expected {expected}, found {len(arguments)}: {' '.join(arguments)}")
+        raise click.UsageError(
+            f"expected {expected}, found {len(arguments)}: {' '.join(arguments)}"
+        )
     if not manifest and (root or points or arrays):
-        raise click.UsageError("--root, --points and --array describe a manifest: give --manifest FILE")
+        raise click.UsageError(
+            "--root, --points and --array describe a manifest: give --manifest FILE"
+        )
     if manifest and extensions:
-        raise click.UsageError("--extensions is for a folder of IMAGES: a manifest names its files itself")
+        raise click.UsageError(
+            "--extensions is for a folder of IMAGES: a manifest names its files itself"
+        )
     if options["fast"] and options["resizer"] == "torch":
         raise click.UsageError(
             "--fast and --resizer torch: expected one of them, found both: --fast resizes only the part of a picture "
@@ -266,7 +336,9 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 
 @main.command()
 @click.argument("path", required=False)
-@click.option("--environment", is_flag=True, help="Versions, and which Pillow and libjpeg are really loaded.")
+@click.option(
+    "--environment", is_flag=True, help="Versions, and which Pillow and libjpeg are really loaded."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(path: str | None, environment: bool, as_json: bool) -> None:
     """Say what is in a data set (OUT.BIN or an index), or what memload runs on."""
@@ -280,7 +352,9 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(facts, indent=1))
             return
-        with suppress(AttributeError, LookupError, TypeError, ValueError):  # those of another's index hold anything
+        with suppress(
+            AttributeError, LookupError, TypeError, ValueError
+        ):  # those of another's index hold anything
             facts |= {"statistics": _explained(facts)}
         for line in _text(facts):
             _echo(line)
@@ -294,11 +368,14 @@ def _explained(facts: dict[str, Any]) -> dict[str, Any]:
             told[name] = "{:,} to {:,} pixels".format(*told[name])
     if sides := told.get("source_shorter_side"):
         told["source_shorter_side"] = {
-            f"from {int(side):,} pixels": f"{sides[side]:,} images" for side in sorted(sides, key=int)
+            f"from {int(side):,} pixels": f"{sides[side]:,} images"
+            for side in sorted(sides, key=int)
         }
     if counts := told.get("class_counts"):
         few = [f"{name} {count:,}" for name, count in zip(facts["classes"], counts, strict=True)]
-        told["class_counts"] = few if len(few) <= 12 else f"{min(counts):,} to {max(counts):,} samples a class"
+        told["class_counts"] = (
+            few if len(few) <= 12 else f"{min(counts):,} to {max(counts):,} samples a class"
+        )
     return told
 
 
@@ -327,7 +404,9 @@ def verify(path: str, num_threads: int | None) -> None:
         for problem in report.problems:
             _echo(f"memload: {problem}", err=True)
         if report.bad_rows:
-            shown = ", ".join(map(str, report.bad_rows[:20])) + (", …" if len(report.bad_rows) > 20 else "")
+            shown = ", ".join(map(str, report.bad_rows[:20])) + (
+                ", …" if len(report.bad_rows) > 20 else ""
+            )
             keys = ", ".join(report.bad_keys[:5]) + (", …" if len(report.bad_keys) > 5 else "")
             _echo(
                 f"memload: {path}: expected {report.rows:,} rows as they were written, found {len(report.bad_rows):,} "
@@ -341,12 +420,28 @@ def verify(path: str, num_threads: int | None) -> None:
 
 @main.command()
 @click.argument("path")
-@click.option("-o", "--output", type=FILE, required=True, help="Image file to write, such as grid.png.")
-@click.option("--count", type=click.IntRange(min=1), default=64, show_default=True, help="How many samples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Which ones, at random.")
+@click.option(
+    "-o", "--output", type=FILE, required=True, help="Image file to write, such as grid.png."
+)
+@click.option(
+    "--count", type=click.IntRange(min=1), default=64, show_default=True, help="How many samples."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Which ones, at random.",
+)
 @click.option("--indices", type=_Numbers(), help="Which ones, by number.")
 @click.option("--class", "class_name", help="Only of this class.")
-@click.option("--tile", type=click.IntRange(min=8, max=2048), default=128, show_default=True, help="Width of each.")
+@click.option(
+    "--tile",
+    type=click.IntRange(min=8, max=2048),
+    default=128,
+    show_default=True,
+    help="Width of each.",
+)
 def preview(path: str, output: str, **options: Any) -> None:
     """Write a contact sheet of OUT.BIN with labels and points."""
     with _errors_told():
@@ -358,7 +453,11 @@ def preview(path: str, output: str, **options: Any) -> None:
 
 @main.command()
 @click.argument("path")
-@click.option("--images", type=click.Path(file_okay=False), help="The folder that it was built from, to decode too.")
+@click.option(
+    "--images",
+    type=click.Path(file_okay=False),
+    help="The folder that it was built from, to decode too.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--plot", type=FILE, help="Image file to write, such as speed.png.")
 def bench(path: str, images: str | None, as_json: bool, plot: str | None) -> None:

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from memload.decoders import loaded_libraries
+from memload.building.decoders import loaded_libraries
 from memload.errors import ChecksumError, FormatError
-from memload.format import (
+from memload.machine import available_cores
+from memload.storage.format import (
     FLAG_FALLBACK,
     FLAG_ORIENTED,
     FLAG_OUTSIDE,
     FORMAT_VERSION,
     HEADER_BYTES,
 )
-from memload.index import Array, Index
-from memload.shards import Shards, check_header, check_shard
-from memload.workers import available_cores
+from memload.storage.index import Array, Index
+from memload.storage.shards import Shards, check_header, check_shard
 
 #: Read at a time by a thread of `verify`: large enough for any disk's full speed, small enough for any RAM.
 _READ = 8 << 20
@@ -59,7 +59,11 @@ def info(path: str | Path) -> dict[str, Any]:
         "bytes": sum(shard.bytes for array in index.arrays for shard in array.shards),
         "shards": [shard.file for array in index.arrays for shard in array.shards],
         "columns": {
-            name: {"dtype": column.dtype.name, "shape": list(column.shape), "points": name in index.points}
+            name: {
+                "dtype": column.dtype.name,
+                "shape": list(column.shape),
+                "points": name in index.points,
+            }
             for name, column in index.columns.items()
         },
         "classes": None if index.classes is None else list(index.classes),
@@ -71,12 +75,21 @@ def info(path: str | Path) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Return the versions of memload, of what it stands on, and of the decoders that are really loaded."""
-    versions = {"memload": _version("memload"), "python": platform.python_version(), "platform": platform.platform()}
-    versions |= {name: _version(name) for name in ("numpy", "torch", "safetensors", "click", "tqdm")}
+    versions = {
+        "memload": _version("memload"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    versions |= {
+        name: _version(name) for name in ("numpy", "torch", "safetensors", "click", "tqdm")
+    }
     loaded = loaded_libraries()
     versions |= {f"{name} (loaded)": version for name, version in loaded.items()}
     # Both can be installed, over one another; what pip lists then says nothing of what is loaded.
-    versions |= {f"{name} (installed)": _version(name) for name in ("pillow", "pillow-simd", "jpeg4py", "simplejpeg")}
+    versions |= {
+        f"{name} (installed)": _version(name)
+        for name in ("pillow", "pillow-simd", "jpeg4py", "simplejpeg")
+    }
     return versions
 
 
@@ -126,11 +139,14 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
                 readable = True
             except FormatError as error:
                 problems.append(str(error))
-                readable = isinstance(error, ChecksumError)  # of another build: which rows differ is still told
+                readable = isinstance(
+                    error, ChecksumError
+                )  # of another build: which rows differ is still told
             if readable:
                 step = max(1, _READ // array.row_bytes)
                 jobs += [
-                    (file, array, first, start, min(start + step, shard.rows)) for start in range(0, shard.rows, step)
+                    (file, array, first, start, min(start + step, shard.rows))
+                    for start in range(0, shard.rows, step)
                 ]
             first += shard.rows
     threads = num_threads or available_cores()
@@ -139,9 +155,15 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
         for found, problem in pool.map(lambda job: _bad_rows(index, *job), jobs):
             bad += found
             problems += problem
-    bad_keys = [index.keys[int(sample)] for sample in np.flatnonzero(np.isin(index.row, bad))] if bad else []
+    bad_keys = (
+        [index.keys[int(sample)] for sample in np.flatnonzero(np.isin(index.row, bad))]
+        if bad
+        else []
+    )
     done = sum((stop - start) * array.row_bytes for _, array, _, start, stop in jobs)
-    return VerifyReport(index.path, sum(a.rows for a in index.arrays), done, problems, sorted(set(bad)), bad_keys)
+    return VerifyReport(
+        index.path, sum(a.rows for a in index.arrays), done, problems, sorted(set(bad)), bad_keys
+    )
 
 
 def _header(file: Path) -> bytes:
@@ -152,7 +174,9 @@ def _header(file: Path) -> bytes:
         raise FormatError(f"{file}: cannot be read: {error}", path=file) from error
 
 
-def _bad_rows(index: Index, file: Path, array: Array, first: int, start: int, stop: int) -> tuple[list[int], list[str]]:
+def _bad_rows(
+    index: Index, file: Path, array: Array, first: int, start: int, stop: int
+) -> tuple[list[int], list[str]]:
     """Return the bad ones of a shard's rows, and what kept them from being read."""
     size, checks = array.row_bytes, index.crc32[array.name]
     try:
@@ -162,12 +186,16 @@ def _bad_rows(index: Index, file: Path, array: Array, first: int, start: int, st
                 found = [_checksum(opened, size)]
             else:
                 view = memoryview(_read_fully(opened, (stop - start) * size))
-                found = [zlib.crc32(view[row * size : (row + 1) * size]) for row in range(stop - start)]
+                found = [
+                    zlib.crc32(view[row * size : (row + 1) * size]) for row in range(stop - start)
+                ]
     except OSError as error:  # not through the map, where a bad disk would be a bus error
         return list(range(first + start, first + stop)), [
             f"{file}: rows {first + start} to {first + stop - 1} cannot be read: {error}"
         ]
-    return [first + row for row, check in enumerate(found, start) if check != int(checks[first + row])], []
+    return [
+        first + row for row, check in enumerate(found, start) if check != int(checks[first + row])
+    ], []
 
 
 def _checksum(file: Any, size: int) -> int:
@@ -207,7 +235,9 @@ def preview(
     index = Index.open(path)
     parent = Path(output).parent
     if not parent.is_dir():
-        raise FormatError(f"{parent}: expected a folder for {output}, found none. Make it first", path=output)
+        raise FormatError(
+            f"{parent}: expected a folder for {output}, found none. Make it first", path=output
+        )
     pixels = Shards(index)
     chosen = _choose(index, count, seed, indices, class_name)
     height, width, _ = index.image.shape
@@ -224,8 +254,14 @@ def preview(
         )
     sheet = Image.new("RGB", sides, "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-    for (row, column), sample in zip(itertools.product(range(rows), range(columns)), chosen, strict=False):
-        image = _to_image(pixels.gather(index.row[[sample]], np.empty((1, *index.image.shape), index.image.descr))[0])
+    for (row, column), sample in zip(
+        itertools.product(range(rows), range(columns)), chosen, strict=False
+    ):
+        image = _to_image(
+            pixels.gather(
+                index.row[[sample]], np.empty((1, *index.image.shape), index.image.descr)
+            )[0]
+        )
         x, y = gap + column * (tile + gap), gap + row * (tile_height + line + gap)
         sheet.paste(image.resize((tile, tile_height), Image.Resampling.BILINEAR), (x, y))
         for px, py in _points(index, sample):
@@ -233,14 +269,23 @@ def preview(
                 continue  # it would be drawn onto another tile
             cx, cy = x + (px + 0.5) * tile / width, y + (py + 0.5) * tile_height / height
             draw.ellipse((cx - 1.5, cy - 1.5, cx + 1.5, cy + 1.5), fill="red")
-        caption = f"{sample} {_label(index, sample)}"[:tile].encode("latin-1", "replace").decode("latin-1")
-        caption = "".join(letter if letter.isprintable() else "?" for letter in caption)  # one line, come what may
+        caption = (
+            f"{sample} {_label(index, sample)}"[:tile]
+            .encode("latin-1", "replace")
+            .decode("latin-1")
+        )
+        caption = "".join(
+            letter if letter.isprintable() else "?" for letter in caption
+        )  # one line, come what may
         while caption and draw.textlength(caption, font=font) > tile:
             caption = caption[:-1]
         draw.text((x, y + tile_height), caption, fill="black", font=font)
     try:
         sheet.save(output)
-    except (ValueError, KeyError) as error:  # KeyError: Pillow's, for a format that it can only read
+    except (
+        ValueError,
+        KeyError,
+    ) as error:  # KeyError: Pillow's, for a format that it can only read
         raise ValueError(
             f"output: expected the name of an image such as grid.png, found {str(output)!r}: "
             f"Pillow cannot write it ({error}). Choose another format"
@@ -252,7 +297,9 @@ def preview(
     return chosen
 
 
-def _choose(index: Index, count: int, seed: int, indices: Sequence[int] | None, class_name: str | None) -> list[int]:
+def _choose(
+    index: Index, count: int, seed: int, indices: Sequence[int] | None, class_name: str | None
+) -> list[int]:
     size = len(index)
     if indices is not None:
         for position in indices:

@@ -33,8 +33,14 @@ class Jpegs(Dataset[tuple[torch.Tensor, int]]):
         scale = SIDE / min(image.size)
         width, height = (max(SIDE, int(side * scale)) for side in image.size)
         left, top = round((width - SIDE) / 2), round((height - SIDE) / 2)
-        image = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + SIDE, top + SIDE))
-        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(SIDE, SIDE, 3).permute(2, 0, 1)
+        image = image.resize((width, height), Image.Resampling.BILINEAR).crop(
+            (left, top, left + SIDE, top + SIDE)
+        )
+        pixels = (
+            torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+            .view(SIDE, SIDE, 3)
+            .permute(2, 0, 1)
+        )
         return pixels, 0 if self.labels is None else int(self.labels[index])
 
 
@@ -56,7 +62,9 @@ def rate(loader: DataLoader[object], seconds: float) -> float:
 def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
-    parser.add_argument("images", nargs="?", type=Path, help="a folder of images; made where none is given")
+    parser.add_argument(
+        "images", nargs="?", type=Path, help="a folder of images; made where none is given"
+    )
     images: Path | None = parser.parse_args().images
     here = Path("demo")
     here.mkdir(exist_ok=True)
@@ -72,19 +80,25 @@ def main() -> None:
         print(memload.build(images, output, size=SIDE, overwrite=True))
         print(f"memload verify {output}")
         report = memload.verify(output)
-        print(f"{report.rows:,} rows, {report.bytes:,} bytes: {'all as written' if report.ok else 'DAMAGED'}")
+        print(
+            f"{report.rows:,} rows, {report.bytes:,} bytes: {'all as written' if report.ok else 'DAMAGED'}"
+        )
         memload.preview(output, here / "preview.png", count=30)
     except memload.MemloadError as error:
         sys.exit(f"memload: {error}")
     print(f"{here / 'preview.png'} shows 30 of them\n")
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     dataset = memload.MemmapDataset(output)
     some = Subset(Jpegs(images, dataset), range(min(len(dataset), DECODED)))
     collate: Callable[..., object] = memload.fast_collate
     mapped = DataLoader(dataset, BATCH, shuffle=True, collate_fn=collate)
     decoded = DataLoader(some, BATCH, shuffle=True, num_workers=cores, persistent_workers=True)
-    print(f"epochs of {len(dataset):,} images, batches of {BATCH}, random order, files warm, {cores} cores:")
+    print(
+        f"epochs of {len(dataset):,} images, batches of {BATCH}, random order, files warm, {cores} cores:"
+    )
     by_decoding, by_mapping = rate(decoded, 3), rate(mapped, 3)
     print(f"  decoding the files, {cores} workers  {by_decoding:10,.0f} images/s")
     print(

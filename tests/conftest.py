@@ -25,9 +25,9 @@ import safetensors.numpy
 from PIL import Image
 
 import memload
-from memload.format import npy_header, shard_names
-from memload.index import Array, Index, Shard
-from memload.keys import Keys
+from memload.storage.format import npy_header, shard_names
+from memload.storage.index import Array, Index, Shard
+from memload.storage.keys import Keys
 
 CLASSES = ("ant", "bee", "cat")
 #: Threads that torch.compile starts and keeps; none of memload's is named so.
@@ -87,7 +87,9 @@ def make_dataset(tmp_path: Path) -> Callable[..., Index]:
         values = np.random.default_rng(seed).integers(0, 256, (total, *shape))
         pixels = values.astype(np.uint8 if descr == "|u1" else descr)
         shards = []
-        for file, part in zip(shard_names(name, len(rows)), np.split(pixels, np.cumsum(rows)[:-1]), strict=True):
+        for file, part in zip(
+            shard_names(name, len(rows)), np.split(pixels, np.cumsum(rows)[:-1]), strict=True
+        ):
             with (tmp_path / file).open("wb") as shard:
                 shard.write(npy_header(descr, part.shape) + part.tobytes())
             shards.append(Shard(file, len(part), 4096 + part.nbytes))
@@ -114,7 +116,9 @@ def tamper() -> Callable[..., Path]:
     tensors and checksums follow.
     """
 
-    def rewrite(path: Path, change: Callable[[Any, dict[str, np.ndarray]], object], relist: bool = True) -> Path:
+    def rewrite(
+        path: Path, change: Callable[[Any, dict[str, np.ndarray]], object], relist: bool = True
+    ) -> Path:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = json.loads(file.metadata()["memload"])
         tensors = safetensors.numpy.load_file(path)
@@ -149,26 +153,43 @@ class Held(NamedTuple):
     """
 
     threads: frozenset[threading.Thread]
-    children: frozenset[int]  #: process numbers, also of those that have ended and that nobody has waited for
-    descriptors: frozenset[tuple[str, str]]  #: number, and what it is: the path of a file, or a pipe's or socket's name
+    children: frozenset[
+        int
+    ]  #: process numbers, also of those that have ended and that nobody has waited for
+    descriptors: frozenset[
+        tuple[str, str]
+    ]  #: number, and what it is: the path of a file, or a pipe's or socket's name
     maps: frozenset[str]  #: address ranges of mapped files
 
     @classmethod
     def now(cls) -> "Held":
         """Look, which takes 0.3 ms."""
-        children = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+        children = {
+            child.pid for child in multiprocessing.active_children() if child.pid is not None
+        }
         for task in _listed("/proc/self/task"):
-            with contextlib.suppress(FileNotFoundError):  # it ended meanwhile, or the kernel does not tell
-                children.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # it ended meanwhile, or the kernel does not tell
+                children.update(
+                    map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+                )
         descriptors = {(number, _target(number)) for number in _listed("/proc/self/fd")}
         kept_children, kept_descriptors = _pythons_own()
         return cls(
-            frozenset(t for t in threading.enumerate() if t.is_alive() and not t.name.startswith(TORCHS_OWN)),
+            frozenset(
+                t
+                for t in threading.enumerate()
+                if t.is_alive() and not t.name.startswith(TORCHS_OWN)
+            ),
             frozenset(children - kept_children),
             frozenset(
                 (number, what)
                 for number, what in descriptors
-                if what and int(number) not in kept_descriptors and ARENA not in what and not what.startswith(DEVICES)
+                if what
+                and int(number) not in kept_descriptors
+                and ARENA not in what
+                and not what.startswith(DEVICES)
             ),
             frozenset(_listed("/proc/self/map_files")),
         )
@@ -188,7 +209,10 @@ class Held(NamedTuple):
         return [
             *(f"thread {thread.name}" for thread in now.threads - self.threads),
             *(f"process {child}" for child in now.children - self.children),
-            *(f"descriptor {number} of {what}" for number, what in now.descriptors - self.descriptors),
+            *(
+                f"descriptor {number} of {what}"
+                for number, what in now.descriptors - self.descriptors
+            ),
             *(f"map of {path}" for path in _data_files(now.maps - self.maps)),
         ]
 
@@ -203,7 +227,11 @@ def pytest_report_header() -> list[str]:
     """Say what is not looked for here."""
     unseen = {"descriptors": "fd", "child processes": "task", "maps": "map_files"}
     missing = [what for what, name in unseen.items() if not _listed(f"/proc/self/{name}")]
-    return [f"leaks of {', '.join(missing)} are not looked for: this system does not list them"] if missing else []
+    return (
+        [f"leaks of {', '.join(missing)} are not looked for: this system does not list them"]
+        if missing
+        else []
+    )
 
 
 @pytest.fixture
@@ -226,13 +254,17 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread, a child process, a descriptor or a mapped file."""
     before = Held.now()
     yield
-    if not request.node.stash.get(FAILED, False):  # one that failed: its traceback holds what it was at
+    if not request.node.stash.get(
+        FAILED, False
+    ):  # one that failed: its traceback holds what it was at
         left = before.left(patience=5)
         assert not left, f"left behind: {', '.join(left)}"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note that a test has failed, for `nothing_left_behind`."""
     report = yield
     item.stash[FAILED] = report.failed
@@ -255,8 +287,14 @@ def _target(descriptor: str) -> str:
 
 def _pythons_own() -> tuple[set[int], set[int]]:
     """Return children and descriptors that multiprocessing keeps until the end, once a worker was spawned."""
-    tracker, server = multiprocessing.resource_tracker._resource_tracker, multiprocessing.forkserver._forkserver
-    return {tracker._pid, server._forkserver_pid} - {None}, {tracker._fd, server._forkserver_alive_fd} - {None}
+    tracker, server = (
+        multiprocessing.resource_tracker._resource_tracker,
+        multiprocessing.forkserver._forkserver,
+    )
+    return {tracker._pid, server._forkserver_pid} - {None}, {
+        tracker._fd,
+        server._forkserver_alive_fd,
+    } - {None}
 
 
 def _data_files(ranges: Set[str]) -> list[str]:

@@ -21,7 +21,7 @@ from memload.bench_report import Line, Report
 from memload.cli import main
 from memload.errors import MissingError
 from memload.feeds.choice import FEEDS
-from memload.index import Index
+from memload.storage.index import Index
 
 Make = Callable[..., Index]
 
@@ -29,7 +29,13 @@ Make = Callable[..., Index]
 @pytest.fixture(autouse=True)
 def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as possible, on the CPU."""
-    for name, value in {"_SLOT": 1e-4, "_LONG_SLOT": 0.01, "_ROUNDS": 2, "_LONG_ROUNDS": 1, "_MOST": 64}.items():
+    for name, value in {
+        "_SLOT": 1e-4,
+        "_LONG_SLOT": 0.01,
+        "_ROUNDS": 2,
+        "_LONG_ROUNDS": 1,
+        "_MOST": 64,
+    }.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(bench, "available_cores", lambda: 2)
@@ -87,21 +93,34 @@ def test_rounds_that_differ_much_are_told(output: Path, monkeypatch: pytest.Monk
 
 def test_the_report_says_on_what_and_where(output: Path) -> None:
     found = json.loads(json.dumps(bench.measure(output).as_dict()))
-    assert (found["samples"], found["sampled"], found["shape"], found["dtype"]) == (12, 12, [16, 16, 3], "uint8")
+    assert (found["samples"], found["sampled"], found["shape"], found["dtype"]) == (
+        12,
+        12,
+        [16, 16, 3],
+        "uint8",
+    )
     assert (found["batch_size"], found["rounds"]) == (8, 2)
     assert found["feed"] == "cpu: the device is cpu"
     assert found["machine"].keys() >= {"cpu", "cores", "system"}
     assert found["versions"]["torch"] == memload.inspection.environment()["torch"]
-    assert {"subject", "images_s", "gb_s", "limit", "limit_images_s", "share"} <= found["results"][0].keys()
+    assert {"subject", "images_s", "gb_s", "limit", "limit_images_s", "share"} <= found["results"][
+        0
+    ].keys()
 
 
 def test_a_part_of_a_large_data_set_is_measured_and_its_copy_removed(
     make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_dataset(rows=(30, 30), shape=(8, 8, 3), columns={"label": np.arange(60) % 3, "size": np.zeros((60, 2))})
+    make_dataset(
+        rows=(30, 30),
+        shape=(8, 8, 3),
+        columns={"label": np.arange(60) % 3, "size": np.zeros((60, 2))},
+    )
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr(bench, "_PART_BYTES", 40 * 8 * 8 * 3)
-    monkeypatch.setattr(bench, "_cold", lambda shards, rows, threads: (Line("cold", reason="left out"), 0.0))
+    monkeypatch.setattr(
+        bench, "_cold", lambda shards, rows, threads: (Line("cold", reason="left out"), 0.0)
+    )
     report = bench.measure(tmp_path / "made.bin")
     assert report.facts["samples"] == 60
     assert report.facts["sampled"] == 40
@@ -118,7 +137,9 @@ def test_the_copy_goes_to_the_temporary_folder_where_there_is_no_room_beside_the
     elsewhere.mkdir()
     monkeypatch.setattr(bench.tempfile, "gettempdir", lambda: str(elsewhere))
     room = {tmp_path: 0, elsewhere: 1 << 30}
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": room[Path(folder)]}))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: type("Usage", (), {"free": room[Path(folder)]})
+    )
     with bench._sample(memload.MemmapDataset(tmp_path / "made.bin"), 7) as sample:
         assert sample.path.is_relative_to(elsewhere)
         assert len(sample) == 7
@@ -126,7 +147,9 @@ def test_the_copy_goes_to_the_temporary_folder_where_there_is_no_room_beside_the
     assert not list(elsewhere.iterdir())
     room[elsewhere] = 0
     with (
-        pytest.raises(OSError, match=r"elsewhere: expected 1,008 bytes of free disk .*, found 0\. Make room"),
+        pytest.raises(
+            OSError, match=r"elsewhere: expected 1,008 bytes of free disk .*, found 0\. Make room"
+        ),
         bench._sample(memload.MemmapDataset(tmp_path / "made.bin"), 7),
     ):
         pass
@@ -144,14 +167,18 @@ def test_the_copy_goes_to_the_temporary_folder_where_there_is_no_room_beside_the
     ],
     ids=["grey", "shards", "floats", "one sample", "no columns", "rows in another order"],
 )
-def test_other_kinds_of_data_sets_are_measured_too(make_dataset: Make, tmp_path: Path, facts: dict[str, Any]) -> None:
+def test_other_kinds_of_data_sets_are_measured_too(
+    make_dataset: Make, tmp_path: Path, facts: dict[str, Any]
+) -> None:
     make_dataset(**facts)
     report = bench.measure(tmp_path / "made.bin")
     assert by_subject(report)["feed cpu"].images_s
     assert [line.reason for line in report.lines[-2:]] == ["", ""]
 
 
-def test_a_disk_that_cannot_be_made_cold_is_told(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_be_made_cold_is_told(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards = memload.MemmapDataset(output).shards
     monkeypatch.setattr(bench, "_drop", lambda blocks, shards: None)
     list(map(np.sum, shards.maps))
@@ -175,7 +202,9 @@ def test_a_way_that_fails_is_a_line_with_its_reason() -> None:
     assert len(rounds.rates["good"]) == 1
 
 
-def test_pictures_that_cannot_be_decoded_are_a_line_with_its_reason(output: Path, folder: Path) -> None:
+def test_pictures_that_cannot_be_decoded_are_a_line_with_its_reason(
+    output: Path, folder: Path
+) -> None:
     for path in folder.rglob("*.jpg"):
         path.write_bytes(b"no picture")
     line = by_subject(bench.measure(output, images=folder))["JPEGs in a DataLoader, 2 workers"]
@@ -224,7 +253,9 @@ def test_a_missing_data_set_is_told(tmp_path: Path) -> None:
 def test_the_command_prints_a_table_and_writes_a_plot(output: Path, tmp_path: Path) -> None:
     done = run(output, "--plot", tmp_path / "speed.png")
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("out.bin: 12 samples of 16×16×3 uint8; batches of 8, medians of 2 rounds")
+    assert done.stdout.startswith(
+        "out.bin: 12 samples of 16×16×3 uint8; batches of 8, medians of 2 rounds"
+    )
     assert "of its limit, images/s" in done.stdout
     assert 'feed="auto" takes cpu: the device is cpu.' in done.stdout
     with Image.open(tmp_path / "speed.png") as picture:
@@ -260,7 +291,13 @@ def test_the_command_prints_json(output: Path, folder: Path) -> None:
 def test_nothing_of_the_process_is_changed(output: Path, folder: Path) -> None:
     def state() -> tuple[Any, ...]:
         method = multiprocessing.get_start_method(allow_none=True)
-        return torch.get_num_threads(), torch.get_rng_state().tolist(), dict(os.environ), Path.cwd(), method
+        return (
+            torch.get_num_threads(),
+            torch.get_rng_state().tolist(),
+            dict(os.environ),
+            Path.cwd(),
+            method,
+        )
 
     bench.measure(output)
     before = state()

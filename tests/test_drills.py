@@ -35,7 +35,12 @@ sys.exit(drills.main())
 
 def drill(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
     )
 
 
@@ -46,13 +51,20 @@ def test_every_drill_ends_as_it_should() -> None:
     lines = done.stdout.splitlines()
     assert len(lines) > 10
     assert all(line.startswith(("ok ", "skipped ")) for line in lines), done.stdout
-    assert sum(line.startswith("ok ") for line in lines) >= (10 if sys.platform == "linux" else 2), done.stdout
+    assert sum(line.startswith("ok ") for line in lines) >= (
+        10 if sys.platform == "linux" else 2
+    ), done.stdout
 
 
 def test_a_drill_that_fails_is_told_and_the_others_are_held() -> None:
     done = drill("-c", BROKEN, "failed", "broken", "skipped", "fine")
     assert done.returncode == 1, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["FAILED", "FAILED", "skipped", "ok"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "FAILED",
+        "FAILED",
+        "skipped",
+        "ok",
+    ]
     assert "failed: what must not be" in done.stdout
     assert "broken: KeyError" in done.stdout
     assert drill("-c", BROKEN, "fine", "skipped").returncode == 0

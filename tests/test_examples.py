@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 import memload
-from memload.samplers import ShuffledSampler
+from memload.reading.samplers import ShuffledSampler
 
 #: Asked for before the first test, as the driver that tells it opens pipes of its own and keeps them.
 GPUS = torch.cuda.device_count()
@@ -82,15 +82,28 @@ class Run:
     """What a run of an example printed, and the labels of every batch it trained on and evaluated, by rank."""
 
     def __init__(self, printed: str, record: Path) -> None:
-        lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(record.iterdir())]
+        lines = [
+            [json.loads(line) for line in file.read_text().splitlines()]
+            for file in sorted(record.iterdir())
+        ]
         self.trained = [[labels for training, labels, _ in rank if training] for rank in lines]
         self.evaluated = sorted(
-            label for rank in lines for training, labels, _ in rank if not training for label in labels
+            label
+            for rank in lines
+            for training, labels, _ in rank
+            if not training
+            for label in labels
         )
         self.devices = {device for rank in lines for _, _, device in rank}
-        found = re.findall(r"^loss ([\d.]+), accuracy ([\d.]+), (\d+) samples$", printed, re.MULTILINE)
+        found = re.findall(
+            r"^loss ([\d.]+), accuracy ([\d.]+), (\d+) samples$", printed, re.MULTILINE
+        )
         assert len(found) == 1, printed
-        self.loss, self.accuracy, self.count = float(found[0][0]), float(found[0][1]), int(found[0][2])
+        self.loss, self.accuracy, self.count = (
+            float(found[0][0]),
+            float(found[0][1]),
+            int(found[0][2]),
+        )
 
 
 @pytest.fixture
@@ -125,8 +138,18 @@ def run(tmp_path: Path, data: Path) -> Callable[..., Run]:
         if ranks > 1 and name == "lightning_example":  # starts its processes itself
             options = (*options, "--devices", ranks)
         elif ranks > 1:
-            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+            launcher += [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(ranks),
+            ]
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        }
         paths = os.pathsep.join([str(EXAMPLES.parents[1]), *filter(None, [kept.get("PYTHONPATH")])])
         own = {
             "RECORD": str(record),
@@ -187,12 +210,17 @@ def epochs(steps: list[list[list[int]]], ranks: int) -> list[list[int]]:
 def test_an_example_that_was_stopped_in_an_epoch_goes_on_at_the_very_sample(
     name: str, ranks: int, resumed: int, run: Callable[..., Run], tmp_path: Path
 ) -> None:
-    checkpoint = ("--checkpoint", tmp_path / "checkpoint" / ("last.ckpt" if "lightning" in name else ""))
+    checkpoint = (
+        "--checkpoint",
+        tmp_path / "checkpoint" / ("last.ckpt" if "lightning" in name else ""),
+    )
     before = run(name, *checkpoint, "--stop-after", STOP, ranks=ranks)
     after = run(name, *checkpoint, ranks=resumed)
     orders = [ShuffledSampler(SAMPLES).take(epoch, 0, SAMPLES).tolist() for epoch in range(EPOCHS)]
     if ranks == resumed:
-        steps = [first + second for first, second in zip(before.trained, after.trained, strict=True)]
+        steps = [
+            first + second for first, second in zip(before.trained, after.trained, strict=True)
+        ]
         for seen, order in zip(epochs(steps, ranks), orders, strict=True):
             assert seen == order + order[:1]  # the one that makes both ranks even
     else:
@@ -209,7 +237,10 @@ def test_an_example_that_was_stopped_in_an_epoch_goes_on_at_the_very_sample(
 def test_an_example_that_was_stopped_at_the_end_of_an_epoch_loses_none(
     name: str, run: Callable[..., Run], tmp_path: Path
 ) -> None:
-    checkpoint = ("--checkpoint", tmp_path / "checkpoint" / ("last.ckpt" if "lightning" in name else ""))
+    checkpoint = (
+        "--checkpoint",
+        tmp_path / "checkpoint" / ("last.ckpt" if "lightning" in name else ""),
+    )
     before = run(name, *checkpoint, "--stop-after", 6)
     after = run(name, *checkpoint)
     orders = [ShuffledSampler(SAMPLES).take(epoch, 0, SAMPLES).tolist() for epoch in range(EPOCHS)]
@@ -221,13 +252,19 @@ def test_an_example_learns_classes_that_differ_in_colour(
     name: str, run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES.parent)
-    importlib.import_module("photographs").write_folder(tmp_path / "photographs", 160, classes=4, size=(48, 48))
+    importlib.import_module("photographs").write_folder(
+        tmp_path / "photographs", 160, classes=4, size=(48, 48)
+    )
     memload.build(tmp_path / "photographs", tmp_path / "photographs.bin", size=16, num_workers=0)
-    assert run(name, data=tmp_path / "photographs.bin").accuracy > 0.9  # 0.38 with bytes that are only scaled to 0 … 1
+    assert (
+        run(name, data=tmp_path / "photographs.bin").accuracy > 0.9
+    )  # 0.38 with bytes that are only scaled to 0 … 1
 
 
 @pytest.mark.parametrize("name", ["plain", "accelerate_example"])
-def test_an_example_keeps_all_on_the_device_of_the_batches(name: str, data: Path, tmp_path: Path) -> None:
+def test_an_example_keeps_all_on_the_device_of_the_batches(
+    name: str, data: Path, tmp_path: Path
+) -> None:
     package = PACKAGES[name]
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")

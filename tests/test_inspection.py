@@ -22,9 +22,9 @@ import memload
 from memload import inspection
 from memload.cli import main
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.format import npy_header
-from memload.index import Array, Index, Shard
-from memload.keys import Keys
+from memload.storage.format import npy_header
+from memload.storage.index import Array, Index, Shard
+from memload.storage.keys import Keys
 
 Make = Callable[..., Index]
 Tamper = Callable[..., Path]
@@ -102,7 +102,9 @@ def test_info_of_nothing_is_one_line_and_status_1(tmp_path: Path) -> None:
     result = run("info", tmp_path / "none.bin")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith(f"memload: {tmp_path / 'none.idx'}: expected a data set, found no such file")
+    assert result.stderr.startswith(
+        f"memload: {tmp_path / 'none.idx'}: expected a data set, found no such file"
+    )
     assert result.stderr.count("\n") == 1
 
 
@@ -134,7 +136,9 @@ def test_a_whole_data_set_is_ok(output: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 71, 72, 3 * 72 - 1, 3 * 72, 4 * 72 + 30, 6 * 72 - 1])
-def test_a_flipped_pixel_names_its_row_and_the_samples_key(position: int, make_dataset: Make, tmp_path: Path) -> None:
+def test_a_flipped_pixel_names_its_row_and_the_samples_key(
+    position: int, make_dataset: Make, tmp_path: Path
+) -> None:
     index = make_dataset(rows=(3, 3))
     row = position // 72
     flip(tmp_path / f"made-{row // 3:05d}-of-00002.bin", 4096 + position % 216)
@@ -149,7 +153,9 @@ def test_a_flipped_pixel_names_its_row_and_the_samples_key(position: int, make_d
     assert f"found 1 altered: rows {row} ({index.keys[row]})." in result.stderr
 
 
-def test_all_bad_rows_are_named_and_the_rest_is_still_read(make_dataset: Make, tmp_path: Path) -> None:
+def test_all_bad_rows_are_named_and_the_rest_is_still_read(
+    make_dataset: Make, tmp_path: Path
+) -> None:
     make_dataset(rows=(40, 2))
     flip(tmp_path / "made-00000-of-00002.bin", *(4096 + row * 72 for row in range(1, 30)))
     flip(tmp_path / "made-00001-of-00002.bin", 4096 + 72)
@@ -170,10 +176,16 @@ def test_a_shard_read_in_pieces_is_the_same(
     assert memload.verify(tmp_path / "made.bin", num_threads=num_threads).ok
     flip(tmp_path / "made-00000-of-00002.bin", 4096 + 6 * 72, 4096)
     flip(tmp_path / "made-00001-of-00002.bin", 4096 + 3 * 72)
-    assert list(memload.verify(tmp_path / "made.bin", num_threads=num_threads).bad_rows) == [0, 6, 10]
+    assert list(memload.verify(tmp_path / "made.bin", num_threads=num_threads).bad_rows) == [
+        0,
+        6,
+        10,
+    ]
 
 
-def test_a_row_larger_than_a_piece_is_read(make_dataset: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_larger_than_a_piece_is_read(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = make_dataset()
     monkeypatch.setattr(inspection, "_READ", 10)
     assert memload.verify(index.path).ok
@@ -190,13 +202,17 @@ def test_a_bad_row_names_every_sample_that_uses_it(make_dataset: Make, tmp_path:
 def test_rows_of_every_array_are_verified(make_dataset: Make, tmp_path: Path) -> None:
     image, mask = make_dataset(), make_dataset("mask.bin", shape=(2, 2, 1), seed=1)
     arrays = (image.image, Array("mask", "|u1", (2, 2, 1), mask.image.shards))
-    both = make_dataset(arrays=arrays, crc32={"image": image.crc32["image"], "mask": mask.crc32["image"]})
+    both = make_dataset(
+        arrays=arrays, crc32={"image": image.crc32["image"], "mask": mask.crc32["image"]}
+    )
     assert memload.verify(both.path).rows == 10
     flip(tmp_path / "mask.bin", 4096 + 3 * 4)
     assert list(memload.verify(both.path).bad_rows) == [3]
 
 
-def test_files_that_are_wrong_are_told_and_the_others_read(make_dataset: Make, tmp_path: Path) -> None:
+def test_files_that_are_wrong_are_told_and_the_others_read(
+    make_dataset: Make, tmp_path: Path
+) -> None:
     make_dataset(rows=(2,) * 5)
     names = [tmp_path / f"made-{number:05d}-of-00005.bin" for number in range(5)]
     names[0].unlink()
@@ -206,8 +222,12 @@ def test_files_that_are_wrong_are_told_and_the_others_read(make_dataset: Make, t
     report = memload.verify(tmp_path / "made.bin")
     assert list(report.bad_rows) == [8]
     assert report.bytes == 4 * 72
-    assert [problem.split(": ")[0] for problem in report.problems] == [str(name) for name in names[:3]]
-    for problem, told in zip(report.problems, ("no such file", "truncated", "NPY header"), strict=True):
+    assert [problem.split(": ")[0] for problem in report.problems] == [
+        str(name) for name in names[:3]
+    ]
+    for problem, told in zip(
+        report.problems, ("no such file", "truncated", "NPY header"), strict=True
+    ):
         assert told in problem
         assert "memload verify" not in problem
     result = run("verify", tmp_path / "made.bin")
@@ -274,7 +294,9 @@ def test_a_shard_cut_while_it_is_read_names_the_rows(
 
 
 @pytest.mark.parametrize("name", ["key/bytes", "key/offsets", "crc32/image", "weight"])
-def test_damage_to_what_open_does_not_check_is_found(name: str, make_dataset: Make, tamper: Tamper) -> None:
+def test_damage_to_what_open_does_not_check_is_found(
+    name: str, make_dataset: Make, tamper: Tamper
+) -> None:
     index = make_dataset(columns={"label": np.arange(5) % 3, "weight": np.arange(5.0)})
 
     def damage(metadata: Any, tensors: dict[str, np.ndarray]) -> None:
@@ -282,7 +304,9 @@ def test_damage_to_what_open_does_not_check_is_found(name: str, make_dataset: Ma
 
     path = tamper(index.path, damage, relist=False)
     Index.read(path)
-    with pytest.raises(ChecksumError, match=rf"made\.idx: .* of its tensor '{name}'.*the index is damaged"):
+    with pytest.raises(
+        ChecksumError, match=rf"made\.idx: .* of its tensor '{name}'.*the index is damaged"
+    ):
         memload.verify(path)
     result = run("verify", path)
     assert result.exit_code == 1
@@ -292,13 +316,19 @@ def test_damage_to_what_open_does_not_check_is_found(name: str, make_dataset: Ma
 def test_names_outside_their_bytes_are_found_in_an_index_that_is_right_otherwise(
     make_dataset: Make, tamper: Tamper
 ) -> None:
-    path = tamper(make_dataset().path, lambda _, tensors: tensors["key/offsets"].__setitem__(2, 1000))
-    with pytest.raises(FormatError, match=r"made\.idx: key/offsets: expected numbers that rise from 0 to 45") as told:
+    path = tamper(
+        make_dataset().path, lambda _, tensors: tensors["key/offsets"].__setitem__(2, 1000)
+    )
+    with pytest.raises(
+        FormatError, match=r"made\.idx: key/offsets: expected numbers that rise from 0 to 45"
+    ) as told:
         memload.verify(path)
     assert told.value.path == str(path)
 
 
-def test_checksums_of_rows_that_are_consistently_wrong_are_bad_rows(make_dataset: Make, tamper: Tamper) -> None:
+def test_checksums_of_rows_that_are_consistently_wrong_are_bad_rows(
+    make_dataset: Make, tamper: Tamper
+) -> None:
     path = tamper(make_dataset().path, lambda _, tensors: tensors["crc32/image"].__setitem__(2, 1))
     assert list(memload.verify(path).bad_rows) == [2]
 
@@ -337,7 +367,9 @@ def test_a_preview_shows_the_samples_asked_for_in_their_order(
         np.testing.assert_array_equal(tile, pixels[index])
 
 
-def test_a_tile_is_as_wide_as_asked_for_and_keeps_the_shape(make_dataset: Make, tmp_path: Path) -> None:
+def test_a_tile_is_as_wide_as_asked_for_and_keeps_the_shape(
+    make_dataset: Make, tmp_path: Path
+) -> None:
     make_dataset(shape=(4, 8, 3))
     assert memload.preview(tmp_path / "made.bin", tmp_path / "grid.png", tile=64) == [0, 1, 2, 3, 4]
     assert len(tiles(tmp_path / "grid.png", 64, 32)) == 5
@@ -359,9 +391,13 @@ def test_random_samples_follow_from_the_seed(make_dataset: Make, tmp_path: Path)
 
 def test_a_class_is_previewed_alone(make_dataset: Make, tmp_path: Path) -> None:
     make_dataset(rows=(50,))
-    chosen = memload.preview(tmp_path / "made.bin", tmp_path / "grid.png", class_name="bee", tile=16)
+    chosen = memload.preview(
+        tmp_path / "made.bin", tmp_path / "grid.png", class_name="bee", tile=16
+    )
     assert chosen == list(range(1, 50, 3))
-    some = memload.preview(tmp_path / "made.bin", tmp_path / "grid.png", class_name="bee", count=4, tile=16)
+    some = memload.preview(
+        tmp_path / "made.bin", tmp_path / "grid.png", class_name="bee", count=4, tile=16
+    )
     assert len(some) == 4
     assert set(some) <= set(chosen)
 
@@ -411,15 +447,23 @@ def points_sheet(make: Make, folder: Path, points: list[list[float]], **options:
 
 def test_points_are_drawn_where_they_lie(make_dataset: Make, tmp_path: Path) -> None:
     red = points_sheet(make_dataset, tmp_path, [[0, 0], [11, 7], [5.5, 2]])
-    for x, y in ((6, 6), (138, 90), (72, 30)):  # 12 pixels of the sheet a pixel of the picture, from its centre
+    for x, y in (
+        (6, 6),
+        (138, 90),
+        (72, 30),
+    ):  # 12 pixels of the sheet a pixel of the picture, from its centre
         assert red[GAP + y, GAP + x]
     assert 3 * 4 <= red.sum() <= 3 * 25
 
 
 @pytest.mark.parametrize(
-    "point", [[-3, 2], [3, 9], [np.nan, 1], [np.inf, 1], [1e300, 1e300], [-1e300, 0], [2.0**31, 1]], ids=str
+    "point",
+    [[-3, 2], [3, 9], [np.nan, 1], [np.inf, 1], [1e300, 1e300], [-1e300, 0], [2.0**31, 1]],
+    ids=str,
 )
-def test_points_outside_the_picture_are_not_drawn(point: list[float], make_dataset: Make, tmp_path: Path) -> None:
+def test_points_outside_the_picture_are_not_drawn(
+    point: list[float], make_dataset: Make, tmp_path: Path
+) -> None:
     assert not points_sheet(make_dataset, tmp_path, [point]).any()
 
 
@@ -439,7 +483,9 @@ def test_captions_name_the_class_the_number_or_the_file(make_dataset: Make, tmp_
     assert len({one, other, number, named}) == 4
 
 
-@pytest.mark.parametrize("name", ["two\nlines", "tab\t", "\udcff", "日本語", "zoë", "", "long " * 100, "\0"])
+@pytest.mark.parametrize(
+    "name", ["two\nlines", "tab\t", "\udcff", "日本語", "zoë", "", "long " * 100, "\0"]
+)
 def test_any_name_can_be_a_caption(name: str, make_dataset: Make, tmp_path: Path) -> None:
     index = make_dataset(classes=(name, name + "2", name + "3"))
     assert memload.preview(index.path, tmp_path / "grid.png", tile=60) == [0, 1, 2, 3, 4]
@@ -451,14 +497,18 @@ def test_a_label_of_any_shape_can_be_a_caption(make_dataset: Make, tmp_path: Pat
 
 
 @pytest.mark.parametrize("position", [5, -6, 10**30])
-def test_a_sample_that_is_not_there_is_told(position: int, make_dataset: Make, tmp_path: Path) -> None:
+def test_a_sample_that_is_not_there_is_told(
+    position: int, make_dataset: Make, tmp_path: Path
+) -> None:
     index = make_dataset()
     with pytest.raises(IndexError, match=rf"indices: expected -5 <= index < 5, found {position}"):
         memload.preview(index.path, tmp_path / "grid.png", indices=[0, position])
     assert not (tmp_path / "grid.png").exists()
 
 
-def test_a_class_that_is_not_there_is_told_with_those_that_are(make_dataset: Make, tmp_path: Path) -> None:
+def test_a_class_that_is_not_there_is_told_with_those_that_are(
+    make_dataset: Make, tmp_path: Path
+) -> None:
     index = make_dataset()
     with pytest.raises(ValueError, match="class: expected one of ant, bee, cat, found 'dog'"):
         memload.preview(index.path, tmp_path / "grid.png", class_name="dog")
@@ -467,7 +517,9 @@ def test_a_class_that_is_not_there_is_told_with_those_that_are(make_dataset: Mak
         memload.preview(without.path, tmp_path / "grid.png", class_name="ant")
 
 
-def test_of_many_classes_the_first_are_told_and_how_many_more_there_are(make_dataset: Make, tmp_path: Path) -> None:
+def test_of_many_classes_the_first_are_told_and_how_many_more_there_are(
+    make_dataset: Make, tmp_path: Path
+) -> None:
     index = make_dataset(classes=tuple(f"class {number}" for number in range(1_020)))
     with pytest.raises(ValueError, match=r"class 19 and 1,000 more, found 'dog'$"):
         memload.preview(index.path, tmp_path / "grid.png", class_name="dog")
@@ -480,9 +532,14 @@ def test_a_class_without_samples_is_told(make_dataset: Make, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["grid", "grid.xyz", "grid.psd"])
-def test_a_format_that_pillow_cannot_write_is_told(name: str, make_dataset: Make, tmp_path: Path) -> None:
+def test_a_format_that_pillow_cannot_write_is_told(
+    name: str, make_dataset: Make, tmp_path: Path
+) -> None:
     index = make_dataset()
-    with pytest.raises(ValueError, match=rf"output: expected the name of an image .*found '.*{name}': Pillow cannot"):
+    with pytest.raises(
+        ValueError,
+        match=rf"output: expected the name of an image .*found '.*{name}': Pillow cannot",
+    ):
         memload.preview(index.path, tmp_path / name)
     assert run("preview", index.path, "-o", tmp_path / name).exit_code == 1
 
@@ -490,13 +547,19 @@ def test_a_format_that_pillow_cannot_write_is_told(name: str, make_dataset: Make
 def test_an_output_that_cannot_be_written_is_told(make_dataset: Make, tmp_path: Path) -> None:
     index = make_dataset()
     (tmp_path / "grid.png").mkdir()
-    with pytest.raises(FormatError, match=r"grid\.png: expected to be able to write an image there, found: ") as told:
+    with pytest.raises(
+        FormatError, match=r"grid\.png: expected to be able to write an image there, found: "
+    ) as told:
         memload.preview(index.path, tmp_path / "grid.png")
     assert told.value.path == str(tmp_path / "grid.png")
 
 
-def test_a_folder_of_a_preview_that_is_not_there_is_told(make_dataset: Make, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"none: expected a folder for .*grid\.png, found none\. Make it first$"):
+def test_a_folder_of_a_preview_that_is_not_there_is_told(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        FormatError, match=r"none: expected a folder for .*grid\.png, found none\. Make it first$"
+    ):
         memload.preview(make_dataset().path, tmp_path / "none" / "grid.png")
 
 
@@ -510,7 +573,9 @@ def test_the_command_line_previews_by_number_class_and_seed(output: Path, tmp_pa
     result = run("preview", output, "-o", grid, "--indices", "0,5,-1", "--tile", "32")
     assert (result.exit_code, result.stdout) == (0, f"{grid}: 3 samples of {output}\n")
     assert len(tiles(grid, 32, 32)) == 3
-    assert run("preview", output, "-o", grid, "--class", "bee", "--tile", "32").stdout.startswith(f"{grid}: 4 samples")
+    assert run("preview", output, "-o", grid, "--class", "bee", "--tile", "32").stdout.startswith(
+        f"{grid}: 4 samples"
+    )
     assert len(tiles(grid, 32, 32)) == 4
     contents = []
     for seed in (1, 1, 2):
@@ -526,7 +591,9 @@ def test_the_command_line_previews_by_number_class_and_seed(output: Path, tmp_pa
         (["--class", "dog"], "class: expected one of ant, bee, cat, found 'dog'"),
     ],
 )
-def test_the_command_line_tells_a_bad_choice_in_one_line(arguments: list[str], told: str, output: Path) -> None:
+def test_the_command_line_tells_a_bad_choice_in_one_line(
+    arguments: list[str], told: str, output: Path
+) -> None:
     result = run("preview", output, "-o", output.with_suffix(".png"), *arguments)
     assert result.exit_code == 1
     assert result.stderr == f"memload: {told}\n"
@@ -540,7 +607,9 @@ def test_a_row_of_any_size_is_verified_in_little_memory(make_dataset: Make, tmp_
     os.truncate(tmp_path / "made.bin", 4096 + (1 << 28))  # a hole
     zeros = functools.reduce(lambda check, _: zlib.crc32(bytes(1 << 20), check), range(256), 0)
     for check, ok in ((zeros, True), (zeros ^ 1, False)):
-        replace(made, arrays=(array,), crc32={"image": np.array([check], np.uint32)}).write(made.path)
+        replace(made, arrays=(array,), crc32={"image": np.array([check], np.uint32)}).write(
+            made.path
+        )
         tracemalloc.start()
         try:
             assert memload.verify(made.path, num_threads=1).ok == ok
@@ -559,7 +628,9 @@ def test_a_preview_of_strips_is_no_larger_than_one_of_pictures(
         assert max(sheet.size) < 3000
 
 
-def test_a_name_of_a_million_letters_is_a_caption_in_no_time(make_dataset: Make, tmp_path: Path) -> None:
+def test_a_name_of_a_million_letters_is_a_caption_in_no_time(
+    make_dataset: Make, tmp_path: Path
+) -> None:
     make_dataset(columns={}, classes=None, keys=Keys.of(["i" * 900_000] * 5))
     started = time.process_time()
     memload.preview(tmp_path / "made.bin", tmp_path / "grid.png")
@@ -567,7 +638,9 @@ def test_a_name_of_a_million_letters_is_a_caption_in_no_time(make_dataset: Make,
 
 
 def test_a_preview_of_more_pixels_than_memory_is_for_is_told(output: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"at most 134,217,728 pixels, found .* for 12 tiles of 9000×9000"):
+    with pytest.raises(
+        ValueError, match=r"at most 134,217,728 pixels, found .* for 12 tiles of 9000×9000"
+    ):
         memload.preview(output, tmp_path / "grid.png", tile=9000)
     assert not (tmp_path / "grid.png").exists()
 

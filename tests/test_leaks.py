@@ -25,9 +25,12 @@ import torch
 from torch.utils.data import DataLoader
 
 import memload
-from memload import CudaPrefetcher, Loader, MemmapDataset, ThreadPrefetcher, leases
+from memload import CudaPrefetcher, Loader, MemmapDataset, ThreadPrefetcher
+from memload.storage import leases
 
-listed = pytest.mark.skipif(not Path("/proc/self/map_files").exists(), reason="this system does not list what is held")
+listed = pytest.mark.skipif(
+    not Path("/proc/self/map_files").exists(), reason="this system does not list what is held"
+)
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 ROWS, BATCH = 64, 16
@@ -93,7 +96,9 @@ def pipe(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def map_without_a_descriptor(path: Path) -> Iterator[None]:
     name = memload.info(path)["shards"][0]
-    left = torch.UntypedStorage.from_file(str(path.with_name(name)), False, mmap.PAGESIZE)  # as safetensors does it
+    left = torch.UntypedStorage.from_file(
+        str(path.with_name(name)), False, mmap.PAGESIZE
+    )  # as safetensors does it
     yield
     del left
 
@@ -157,9 +162,23 @@ def test_a_test_that_leaves_something_behind_fails(tmp_path: Path) -> None:
                 kept[1].wait()
         """)
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    failed = [line.split()[:2] for line in done.stdout.splitlines() if line.startswith(("ERROR ", "FAILED "))]
+    failed = [
+        line.split()[:2]
+        for line in done.stdout.splitlines()
+        if line.startswith(("ERROR ", "FAILED "))
+    ]
     assert {(what, name.rpartition("::")[2]) for what, name in failed} == {
         *(("ERROR", f"test_{kind}") for kind in ("descriptor", "thread", "process", "map")),
         ("FAILED", "test_failed_already"),
@@ -247,11 +266,17 @@ def dataloaders(path: Path, num_threads: int) -> Callable[[], object]:
     return lambda: len(list(batches))
 
 
-def dataloaders_left_early_with_failing_transforms(path: Path, num_threads: int) -> Callable[[], object]:
+def dataloaders_left_early_with_failing_transforms(
+    path: Path, num_threads: int
+) -> Callable[[], object]:
     def once() -> None:
         next(iter(DataLoader(MemmapDataset(path), BATCH, collate_fn=memload.fast_collate)))
         with contextlib.suppress(Broken):
-            list(DataLoader(MemmapDataset(path, transform=fail), BATCH, collate_fn=memload.fast_collate))
+            list(
+                DataLoader(
+                    MemmapDataset(path, transform=fail), BATCH, collate_fn=memload.fast_collate
+                )
+            )
 
     return once
 
@@ -339,7 +364,12 @@ def memory() -> int:
 
 def counts(now: Any) -> tuple[int, int, Counter[str], int]:
     """Return how many there are of each kind, of descriptors by what they are."""
-    return len(now.threads), len(now.children), Counter(what for _, what in now.descriptors), len(now.maps)
+    return (
+        len(now.threads),
+        len(now.children),
+        Counter(what for _, what in now.descriptors),
+        len(now.maps),
+    )
 
 
 def at_rest(held: Any, wanted: tuple[Any, ...] | None = None) -> tuple[int, int, Counter[str], int]:
@@ -375,7 +405,9 @@ def test_many_rounds_take_no_more_than_few(
     held: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.WARNING, "memload")  # or pytest would keep what is told of every Loader
+    caplog.set_level(
+        logging.WARNING, "memload"
+    )  # or pytest would keep what is told of every Loader
     once = prepare(path, num_threads)
     for _ in range(10):
         once()
@@ -397,7 +429,11 @@ def test_workers_leave_nothing(method: str, rounds: int, path: Path, held: Any) 
     def early(transform: Any = None) -> Iterator[Any]:
         dataset = MemmapDataset(path, transform=transform)
         collate: Any = memload.fast_collate
-        return iter(DataLoader(dataset, 8, num_workers=1, collate_fn=collate, multiprocessing_context=method))
+        return iter(
+            DataLoader(
+                dataset, 8, num_workers=1, collate_fn=collate, multiprocessing_context=method
+            )
+        )
 
     before, taken = held.now(), memory()
     for _ in range(rounds):

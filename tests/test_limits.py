@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader
 
 import memload
 from memload import Loader, MemmapDataset, transforms
+from memload.building.journal import record_type, statistics
 from memload.cli import main
-from memload.format import HEADER_BYTES, npy_header
-from memload.index import Array, Index, Shard, _canonical
-from memload.journal import record_type, statistics
-from memload.keys import Keys
-from memload.shards import ShardWriter
+from memload.storage.format import HEADER_BYTES, npy_header
+from memload.storage.index import Array, Index, Shard, _canonical
+from memload.storage.keys import Keys
+from memload.storage.shards import ShardWriter
 
 #: More than 32 bits with a sign can count.
 MANY = 2**31
@@ -57,9 +57,14 @@ def assert_reads(path: Path, pixels: np.ndarray, labels: list[int] | None = None
     for sample, image in zip(dataset, expected, strict=True):
         assert torch.equal(sample if labels is None else sample[0], image)
     assert torch.equal(dataset.gather(range(len(pixels))), torch.from_numpy(pixels))
-    for batches in (batches_of_the_dataloader(dataset, 3), *(list(Loader(path, 3, num_threads=n)) for n in (0, 2))):
+    for batches in (
+        batches_of_the_dataloader(dataset, 3),
+        *(list(Loader(path, 3, num_threads=n)) for n in (0, 2)),
+    ):
         images = [batch if isinstance(batch, torch.Tensor) else batch[0] for batch in batches]
-        assert [len(batch) for batch in images] == [len(part) for part in expected.split(3) if len(part)]
+        assert [len(batch) for batch in images] == [
+            len(part) for part in expected.split(3) if len(part)
+        ]
         assert all(batch.dtype == expected.dtype for batch in images)
         assert torch.equal(torch.cat([expected[:0], *images]), expected)
         if labels is not None:
@@ -86,7 +91,10 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     shard = Shard(path.name, rows, HEADER_BYTES + rows * 256 * 257)
     assert shard.bytes > MANY
     array = Array("image", "|u1", shape, (shard,))
-    pixels = {row: np.full(shape, value, np.uint8) for row, value in ((0, 1), (rows - 2, 2), (rows - 1, 3))}
+    pixels = {
+        row: np.full(shape, value, np.uint8)
+        for row, value in ((0, 1), (rows - 2, 2), (rows - 1, 3))
+    }
     crc32 = np.full(rows, zlib.crc32(bytes(256 * 257)), np.uint32)
     writer = ShardWriter(tmp_path, array)
     writer.create()
@@ -109,7 +117,9 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     assert dataset.gather(last)[:, -1, -1, 0].tolist() == [3, 0, 2, 1]
     (images, labels), *_ = Loader(path, 4, sampler=last)
     assert (images[:, 0, -1, -1].tolist(), labels.tolist()) == ([3, 0, 2, 1], last)
-    images, labels = next(iter(DataLoader(dataset, 4, sampler=last, collate_fn=memload.fast_collate)))
+    images, labels = next(
+        iter(DataLoader(dataset, 4, sampler=last, collate_fn=memload.fast_collate))
+    )
     assert (images[:, 0, -1, -1].tolist(), labels.tolist()) == ([3, 0, 2, 1], last)
     assert facts(path)["bytes"] == shard.bytes
     with path.open("r+b") as file:
@@ -126,7 +136,9 @@ def test_more_than_two_billion_rows(shards: int, tmp_path: Path) -> None:
     used = {0: 7, each - 1: 8, sum(held) - 2: 9, sum(held) - 1: 10}
     if shards > 1:  # a shard's first and last row are checked when it is opened
         used |= {each: 11, 2 * each - 1: 12, 2 * each: 13}
-    files = tuple(Shard(f"out{number}.bin", rows, HEADER_BYTES + rows) for number, rows in enumerate(held))
+    files = tuple(
+        Shard(f"out{number}.bin", rows, HEADER_BYTES + rows) for number, rows in enumerate(held)
+    )
     writer = ShardWriter(tmp_path, Array("image", "|u1", (1, 1, 1), files))
     writer.create()
     for row, value in used.items():
@@ -151,12 +163,18 @@ def test_more_than_two_billion_rows(shards: int, tmp_path: Path) -> None:
     for loader in (Loader(dataset, 2, shuffle=True), Loader(dataset.subset([-1, -2]), 2)):
         for images, labels in loader:
             assert images.view(-1).tolist() == labels.tolist()
-    assert sorted(int(label) for _, labels in Loader(dataset, 2, shuffle=True) for label in labels) == sorted(values)
+    assert sorted(
+        int(label) for _, labels in Loader(dataset, 2, shuffle=True) for label in labels
+    ) == sorted(values)
     assert memload.info(tmp_path / "out.idx")["rows"] == sum(held)
 
 
 def write_sparse(
-    path: Path, shards: tuple[Shard, ...], tensors: dict[str, np.ndarray], rows: int, checks: dict[int, bytes]
+    path: Path,
+    shards: tuple[Shard, ...],
+    tensors: dict[str, np.ndarray],
+    rows: int,
+    checks: dict[int, bytes],
 ) -> None:
     """Write an index by the specification alone, with the rows' checksums last and full of holes."""
     names = {"|u1": "U8", "<i8": "I64"}
@@ -166,7 +184,11 @@ def write_sparse(
     for name, tensor in tensors.items():
         header[name] = {"dtype": names[tensor.dtype.str], "shape": list(tensor.shape)}
         header[name]["data_offsets"] = [end, end := end + tensor.nbytes]
-        listed[name] = {"dtype": tensor.dtype.str, "shape": list(tensor.shape), "crc32": zlib.crc32(tensor.tobytes())}
+        listed[name] = {
+            "dtype": tensor.dtype.str,
+            "shape": list(tensor.shape),
+            "crc32": zlib.crc32(tensor.tobytes()),
+        }
     header["crc32/image"] = {"dtype": "U32", "shape": [rows], "data_offsets": [end, end + 4 * rows]}
     listed["crc32/image"] = {"dtype": "<u4", "shape": [rows], "crc32": 0}
     files = [{"file": shard.file, "rows": shard.rows, "bytes": shard.bytes} for shard in shards]
@@ -201,7 +223,9 @@ def test_one_sample(num_workers: int, tmp_path: Path) -> None:
     memload.build([(picture(0), 5)], path, size=(12, 16), num_workers=num_workers)
     dataset = assert_reads(path, picture(0)[None], [5])
     assert [len(images) for images, _ in Loader(path, 4, shuffle=True)] == [1]
-    with pytest.warns(UserWarning, match="drop_last: .* found 1 for batches of 4: an epoch has none"):
+    with pytest.warns(
+        UserWarning, match="drop_last: .* found 1 for batches of 4: an epoch has none"
+    ):
         assert list(Loader(path, 4, drop_last=True)) == []
     assert dataset[-1][1] == dataset.subset([0, 0])[1][1] == 5
 
@@ -212,7 +236,9 @@ def test_one_class(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture(number)).save(path)
     memload.build(tmp_path / "images", tmp_path / "out.bin", size=(12, 16), num_workers=0)
-    dataset = assert_reads(tmp_path / "out.bin", np.stack([picture(number) for number in range(4)]), [0] * 4)
+    dataset = assert_reads(
+        tmp_path / "out.bin", np.stack([picture(number) for number in range(4)]), [0] * 4
+    )
     assert (dataset.classes, dataset.class_to_idx) == (["only"], {"only": 0})
     order = memload.ClassBalancedSampler(dataset.labels, seed=1)
     assert [len(labels) for _, labels in Loader(dataset, 2, sampler=order)] == [2, 2]
@@ -238,7 +264,9 @@ def test_an_empty_source_is_refused_and_an_empty_data_set_is_read(tmp_path: Path
     loader = Loader(dataset, 4, transform=transforms.train(8))
     assert list(loader) == []
     assert loader.state_dict()["epoch"] == 1
-    done = CliRunner().invoke(main, ["preview", str(tmp_path / "empty.idx"), "-o", str(tmp_path / "grid.png")])
+    done = CliRunner().invoke(
+        main, ["preview", str(tmp_path / "empty.idx"), "-o", str(tmp_path / "grid.png")]
+    )
     assert (done.exit_code, "expected at least one sample" in done.output) == (1, True)
 
 
@@ -260,7 +288,9 @@ def test_a_million_classes(tmp_path: Path) -> None:
     assert dataset.classes[dataset[3][1]] == "class 999999"
     assert [labels.tolist() for _, labels in Loader(dataset, 2)] == [[0, 1], [999_998, 999_999]]
     order = memload.ClassBalancedSampler(dataset.labels, size=8, seed=1)
-    assert {label for _, labels in Loader(dataset, 4, sampler=order) for label in labels.tolist()} <= {*Million.labels}
+    assert {
+        label for _, labels in Loader(dataset, 4, sampler=order) for label in labels.tolist()
+    } <= {*Million.labels}
     said = memload_says("info", path)
     assert len(said) < 3000
     assert "(1,000,000)" in said
@@ -275,9 +305,14 @@ def test_pictures_need_not_be_square(height: int, width: int, mode: Any, tmp_pat
     pictures = [picture(number, height, width) for number in range(5)]
     memload.build([(pixels, n) for n, pixels in enumerate(pictures)], tmp_path / "out.bin", size=(height, width),
                   mode=mode, num_workers=0)  # fmt: skip
-    expected = [np.asarray(Image.fromarray(pixels).convert(mode)).reshape(height, width, -1) for pixels in pictures]
+    expected = [
+        np.asarray(Image.fromarray(pixels).convert(mode)).reshape(height, width, -1)
+        for pixels in pictures
+    ]
     assert_reads(tmp_path / "out.bin", np.stack(expected), [0, 1, 2, 3, 4])
-    resize = transforms.Compose([transforms.Resize((2, 6)), transforms.RandomVerticalFlip(), transforms.Normalize()])
+    resize = transforms.Compose(
+        [transforms.Resize((2, 6)), transforms.RandomVerticalFlip(), transforms.Normalize()]
+    )
     images, _ = next(iter(Loader(tmp_path / "out.bin", 5, transform=resize)))
     assert images.shape == (5, len(expected[0][0, 0]), 2, 6)
     assert images.isfinite().all()
@@ -288,7 +323,11 @@ def test_pictures_need_not_be_square(height: int, width: int, mode: Any, tmp_pat
 @pytest.mark.parametrize("rows", [(7,), (3, 4)], ids=["one shard", "two shards"])
 @pytest.mark.parametrize("descr", ["|u1", "<u2", "<f2", "<f4"])
 def test_every_kind_of_pixel(
-    descr: str, rows: tuple[int, ...], channels: int, make_dataset: Callable[..., Index], tmp_path: Path
+    descr: str,
+    rows: tuple[int, ...],
+    channels: int,
+    make_dataset: Callable[..., Index],
+    tmp_path: Path,
 ) -> None:
     index = make_dataset(rows=rows, shape=(5, 8, channels), descr=descr)
     files = [np.load(tmp_path / shard.file) for shard in index.image.shards]
@@ -297,7 +336,9 @@ def test_every_kind_of_pixel(
     flip = transforms.Compose([transforms.RandomHorizontalFlip(1.0), transforms.CenterCrop((3, 4))])
     flipped = torch.from_numpy(pixels[:, 1:4, 2:6][:, :, ::-1].copy()).permute(0, 3, 1, 2)
     if descr == "<u2":  # torch can do next to nothing with them
-        with pytest.raises(ValueError, match=r"expected uint8 or a floating dtype, found torch\.uint16"):
+        with pytest.raises(
+            ValueError, match=r"expected uint8 or a floating dtype, found torch\.uint16"
+        ):
             next(iter(Loader(dataset, 7, transform=flip)))
         images, _ = next(iter(Loader(dataset, 7, transform=lambda images: flip(images.float()))))
         assert torch.equal(images, flipped.float())
@@ -307,11 +348,18 @@ def test_every_kind_of_pixel(
     memload_says("preview", index.path, "-o", tmp_path / "grid.png")
 
 
-def test_the_largest_values_of_wide_pixels_come_whole(make_dataset: Callable[..., Index], tmp_path: Path) -> None:
-    for descr, values in (("<u2", [0, 1, 255, 256, 65535, 40000]), ("<f4", [0.1, -1e30, np.inf, -0.0, 1e-45, np.pi])):
+def test_the_largest_values_of_wide_pixels_come_whole(
+    make_dataset: Callable[..., Index], tmp_path: Path
+) -> None:
+    for descr, values in (
+        ("<u2", [0, 1, 255, 256, 65535, 40000]),
+        ("<f4", [0.1, -1e30, np.inf, -0.0, 1e-45, np.pi]),
+    ):
         pixels = np.array(values, descr).reshape(1, 2, 3, 1)
         index = make_dataset(f"{descr[1:]}.bin", rows=(1,), shape=(2, 3, 1), descr=descr)
-        (tmp_path / index.image.shards[0].file).write_bytes(npy_header(descr, pixels.shape) + pixels.tobytes())
+        (tmp_path / index.image.shards[0].file).write_bytes(
+            npy_header(descr, pixels.shape) + pixels.tobytes()
+        )
         crc32 = np.array([zlib.crc32(pixels.tobytes())], np.uint32)
         replace(index, crc32={"image": crc32}).write(index.path)
         assert_reads(index.path, pixels, [0])
@@ -337,7 +385,9 @@ def test_arrays_are_built_as_they_are(descr: str, shape: tuple[int, ...], tmp_pa
     pixels = np.stack(made).reshape(5, *shape[:2], -1)
     dataset = assert_reads(tmp_path / "out.bin", pixels, [0, 1, 2, 3, 4])
     assert (report.shape, report.dtype) == (pixels.shape[1:], pixels.dtype.name)
-    assert f"5 samples of {'×'.join(map(str, pixels.shape[1:]))} {pixels.dtype.name}, " in str(report)
+    assert f"5 samples of {'×'.join(map(str, pixels.shape[1:]))} {pixels.dtype.name}, " in str(
+        report
+    )
     largest = np.iinfo(descr).max if pixels.dtype.kind == "u" else 1
     exact = pixels.astype(np.float64) / largest
     assert dataset.index.statistics["mean"] == pytest.approx(exact.mean(axis=(0, 1, 2)), rel=1e-12)
@@ -358,13 +408,17 @@ def test_arrays_are_built_as_they_are(descr: str, shape: tuple[int, ...], tmp_pa
     ids=["big-endian", "reversed", "Fortran", "strided", "tensor view", "tensor"],
 )
 @pytest.mark.parametrize("descr", ["<u2", "<f4"])
-def test_arrays_of_any_layout_keep_their_values(change: Callable[..., Any], descr: str, tmp_path: Path) -> None:
+def test_arrays_of_any_layout_keep_their_values(
+    change: Callable[..., Any], descr: str, tmp_path: Path
+) -> None:
     made = arrays(descr, (4, 6, 3))
     build_arrays([change(array) for array in made], tmp_path / "out.bin")
     assert_reads(tmp_path / "out.bin", np.stack(made))
 
 
-def test_every_bit_of_a_float_is_kept_and_what_is_not_finite_costs_the_statistics_alone(tmp_path: Path) -> None:
+def test_every_bit_of_a_float_is_kept_and_what_is_not_finite_costs_the_statistics_alone(
+    tmp_path: Path,
+) -> None:
     values = np.array([0.1, -1e30, np.inf, -0.0, 1e-45, np.nan], "<f4").reshape(2, 3, 1)
     values.view("<u4")[1, 2, 0] = 0x7F812345  # a NaN that an operation would not leave as it is
     build_arrays([values, np.zeros((2, 3), np.float32)], tmp_path / "out.bin")
@@ -408,8 +462,12 @@ def test_what_is_unlike_the_first_array_costs_itself_alone(tmp_path: Path) -> No
     first, last = arrays("<u2", (4, 6), 2)
     others = {
         "array: expected (4, 6, 1) of uint16 as in the first, found (6, 4, 1) of uint16": first.T,
-        "array: expected (4, 6, 1) of uint16 as in the first, found (4, 6, 2) of uint16": np.stack([first, last], 2),
-        "array: expected (4, 6, 1) of uint16 as in the first, found (4, 6, 1) of float32": first.astype(np.float32),
+        "array: expected (4, 6, 1) of uint16 as in the first, found (4, 6, 2) of uint16": np.stack(
+            [first, last], 2
+        ),
+        "array: expected (4, 6, 1) of uint16 as in the first, found (4, 6, 1) of float32": first.astype(
+            np.float32
+        ),
         "found (4, 6) of int32. Convert it": first.astype(np.int32),
         "found (4, 6) of bool. Convert it": first > 0,
         "found (4, 6) of float64. Convert it": first.astype(np.float64),
@@ -424,13 +482,17 @@ def test_what_is_unlike_the_first_array_costs_itself_alone(tmp_path: Path) -> No
     with report.ledger.open(newline="") as file:
         (_, header), (_, none), *lines = csv.reader(file)
     assert (header, none) == ("reason", "the data set gave None")
-    assert [told for told, (_, reason) in zip(others, lines, strict=True) if told not in reason] == []
+    assert [
+        told for told, (_, reason) in zip(others, lines, strict=True) if told not in reason
+    ] == []
     dataset = MemmapDataset(tmp_path / "out.bin")
     assert torch.equal(dataset.gather([0, 1]), torch.from_numpy(np.stack([first, last])[..., None]))
 
 
 def test_nothing_but_other_arrays_is_told_before_it_begins(tmp_path: Path) -> None:
-    with pytest.raises(memload.SourceError, match=r"found none in the first 3: array: expected .* of float64"):
+    with pytest.raises(
+        memload.SourceError, match=r"found none in the first 3: array: expected .* of float64"
+    ):
         build_arrays(np.zeros((3, 4, 6)), tmp_path / "out.bin")
     assert list(tmp_path.iterdir()) == []
 
@@ -452,18 +514,26 @@ def test_what_has_no_place_beside_arrays_is_told_before_it_begins(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        memload.build(np.zeros((3, 4, 6), np.uint8), tmp_path / "out.bin", **{"mode": "array"} | options)
+        memload.build(
+            np.zeros((3, 4, 6), np.uint8), tmp_path / "out.bin", **{"mode": "array"} | options
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_size_of_the_arrays_may_be_said(tmp_path: Path) -> None:
-    assert build_arrays(np.zeros((3, 4, 6), np.uint8), tmp_path / "out.bin", size=(4, 6)).shape == (4, 6, 1)
+    assert build_arrays(np.zeros((3, 4, 6), np.uint8), tmp_path / "out.bin", size=(4, 6)).shape == (
+        4,
+        6,
+        1,
+    )
 
 
 def test_files_hold_no_arrays(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label\na.png,b\n")
     for source in (tmp_path / "none", str(tmp_path), memload.Manifest(tmp_path / "list.csv")):
-        with pytest.raises(ValueError, match="expected a data set whose samples are arrays, found files"):
+        with pytest.raises(
+            ValueError, match="expected a data set whose samples are arrays, found files"
+        ):
             build_arrays(source, tmp_path / "out.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["list.csv"]
 
@@ -526,7 +596,9 @@ def test_a_data_set_of_any_name_in_a_folder_of_any_name(
     path = folder / f"{os.fsdecode(raw)}.bin"
     row = 12 * 16 * 3
     for shard_size in (None, HEADER_BYTES + 2 * row):
-        memload.build(pictures, path, size=(12, 16), num_workers=1, shard_size=shard_size, overwrite=True)
+        memload.build(
+            pictures, path, size=(12, 16), num_workers=1, shard_size=shard_size, overwrite=True
+        )
         assert_reads(path if shard_size is None else path.with_suffix(".idx"), np.stack([p for p, _ in pictures]),
                      [0, 1, 2, 3])  # fmt: skip
         assert len(list(folder.iterdir())) == (2 if shard_size is None else 3)

@@ -13,7 +13,11 @@ import pytest
 import memload
 
 PACKAGE = Path(memload.__file__).parent
-MODULES = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+MODULES = {
+    path.stem
+    for path in PACKAGE.iterdir()
+    if path.suffix == ".py" or (path / "__init__.py").exists()
+}
 
 
 def in_new_process(script: str, *arguments: str | Path) -> str:
@@ -25,13 +29,19 @@ def in_new_process(script: str, *arguments: str | Path) -> str:
 
 def loaded_after(statement: str, *names: str) -> str:
     """Return which of these modules a statement has loaded in a new process."""
-    return in_new_process(f"import sys\n{statement}\nprint(*(name for name in {names!r} if name in sys.modules))")
+    return in_new_process(
+        f"import sys\n{statement}\nprint(*(name for name in {names!r} if name in sys.modules))"
+    )
 
 
 def names_for_type_checkers() -> set[str]:
     """Return the names that ``__init__.py`` imports for type checkers alone."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    guarded = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    guarded = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
     imports = [node for block in guarded for node in block.body if isinstance(node, ast.ImportFrom)]
     return {alias.asname or alias.name for node in imports for alias in node.names}
 
@@ -48,7 +58,9 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_asking_for_the_version_or_for_help_loads_nothing_heavy(option: str) -> None:
-    statement = f"import memload.cli\ntry: memload.cli.main([{option!r}])\nexcept SystemExit: print()"
+    statement = (
+        f"import memload.cli\ntry: memload.cli.main([{option!r}])\nexcept SystemExit: print()"
+    )
     loaded = loaded_after(statement, "sys", "numpy", "torch", "PIL", "tqdm", "safetensors")
     assert loaded.splitlines()[-1] == "sys"
 
@@ -132,7 +144,9 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 
 def test_the_command_is_installed() -> None:
-    (entry,) = (entry for entry in metadata.distribution("memload").entry_points if entry.name == "memload")
+    (entry,) = (
+        entry for entry in metadata.distribution("memload").entry_points if entry.name == "memload"
+    )
     assert (entry.group, entry.value) == ("console_scripts", "memload.cli:main")
 
 

@@ -59,13 +59,13 @@ LACKING = """
 
 USED = """
     if __name__ == "__main__":
-        import memload, memload.bench, memload.cli, memload.format, memload.journal, memload.workers
+        import memload, memload.bench, memload.cli, memload.storage.format, memload.building.journal, memload.building.workers
 
         images, output = sys.argv[2], sys.argv[3]
-        assert memload.workers._CONTEXT.get_start_method() == "spawn"
+        assert memload.building.workers._CONTEXT.get_start_method() == "spawn"
         assert memload.build(images, output, size=8, num_workers=2).samples == 6
         assert memload.build(images, output, size=8, num_workers=0, overwrite=True).rejected == 0
-        with memload.journal.locked(memload.format.output_paths(output)[1]):
+        with memload.building.journal.locked(memload.storage.format.output_paths(output)[1]):
             try:
                 memload.build(images, output, size=8, num_workers=0, overwrite=True)
             except memload.BuildError as error:
@@ -75,7 +75,7 @@ USED = """
         assert memload.info(output)["samples"] == 6
         assert memload.verify(output).ok
         memload.preview(output, output.replace(".bin", ".png"))
-        from memload.feeds.choice import available_memory
+        from memload.machine import available_memory
         from memload.transforms import train
 
         dataset = memload.MemmapDataset(output)
@@ -114,7 +114,9 @@ def test_what_a_system_lacks_is_done_without(system: str, images: Path, tmp_path
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(LACKING) + textwrap.dedent(USED))
     command = [sys.executable, str(script), system, str(images), str(tmp_path / "out.bin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=100)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "done"
     names = sorted(path.name for path in tmp_path.iterdir() if path.is_file())

@@ -7,7 +7,11 @@ import torch.distributed as dist
 
 from memload import ranks
 
-NAMES = {"RANK": ranks.rank, "WORLD_SIZE": ranks.num_replicas, "LOCAL_WORLD_SIZE": ranks.local_replicas}
+NAMES = {
+    "RANK": ranks.rank,
+    "WORLD_SIZE": ranks.num_replicas,
+    "LOCAL_WORLD_SIZE": ranks.local_replicas,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +51,8 @@ def test_what_is_no_number_is_told(
 ) -> None:
     monkeypatch.setenv(name, told)
     with pytest.raises(
-        ValueError, match=rf"^{name}: expected an integer of at least [01], as torchrun sets it, found '"
+        ValueError,
+        match=rf"^{name}: expected an integer of at least [01], as torchrun sets it, found '",
     ):
         ask()
 

@@ -25,15 +25,21 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def names(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Any]]:
     """What a reader has: the names that the pages leave to them. In the current folder lie their files."""
     monkeypatch.chdir(tmp_path)
     for name in ("out.bin", "train.bin", "val.bin"):
         memload.build(folder, name, size=256, num_workers=0)
     files = sorted(folder.rglob("*.jpg"))
     rows = [f"{path.relative_to(folder)},{n},{n + 1},3,4" for n, path in enumerate(files)]
-    (tmp_path / "faces.csv").write_text("\n".join(["path,part_0_x,part_0_y,part_1_x,part_1_y", *rows]))
-    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3))
+    (tmp_path / "faces.csv").write_text(
+        "\n".join(["path,part_0_x,part_0_y,part_1_x,part_1_y", *rows])
+    )
+    model = torch.nn.Sequential(
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3)
+    )
     given: dict[str, Any] = {
         "__name__": "__main__",
         "model": model,
@@ -47,8 +53,14 @@ def names(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def run_commands(text: str) -> int:
     """Run what a console block types after memload; return how many commands that were."""
-    commands = [shlex.split(line[2:], comments=True) for line in text.splitlines() if line.startswith("$ memload ")]
-    commands = [command for command in commands if command[1] != "bench"]  # takes its time; see test_bench.py
+    commands = [
+        shlex.split(line[2:], comments=True)
+        for line in text.splitlines()
+        if line.startswith("$ memload ")
+    ]
+    commands = [
+        command for command in commands if command[1] != "bench"
+    ]  # takes its time; see test_bench.py
     for command in commands:
         done = CliRunner().invoke(main, command[1:] + ["--overwrite"] * (command[1] == "build"))
         assert done.exit_code == 0, f"{shlex.join(command)}: {done.output}"
@@ -74,10 +86,14 @@ def test_what_a_page_shows_runs(page: Path, names: dict[str, Any]) -> None:
     assert all(ran.values()) or page.name == "bench.md"  # the one command of which is left out
     if page.name == "README.md":
         assert names["images"].shape == (12, 3, 256, 256)
-        assert memload.MemmapDataset("dataset.bin").labels.tolist() == [number % 3 for number in range(12)]
+        assert memload.MemmapDataset("dataset.bin").labels.tolist() == [
+            number % 3 for number in range(12)
+        ]
     if page.name == "reading.md":
         memload.build(
-            memload.Manifest("faces.csv", root="images", points={"landmarks": "part_*"}), "faces.bin", size=16
+            memload.Manifest("faces.csv", root="images", points={"landmarks": "part_*"}),
+            "faces.bin",
+            size=16,
         )
         assert names["Faces"]("faces.bin")[0][1].shape == (2, 2)
         assert list(names["numbers"]()) == list(range(10))
@@ -104,7 +120,12 @@ def test_rates_in_the_tables_stand_in_the_results() -> None:
 
     files = (ROOT / "benchmarks" / "results").glob("*.jsonl")
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    settings = {number for line in lines for name in line["results"] for number in re.findall(r"\d[\d,]*", name)}
+    settings = {
+        number
+        for line in lines
+        for name in line["results"]
+        for number in re.findall(r"\d[\d,]*", name)
+    }
     found = [value for line in lines for value in leaves(line["results"])]
     tables = [line for line in PAGES[0].read_text().splitlines() if line.startswith("|")]
     rates = re.findall(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", "\n".join(tables))
@@ -113,11 +134,15 @@ def test_rates_in_the_tables_stand_in_the_results() -> None:
 
 
 def test_a_reader_gets_from_the_readme_to_every_page() -> None:
-    assert {page.name for page in PAGES[1:]} == set(re.findall(r"\(docs/(\w+\.md)\)", PAGES[0].read_text()))
+    assert {page.name for page in PAGES[1:]} == set(
+        re.findall(r"\(docs/(\w+\.md)\)", PAGES[0].read_text())
+    )
 
 
 def test_the_picture_is_drawn_from_the_newest_result() -> None:
-    assert picture.TARGET.read_text() == picture.draw(*picture.newest()), "run python benchmarks/picture.py"
+    assert picture.TARGET.read_text() == picture.draw(*picture.newest()), (
+        "run python benchmarks/picture.py"
+    )
 
 
 def test_the_picture_is_of_the_feeds_where_these_are_measured_beside_jpegs(
@@ -127,7 +152,13 @@ def test_the_picture_is_of_the_feeds_where_these_are_measured_beside_jpegs(
         return {"median": median, "lower_quartile": median, "upper_quartile": median, "repeats": 3}
 
     def line(benchmark: str, results: dict[str, Any], **parameters: Any) -> dict[str, Any]:
-        return {"benchmark": benchmark, "when": "1", "machine": machine, "parameters": parameters, "results": results}
+        return {
+            "benchmark": benchmark,
+            "when": "1",
+            "machine": machine,
+            "parameters": parameters,
+            "results": results,
+        }
 
     machine = {"cpu": "a CPU", "cores": 4, "gpu": "a GPU", "gpus": 1}
     names = [
@@ -137,19 +168,34 @@ def test_the_picture_is_of_the_feeds_where_these_are_measured_beside_jpegs(
         "Loader, dma",
         "Loader, uva",
     ]
-    trained = {name: {"images/s": spread(10.0 * n)} for n, name in enumerate([*names, "synthetic"], 1)}
-    stem, deep = (line("train_step", trained, model=model, workers=4) for model in ("stem", "ResNet-50"))
-    names = ["JPEGs in a DataLoader", "DataLoader over MemmapDataset, fast_collate", "Loader, pinned, 12 threads"]
+    trained = {
+        name: {"images/s": spread(10.0 * n)} for n, name in enumerate([*names, "synthetic"], 1)
+    }
+    stem, deep = (
+        line("train_step", trained, model=model, workers=4) for model in ("stem", "ResNet-50")
+    )
+    names = [
+        "JPEGs in a DataLoader",
+        "DataLoader over MemmapDataset, fast_collate",
+        "Loader, pinned, 12 threads",
+    ]
     names += ["Loader, uva", "Loader, dma", "one copy"]
     group = "what else there is, behind the first batch of each worker, 224×224×3, batch 256"
-    fed = line("feeds", {group: {name: spread(7.0 * n) for n, name in enumerate(names, 1)} | {"workers": 4}})
+    fed = line(
+        "feeds",
+        {group: {name: spread(7.0 * n) for n, name in enumerate(names, 1)} | {"workers": 4}},
+    )
     old = line("feeds", {"what else there is": {"JPEGs in a DataLoader": spread(1.0)}})
     monkeypatch.setattr(picture, "HERE", tmp_path)
     (tmp_path / "results").mkdir()
 
     def drawn(*lines: dict[str, Any]) -> list[str]:
-        (tmp_path / "results" / "some.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-        return re.findall(r'class="bold" x="[\d.]+" y="\d+">([\d.]+)<', picture.draw(*picture.newest()))
+        (tmp_path / "results" / "some.jsonl").write_text(
+            "".join(json.dumps(one) + "\n" for one in lines)
+        )
+        return re.findall(
+            r'class="bold" x="[\d.]+" y="\d+">([\d.]+)<', picture.draw(*picture.newest())
+        )
 
     assert drawn(stem, deep, old) == ["10", "20", "30", "40", "50", "60"]
     assert drawn(stem, deep, fed) == ["7", "14", "21", "28", "35", "42"]

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -14,6 +13,7 @@ from memload.feeds.interface import Feed, Samples
 from memload.feeds.pinned import PinnedFeed
 from memload.feeds.resident import ResidentFeed
 from memload.feeds.uva import UvaFeed
+from memload.machine import available_memory
 
 FeedName = Literal["auto", "resident", "dma", "uva", "pinned", "cpu"]
 FEEDS: tuple[str, ...] = get_args(FeedName)
@@ -37,7 +37,12 @@ class Choice(NamedTuple):
 
 
 def choose_feed(
-    name: FeedName, samples: Samples, device: torch.device, *, num_threads: int, prefetch_factor: int
+    name: FeedName,
+    samples: Samples,
+    device: torch.device,
+    *,
+    num_threads: int,
+    prefetch_factor: int,
 ) -> tuple[Feed, Choice]:
     """Return the feed, made, with what was chosen and why.
 
@@ -57,7 +62,9 @@ def choose_feed(
         if which == "uva":
             return UvaFeed(samples, device, num_threads=num_threads)
         callers = pinned_callers(num_threads, prefetch_factor)
-        return PinnedFeed(samples, device, num_threads=num_threads, callers=callers, most=callers + 2)
+        return PinnedFeed(
+            samples, device, num_threads=num_threads, callers=callers, most=callers + 2
+        )
 
     if name != "auto":
         feed, choice = make(name), Choice(name, "asked for")
@@ -77,13 +84,17 @@ def pinned_callers(num_threads: int, prefetch_factor: int) -> int:
     return max(1, min(num_threads, 3 * prefetch_factor))
 
 
-def first_that_serves(make: Callable[[str], Feed], samples: Samples, device: torch.device) -> tuple[Feed, Choice]:
+def first_that_serves(
+    make: Callable[[str], Feed], samples: Samples, device: torch.device
+) -> tuple[Feed, Choice]:
     """Return the fastest feed that there is room for and that can be made, and why it was chosen."""
     row_bytes = samples.shards.array.row_bytes
     rows = len(samples.shards) * row_bytes
     all_bytes = rows + sum(column.nbytes for column in samples.columns)
     free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by torch, used by nobody
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+        device
+    )  # held by torch, used by nobody
     ram = available_memory()
     on_device = f"{RESIDENT_SHARE:.0%} of {_gigabytes(free)} free on {device}"
     in_ram = f"{REGISTERED_SHARE:.0%} of {_gigabytes(ram)} available RAM"
@@ -96,56 +107,12 @@ def first_that_serves(make: Callable[[str], Feed], samples: Samples, device: tor
             refused.append(f"{way}: {_gigabytes(size)} do not fit in {where}")
             continue
         try:
-            return make(way), Choice(way, "; ".join([f"{_gigabytes(size)} fit in {where}", *refused]))
+            return make(way), Choice(
+                way, "; ".join([f"{_gigabytes(size)} fit in {where}", *refused])
+            )
         except FeedError as error:
             refused.append(f"{way}: {error}")
     return make("pinned"), Choice("pinned", "; ".join(refused))
-
-
-def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of RAM that this process could come to use, page cache included, within its containers' limits.
-
-    The kernel's own estimate (MemAvailable), and for every control group above the process its limit less what is
-    used in it and is not page cache. 0 where the system does not tell.
-    """
-    available = 0
-    try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return available
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
-        if controllers == "":
-            folder, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            folder = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-        else:
-            continue
-        inner = folder / path.lstrip("/")
-        for at in [inner, *inner.parents]:
-            left = _left_in(at, *names)
-            if left is not None:
-                available = min(available, left)
-            if at == folder:
-                break
-    return available
-
-
-def _left_in(group: Path, limit: str, usage: str, prefix: str) -> int | None:
-    """Return what a control group may still use; None if it has no limit, or is out of sight."""
-    try:
-        most = int((group / limit).read_text())
-        used = int((group / usage).read_text())
-        for line in (group / "memory.stat").read_text().splitlines():
-            if line.startswith((f"{prefix}active_file ", f"{prefix}inactive_file ")):
-                used -= int(line.split()[1])
-    except (OSError, ValueError):  # ValueError: no limit is written as 'max'
-        return None
-    return max(0, most - max(0, used))
 
 
 def _gigabytes(size: int) -> str:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.buffers import BufferPool
 from memload.errors import FeedError
+from memload.feeds.buffers import BufferPool
 from memload.feeds.gathering import Gatherer
 from memload.feeds.interface import Fetch, Samples
 
@@ -23,7 +23,9 @@ class CpuFeed:
 
     def __init__(self, samples: Samples, device: torch.device, *, keep: int) -> None:
         if device.type != "cpu":
-            raise FeedError(f"feed 'cpu': expected the CPU as device, found {device}. Choose another feed or device")
+            raise FeedError(
+                f"feed 'cpu': expected the CPU as device, found {device}. Choose another feed or device"
+            )
         self._samples, self._gatherer = samples, Gatherer(samples.shards)
         self._pool, self.device = BufferPool(keep), device
 

@@ -29,7 +29,9 @@ class PageCacheFeed:
 
     def __init__(self, samples: Samples, device: torch.device, *, num_threads: int) -> None:
         if device.type != "cuda":
-            raise FeedError(f"feed {self.name!r}: expected a CUDA device, found {device}. Use feed='cpu'")
+            raise FeedError(
+                f"feed {self.name!r}: expected a CUDA device, found {device}. Use feed='cpu'"
+            )
         self._check(device)
         self._samples, self.device = samples, device
         self._row_bytes = samples.shards.array.row_bytes
@@ -69,10 +71,14 @@ class PageCacheFeed:
         if len(ready) == len(rows):
             self._prepare(rows)(0, len(rows), out)
             return
-        some = torch.empty(self._samples.shape(len(ready)), dtype=self._samples.dtype, device=self.device)
+        some = torch.empty(
+            self._samples.shape(len(ready)), dtype=self._samples.dtype, device=self.device
+        )
         self._prepare(rows[ready])(0, len(ready), some)
         flat, width = out.view(torch.uint8).view(len(rows), -1), self._row_bytes
-        flat.index_copy_(0, upload(ready, self.device), some.view(torch.uint8).view(len(ready), width))
+        flat.index_copy_(
+            0, upload(ready, self.device), some.view(torch.uint8).view(len(ready), width)
+        )
         self._fill(rows, np.flatnonzero(~is_ready), out)
 
     def _fill(self, rows: np.ndarray, missing: np.ndarray, out: Tensor) -> None:
@@ -110,7 +116,9 @@ class DmaFeed(PageCacheFeed):
 
     def _prepare(self, rows: np.ndarray) -> Copy:
         places = self._pages.locate(rows)
-        return lambda start, stop, out: self._copy(places.address[start:stop], places.split[start:stop], out)
+        return lambda start, stop, out: self._copy(
+            places.address[start:stop], places.split[start:stop], out
+        )
 
     def _copy(self, address: np.ndarray, split: np.ndarray, out: Tensor) -> None:
         if not len(address):
@@ -137,7 +145,9 @@ class DmaFeed(PageCacheFeed):
             driver.CUstream(stream),
         )
         if int(status):
-            raise FeedError(f"feed 'dma': expected {len(size)} copies to start, found {status.name}. Use feed='pinned'")
+            raise FeedError(
+                f"feed 'dma': expected {len(size)} copies to start, found {status.name}. Use feed='pinned'"
+            )
 
 
 def _driver() -> Any:
@@ -145,7 +155,9 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError:
-        raise FeedError("feed 'dma': expected NVIDIA's bindings, found none: pip install cuda-bindings") from None
+        raise FeedError(
+            "feed 'dma': expected NVIDIA's bindings, found none: pip install cuda-bindings"
+        ) from None
     status, version = driver.cuDriverGetVersion()
     if not hasattr(driver, "cuMemcpyBatchAsync") or int(status) or version < 12080:
         raise FeedError(

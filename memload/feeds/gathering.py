@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from memload.shards import Shards
+from memload.storage.shards import Shards
 
 #: After pages had to be read from the disk, so many gathers more are asked for ahead.
 _STAY_COLD = 64
@@ -31,7 +31,9 @@ class Gatherer:
         self._shards.gather(rows[:first], out[:first])
         if self._cold or _major_faults() > before:
             self._shards.ask_for(rows[first:])
-            self._shards.secure(rows[first:], again=True)  # they may have been in RAM once, and not be any more
+            self._shards.secure(
+                rows[first:], again=True
+            )  # they may have been in RAM once, and not be any more
         self._shards.gather(rows[first:], out[first:])
         if _major_faults() > before:
             self._cold = _STAY_COLD

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.shards import Shards
+from memload.storage.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,8 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
 
 def widest_word(row_bytes: int) -> torch.dtype:
     """Return the widest type that rows are whole numbers of; where a page begins with one, all begin at multiples."""
-    return next(word for word in (torch.int64, torch.int32, torch.int16, torch.int8) if not row_bytes % word.itemsize)
+    return next(
+        word
+        for word in (torch.int64, torch.int32, torch.int16, torch.int8)
+        if not row_bytes % word.itemsize
+    )

@@ -20,9 +20,9 @@ import torch
 
 from memload.errors import FeedError, FormatError
 from memload.feeds.staging import register, unregister
-from memload.format import HEADER_BYTES
-from memload.mapping import fault_in, identity
-from memload.shards import Shards
+from memload.storage.format import HEADER_BYTES
+from memload.storage.mapping import fault_in, identity
+from memload.storage.shards import Shards
 
 #: Bytes registered at a time: 3 ms where they are in RAM (12.5 ms a gigabyte in all, one H200's host).
 WINDOW_BYTES = 256 << 20
@@ -55,7 +55,9 @@ class Pages:
         if not hasattr(mmap, "MAP_SHARED"):
             raise FeedError("registering pages: expected a system with shared maps, such as Linux")
         self._row_bytes, self._device = row_bytes, device
-        self._files = [_open(path, known) for path, known in zip(shards.paths, shards.identities, strict=True)]
+        self._files = [
+            _open(path, known) for path, known in zip(shards.paths, shards.identities, strict=True)
+        ]
         self._starts = np.array(shards.starts[:-1], np.int64)
         self._bases = np.array([file.address for file in self._files], np.int64)
         windows = [len(file.registered) for file in self._files]
@@ -65,7 +67,10 @@ class Pages:
             file.probe(device)
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=_register_all, args=(self._files, device, self._stop), name="memload-register", daemon=True
+            target=_register_all,
+            args=(self._files, device, self._stop),
+            name="memload-register",
+            daemon=True,
         )
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._stop, self._thread, os.getpid())
@@ -110,12 +115,16 @@ class Pages:
         """Copy the bytes of all rows, one shard after the other, into ``out`` (uint8), on the current stream."""
         for file, start in zip(self._files, self._starts.tolist(), strict=True):
             for window in range(len(file.registered)):
-                with contextlib.suppress(FeedError):  # such a window is copied all the same, only more slowly
+                with contextlib.suppress(
+                    FeedError
+                ):  # such a window is copied all the same, only more slowly
                     file.register(window, self._device)
                 first = max(window * WINDOW_BYTES, HEADER_BYTES)
                 size = min((window + 1) * WINDOW_BYTES, len(file.bytes)) - first
                 # an array made of the address, since torch warns of one that must not be written to
-                pages = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(file.address + first))
+                pages = np.ctypeslib.as_array(
+                    (ctypes.c_uint8 * size).from_address(file.address + first)
+                )
                 at = start * self._row_bytes + first - HEADER_BYTES
                 out[at : at + size].copy_(torch.from_numpy(pages), non_blocking=True)
             file.readers.add(torch.cuda.current_stream(self._device))
@@ -163,7 +172,9 @@ class _File:
         try:
             fault_in(self.address + start, len(pages))
         except OSError as error:  # touching them would end the process
-            raise FormatError(f"{self.path}: cannot be read: {error.strerror}", path=self.path) from error
+            raise FormatError(
+                f"{self.path}: cannot be read: {error.strerror}", path=self.path
+            ) from error
         np.add.reduce(pages[:: mmap.PAGESIZE], dtype=np.int64)  # on systems where that did nothing
         with self._lock, torch.cuda.device(device):
             if not self.registered[window]:
@@ -193,7 +204,9 @@ def _try(path: Path, address: int, size: int) -> None:
     try:
         register(address, size, _PORTABLE | _READ_ONLY)
     except FeedError as error:
-        raise FeedError(f"{path}: its pages cannot be registered, as its filesystem or CUDA refuses: {error}") from None
+        raise FeedError(
+            f"{path}: its pages cannot be registered, as its filesystem or CUDA refuses: {error}"
+        ) from None
 
 
 def _register_all(files: Sequence[_File], device: torch.device, stop: threading.Event) -> None:
@@ -203,7 +216,10 @@ def _register_all(files: Sequence[_File], device: torch.device, stop: threading.
                 return
             try:
                 file.register(window, device)
-            except (FeedError, FormatError) as error:  # its rows go on coming by way of the CPU, which tells which fail
+            except (
+                FeedError,
+                FormatError,
+            ) as error:  # its rows go on coming by way of the CPU, which tells which fail
                 logging.getLogger("memload").warning("%s", error)
                 break
 
@@ -214,7 +230,9 @@ def _end(stop: threading.Event, thread: threading.Thread, process: int) -> None:
         thread.join(_GRACE)
 
 
-def _release(mapped: np.ndarray, registered: np.ndarray, readers: set[torch.cuda.Stream], process: int) -> None:
+def _release(
+    mapped: np.ndarray, registered: np.ndarray, readers: set[torch.cuda.Stream], process: int
+) -> None:
     if os.getpid() != process:
         return
     for stream in readers:

@@ -30,9 +30,13 @@ class PinnedFeed:
 
     name: ClassVar[str] = "pinned"
 
-    def __init__(self, samples: Samples, device: torch.device, *, num_threads: int, callers: int, most: int) -> None:
+    def __init__(
+        self, samples: Samples, device: torch.device, *, num_threads: int, callers: int, most: int
+    ) -> None:
         if device.type != "cuda":
-            raise FeedError(f"feed 'pinned': expected a CUDA device, found {device}. Use feed='cpu'")
+            raise FeedError(
+                f"feed 'pinned': expected a CUDA device, found {device}. Use feed='cpu'"
+            )
         self._samples, self.device, self._gatherer = samples, device, Gatherer(samples.shards)
         self._helpers = max(0, num_threads - callers)
         self._parts, self._most = 1 + -(-self._helpers // callers), most
@@ -44,7 +48,10 @@ class PinnedFeed:
         """See `Feed.prepare`. Fetching blocks while rows are gathered."""
         rows = self._samples.row[samples]
         columns = [upload(column[samples], self.device) for column in self._samples.columns]
-        return lambda start, stop: [self.fetch_rows(rows[start:stop]), *(column[start:stop] for column in columns)]
+        return lambda start, stop: [
+            self.fetch_rows(rows[start:stop]),
+            *(column[start:stop] for column in columns),
+        ]
 
     def fetch_rows(self, rows: np.ndarray) -> Tensor:
         """Return the pixels of rows ``(N, H, W, C)``."""

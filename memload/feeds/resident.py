@@ -12,7 +12,7 @@ from torch import Tensor
 from memload.errors import FeedError
 from memload.feeds.interface import Fetch, Samples, upload, widest_word
 from memload.feeds.pages import Pages
-from memload.shards import Shards
+from memload.storage.shards import Shards
 
 #: What `torch.index_select` takes on CUDA in place of types that it does not.
 _INDEXED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -28,14 +28,18 @@ class ResidentFeed:
 
     def __init__(self, samples: Samples, device: torch.device) -> None:
         if device.type != "cuda":
-            raise FeedError(f"feed 'resident': expected a CUDA device, found {device}. Use feed='cpu'")
+            raise FeedError(
+                f"feed 'resident': expected a CUDA device, found {device}. Use feed='cpu'"
+            )
         self._samples, self.device = samples, device
         self._one_to_one = np.array_equal(samples.row, np.arange(len(samples.row)))
         try:
             self._rows: Tensor | None = _rows_on(samples.shards, device)
             self._columns = [torch.from_numpy(column).to(device) for column in samples.columns]
             self._dtypes = [column.dtype for column in self._columns]
-            self._columns = [column.view(_INDEXED.get(column.dtype, column.dtype)) for column in self._columns]
+            self._columns = [
+                column.view(_INDEXED.get(column.dtype, column.dtype)) for column in self._columns
+            ]
         except torch.OutOfMemoryError as error:
             free, _ = torch.cuda.mem_get_info(device)
             needed = len(samples.shards) * samples.shards.array.row_bytes

@@ -38,6 +38,8 @@ class UvaFeed(PageCacheFeed):
 
         def copy(start: int, stop: int, out: Tensor) -> None:
             if stop > start:
-                self._kernel[(_PROGRAMS,)](addresses[start:stop], out.view(-1).view(word), words, stop - start, block)
+                self._kernel[(_PROGRAMS,)](
+                    addresses[start:stop], out.view(-1).view(word), words, stop - start, block
+                )
 
         return copy

@@ -13,4 +13,8 @@ def gather_rows(addresses, out, words, count, BLOCK: tl.constexpr):  # noqa: N80
         source = tl.load(addresses + row).to(tl.pointer_type(out.dtype.element_ty), bitcast=True)
         offset = (job % blocks) * BLOCK + tl.arange(0, BLOCK)
         inside = offset < words
-        tl.store(out + row.to(tl.int64) * words + offset, tl.load(source + offset, mask=inside), mask=inside)
+        tl.store(
+            out + row.to(tl.int64) * words + offset,
+            tl.load(source + offset, mask=inside),
+            mask=inside,
+        )

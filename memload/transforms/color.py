@@ -28,7 +28,11 @@ class ColorJitter(Transform):
     """
 
     def __init__(
-        self, brightness: Range = None, contrast: Range = None, saturation: Range = None, hue: Range = None
+        self,
+        brightness: Range = None,
+        contrast: Range = None,
+        saturation: Range = None,
+        hue: Range = None,
     ) -> None:
         self.brightness = self._around("brightness", brightness)
         self.contrast = self._around("contrast", contrast)
@@ -45,16 +49,24 @@ class ColorJitter(Transform):
         """Change each sample by its own factors: number 0 to 3 of its draws, in the order that 4 to 7 sort to."""
         _check(self, images)
         drawn = draws.uniform(8)
-        active = [(number, name) for number, name in enumerate(_RANGES) if getattr(self, name) is not None]
+        active = [
+            (number, name) for number, name in enumerate(_RANGES) if getattr(self, name) is not None
+        ]
         # of one change alone the order says nothing, and no sample has to be picked out
-        order = drawn[4:].argsort(0) if len(active) > 1 else np.full((1, len(images)), [n for n, _ in active] or -1)
+        order = (
+            drawn[4:].argsort(0)
+            if len(active) > 1
+            else np.full((1, len(images)), [n for n, _ in active] or -1)
+        )
         images = images.clone()
         for turn in order:
             for number, name in active:
                 places = np.flatnonzero(turn == number)
                 if places.size:
                     limits = getattr(self, name)
-                    factors = (limits[0] + (limits[1] - limits[0]) * drawn[number, places]).astype(np.float32)
+                    factors = (limits[0] + (limits[1] - limits[0]) * drawn[number, places]).astype(
+                        np.float32
+                    )
                     factor = to_device(factors, images.device)[:, None, None, None]
                     if places.size == len(images):
                         images = _CHANGES[name](images, factor)
@@ -129,7 +141,9 @@ def _hue(images: Tensor, factor: Tensor) -> Tensor:
     spread = value - pixels.amin(1, keepdim=True)
     below = (value - pixels) / torch.where(spread == 0, 1, spread)
     red, green, blue = below[:, 0:1], below[:, 1:2], below[:, 2:3]
-    sixth = torch.where(most == 0, blue - green, torch.where(most == 1, 2 + red - blue, 4 + green - red))
+    sixth = torch.where(
+        most == 0, blue - green, torch.where(most == 1, 2 + red - blue, 4 + green - red)
+    )
     hue = (sixth * (1 / 6) + 1).fmod(1).add(factor).remainder(1)
     # a channel is full for a third of the circle around its colour, and rises and falls beside it
     away = torch.arange(5, 0, -2, device=images.device)[:, None, None]  # red, green, blue
@@ -138,4 +152,9 @@ def _hue(images: Tensor, factor: Tensor) -> Tensor:
     return (turned * (256 - 1e-3)).to(torch.uint8) if whole else turned.to(images.dtype)
 
 
-_CHANGES = {"brightness": _brightness, "contrast": _contrast, "saturation": _saturation, "hue": _hue}
+_CHANGES = {
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "saturation": _saturation,
+    "hue": _hue,
+}

@@ -56,20 +56,32 @@ class Compose(Transform):
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
         if more:
-            raise TypeError(f"Compose: transforms: expected one list, found {1 + len(more)} arguments. Write [...]")
+            raise TypeError(
+                f"Compose: transforms: expected one list, found {1 + len(more)} arguments. Write [...]"
+            )
         if isinstance(points, str) or not isinstance(points, Sequence):
             raise self._wrong("points", "names of columns", repr(points))
         if not is_integer(views) or views < 1:
             raise self._wrong("views", "an integer of at least 1", repr(views))
         if memory_format not in (torch.channels_last, torch.contiguous_format):
-            raise self._wrong("memory_format", "torch.channels_last or torch.contiguous_format", repr(memory_format))
-        self.transforms, self.points, self.views = tuple(_flat(transforms, memory_format)), tuple(points), views
+            raise self._wrong(
+                "memory_format",
+                "torch.channels_last or torch.contiguous_format",
+                repr(memory_format),
+            )
+        self.transforms, self.points, self.views = (
+            tuple(_flat(transforms, memory_format)),
+            tuple(points),
+            views,
+        )
         self.memory_format = memory_format
         self._steps = _grouped(self.transforms)
         self._seen = 0
 
     def __repr__(self) -> str:
-        options = [f"points={self.points}"] * bool(self.points) + [f"views={self.views}"] * (self.views > 1)
+        options = [f"points={self.points}"] * bool(self.points) + [f"views={self.views}"] * (
+            self.views > 1
+        )
         lines = [repr(step).replace("\n", "\n    ") for _, step in self._steps] + options
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
 
@@ -85,7 +97,9 @@ class Compose(Transform):
     ) -> "Compose":
         """Return this list with what its transforms leave to the data set filled in."""
         bound = [
-            step.bind(mean=mean, std=std, num_classes=num_classes) if isinstance(step, Transform) else step
+            step.bind(mean=mean, std=std, num_classes=num_classes)
+            if isinstance(step, Transform)
+            else step
             for step in self.transforms
         ]
         made = copy.copy(self)  # of its own class
@@ -136,12 +150,20 @@ class Prepared:
 
     @_untraced
     def __call__(
-        self, images: Tensor, columns: Mapping[str, Tensor] | None = None, start: int = 0, stop: int | None = None
+        self,
+        images: Tensor,
+        columns: Mapping[str, Tensor] | None = None,
+        start: int = 0,
+        stop: int | None = None,
     ) -> Any:
         """Transform the images of ``samples[start:stop]``."""
         if not (is_integer(start) and (stop is None or is_integer(stop)) and start >= 0):
-            raise self._compose._wrong("start and stop", "integers of at least 0", f"{start!r} and {stop!r}")
-        given = self._checked(images, {} if columns is None else columns, len(self._samples[start:stop]))
+            raise self._compose._wrong(
+                "start and stop", "integers of at least 0", f"{start!r} and {stop!r}"
+            )
+        given = self._checked(
+            images, {} if columns is None else columns, len(self._samples[start:stop])
+        )
         views = [self._view(images, given, start, view) for view in range(self._compose.views)]
         if len(views) == 1:
             return views[0][0] if columns is None else views[0]
@@ -149,9 +171,13 @@ class Prepared:
         if columns is None:
             return pictures
         values = {name: tuple(view[1][name] for view in views) for name in views[0][1]}
-        return pictures, {n: v[0] if all(one is v[0] for one in v) else v for n, v in values.items()}
+        return pictures, {
+            n: v[0] if all(one is v[0] for one in v) else v for n, v in values.items()
+        }
 
-    def _view(self, images: Tensor, columns: Columns, start: int, view: int) -> tuple[Tensor, Columns]:
+    def _view(
+        self, images: Tensor, columns: Columns, start: int, view: int
+    ) -> tuple[Tensor, Columns]:
         given, stop = images, start + images.shape[0]
         for position, step in self._compose._steps:
             if isinstance(step, Fused):
@@ -168,11 +194,15 @@ class Prepared:
                         raise self._wrong(step, f"columns with {name!r}, which points names", found)
             else:
                 if images is given and self._compose.views > 1:
-                    images = images.clone()  # which a step of the user's may change, before the next view sees them
+                    images = (
+                        images.clone()
+                    )  # which a step of the user's may change, before the next view sees them
                 images = self._checked_images(step(images), step, stop - start)
         return images.contiguous(memory_format=self._compose.memory_format), columns
 
-    def _plan(self, step: Fused, position: int, images: Tensor, start: int, view: int) -> tuple[Plan, int]:
+    def _plan(
+        self, step: Fused, position: int, images: Tensor, start: int, view: int
+    ) -> tuple[Plan, int]:
         """Return a plan that holds for these images, and its first sample's place in the stretch."""
         kind = images.shape[1:], images.dtype
         with self._planning:
@@ -196,23 +226,39 @@ class Prepared:
         wrong, points = self._compose._wrong, self._compose.points
         if not isinstance(images, Tensor) or images.ndim != 4:
             found = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            raise wrong("images", "a tensor (N, C, H, W)", found, ". A Loader gives it whole batches")
+            raise wrong(
+                "images", "a tensor (N, C, H, W)", found, ". A Loader gives it whole batches"
+            )
         first = self._compose.transforms[:1]
-        given_to_ours = not first or isinstance(first[0], Transform)  # one of the user's may take what it likes
+        given_to_ours = not first or isinstance(
+            first[0], Transform
+        )  # one of the user's may take what it likes
         if given_to_ours and images.dtype not in _DTYPES:
             advice = ". Begin the list with what makes floats of them: lambda images: images.float() / 65535"
             raise wrong(
-                "images", "uint8 or a floating dtype", images.dtype, advice if images.dtype == torch.uint16 else ""
+                "images",
+                "uint8 or a floating dtype",
+                images.dtype,
+                advice if images.dtype == torch.uint16 else "",
             )
         if 0 in images.shape[1:]:
             raise wrong("images", "pixels", tuple(images.shape))
         # no picture is so narrow, and has so many channels
         if given_to_ours and min(images.shape[1:3]) > 16 and images.shape[3] in (1, 3, 4):
             raise wrong(
-                "images", "(N, C, H, W)", f"{tuple(images.shape)}, channels last", ". Write images.permute(0, 3, 1, 2)"
+                "images",
+                "(N, C, H, W)",
+                f"{tuple(images.shape)}, channels last",
+                ". Write images.permute(0, 3, 1, 2)",
             )
         if not isinstance(columns, Mapping):
-            raise TypeError(str(wrong("columns", "tensors by name", type(columns).__name__, ". Write {'label': …}")))
+            raise TypeError(
+                str(
+                    wrong(
+                        "columns", "tensors by name", type(columns).__name__, ". Write {'label': …}"
+                    )
+                )
+            )
         for name, value in columns.items():
             if not isinstance(value, Tensor) or not value.ndim or len(value) != len(images):
                 found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -221,7 +267,12 @@ class Prepared:
             raise wrong("samples", f"integers ({len(images)},)", f"({count},)")
         for name in points:
             value = columns.get(name)
-            if value is None or value.shape[0] != len(images) or value.ndim != 3 or value.shape[2] != 2:
+            if (
+                value is None
+                or value.shape[0] != len(images)
+                or value.ndim != 3
+                or value.shape[2] != 2
+            ):
                 found = "none" if value is None else tuple(value.shape)
                 raise wrong(f"points: column {name!r}", f"a tensor ({len(images)}, K, 2)", found)
         return {
@@ -243,7 +294,9 @@ class Prepared:
         return self._wrong(step, expected, found)
 
     def _wrong(self, step: object, expected: str, found: Any) -> ValueError:
-        return self._compose._wrong(f"{type(step).__name__} in its list", f"to return {expected}", found)
+        return self._compose._wrong(
+            f"{type(step).__name__} in its list", f"to return {expected}", found
+        )
 
 
 def here() -> int:
@@ -254,17 +307,25 @@ def here() -> int:
 
 def _flat(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
     if not isinstance(transforms, Iterable):
-        raise TypeError(f"Compose: transforms: expected a list of callables, found {transforms!r}. Write [...]")
+        raise TypeError(
+            f"Compose: transforms: expected a list of callables, found {transforms!r}. Write [...]"
+        )
     flat: list[Any] = []
     for step in transforms:
         if isinstance(step, Compose):
-            if step.points or step.views != 1 or step.memory_format not in (torch.channels_last, memory_format):
+            if (
+                step.points
+                or step.views != 1
+                or step.memory_format not in (torch.channels_last, memory_format)
+            ):
                 raise ValueError(
                     "Compose: transforms: expected points, views and memory_format at the outermost, found them inside"
                 )
             flat += step.transforms
         elif getattr(step, "__module__", "") == "memload.transforms.recipes":
-            raise TypeError(f"Compose: transforms: expected callables of images, found {step.__name__} itself. Call it")
+            raise TypeError(
+                f"Compose: transforms: expected callables of images, found {step.__name__} itself. Call it"
+            )
         elif callable(step) and not isinstance(step, type):
             flat.append(step)
         else:

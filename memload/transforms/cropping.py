@@ -65,7 +65,11 @@ class RandomCrop(Geometric):
             self._flag("pad_if_needed", pad_if_needed),
             self._numbers("fill", fill),
         )
-        sides = tuple(padding) if isinstance(padding, Sequence) else (0 if padding is None else padding,)
+        sides = (
+            tuple(padding)
+            if isinstance(padding, Sequence)
+            else (0 if padding is None else padding,)
+        )
         if len(sides) not in (1, 2, 4) or not all(is_integer(side) and side >= 0 for side in sides):
             raise self._wrong("padding", "1, 2 or 4 integers of at least 0", repr(padding))
         if padding_mode != "constant":
@@ -83,7 +87,12 @@ class RandomCrop(Geometric):
                 before, padded = before + size - padded, 2 * size - padded
             if padded < size:
                 found = f"{size} of {padded} pixels"
-                raise self._wrong("size", "no more than the padded image", found, ". Give padding or pad_if_needed")
+                raise self._wrong(
+                    "size",
+                    "no more than the padded image",
+                    found,
+                    ". Give padding or pad_if_needed",
+                )
             axis.crop((drawn * (padded - size + 1)).astype(np.int64) - before, size)
 
 
@@ -109,8 +118,12 @@ class Resize(Geometric):
             self.size = pair[0] if not isinstance(size, Sequence) or len(size) == 1 else pair
         self.max_size, self.antialias = max_size, _check(self, interpolation, antialias)
         least = self.size if isinstance(self.size, int) else 0
-        if max_size is not None and (isinstance(self.size, tuple) or not is_integer(max_size) or max_size <= least):
-            raise self._wrong("max_size", "more than size, which is one number or None", f"{max_size} and {size}")
+        if max_size is not None and (
+            isinstance(self.size, tuple) or not is_integer(max_size) or max_size <= least
+        ):
+            raise self._wrong(
+                "max_size", "more than size, which is one number or None", f"{max_size} and {size}"
+            )
         if max_size is None and size is None:
             raise self._wrong("size and max_size", "one of them at least", "neither")
 
@@ -118,7 +131,9 @@ class Resize(Geometric):
         """Resize both axes."""
         if not isinstance(self.size, tuple):
             short, long = sorted((height.extent, width.extent))
-            small, large = (short, long) if self.size is None else (self.size, int(self.size * long / short))
+            small, large = (
+                (short, long) if self.size is None else (self.size, int(self.size * long / short))
+            )
             if self.max_size is not None and (self.size is None or large > self.max_size):
                 small, large = max(1, int(self.max_size * small / large)), self.max_size
             sizes = (large, small) if height.extent > width.extent else (small, large)
@@ -155,7 +170,10 @@ class RandomResizedCrop(Geometric):
         start, length, found = random_boxes(draws, extents, self.scale, self.ratio, 1)
         if not found.all():
             # a pixel at least, where torchvision's formula gives none
-            whole = max(1, min(h, round(w / self.ratio[0]))), max(1, min(w, round(h * self.ratio[1])))
+            whole = (
+                max(1, min(h, round(w / self.ratio[0]))),
+                max(1, min(w, round(h * self.ratio[1]))),
+            )
             for axis in (0, 1):
                 length[axis] = np.where(found, length[axis], whole[axis])
                 start[axis] = np.where(found, start[axis], (extents[axis] - whole[axis]) // 2)

@@ -13,7 +13,9 @@ Integers = TypeVar("Integers", np.ndarray, torch.Tensor)
 # torch has no uint64 arithmetic. Overflow wraps in both libraries.
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _ONE, _TWO = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
-_ROUNDS = tuple((np.uint64(bits), np.uint64(factor % (1 << 64))) for bits, factor in ((30, _ONE), (27, _TWO)))
+_ROUNDS = tuple(
+    (np.uint64(bits), np.uint64(factor % (1 << 64))) for bits, factor in ((30, _ONE), (27, _TWO))
+)
 _LAST, _KEPT = np.uint64(31), np.uint64(11)
 
 
@@ -48,7 +50,9 @@ class Draws:
     arguments goes into them. Made on the host, so that devices cannot differ.
     """
 
-    def __init__(self, samples: np.ndarray, seed: int, epoch: int, position: int, view: int) -> None:
+    def __init__(
+        self, samples: np.ndarray, seed: int, epoch: int, position: int, view: int
+    ) -> None:
         self._samples, self._key = samples, _key(seed, epoch, position, view)
 
     def __len__(self) -> int:
@@ -81,5 +85,7 @@ def _steps(first: int, count: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1024)
 def _key(*parts: int) -> int:
-    digest = hashlib.blake2b(" ".join(map(str, ("memload.transforms", *parts))).encode(), digest_size=8)
+    digest = hashlib.blake2b(
+        " ".join(map(str, ("memload.transforms", *parts))).encode(), digest_size=8
+    )
     return int.from_bytes(digest.digest(), "little", signed=True)

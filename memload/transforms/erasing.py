@@ -32,8 +32,13 @@ class RandomErasing(Transform):
         if inplace is not False:
             raise self._wrong("inplace", "False", repr(inplace), ". Batches come out in new memory")
         self.p = self._probability(p)
-        self.scale, self.ratio = self._range("scale", scale, 0, 1), self._range("ratio", ratio, 1e-6)
-        self.value = value if isinstance(value, str) and value == "random" else self._numbers("value", value)
+        self.scale, self.ratio = (
+            self._range("scale", scale, 0, 1),
+            self._range("ratio", ratio, 1e-6),
+        )
+        self.value = (
+            value if isinstance(value, str) and value == "random" else self._numbers("value", value)
+        )
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Erase a box of those samples whose draw says so."""
@@ -44,7 +49,9 @@ class RandomErasing(Transform):
         if self.value == "random":
             if not images.is_floating_point():
                 advice = ". Put it behind Normalize"
-                raise self._wrong("images", "a floating dtype, for value='random'", images.dtype, advice)
+                raise self._wrong(
+                    "images", "a floating dtype, for value='random'", images.dtype, advice
+                )
             return _noise(images, top, left, h, w, draws), columns
         value = self._per_channel("value", self.value, images.shape[1], images.dtype)
         return paint(images, top, left, h, w, value), columns
@@ -57,8 +64,14 @@ class Cutout(Transform):
     https://arxiv.org/abs/1708.04552).
     """
 
-    def __init__(self, size: int | Sequence[int], fill: float | Sequence[float] = 0, p: float = 1.0) -> None:
-        self.size, self.fill, self.p = self._pair("size", size), self._numbers("fill", fill), self._probability(p)
+    def __init__(
+        self, size: int | Sequence[int], fill: float | Sequence[float] = 0, p: float = 1.0
+    ) -> None:
+        self.size, self.fill, self.p = (
+            self._pair("size", size),
+            self._numbers("fill", fill),
+            self._probability(p),
+        )
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Cut a box out of those samples whose draw says so."""
@@ -74,9 +87,13 @@ class Cutout(Transform):
         return paint(images, top, left, height, width, fill), columns
 
 
-def inside(images: Tensor, top: np.ndarray, left: np.ndarray, height: np.ndarray, width: np.ndarray) -> Tensor:
+def inside(
+    images: Tensor, top: np.ndarray, left: np.ndarray, height: np.ndarray, width: np.ndarray
+) -> Tensor:
     """Return which pixels lie in a box of each sample, bool ``(N, 1, H, W)``; boxes may stand over."""
-    y0, y1, x0, x1 = to_device(np.stack([top, top + height, left, left + width]), images.device)[..., None]
+    y0, y1, x0, x1 = to_device(np.stack([top, top + height, left, left + width]), images.device)[
+        ..., None
+    ]
     rows, columns = (torch.arange(extent, device=images.device) for extent in images.shape[-2:])
     y, x = (rows >= y0) & (rows < y1), (columns >= x0) & (columns < x1)
     both: Tensor = y[:, :, None] & x[:, None, :]
@@ -97,7 +114,12 @@ def paint(
 
 
 def _noise(
-    images: Tensor, top: np.ndarray, left: np.ndarray, height: np.ndarray, width: np.ndarray, draws: Draws
+    images: Tensor,
+    top: np.ndarray,
+    left: np.ndarray,
+    height: np.ndarray,
+    width: np.ndarray,
+    draws: Draws,
 ) -> Tensor:
     """Return images whose boxes are normal noise, drawn for each pixel and channel by its place in the image."""
     device, (_, channels, _, w) = images.device, images.shape
@@ -108,7 +130,9 @@ def _noise(
     rows, columns = np.divmod(within, width[sample])
     places = np.stack([sample, top[sample] + rows, left[sample] + columns])
     at, y, x = to_device(places, device)
-    numbers = ((y * w + x)[:, None] * channels + torch.arange(channels, device=device)) + (1 << 20)  # others are boxes'
+    numbers = ((y * w + x)[:, None] * channels + torch.arange(channels, device=device)) + (
+        1 << 20
+    )  # others are boxes'
     drawn = numbers_at(to_device(draws.streams, device)[at][:, None], numbers)
     out = images.clone()
     out[at, :, y, x] = _normal(device)[drawn].to(images.dtype)
@@ -118,5 +142,7 @@ def _noise(
 @functools.cache
 def _normal(device: torch.device) -> Tensor:
     """The normal distribution's quantiles in 2¹⁶ steps, float32: a table, as devices differ in their functions."""
-    quantiles: Tensor = torch.special.ndtri((torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16))
+    quantiles: Tensor = torch.special.ndtri(
+        (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
+    )
     return quantiles.float().to(device)

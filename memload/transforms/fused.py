@@ -101,7 +101,11 @@ class Fused:
         return reference(images, plan.part(rows)), columns
 
     def plan(
-        self, images: Tensor, count: int, draws: Callable[[int], Draws], memory_format: torch.memory_format
+        self,
+        images: Tensor,
+        count: int,
+        draws: Callable[[int], Draws],
+        memory_format: torch.memory_format,
     ) -> Plan:
         """Return the plan of ``count`` samples, with the draws of a position, for images like these."""
         channels, *size = images.shape[1:]
@@ -111,7 +115,11 @@ class Fused:
             if isinstance(step, Geometric):
                 step.place(height, width, draws(position))
                 antialias = getattr(step, "antialias", antialias)
-                fill = step._per_channel("fill", step.fill, channels, images.dtype) if kind(step) == "crop" else fill
+                fill = (
+                    step._per_channel("fill", step.fill, channels, images.dtype)
+                    if kind(step) == "crop"
+                    else fill
+                )
         pointwise = [step for _, step in self.steps if isinstance(step, Pointwise)]
         key = (channels, images.dtype, *map(repr, pointwise))  # their settings may be changed
         if key not in self._lines:
@@ -129,7 +137,9 @@ class Fused:
             line[1] += offset
             dtype = cast or (torch.float32 if whole else dtype)
             whole = False
-        if given.is_floating_point:  # (x + offset / factor) * factor: a large mean over a small std would cancel
+        if (
+            given.is_floating_point
+        ):  # (x + offset / factor) * factor: a large mean over a small std would cancel
             line[1] /= line[0]
         return None if (line == [[1], [0]]).all() else line.astype(np.float32), dtype
 
@@ -140,14 +150,18 @@ def kind(step: Transform) -> str:
         return "crop"
     if isinstance(step, (Resize, RandomResizedCrop)):
         return "resize"
-    return "pixels" if isinstance(step, Pointwise) else "flip" if isinstance(step, Geometric) else ""
+    return (
+        "pixels" if isinstance(step, Pointwise) else "flip" if isinstance(step, Geometric) else ""
+    )
 
 
 def fits(kinds: Iterable[str], added: str) -> bool:
     """Return whether a step of this kind can follow these in one pass."""
     # A flip may come anywhere, since it moves whole pixels; a second crop may have another fill, a second resize
     # rounds again.
-    return added in ("flip", "pixels") or (added != "" and added not in kinds and "pixels" not in kinds)
+    return added in ("flip", "pixels") or (
+        added != "" and added not in kinds and "pixels" not in kinds
+    )
 
 
 def reference(images: Tensor, plan: Plan) -> Tensor:
@@ -157,7 +171,11 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
     """
     count, channels = images.shape[:2]
     height, width = plan.height.extent, plan.width.extent
-    if count and plan.line is None and not (plan.resizes or plan.height.flipped.any() or plan.width.flipped.any()):
+    if (
+        count
+        and plan.line is None
+        and not (plan.resizes or plan.height.flipped.any() or plan.width.flipped.any())
+    ):
         moved = _moved(images, plan, slice(0, count))  # nothing else: one copy
         shared = moved.untyped_storage().data_ptr() == images.untyped_storage().data_ptr()
         return moved.to(plan.dtype, memory_format=plan.memory_format, copy=shared)
@@ -167,7 +185,9 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
     out = torch.empty(shape, dtype=plan.dtype, device=images.device)
     line, shifts = None, False
     if plan.line is not None:
-        line = to_device(plan.line[:, :, np.newaxis] if planar else np.tile(plan.line, width), images.device)
+        line = to_device(
+            plan.line[:, :, np.newaxis] if planar else np.tile(plan.line, width), images.device
+        )
         shifts = bool(plan.line[1].any())
     step = max(1, _AT_A_TIME // (height * width * channels or 1))
     for part in (slice(first, first + step) for first in range(0, count, step)):
@@ -177,7 +197,11 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
                 which = to_device(axis.flipped[part], images.device)[:, None, None, None]
                 piece = torch.where(which, piece.flip(dim), piece)
         rows = (piece if planar else piece.permute(0, 2, 3, 1)).flatten(2)
-        direct = out[part] if line is not None and out.dtype == torch.float32 and not rows.requires_grad else None
+        direct = (
+            out[part]
+            if line is not None and out.dtype == torch.float32 and not rows.requires_grad
+            else None
+        )
         if line is not None:  # two operations, since one for both rounds otherwise
             if rows.is_floating_point():
                 rows = torch.add(rows, line[1], out=direct).mul_(line[0])
@@ -199,14 +223,20 @@ def _moved(images: Tensor, plan: Plan, part: slice) -> Tensor:
         return images
     size = None if y.resized is None or x.resized is None else (y.resized, x.resized)
     places = np.stack([y.start, y.length, x.start, x.length], 1)[part]
-    images = _boxes(images, places, plan.fill, lambda box: _resize(box, size, plan.antialias) if size else box)
+    images = _boxes(
+        images, places, plan.fill, lambda box: _resize(box, size, plan.antialias) if size else box
+    )
     if size in (None, (y.extent, x.extent)) and not (y.shift.any() or x.shift.any()):
         return images
-    places = np.stack([y.shift, np.full_like(y.shift, y.extent), x.shift, np.full_like(x.shift, x.extent)], 1)[part]
+    places = np.stack(
+        [y.shift, np.full_like(y.shift, y.extent), x.shift, np.full_like(x.shift, x.extent)], 1
+    )[part]
     return _boxes(images, places, plan.fill, lambda box: box)
 
 
-def _boxes(images: Tensor, places: np.ndarray, fill: tuple[float, ...], change: Callable[[Tensor], Tensor]) -> Tensor:
+def _boxes(
+    images: Tensor, places: np.ndarray, fill: tuple[float, ...], change: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Return a box of each image, changed, at places ``(N, 4)``: top, height, left and width; filled outside."""
     starts, lengths = places[:, ::2], places[:, 1::2]
     extents = images.shape[-2:]
@@ -215,7 +245,9 @@ def _boxes(images: Tensor, places: np.ndarray, fill: tuple[float, ...], change: 
     )  # fmt: skip
     if above or before or below or behind:
         shape = (extents[0] + above + below, extents[1] + before + behind)
-        wider = images.new_empty((*images.shape[:2], *shape)).contiguous(memory_format=torch.channels_last)
+        wider = images.new_empty((*images.shape[:2], *shape)).contiguous(
+            memory_format=torch.channels_last
+        )
         wider[:] = to_device(np.array(fill), images.device).to(images.dtype)[:, None, None]
         wider[..., above : above + extents[0], before : before + extents[1]] = images
         images = wider
@@ -231,14 +263,20 @@ def _boxes(images: Tensor, places: np.ndarray, fill: tuple[float, ...], change: 
 
 def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
     whole = images.dtype == torch.uint8
-    if 1 in images.shape[2:]:  # whose stride may be any, and on the CPU is taken at its word (torch 2.13)
+    if (
+        1 in images.shape[2:]
+    ):  # whose stride may be any, and on the CPU is taken at its word (torch 2.13)
         images = images.clone(memory_format=torch.contiguous_format)
-    if size[1] == 1:  # comes out wrong or fails (seen in torch 2.13), so it is done first, and then as two columns
+    if (
+        size[1] == 1
+    ):  # comes out wrong or fails (seen in torch 2.13), so it is done first, and then as two columns
         twice = _one_column(images, antialias).expand(-1, -1, -1, 2).contiguous()
         return _resize(twice, (size[0], 2), antialias)[..., :1]
     # torch has uint8 on the CPU only
     direct = images.device.type == "cpu" if whole else images.dtype.itemsize > 2
-    resized = interpolate(images if direct else images.float(), size, mode="bilinear", antialias=antialias)
+    resized = interpolate(
+        images if direct else images.float(), size, mode="bilinear", antialias=antialias
+    )
     return resized if direct else (resized.round_() if whole else resized).to(images.dtype)
 
 
@@ -261,7 +299,9 @@ def _one_column(images: Tensor, antialias: bool) -> Tensor:
 
 def _carried(points: Tensor, plan: Plan) -> Tensor:
     """Carry points ``(N, K, 2)``, x and y, to where the pixels below them went."""
-    lines = np.stack([np.stack(axis.line(), 1) for axis in (plan.width, plan.height)], 2)[:, :, np.newaxis]
+    lines = np.stack([np.stack(axis.line(), 1) for axis in (plan.width, plan.height)], 2)[
+        :, :, np.newaxis
+    ]
     factor, offset = to_device(lines, points.device).to(points.dtype).unbind(1)
     return points * factor + offset
 

@@ -39,7 +39,9 @@ class Axis:
         if self.resized is None:
             self.length = np.full_like(self.length, length)
 
-    def resize(self, extent: int, start: np.ndarray | int = 0, length: np.ndarray | None = None) -> None:
+    def resize(
+        self, extent: int, start: np.ndarray | int = 0, length: np.ndarray | None = None
+    ) -> None:
         """Resize the box from ``start``, inside and by default all, to ``extent`` pixels. Possible once."""
         self.whole = False
         if length is not None:
@@ -97,7 +99,9 @@ def _known(resized: int, antialias: bool) -> list[np.ndarray]:
 def precision_of(length: int, resized: int, antialias: bool) -> int:
     """Return what `precision` does, for boxes of one length."""
     largest = weights(length, resized, antialias).max()
-    return next(bit for bit in range(23) if bit == 22 or int(0.5 + largest * (1 << bit + 1)) >= 1 << 15)
+    return next(
+        bit for bit in range(23) if bit == 22 or int(0.5 + largest * (1 << bit + 1)) >= 1 << 15
+    )
 
 
 def weights(length: int, resized: int, antialias: bool) -> np.ndarray:
@@ -108,7 +112,9 @@ def weights(length: int, resized: int, antialias: bool) -> np.ndarray:
     """
     half = 2 * max(length, resized) if antialias else 2 * resized
     centre = (2 * np.arange(resized) + 1)[:, np.newaxis] * length
-    first = np.maximum((centre - half + resized) // (2 * resized), 0)  # the weight of the one before it is 0
+    first = np.maximum(
+        (centre - half + resized) // (2 * resized), 0
+    )  # the weight of the one before it is 0
     pixels = first + np.arange(-(-half // resized) + 1)
     values = np.maximum(half - np.abs((2 * pixels + 1) * resized - centre), 0) * (pixels < length)
     whole: np.ndarray = values / values.sum(1, keepdims=True)

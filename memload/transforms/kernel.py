@@ -25,15 +25,28 @@ def run(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
     count, channels, height, width = images.shape
     extent = (plan.height.extent, plan.width.extent)
     out = torch.empty(
-        (count, channels, *extent), dtype=plan.dtype, device=images.device, memory_format=plan.memory_format
+        (count, channels, *extent),
+        dtype=plan.dtype,
+        device=images.device,
+        memory_format=plan.memory_format,
     )
     if not out.numel():
         return out
-    if sum((size - 1) * stride for size, stride in zip(images.shape[1:], images.stride()[1:], strict=True)) >> 32:
-        images = images.contiguous(memory_format=torch.channels_last)  # the kernel's offsets in a sample have 32 bits
+    if (
+        sum(
+            (size - 1) * stride
+            for size, stride in zip(images.shape[1:], images.stride()[1:], strict=True)
+        )
+        >> 32
+    ):
+        images = images.contiguous(
+            memory_format=torch.channels_last
+        )  # the kernel's offsets in a sample have 32 bits
     dense = images.stride(1) == out.stride(1) == 1 and images.stride(3) == out.stride(3) == channels
     rows, columns, strips, warps = _RESIZED if plan.resizes else _MOVED
-    programs = count * triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
+    programs = (
+        count * triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
+    )
     with torch.cuda.device(images.device if images.is_cuda else -1):
         _kernel[(programs,)](
             images, out, plan.uploaded(_numbers, images.device), first,
@@ -51,10 +64,18 @@ def _numbers(plan: Plan) -> np.ndarray:
     """Return what the kernel has to know, int32: 10 numbers of every sample, then 3 of every channel, float32."""
     count, channels = len(plan), len(plan.fill)
     numbers = np.empty(10 * count + 3 * channels, np.int32)
-    table, constants = numbers[: 10 * count].reshape(10, count), numbers[10 * count :].view(np.float32)
+    table, constants = (
+        numbers[: 10 * count].reshape(10, count),
+        numbers[10 * count :].view(np.float32),
+    )
     table[:8] = plan.table().T
-    table[8], table[9] = precision(plan.height, plan.antialias), precision(plan.width, plan.antialias)
-    constants[: 2 * channels] = np.repeat((1, 0), channels) if plan.line is None else plan.line.ravel()
+    table[8], table[9] = (
+        precision(plan.height, plan.antialias),
+        precision(plan.width, plan.antialias),
+    )
+    constants[: 2 * channels] = (
+        np.repeat((1, 0), channels) if plan.line is None else plan.line.ravel()
+    )
     constants[2 * channels :] = plan.fill
     return numbers
 
@@ -95,13 +116,17 @@ def _kernel(
     fill = tl.load(constants + 2 * C)[:, None].to(tl.float32, bitcast=True)
     if RESIZE:
         fill = fill.to(tl.int32)  # as uint8 has it
-        first_x, half_x, taps_x, unit_x, bits_x = _filter(at_x, length_x, resized_x, mine + 9 * count, ANTIALIAS)
+        first_x, half_x, taps_x, unit_x, bits_x = _filter(
+            at_x, length_x, resized_x, mine + 9 * count, ANTIALIAS
+        )
     for strip in range(STRIPS):
         y = (program // across % down * STRIPS + strip) * ROWS + tl.arange(0, ROWS)
         at_y = tl.where(turned_y, extent_y - 1 - y, y) + shift_y
         lanes = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
         if RESIZE:
-            first_y, half_y, taps_y, unit_y, bits_y = _filter(at_y, length_y, resized_y, mine + 8 * count, ANTIALIAS)
+            first_y, half_y, taps_y, unit_y, bits_y = _filter(
+                at_y, length_y, resized_y, mine + 8 * count, ANTIALIAS
+            )
             value = tl.zeros(lanes.shape, tl.int32) + (1 << bits_y >> 1)
             for i in range(taps_y):
                 weight_y = _weight(first_y + i, at_y, length_y, resized_y, half_y, unit_y)
@@ -123,7 +148,9 @@ def _kernel(
                 value += tl.minimum(row >> bits_x, 255) * weight_y[None, :]
             value = tl.minimum(value >> bits_y, 255)
             if not INSIDE:
-                shown = ((at_y >= 0) & (at_y < resized_y))[None, :] & ((at_x >= 0) & (at_x < resized_x))[:, None]
+                shown = ((at_y >= 0) & (at_y < resized_y))[None, :] & (
+                    (at_x >= 0) & (at_x < resized_x)
+                )[:, None]
                 value = tl.where(shown, value, fill)
             value = value.to(tl.float32)
         else:
@@ -133,12 +160,20 @@ def _kernel(
             if not INSIDE:
                 inside_x = (source_x >= 0) & (source_x < width)
                 inside &= ((source_y >= 0) & (source_y < height))[None, :] & inside_x[:, None]
-            if DENSE & (start_x + shift_x == 0) & (not turned_x):  # the bytes lie as they are needed
-                columns = tl.multiple_of(column + start_x, 8)  # not 16: a thread of bfloat16 stores 8
-                pixels = tl.load(source + (rows + columns[:, None]).to(tl.uint32), mask=inside, other=0)
+            if (
+                DENSE & (start_x + shift_x == 0) & (not turned_x)
+            ):  # the bytes lie as they are needed
+                columns = tl.multiple_of(
+                    column + start_x, 8
+                )  # not 16: a thread of bfloat16 stores 8
+                pixels = tl.load(
+                    source + (rows + columns[:, None]).to(tl.uint32), mask=inside, other=0
+                )
             else:
                 columns = source_x * from_x + from_channel
-                pixels = tl.load(source + (rows + columns[:, None]).to(tl.uint32), mask=inside, other=0)
+                pixels = tl.load(
+                    source + (rows + columns[:, None]).to(tl.uint32), mask=inside, other=0
+                )
             value = pixels.to(tl.float32)
             if not INSIDE:
                 value = tl.where(inside, value, fill)

@@ -19,7 +19,9 @@ class _Mixing(Transform):
 
     def __init__(self, alpha: float, num_classes: int | None, labels_getter: str) -> None:
         if labels_getter != "default":
-            raise self._wrong("labels_getter", "'default'", repr(labels_getter), ". Labels are the column 'label'")
+            raise self._wrong(
+                "labels_getter", "'default'", repr(labels_getter), ". Labels are the column 'label'"
+            )
         if not is_finite(alpha) or alpha <= 0:
             raise self._wrong("alpha", "a number above 0", repr(alpha))
         if num_classes is not None and not (is_integer(num_classes) and num_classes > 0):
@@ -49,7 +51,9 @@ class _Mixing(Transform):
         kept = to_device(share.astype(np.float32), labels.device)[:, None]
         return images, columns | {"label": (labels * kept).add_(labels.roll(1, 0) * (1 - kept))}
 
-    def _mix(self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def _mix(
+        self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Tensor, np.ndarray]:
         """Return the mixed images, and the share ``(N,)`` that ``images`` have in them."""
         raise NotImplementedError
 
@@ -57,18 +61,35 @@ class _Mixing(Transform):
         """Return a share of every class, float32 ``(N, num_classes)``."""
         if labels is None or labels.ndim not in (1, 2) or len(labels) != count:
             found = "none" if labels is None else tuple(labels.shape)
-            raise self._wrong("columns: 'label'", f"a tensor ({count},) or ({count}, num_classes)", found)
+            raise self._wrong(
+                "columns: 'label'", f"a tensor ({count},) or ({count}, num_classes)", found
+            )
         if labels.ndim == 2:
             if self.num_classes not in (None, labels.shape[1]):
-                raise self._wrong("columns: 'label'", f"{self.num_classes} classes", labels.shape[1])
+                raise self._wrong(
+                    "columns: 'label'", f"{self.num_classes} classes", labels.shape[1]
+                )
             return labels.float()
         if self.num_classes is None or labels.is_floating_point():
             found = "no num_classes" if self.num_classes is None else str(labels.dtype)
-            advice = f". Write {type(self).__name__}(num_classes=…)" if self.num_classes is None else ""
-            raise self._wrong("columns: 'label'", "shares (N, num_classes), or integers and num_classes", found, advice)
-        if labels.device.type == "cpu" and count and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
+            advice = (
+                f". Write {type(self).__name__}(num_classes=…)" if self.num_classes is None else ""
+            )
+            raise self._wrong(
+                "columns: 'label'",
+                "shares (N, num_classes), or integers and num_classes",
+                found,
+                advice,
+            )
+        if (
+            labels.device.type == "cpu"
+            and count
+            and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes
+        ):
             found = f"{int(labels.min())} to {int(labels.max())}"
-            raise self._wrong("columns: 'label'", f"0 to {self.num_classes - 1}, as num_classes says", found)
+            raise self._wrong(
+                "columns: 'label'", f"0 to {self.num_classes - 1}, as num_classes says", found
+            )
         classes = torch.arange(self.num_classes, device=labels.device)
         return (labels[:, None] == classes).float()  # one_hot() waits for a GPU
 
@@ -83,12 +104,18 @@ class MixUp(_Mixing):
     in the batch.
     """
 
-    def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default") -> None:
+    def __init__(
+        self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
+    ) -> None:
         super().__init__(alpha, num_classes, labels_getter)
 
-    def _mix(self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def _mix(
+        self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Tensor, np.ndarray]:
         if not images.is_floating_point():
-            raise self._wrong("images", "a floating dtype", images.dtype, ". Put ToDtype or Normalize before it")
+            raise self._wrong(
+                "images", "a floating dtype", images.dtype, ". Put ToDtype or Normalize before it"
+            )
         kept = to_device(share.astype(np.float32), images.device)[:, None, None, None]
         return (images * kept).add_(others * (1 - kept)).to(images.dtype), share
 
@@ -100,10 +127,14 @@ class CutMix(_Mixing):
     uint8.
     """
 
-    def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default") -> None:
+    def __init__(
+        self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
+    ) -> None:
         super().__init__(alpha, num_classes, labels_getter)
 
-    def _mix(self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def _mix(
+        self, images: Tensor, others: Tensor, share: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Tensor, np.ndarray]:
         extents = np.array(images.shape[-2:])[:, np.newaxis]
         middle = (drawn * extents).astype(np.int64)
         half = (0.5 * np.sqrt(1 - share) * extents).astype(np.int64)
@@ -125,7 +156,9 @@ def _beta(drawn: np.ndarray, alpha: float) -> np.ndarray:
 @functools.lru_cache(maxsize=16)
 def _half_beta(alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """The distribution's lower half: values s up to 1, and how much of it lies below 0.5 · s^(1/min(alpha, 1))."""
-    if alpha < 1:  # in s the density is (1 - x)^(alpha - 1), which is smooth, where that in x has a pole
+    if (
+        alpha < 1
+    ):  # in s the density is (1 - x)^(alpha - 1), which is smooth, where that in x has a pole
         places = np.linspace(0, 1, 4097)
         density = (1 - 0.5 * places ** (1 / alpha)) ** (alpha - 1)
     else:  # s is 2x, from where nothing is left: nine standard deviations from the middle

@@ -41,10 +41,14 @@ class Normalize(Pointwise):
         self.mean: tuple[float, ...] | None = None
         self.std: tuple[float, ...] | None = None
         if mean is not None and std is not None:
-            means, stds = (tuple(map(float, self._several(*both))) for both in (("mean", mean), ("std", std)))
+            means, stds = (
+                tuple(map(float, self._several(*both))) for both in (("mean", mean), ("std", std))
+            )
             channels = max(len(means), len(stds))
             if {len(means), len(stds)} - {1, channels} or min(stds) <= 0:
-                raise self._wrong("mean and std", "as many numbers, those of std above 0", f"{means} and {stds}")
+                raise self._wrong(
+                    "mean and std", "as many numbers, those of std above 0", f"{means} and {stds}"
+                )
             self.mean = means * channels if len(means) == 1 else means
             self.std = stds * channels if len(stds) == 1 else stds
 
@@ -72,7 +76,9 @@ class Normalize(Pointwise):
     def line(self, whole: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
         """See `Pointwise.line`."""
         if self.mean is None or self.std is None:
-            raise self._wrong("mean and std", "numbers", "none", ". Give them; a Loader takes the data set's own")
+            raise self._wrong(
+                "mean and std", "numbers", "none", ". Give them; a Loader takes the data set's own"
+            )
         if len(self.mean) not in (1, channels):
             raise self._wrong(
                 "images",
@@ -82,7 +88,12 @@ class Normalize(Pointwise):
             )
         mean, std = np.array(self.mean), np.array(self.std)
         if whole and mean.max() > 1:  # FFCV's, which would make of every picture one that is black
-            raise self._wrong("mean", "those of pixels from 0 to 1", f"{self.mean}", ". Divide mean and std by 255")
+            raise self._wrong(
+                "mean",
+                "those of pixels from 0 to 1",
+                f"{self.mean}",
+                ". Divide mean and std by 255",
+            )
         return 1 / (255 * std if whole else std), -mean / std, None
 
 

@@ -18,7 +18,9 @@ def train(
     dtype: torch.dtype = torch.float32,
 ) -> Compose:
     """Return RandomResizedCrop to ``size``, RandomHorizontalFlip and Normalize; ``mean=None`` is the data set's."""
-    return Compose([RandomResizedCrop(size), RandomHorizontalFlip(), Normalize(mean, std), ToDtype(dtype)])
+    return Compose(
+        [RandomResizedCrop(size), RandomHorizontalFlip(), Normalize(mean, std), ToDtype(dtype)]
+    )
 
 
 def evaluate(

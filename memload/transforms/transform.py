@@ -45,7 +45,9 @@ class Transform:
         return alone
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_alone"}  # which holds the original
+        return {
+            name: value for name, value in vars(self).items() if name != "_alone"
+        }  # which holds the original
 
     def __call__(
         self,
@@ -79,7 +81,9 @@ class Transform:
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Return (images, columns) with the step done, in new memory."""
-        raise NotImplementedError(f"{type(self).__name__}: expected a method apply(images, columns, draws), found none")
+        raise NotImplementedError(
+            f"{type(self).__name__}: expected a method apply(images, columns, draws), found none"
+        )
 
     def __repr__(self) -> str:
         settings = (f"{name}={value}" for name, value in vars(self).items() if name[0] != "_")
@@ -92,17 +96,29 @@ class Transform:
 
     def _pair(self, argument: str, value: Any, least: int = 1) -> tuple[int, int]:
         """Return (height, width) of one integer or two."""
-        pair = (value, value) if is_integer(value) else tuple(value) if isinstance(value, Sequence) else ()
+        pair = (
+            (value, value)
+            if is_integer(value)
+            else tuple(value)
+            if isinstance(value, Sequence)
+            else ()
+        )
         pair = pair * 2 if len(pair) == 1 else pair
         if len(pair) != 2 or not all(is_integer(side) and side >= least for side in pair):
-            raise self._wrong(argument, f"an integer of at least {least}, or (height, width) of them", repr(value))
+            raise self._wrong(
+                argument, f"an integer of at least {least}, or (height, width) of them", repr(value)
+            )
         return int(pair[0]), int(pair[1])
 
-    def _range(self, argument: str, value: Any, least: float, most: float = math.inf) -> tuple[float, float]:
+    def _range(
+        self, argument: str, value: Any, least: float, most: float = math.inf
+    ) -> tuple[float, float]:
         """Return (low, high) of two numbers in order and within bounds."""
         numbers = value if isinstance(value, Sequence) and all(map(is_finite, value)) else ()
         if len(numbers) != 2 or not least <= numbers[0] <= numbers[1] <= most:
-            bounds = f", neither below {least:g}" if most == math.inf else f" from {least:g} to {most:g}"
+            bounds = (
+                f", neither below {least:g}" if most == math.inf else f" from {least:g} to {most:g}"
+            )
             raise self._wrong(argument, f"(low, high) with low <= high{bounds}", repr(value))
         return float(numbers[0]), float(numbers[1])
 
@@ -118,18 +134,26 @@ class Transform:
 
     def _numbers(self, argument: str, value: Any) -> Any:
         """Return one finite number or several, as they were given."""
-        values = (value,) if isinstance(value, Real) else value if isinstance(value, Sequence) else ()
+        values = (
+            (value,) if isinstance(value, Real) else value if isinstance(value, Sequence) else ()
+        )
         if not values or isinstance(values, str) or not all(map(is_finite, values)):
             raise self._wrong(argument, "a number, or one for each channel", repr(value))
         return value
 
-    def _per_channel(self, argument: str, value: Any, channels: int, dtype: torch.dtype) -> tuple[float, ...]:
+    def _per_channel(
+        self, argument: str, value: Any, channels: int, dtype: torch.dtype
+    ) -> tuple[float, ...]:
         """Return a number for each channel of one number or of as many as there are channels, as a dtype has it."""
         values = (value,) if isinstance(value, Real) else tuple(value)
         if len(values) not in (1, channels):
-            raise self._wrong(argument, f"one number or one for each of {channels} channels", f"{len(values)}")
+            raise self._wrong(
+                argument, f"one number or one for each of {channels} channels", f"{len(values)}"
+            )
         if dtype == torch.uint8 and not all(0 <= one <= 255 and one == int(one) for one in values):
-            raise self._wrong(argument, "integers from 0 to 255, as the images are uint8", repr(value))
+            raise self._wrong(
+                argument, "integers from 0 to 255, as the images are uint8", repr(value)
+            )
         return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
 
 

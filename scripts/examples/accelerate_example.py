@@ -35,14 +35,22 @@ def main() -> None:
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     dataset = MemmapDataset(args.data)
-    train = Loader(dataset, args.batch_size, shuffle=True, device=accelerator.device, transform=TRAIN)
+    train = Loader(
+        dataset, args.batch_size, shuffle=True, device=accelerator.device, transform=TRAIN
+    )
     torch.manual_seed(0)
     classes = len(dataset.classes)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes))
-    model, optimizer, train = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=1e-2), train)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)
+    )
+    model, optimizer, train = accelerator.prepare(
+        net, torch.optim.Adam(net.parameters(), lr=1e-2), train
+    )
     accelerator.register_for_checkpointing(train)  # its state goes into save_state and load_state
     if args.checkpoint and args.checkpoint.exists():
-        accelerator.load_state(args.checkpoint)  # and no skip_first_batches, which makes another DataLoader
+        accelerator.load_state(
+            args.checkpoint
+        )  # and no skip_first_batches, which makes another DataLoader
 
     steps = 0
     while train.state_dict()["epoch"] < args.epochs and steps != args.stop_after:
@@ -62,7 +70,9 @@ def main() -> None:
     totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     net = accelerator.unwrap_model(model)
     with torch.no_grad():
-        for images, labels in Loader(dataset, args.batch_size, device=accelerator.device, transform=EVALUATE):
+        for images, labels in Loader(
+            dataset, args.batch_size, device=accelerator.device, transform=EVALUATE
+        ):
             output = net(images)
             totals[0] += functional.cross_entropy(output, labels, reduction="sum")
             totals[1] += (output.argmax(1) == labels).sum()

@@ -34,7 +34,11 @@ class Net(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)
+            nn.Conv2d(3, 8, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32, classes),
         )
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -60,7 +64,9 @@ class LoaderTrainer(Trainer):
         super().__init__(train_dataset=loader.dataset, **kwargs)
         self.loader = loader
 
-    def get_train_dataloader(self) -> Dicts:  # not through accelerator.prepare, which has nothing to do here
+    def get_train_dataloader(
+        self,
+    ) -> Dicts:  # not through accelerator.prepare, which has nothing to do here
         return Dicts(self.loader)
 
 
@@ -83,7 +89,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--stop-after", type=int, default=-1, help="steps of all, as if the job's time were up then")
+    parser.add_argument(
+        "--stop-after", type=int, default=-1, help="steps of all, as if the job's time were up then"
+    )
     args = parser.parse_args()
 
     arguments = TrainingArguments(
@@ -103,10 +111,14 @@ def main() -> None:
     set_seed(0)
     dataset = MemmapDataset(args.data)
     train = Loader(dataset, args.batch_size, shuffle=True, device=arguments.device, transform=TRAIN)
-    last = args.checkpoint and args.checkpoint.is_dir() and get_last_checkpoint(str(args.checkpoint))
+    last = (
+        args.checkpoint and args.checkpoint.is_dir() and get_last_checkpoint(str(args.checkpoint))
+    )
     if last:
         train.load_state_dict(json.loads(Path(last, "loader.json").read_text()))
-    trainer = LoaderTrainer(train, model=Net(len(dataset.classes)), args=arguments, callbacks=[SaveLoader(train)])
+    trainer = LoaderTrainer(
+        train, model=Net(len(dataset.classes)), args=arguments, callbacks=[SaveLoader(train)]
+    )
     trainer.train(resume_from_checkpoint=last or None)
 
     # Not trainer.evaluate(), which gathers in every batch: every sample comes once over all ranks, so that one
@@ -114,13 +126,17 @@ def main() -> None:
     totals = torch.zeros(3, dtype=torch.float64, device=arguments.device)
     net = trainer.accelerator.unwrap_model(trainer.model).net.eval()
     with torch.no_grad():
-        for images, labels in Loader(dataset, args.batch_size, device=arguments.device, transform=EVALUATE):
+        for images, labels in Loader(
+            dataset, args.batch_size, device=arguments.device, transform=EVALUATE
+        ):
             output = net(images)
             totals[0] += functional.cross_entropy(output, labels, reduction="sum")
             totals[1] += (output.argmax(1) == labels).sum()
             totals[2] += len(labels)
     loss, right, count = trainer.accelerator.reduce(totals).tolist()
-    trainer.accelerator.print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
+    trainer.accelerator.print(
+        f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples"
+    )
 
     # A process group awaits its threads when nothing keeps it, and the model does; those of gloo that are left at exit
     # now and then abort or hang there (torch 2.13, with any loader).

@@ -30,7 +30,11 @@ class Classifier(lightning.LightningModule):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)
+            nn.Conv2d(3, 8, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32, classes),
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -48,7 +52,9 @@ class Classifier(lightning.LightningModule):
         self.totals[1] += (output.argmax(1) == batch.labels).sum()
         self.totals[2] += len(batch.labels)
 
-    def on_validation_epoch_end(self) -> None:  # reduced here: one rank may have had a batch more than another
+    def on_validation_epoch_end(
+        self,
+    ) -> None:  # reduced here: one rank may have had a batch more than another
         self.totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
 
 
@@ -60,7 +66,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--stop-after", type=int, default=-1, help="steps of all, as if the job's time were up then")
+    parser.add_argument(
+        "--stop-after", type=int, default=-1, help="steps of all, as if the job's time were up then"
+    )
     args = parser.parse_args()
 
     lightning.seed_everything(0, verbose=False)
@@ -69,12 +77,17 @@ def main() -> None:
     test = Loader(dataset, args.batch_size, transform=EVALUATE)
     model = Classifier(len(dataset.classes))
     saving = args.checkpoint and ModelCheckpoint(
-        args.checkpoint.parent, args.checkpoint.stem, every_n_train_steps=1, enable_version_counter=False
+        args.checkpoint.parent,
+        args.checkpoint.stem,
+        every_n_train_steps=1,
+        enable_version_counter=False,
     )
     trainer = lightning.Trainer(
         max_epochs=args.epochs,
         max_steps=args.stop_after,
-        accelerator="cuda" if torch.cuda.is_available() else "cpu",  # where the Loader makes its batches
+        accelerator="cuda"
+        if torch.cuda.is_available()
+        else "cpu",  # where the Loader makes its batches
         devices=args.devices,
         strategy="ddp" if args.devices > 1 else "auto",
         callbacks=[saving] if saving else [],
@@ -82,7 +95,9 @@ def main() -> None:
         enable_progress_bar=False,
         logger=False,
     )
-    trainer.fit(model, train, ckpt_path=args.checkpoint if saving and args.checkpoint.exists() else None)
+    trainer.fit(
+        model, train, ckpt_path=args.checkpoint if saving and args.checkpoint.exists() else None
+    )
     trainer.validate(model, test, verbose=False)
     loss, right, count = model.totals.tolist()
     if trainer.is_global_zero:

@@ -45,7 +45,9 @@ def main() -> None:
     device = train.device  # the current GPU, or the CPU
     torch.manual_seed(0)
     classes = len(dataset.classes)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)
+    )
     net.to(device)
     model = DistributedDataParallel(net) if dist.is_initialized() else net
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -53,11 +55,15 @@ def main() -> None:
         state = torch.load(args.checkpoint, map_location="cpu")
         net.load_state_dict(state["net"])
         optimizer.load_state_dict(state["optimizer"])
-        train.load_state_dict(state["train"])  # the same on every rank: it counts the samples of all of them
+        train.load_state_dict(
+            state["train"]
+        )  # the same on every rank: it counts the samples of all of them
 
     steps = 0
     while (epoch := train.state_dict()["epoch"]) < args.epochs and steps != args.stop_after:
-        train.set_epoch(epoch)  # not needed, as epochs advance by themselves; it does no harm inside a resumed one
+        train.set_epoch(
+            epoch
+        )  # not needed, as epochs advance by themselves; it does no harm inside a resumed one
         for images, labels in train:
             loss = functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -67,10 +73,16 @@ def main() -> None:
             if steps == args.stop_after:
                 break
         if args.checkpoint and train.rank == 0:
-            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "train": train.state_dict()}
+            state = {
+                "net": net.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "train": train.state_dict(),
+            }
             written = args.checkpoint.with_suffix(".tmp")
             torch.save(state, written)
-            written.replace(args.checkpoint)  # at once: another rank, or the next run, never reads half of it
+            written.replace(
+                args.checkpoint
+            )  # at once: another rank, or the next run, never reads half of it
 
     # Every sample once over all ranks, so one rank may have a batch more: talk to the others only after the loop,
     # and call the net itself, since DistributedDataParallel's forward may talk to them too.

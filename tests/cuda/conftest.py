@@ -64,7 +64,9 @@ def _in_use() -> tuple[int, int]:
     torch.cuda.synchronize()  # what is handed over is free once the device is done with it
     torch._C._cuda_clearCublasWorkspaces()  # which the first product of matrices on a stream takes for good
     torch._C._host_emptyCache()  # what is kept for the next that asks counts as taken
-    return torch.cuda.memory_allocated(), torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    return torch.cuda.memory_allocated(), torch.cuda.host_memory_stats().get(
+        "allocated_bytes.current", 0
+    )
 
 
 def cuda_device() -> Any:

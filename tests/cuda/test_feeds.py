@@ -10,7 +10,7 @@ from memload import FeedError, Index
 from memload.feeds import pages, staging
 from memload.feeds.choice import choose_feed
 from memload.feeds.interface import Samples
-from memload.shards import Shards
+from memload.storage.shards import Shards
 
 DEVICE = torch.device("cuda", 0)
 WAYS = {"resident": 2, "dma": 2, "uva": 2, "pinned": 0, "pinned on 3 threads": 3}
@@ -25,7 +25,9 @@ def make(way: str) -> Iterator[Callable[..., Any]]:
 
     def make(shards: Shards, row: Any = None, columns: Any = ()) -> Any:
         samples = Samples(shards, np.arange(len(shards)) if row is None else np.array(row), columns)
-        feed, _ = choose_feed(way.split()[0], samples, DEVICE, num_threads=WAYS[way], prefetch_factor=2)  # type: ignore[arg-type]
+        feed, _ = choose_feed(
+            way.split()[0], samples, DEVICE, num_threads=WAYS[way], prefetch_factor=2
+        )  # type: ignore[arg-type]
         made.append(feed)
         return feed
 
@@ -58,11 +60,22 @@ def numpy(tensor: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("rows", [(40,), (17, 13, 10)], ids=["one shard", "three shards"])
 @pytest.mark.parametrize(
     ("shape", "descr"),
-    [((4, 6, 3), "|u1"), ((3, 5, 1), "|u1"), ((31, 33, 3), "|u1"), ((5, 7, 3), "<f4"), ((2, 3, 1), "<u2")],
+    [
+        ((4, 6, 3), "|u1"),
+        ((3, 5, 1), "|u1"),
+        ((31, 33, 3), "|u1"),
+        ((5, 7, 3), "<f4"),
+        ((2, 3, 1), "<u2"),
+    ],
     ids=str,
 )
 def test_samples_come_as_they_are_stored(
-    make: Callable[..., Any], make_dataset: Callable[..., Index], rows: Any, shape: Any, descr: str, settled: bool
+    make: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    rows: Any,
+    shape: Any,
+    descr: str,
+    settled: bool,
 ) -> None:
     index = make_dataset(rows=rows, shape=shape, descr=descr)
     shards = Shards(index)
@@ -155,7 +168,9 @@ def test_pages_that_cannot_be_registered_are_a_reason(
     monkeypatch.setattr(pages, "register", refuse)
     shards = Shards(make_dataset(rows=(12,), shape=(100, 100, 3)))
     samples = Samples(shards, np.arange(12), ())
-    with pytest.raises(FeedError, match="its pages cannot be registered, as its filesystem or CUDA refuses"):
+    with pytest.raises(
+        FeedError, match="its pages cannot be registered, as its filesystem or CUDA refuses"
+    ):
         choose_feed(way, samples, DEVICE, num_threads=1, prefetch_factor=2)
     monkeypatch.setattr("memload.feeds.choice.RESIDENT_SHARE", 0.0)
     feed, choice = choose_feed("auto", samples, DEVICE, num_threads=1, prefetch_factor=2)
@@ -175,7 +190,9 @@ def test_a_data_set_is_loaded_also_where_pages_cannot_be_registered(
 
     monkeypatch.setattr(pages, "register", refuse)
     shards = Shards(make_dataset(rows=(5, 7)))
-    np.testing.assert_array_equal(numpy(fetch(make(shards), np.arange(12))[0]), np.concatenate(shards.maps))
+    np.testing.assert_array_equal(
+        numpy(fetch(make(shards), np.arange(12))[0]), np.concatenate(shards.maps)
+    )
 
 
 @pytest.mark.parametrize("way", ["resident"])
@@ -187,7 +204,9 @@ def test_too_little_memory_on_the_device_is_a_reason(
 
     shards = Shards(make_dataset(rows=(5, 7)))
     monkeypatch.setattr(torch, "empty", full)
-    with pytest.raises(FeedError, match="feed 'resident': expected 864 bytes of free memory on cuda:0"):
+    with pytest.raises(
+        FeedError, match="feed 'resident': expected 864 bytes of free memory on cuda:0"
+    ):
         make(shards)
 
 
@@ -209,7 +228,9 @@ def test_feeds_of_one_file_register_it_once(
     one.close()
     gc.collect()
     assert len(nothing_registered) == 2
-    np.testing.assert_array_equal(numpy(fetch(other, np.array([3]))[0]), Shards(Index.read(path)).maps[0][[3]])
+    np.testing.assert_array_equal(
+        numpy(fetch(other, np.array([3]))[0]), Shards(Index.read(path)).maps[0][[3]]
+    )
 
 
 @pytest.mark.parametrize("way", ["resident"])
@@ -261,5 +282,9 @@ def test_a_staging_buffer_is_not_used_again_before_its_copy_has_ended() -> None:
         target.copy_(buffer, non_blocking=True)
         pool.give(buffer)
         del buffer
-    assert [int(target.min()) for target in targets] == [int(target.max()) for target in targets] == list(range(20))
+    assert (
+        [int(target.min()) for target in targets]
+        == [int(target.max()) for target in targets]
+        == list(range(20))
+    )
     pool.close()

@@ -54,21 +54,29 @@ def test_a_subset_of_skipped_and_repeated_samples(path: Path, feed: Any) -> None
 
 @every_feed
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_no_batch_is_overwritten_while_the_consumer_is_behind(path: Path, feed: Any, own_stream: bool) -> None:
+def test_no_batch_is_overwritten_while_the_consumer_is_behind(
+    path: Path, feed: Any, own_stream: bool
+) -> None:
     stream = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
     sums = []
     with torch.cuda.stream(stream):
         loader = Loader(path, 16, shuffle=True, seed=1, feed=feed, columns=["number"])
         for _ in range(4):
             for images, numbers in loader:
-                torch.cuda._sleep(3_000_000)  # reads come late, when the next batches have long been asked for
+                torch.cuda._sleep(
+                    3_000_000
+                )  # reads come late, when the next batches have long been asked for
                 sums.append((images.double().sum((1, 2, 3)), numbers.clone()))
     torch.cuda.synchronize()
     dataset = MemmapDataset(path)
     expected = torch.stack([dataset[sample][0].double().sum() for sample in range(SIZE)])
-    order = np.concatenate([ShuffledSampler(SIZE, seed=1).take(epoch, 0, SIZE) for epoch in range(4)])
+    order = np.concatenate(
+        [ShuffledSampler(SIZE, seed=1).take(epoch, 0, SIZE) for epoch in range(4)]
+    )
     assert torch.cat([numbers for _, numbers in sums]).tolist() == order.tolist()
-    assert torch.equal(torch.cat([total for total, _ in sums]).cpu(), expected[torch.from_numpy(order)])
+    assert torch.equal(
+        torch.cat([total for total, _ in sums]).cpu(), expected[torch.from_numpy(order)]
+    )
 
 
 @every_feed
@@ -79,7 +87,9 @@ def test_held_batches_stay(path: Path, feed: Any) -> None:
 
 
 @every_feed
-def test_memory_is_bounded_however_far_the_host_is_ahead(make_dataset: Callable[..., Index], feed: Any) -> None:
+def test_memory_is_bounded_however_far_the_host_is_ahead(
+    make_dataset: Callable[..., Index], feed: Any
+) -> None:
     path = make_dataset(rows=(500,), shape=(128, 128, 3)).path
     loader = Loader(path, 50, shuffle=True, feed=feed, prefetch_factor=2)
     batch_bytes = 50 * 128 * 128 * 3
@@ -108,14 +118,18 @@ def test_a_transform_runs_ahead_on_the_loaders_stream(path: Path, feed: Any) -> 
 
     loader = Loader(path, 50, transform=halve, feed=feed)
     images = torch.cat([batch.images for batch in loader])
-    assert torch.equal(images.cpu(), MemmapDataset(path).gather(np.arange(SIZE)).permute(0, 3, 1, 2) / 2)
+    assert torch.equal(
+        images.cpu(), MemmapDataset(path).gather(np.arange(SIZE)).permute(0, 3, 1, 2) / 2
+    )
     list(loader)
     assert len(streams) == 1
     assert torch.cuda.current_stream().cuda_stream not in streams
 
 
 @every_feed
-def test_an_exception_of_the_transform_arrives_and_the_next_epoch_works(path: Path, feed: Any) -> None:
+def test_an_exception_of_the_transform_arrives_and_the_next_epoch_works(
+    path: Path, feed: Any
+) -> None:
     wrong = [True]
 
     def fail(images: torch.Tensor) -> torch.Tensor:
@@ -157,7 +171,9 @@ def test_two_loaders_at_once(path: Path, feed: Any) -> None:
     assert torch.cat(seen).tolist() == list(range(150, SIZE))
 
 
-def test_small_data_sets_are_resident_and_the_log_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_small_data_sets_are_resident_and_the_log_says_so(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", logger="memload"):
         loader = Loader(path, 10)
         assert loader.feed.name == "resident"
@@ -169,7 +185,10 @@ def test_small_data_sets_are_resident_and_the_log_says_so(path: Path, caplog: py
 @every_feed
 def test_static_buffers_feed_a_captured_graph(path: Path, feed: Any) -> None:
     loader = Loader(path, 50, drop_last=True, static_buffers=True, columns=["number"], feed=feed)
-    expected = [batch.images.double().sum((1, 2, 3)) for batch in Loader(path, 50, drop_last=True, columns=["number"])]
+    expected = [
+        batch.images.double().sum((1, 2, 3))
+        for batch in Loader(path, 50, drop_last=True, columns=["number"])
+    ]
     batches = iter(loader)
     first = next(batches)
     total = torch.zeros(50, dtype=torch.float64, device="cuda")
@@ -216,13 +235,17 @@ def test_the_device_can_be_named(path: Path, feed: Any) -> None:
     last = torch.cuda.device_count() - 1
     batch = next(iter(Loader(path, 4, device=f"cuda:{last}", feed=feed)))
     assert batch.images.device == torch.device("cuda", last)
-    assert torch.equal(batch.images.cpu(), MemmapDataset(path).gather(np.arange(4)).permute(0, 3, 1, 2))
+    assert torch.equal(
+        batch.images.cpu(), MemmapDataset(path).gather(np.arange(4)).permute(0, 3, 1, 2)
+    )
 
 
 @every_feed
 @pytest.mark.parametrize("user", [0, 65534], ids=["root", "an ordinary user"])
 @pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 15)", "raise SystemExit(3)"], ids=str)
-def test_a_process_ends_cleanly_with_a_live_iterator(path: Path, feed: str, user: int, ending: str) -> None:
+def test_a_process_ends_cleanly_with_a_live_iterator(
+    path: Path, feed: str, user: int, ending: str
+) -> None:
     if user and os.getuid():
         pytest.skip("needs root to become somebody else")
     for part in (path, *path.parents):

@@ -31,7 +31,9 @@ def batches_of(count: int, pinned: bool = True) -> Iterator[tuple[torch.Tensor, 
 @on_both
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_no_batch_is_overwritten_while_the_consumer_is_behind(own_thread: bool, pinned: bool, own_stream: bool) -> None:
+def test_no_batch_is_overwritten_while_the_consumer_is_behind(
+    own_thread: bool, pinned: bool, own_stream: bool
+) -> None:
     stream = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
     seen = []
     with torch.cuda.stream(stream):
@@ -51,7 +53,10 @@ def test_the_transform_runs_on_the_side_stream(own_thread: bool) -> None:
         streams.add(torch.cuda.current_stream().cuda_stream)
         return (images.float() - 1) / 2
 
-    result = [images.mean() for images, _ in CudaPrefetcher(batches_of(5), transform=normalise, own_thread=own_thread)]
+    result = [
+        images.mean()
+        for images, _ in CudaPrefetcher(batches_of(5), transform=normalise, own_thread=own_thread)
+    ]
     assert torch.stack(result).tolist() == [(number - 1) / 2 for number in range(5)]
     assert len(streams) == 1
     assert torch.cuda.current_stream().cuda_stream not in streams

@@ -13,7 +13,9 @@ from memload.transforms.erasing import _normal
 def pixels(count: int, height: int, width: int) -> torch.Tensor:
     """Return uint8 (N, 3, H, W), channels-last as a Loader gives them."""
     generator = torch.Generator().manual_seed(count)
-    images = torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8, generator=generator)
+    images = torch.randint(
+        0, 256, (count, height, width, 3), dtype=torch.uint8, generator=generator
+    )
     return images.permute(0, 3, 1, 2)
 
 
@@ -73,10 +75,14 @@ def test_nothing_waits_for_the_gpu_where_samples_are_on_the_host() -> None:
 def test_samples_on_the_gpu_are_understood() -> None:
     images = pixels(8, 50, 60).cuda()
     expected = transforms.train(32)(images, samples=np.arange(8))
-    assert torch.equal(transforms.train(32)(images, samples=torch.arange(8, device="cuda")), expected)
+    assert torch.equal(
+        transforms.train(32)(images, samples=torch.arange(8, device="cuda")), expected
+    )
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, of its own imports
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning"
+)  # torch's compiler, of its own imports
 @pytest.mark.parametrize("compiled", ["consumer", "caller"])
 def test_torch_compile_works_over_the_result(compiled: str) -> None:
     images, transform = pixels(8, 50, 60).cuda(), transforms.train(32, dtype=torch.bfloat16)

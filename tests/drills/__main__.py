@@ -49,11 +49,17 @@ def hold(name: str, shared: Shared, seed: int, long: bool) -> bool:
         signal.alarm(limit)
     started = time.monotonic()
     try:
-        state, said = "ok", DRILLS[name](Ground(place, shared, random.Random(f"{seed} {name}"), long))
+        state, said = (
+            "ok",
+            DRILLS[name](Ground(place, shared, random.Random(f"{seed} {name}"), long)),
+        )
     except Skipped as skipped:
         state, said = "skipped", str(skipped)
     except Exception as error:  # noqa: BLE001  # whatever it is, the other drills are held too
-        state, said = "FAILED", str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+        state, said = (
+            "FAILED",
+            str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}",
+        )
     finally:
         if hasattr(signal, "SIGALRM"):
             signal.alarm(0)
@@ -67,9 +73,15 @@ def hold(name: str, shared: Shared, seed: int, long: bool) -> bool:
 def main() -> int:
     """Hold the drills asked for, all by default."""
     parser = argparse.ArgumentParser(prog="python -m tests.drills", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="DRILL", help=f"which: {', '.join(DRILLS)}; all by default")
-    parser.add_argument("--long", action="store_true", help="a hundred kills, and so on: some minutes")
-    parser.add_argument("--seed", type=int, default=0, help="chooses the moments and places (default 0)")
+    parser.add_argument(
+        "names", nargs="*", metavar="DRILL", help=f"which: {', '.join(DRILLS)}; all by default"
+    )
+    parser.add_argument(
+        "--long", action="store_true", help="a hundred kills, and so on: some minutes"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="chooses the moments and places (default 0)"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in DRILLS]
     if unknown:

@@ -65,21 +65,34 @@ def killed(ground: Ground) -> str:
         status, told = end(process)
         allowed = (0, 1, 130, -signal.SIGINT) if way == "Ctrl-C" else (0, -signal.SIGKILL)
         expect(status in allowed, f"a build ended with {status}: {told[-300:]}")
-        expect(wait_for(lambda pid=process.pid: not group(pid), limit=20), f"workers outlive their parent: {workers}")
+        expect(
+            wait_for(lambda pid=process.pid: not group(pid), limit=20),
+            f"workers outlive their parent: {workers}",
+        )
         if output.with_suffix(".idx").exists():
-            expect(bytes_of(ground.place) == expected, "complete, and not what an undisturbed build makes")
+            expect(
+                bytes_of(ground.place) == expected,
+                "complete, and not what an undisturbed build makes",
+            )
             ended += 1
             clear(ground.place)
         else:
             refused(output)
         if rounds % 5 == 4:  # the end, from wherever it stands
             build(images, output)
-            expect(bytes_of(ground.place) == expected, "gone on with, and not what an undisturbed build makes")
+            expect(
+                bytes_of(ground.place) == expected,
+                "gone on with, and not what an undisturbed build makes",
+            )
             complete += 1
             clear(ground.place)
     build(images, output)
-    expect(bytes_of(ground.place) == expected, "gone on with, and not what an undisturbed build makes")
-    expect(not output.with_suffix(".building").exists(), "the folder of the unfinished build is left")
+    expect(
+        bytes_of(ground.place) == expected, "gone on with, and not what an undisturbed build makes"
+    )
+    expect(
+        not output.with_suffix(".building").exists(), "the folder of the unfinished build is left"
+    )
     return (
         f"SIGKILL {hits['the parent alone']} of the parent alone and {hits['the whole group']} of the whole group, "
         f"{hits['Ctrl-C']} Ctrl-C; {complete + 1} builds gone on with to the end, {ended} ended before: "
@@ -105,7 +118,9 @@ def limited(ground: Ground) -> str:
         failed += 1
         refused(output)
     build(images, output)
-    expect(bytes_of(ground.place) == expected, "gone on with, and not what an undisturbed build makes")
+    expect(
+        bytes_of(ground.place) == expected, "gone on with, and not what an undisturbed build makes"
+    )
     return f"{failed} builds stopped by a limit on the size of files, all told; gone on with: byte-identical"
 
 
@@ -135,16 +150,25 @@ def full(ground: Ground) -> str:
             expect(ended <= 10 * times, "no build lived long enough to meet a full disk")
             process = start(command(images, output))
             ground.wait(process, 0.8)
-            with contextlib.suppress(OSError), (disk / "balloon").open("wb", buffering=0) as balloon:
+            with (
+                contextlib.suppress(OSError),
+                (disk / "balloon").open("wb", buffering=0) as balloon,
+            ):
                 while True:
                     balloon.write(bytes(4096))
             status, told = end(process)
             if status:
-                told_well(status, told, "room" if "of room on the disk" in told else "No space left on device")
+                told_well(
+                    status,
+                    told,
+                    "room" if "of room on the disk" in told else "No space left on device",
+                )
                 told_full += 1
             (disk / "balloon").unlink()
             if status == 0:
-                expect(bytes_of(disk) == expected, "complete, and not what an undisturbed build makes")
+                expect(
+                    bytes_of(disk) == expected, "complete, and not what an undisturbed build makes"
+                )
                 ended += 1
                 clear(disk)
             elif output.with_suffix(".idx").exists():
@@ -171,10 +195,15 @@ def worker_killed(ground: Ground) -> str:
             hit += _kill(ground.dice.choice(workers))
         status, told = end(process)
         expect(status == 0, f"a build that lost one worker ended with {status}: {told[-300:]}")
-        expect(bytes_of(ground.place) == expected, "a build that lost one worker is not what it would have been")
+        expect(
+            bytes_of(ground.place) == expected,
+            "a build that lost one worker is not what it would have been",
+        )
         clear(ground.place)
     lost, gone_on, stopped = 0, 0, 0
-    for _ in range(ground.times(1, 10)):  # and now without mercy: a picture may be blamed, or the build give up
+    for _ in range(
+        ground.times(1, 10)
+    ):  # and now without mercy: a picture may be blamed, or the build give up
         process = start(command(images, output))
         deadline = time.monotonic() + 2
         while process.poll() is None and time.monotonic() < deadline:
@@ -186,7 +215,10 @@ def worker_killed(ground: Ground) -> str:
             refused(output)
             stopped += 1
         else:
-            expect(memload.verify(output).ok, "a build that lost many workers does not fit its checksums")
+            expect(
+                memload.verify(output).ok,
+                "a build that lost many workers does not fit its checksums",
+            )
             gone_on += 1
         clear(ground.place)
     return (
@@ -208,22 +240,35 @@ def stopped(ground: Ground) -> str:
         time.sleep(ground.dice.uniform(0, 0.6) * ground.shared.seconds)
         if workers := group(process.pid):
             hit += _kill(ground.dice.choice(workers), signal.SIGSTOP)
-        status, told = end(process, 2 * LIMIT)  # one that is stopped at its start is waited for for a minute
+        status, told = end(
+            process, 2 * LIMIT
+        )  # one that is stopped at its start is waited for for a minute
         expect(status == 0, f"a build with a worker stopped ended with {status}: {told[-300:]}")
-        expect(bytes_of(ground.place) == expected, "a build with a worker stopped is not what it would have been")
+        expect(
+            bytes_of(ground.place) == expected,
+            "a build with a worker stopped is not what it would have been",
+        )
         clear(ground.place)
     suspended = ground.times(1, 10)
     for _ in range(suspended):
         process = start(command(images, output, "--timeout", "1"))
         at_work(process)
         time.sleep(ground.dice.uniform(0, 0.6) * ground.shared.seconds)
-        for stop, seconds in ((signal.SIGSTOP, 2.5), (signal.SIGCONT, 0.1), (signal.SIGSTOP, 2.5), (signal.SIGCONT, 0)):
+        for stop, seconds in (
+            (signal.SIGSTOP, 2.5),
+            (signal.SIGCONT, 0.1),
+            (signal.SIGSTOP, 2.5),
+            (signal.SIGCONT, 0),
+        ):
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(process.pid, stop)
             time.sleep(seconds)
         status, told = end(process)
         expect(status == 0, f"a build that was suspended ended with {status}: {told[-300:]}")
-        expect(bytes_of(ground.place) == expected, "a build that was suspended is not what it would have been")
+        expect(
+            bytes_of(ground.place) == expected,
+            "a build that was suspended is not what it would have been",
+        )
         clear(ground.place)
     return f"{hit} builds had a worker stopped, {suspended} were suspended beyond their timeout: byte-identical"
 
@@ -261,16 +306,26 @@ def sources(ground: Ground) -> str:
             shutil.rmtree(images / "class 2")
         status, told = end(process)
         expect(status == 0, f"a build whose pictures changed ended with {status}: {told[-300:]}")
-        expect(memload.verify(output).ok, "a build whose pictures changed does not fit its checksums")
+        expect(
+            memload.verify(output).ok, "a build whose pictures changed does not fit its checksums"
+        )
         dataset = memload.MemmapDataset(output)
         ledger = (ground.place / "out.rejects.csv").read_text().splitlines()[1:]
-        expect(len(dataset) + len(ledger) == PICTURES, "pictures are neither in the data set nor in the ledger")
+        expect(
+            len(dataset) + len(ledger) == PICTURES,
+            "pictures are neither in the data set nor in the ledger",
+        )
         rejected += len(ledger) - 2
-        allowed = [dict(_pixels(folder)) for folder in (ground.shared.built, ground.shared.built_of_others)]
+        allowed = [
+            dict(_pixels(folder)) for folder in (ground.shared.built, ground.shared.built_of_others)
+        ]
         for sample, key in enumerate(dataset.keys):
             pixels = dataset[sample][0].numpy().tobytes()
             fine = any(pixels == known.get(key) for known in allowed)
-            expect(fine or Path(key) in chosen[10:20], f"{key}: neither its pixels before nor those after")
+            expect(
+                fine or Path(key) in chosen[10:20],
+                f"{key}: neither its pixels before nor those after",
+            )
         clear(ground.place)
     return f"{rounds} builds lost or got other pictures: {rejected} in the ledger, the others whole, old or new"
 
@@ -288,7 +343,10 @@ def together(ground: Ground) -> str:
     output, refusals = ground.place / "out.bin", 0
     for _ in range(ground.times(1, 10)):
         first = start(command(images, output))
-        expect(wait_for((ground.place / "out.building" / "plan.json").exists, first), "the first one did not begin")
+        expect(
+            wait_for((ground.place / "out.building" / "plan.json").exists, first),
+            "the first one did not begin",
+        )
         # held where it is, as a build of hours would be
         os.killpg(first.pid, signal.SIGSTOP)
         for more in ((), ("--overwrite",)):
@@ -298,15 +356,24 @@ def together(ground: Ground) -> str:
         os.killpg(first.pid, signal.SIGCONT)
         status, told = end(first)
         expect(status == 0, f"the first build ended with {status}: {told[-300:]}")
-        expect(bytes_of(ground.place) == expected, "the first build is not what it would have been alone")
+        expect(
+            bytes_of(ground.place) == expected,
+            "the first build is not what it would have been alone",
+        )
         clear(ground.place)
     first = start(command(images, output))
-    expect(wait_for((ground.place / "out.building" / "plan.json").exists, first), "the first one did not begin")
+    expect(
+        wait_for((ground.place / "out.building" / "plan.json").exists, first),
+        "the first one did not begin",
+    )
     first.kill()
     end(first)
     expect((ground.place / "out.building" / "lock").exists(), "no lock was left to be recognised")
     build(images, output)
-    expect(bytes_of(ground.place) == expected, "after a stale lock, not what an undisturbed build makes")
+    expect(
+        bytes_of(ground.place) == expected,
+        "after a stale lock, not what an undisturbed build makes",
+    )
     return f"{refusals} second builds refused, the first ones byte-identical; the lock of a killed one recognised"
 
 
@@ -339,7 +406,9 @@ def crowd(ground: Ground) -> str:
         expect(status == 0, f"one of several builders ended with {status}: {said[-300:]}")
         found += said.splitlines()
     other = [line for line in found if line not in ("built", "refused")]
-    expect(not other and len(found) == 4 * times, f"expected builds and refusals, found {other[:3]}")
+    expect(
+        not other and len(found) == 4 * times, f"expected builds and refusals, found {other[:3]}"
+    )
     expect(memload.verify(output).ok, "what several builders made does not fit its checksums")
     left = sorted(path.name for path in ground.place.glob("out*"))
     expect(left == ["out.bin", "out.idx", "out.rejects.csv"], f"left behind: {left}")
@@ -371,7 +440,10 @@ def lockless(ground: Ground) -> str:
             return [usual[0], "-c", LOCKLESS, kind, *usual[3:]]
 
         first = start(lockless_command())
-        expect(wait_for((ground.place / "out.building" / "plan.json").exists, first), "the first one did not begin")
+        expect(
+            wait_for((ground.place / "out.building" / "plan.json").exists, first),
+            "the first one did not begin",
+        )
         os.killpg(first.pid, signal.SIGSTOP)
         status, told = run(lockless_command())
         told_well(status, told, f"found one by process {first.pid}")
@@ -385,7 +457,9 @@ def lockless(ground: Ground) -> str:
             status, told = end(first)
             expect(status == 0, f"the first build ended with {status}: {told[-300:]}")
         expect("no locks" in told, "that there are no locks is not told")
-        expect(bytes_of(ground.place) == expected, "without locks, not what an undisturbed build makes")
+        expect(
+            bytes_of(ground.place) == expected, "without locks, not what an undisturbed build makes"
+        )
         clear(ground.place)
     return f"{', '.join(kinds)} by flock (simulated): second builds refused, a killed one recognised, byte-identical"
 
@@ -403,9 +477,17 @@ def beside(ground: Ground) -> str:
             if time.monotonic() > deadline:
                 kill_group(process)
             again = memload.MemmapDataset(ground.place / "out.bin")
-            expect(np.array_equal(again.gather(range(len(again))).numpy(), before), "what is opened anew has changed")
-            expect(np.array_equal(dataset.gather(range(len(dataset))).numpy(), before), "what is read has changed")
+            expect(
+                np.array_equal(again.gather(range(len(again))).numpy(), before),
+                "what is opened anew has changed",
+            )
+            expect(
+                np.array_equal(dataset.gather(range(len(dataset))).numpy(), before),
+                "what is read has changed",
+            )
             reads += 2
         end(process)
-    expect({**bytes_of(ground.place), **expected} == bytes_of(ground.place), "the files have changed")
+    expect(
+        {**bytes_of(ground.place), **expected} == bytes_of(ground.place), "the files have changed"
+    )
     return f"{reads} times read while builds came and went beside it: unchanged"

@@ -24,7 +24,9 @@ def mounted(folder: Path, at: Path, bad: Mapping[str, tuple[int, int]]) -> Itera
     if sys.platform != "linux" or not Path("/dev/fuse").exists():
         raise Skipped("this system has no /dev/fuse")
     libc = ctypes.CDLL(None, use_errno=True)
-    files = sorted(path for path in folder.iterdir() if path.is_file())  # before it may have the mount in it
+    files = sorted(
+        path for path in folder.iterdir() if path.is_file()
+    )  # before it may have the mount in it
     at.mkdir()
     try:
         device = os.open("/dev/fuse", os.O_RDWR)
@@ -33,7 +35,9 @@ def mounted(folder: Path, at: Path, bad: Mapping[str, tuple[int, int]]) -> Itera
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     if libc.mount(b"drill", os.fsencode(at), b"fuse", 0, options.encode()):
         os.close(device)
-        raise Skipped(f"a file system of /dev/fuse cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+        raise Skipped(
+            f"a file system of /dev/fuse cannot be mounted here: {os.strerror(ctypes.get_errno())}"
+        )
     server = os.fork()  # a process: this one may wait for it in a page fault, with the GIL held
     if not server:
         signal.alarm(120)
@@ -49,7 +53,9 @@ def mounted(folder: Path, at: Path, bad: Mapping[str, tuple[int, int]]) -> Itera
         os.waitpid(server, 0)
 
 
-def _serve(device: int, folder: Path, files: Sequence[Path], bad: Mapping[str, tuple[int, int]]) -> None:
+def _serve(
+    device: int, folder: Path, files: Sequence[Path], bad: Mapping[str, tuple[int, int]]
+) -> None:
     numbers = {path.name: ROOT + 1 + place for place, path in enumerate(files)}
     while True:
         request = os.read(device, 1 << 20)
@@ -59,10 +65,14 @@ def _serve(device: int, folder: Path, files: Sequence[Path], bad: Mapping[str, t
         rest, answer, error = request[40:], b"", 0
         file = files[node - ROOT - 1] if node > ROOT else folder
         if what == INIT:
-            answer = struct.pack("<IIIIHHIIHHI", 7, 31, 131072, 0, 16, 12, 131072, 1, 32, 0, 0).ljust(64, b"\0")
+            answer = struct.pack(
+                "<IIIIHHIIHHI", 7, 31, 131072, 0, 16, 12, 131072, 1, 32, 0, 0
+            ).ljust(64, b"\0")
         elif what == LOOKUP and (name := os.fsdecode(rest.split(b"\0")[0])) in numbers:
             number = numbers[name]
-            answer = struct.pack("<QQQQII", number, 0, 60, 60, 0, 0) + _attributes(number, files[number - ROOT - 1])
+            answer = struct.pack("<QQQQII", number, 0, 60, 60, 0, 0) + _attributes(
+                number, files[number - ROOT - 1]
+            )
         elif what == LOOKUP:
             error = errno.ENOENT
         elif what == GETATTR:
@@ -89,4 +99,17 @@ def _attributes(number: int, path: Path) -> bytes:
     seconds = int(found.st_mtime)
     blocks = -(-found.st_size // 512)
     times = (seconds, seconds, seconds, 0, 0, 0)
-    return struct.pack("<6Q10I", number, found.st_size, blocks, *times, mode, 1, os.getuid(), os.getgid(), 0, 4096, 0)
+    return struct.pack(
+        "<6Q10I",
+        number,
+        found.st_size,
+        blocks,
+        *times,
+        mode,
+        1,
+        os.getuid(),
+        os.getgid(),
+        0,
+        4096,
+        0,
+    )

@@ -204,7 +204,9 @@ def refused(output: Path) -> None:
     except memload.MissingError:
         return
     except memload.MemloadError as error:
-        raise Failed(f"an unfinished build: expected MissingError, found {type(error).__name__}: {error}") from error
+        raise Failed(
+            f"an unfinished build: expected MissingError, found {type(error).__name__}: {error}"
+        ) from error
     raise Failed("an unfinished build was opened")
 
 
@@ -218,7 +220,9 @@ def told_well(status: int, told: str, *wanted: str) -> None:
         expect(word in last, f"expected {word!r} in the error, found {last!r}")
 
 
-def wait_for(what: Callable[[], object], process: "subprocess.Popen[str] | None" = None, limit: float = LIMIT) -> bool:
+def wait_for(
+    what: Callable[[], object], process: "subprocess.Popen[str] | None" = None, limit: float = LIMIT
+) -> bool:
     """Wait until something is so; return False where that comes too late, or the process has ended."""
     deadline = time.monotonic() + limit
     while not what():

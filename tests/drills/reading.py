@@ -18,7 +18,18 @@ import torch
 
 import memload
 from tests.drills.failing_disk import mounted
-from tests.drills.ground import LIMIT, PICTURES, ROW, Failed, Ground, Skipped, build, command, expect, run
+from tests.drills.ground import (
+    LIMIT,
+    PICTURES,
+    ROW,
+    Failed,
+    Ground,
+    Skipped,
+    build,
+    command,
+    expect,
+    run,
+)
 
 
 def _told(path: Path) -> str:
@@ -86,12 +97,17 @@ def index(ground: Ground) -> str:
     flips = ground.times(150, 4000)
     for _ in range(flips):
         damaged = bytearray(whole)
-        places = [ground.dice.randrange(len(whole)) for _ in range(ground.dice.choice((1, 1, 1, 2, 8)))]
+        places = [
+            ground.dice.randrange(len(whole)) for _ in range(ground.dice.choice((1, 1, 1, 2, 8)))
+        ]
         for place in places:
             damaged[place] ^= 1 << ground.dice.randrange(8)
         path.write_bytes(damaged)
         if damaged != whole:
-            expect(_told(output) in ("FormatError", "ChecksumError"), f"bits at {places}: {_told(output)!r}")
+            expect(
+                _told(output) in ("FormatError", "ChecksumError"),
+                f"bits at {places}: {_told(output)!r}",
+            )
     newer = _newer(whole)
     path.write_bytes(newer)
     try:
@@ -110,7 +126,9 @@ def _newer(whole: bytes) -> bytes:
     size = int.from_bytes(whole[:8], "little")
     header = json.loads(whole[8 : 8 + size])
     metadata = json.loads(header["__metadata__"]["memload"])
-    header["__metadata__"]["memload"] = json.dumps({"format_version": metadata["format_version"] + 1, "new": [1]})
+    header["__metadata__"]["memload"] = json.dumps(
+        {"format_version": metadata["format_version"] + 1, "new": [1]}
+    )
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + whole[8 + size :]
 
@@ -185,16 +203,23 @@ def _read(output: Path, how: str, threads: int, blind: bool, words: IO[str], lin
         if how == "items":
             yield from (dataset[sample][0][None] for sample in range(len(dataset)))
         else:
-            loader = memload.Loader(dataset, 4, device="cpu", num_threads=threads, shuffle=True, prefetch_factor=1)
+            loader = memload.Loader(
+                dataset, 4, device="cpu", num_threads=threads, shuffle=True, prefetch_factor=1
+            )
             yield from (images for images, _ in loader)
 
     try:
         dataset = memload.MemmapDataset(output)
-        known = {zlib.crc32(row) for row in memload.MemmapDataset(output).gather(range(len(dataset))).numpy()}
+        known = {
+            zlib.crc32(row)
+            for row in memload.MemmapDataset(output).gather(range(len(dataset))).numpy()
+        }
         if blind:
             dataset.shards._files[:] = [None] * len(dataset.shards._files)
             dataset.shards._known[:] = [None] * len(dataset.shards._files)
-            for seen in dataset.shards._seen:  # opening has read the rows around the first and the last
+            for (
+                seen
+            ) in dataset.shards._seen:  # opening has read the rows around the first and the last
                 seen[:] = False
         say("ready")
         rows, stop = 0, False
@@ -290,7 +315,10 @@ def altered(ground: Ground) -> str:
                 reader.go_on("stop")
                 expect(reader.end() == 0, f"{way}: a reader ended with {reader.end()}")
             else:
-                expect(reader.end() == 4, f"{way}: expected FormatError, found status {reader.end()}: {said}")
+                expect(
+                    reader.end() == 4,
+                    f"{way}: expected FormatError, found status {reader.end()}: {said}",
+                )
                 expect("meanwhile" in said or "after it was opened" in said, f"{way}: {said}")
         finally:
             reader.stop()
@@ -307,7 +335,9 @@ def racing(ground: Ground) -> str:
     dataset = memload.MemmapDataset(output)
     dataset.gather([0])
     if not all(dataset.shards._leased):
-        raise Skipped("no leases on this filesystem: what is truncated in the midst of a copy ends the process")
+        raise Skipped(
+            "no leases on this filesystem: what is truncated in the midst of a copy ends the process"
+        )
     del dataset
     whole = {path.name: path.read_bytes() for path in ground.place.glob("out-*.bin")}
     times = ground.times(12, 300)
@@ -319,7 +349,9 @@ def racing(ground: Ground) -> str:
                 if number % 2:
                     os.truncate(ground.place / name, 0)
                 else:
-                    _write_over(ground.place / name, (ground.shared.built_of_others / name).read_bytes())
+                    _write_over(
+                        ground.place / name, (ground.shared.built_of_others / name).read_bytes()
+                    )
             expect(reader.end() == 4, f"expected FormatError, found status {reader.end()}")
         finally:
             reader.stop()
@@ -340,9 +372,14 @@ def unreadable(ground: Ground) -> str:
                 os.truncate(ground.place / name, 0)
             said = reader.go_on()
             if reader.end() == -signal.SIGBUS and not _can_ask():
-                raise Skipped("this kernel does not tell without a bus error that a page cannot be had (5.14 does)")
+                raise Skipped(
+                    "this kernel does not tell without a bus error that a page cannot be had (5.14 does)"
+                )
             expect(reader.end() == 4, f"expected FormatError, found status {reader.end()}: {said}")
-            expect("cannot be read" in said, f"expected to be told that it cannot be read, found {said}")
+            expect(
+                "cannot be read" in said,
+                f"expected to be told that it cannot be read, found {said}",
+            )
         finally:
             reader.stop()
         for name, data in whole.items():
@@ -363,10 +400,15 @@ def failing(ground: Ground) -> str:
         with mounted(ground.place, at, {file.name: (start, start + 1)}):
             status, said = _in_child(lambda at=at: _told(at / output.name))
             if status == -signal.SIGBUS and not _can_ask():
-                raise Skipped("this kernel does not tell without a bus error that a page cannot be had (5.14 does)")
-            expect(status == 0, f"{file.name} fails at {start}: the reader ended with {status}: {said}")
+                raise Skipped(
+                    "this kernel does not tell without a bus error that a page cannot be had (5.14 does)"
+                )
             expect(
-                said in ("FormatError", "verify"), f"{file.name} fails at {start}: expected to be told, found {said!r}"
+                status == 0, f"{file.name} fails at {start}: the reader ended with {status}: {said}"
+            )
+            expect(
+                said in ("FormatError", "verify"),
+                f"{file.name} fails at {start}: expected to be told, found {said!r}",
             )
         kind = "the index" if file.suffix == ".idx" else "shards"
         found[kind] = found.get(kind, 0) + 1
@@ -377,11 +419,18 @@ def failing(ground: Ground) -> str:
         listed.write_text("\n".join(["path", *sorted(path.name for path in images.iterdir())]))
         manifest = ["--manifest", str(listed), "--root", str(ground.place / "images")]
         status, told = run(
-            [part for part in command(images, ground.place / "fresh.bin", *manifest) if part != str(images)]
+            [
+                part
+                for part in command(images, ground.place / "fresh.bin", *manifest)
+                if part != str(images)
+            ]
         )
         expect(status == 0, f"a picture that cannot be read: {status}: {told[-300:]}")
     ledger = (ground.place / "fresh.rejects.csv").read_text()
-    expect(f"{one},cannot be read: Input/output error" in ledger, f"expected it in the ledger, found {ledger}")
+    expect(
+        f"{one},cannot be read: Input/output error" in ledger,
+        f"expected it in the ledger, found {ledger}",
+    )
     counted = " and ".join(f"{count} of {what}" for what, count in found.items())
     return f"read errors of a file system (FUSE) in {counted}: told, no SIGBUS; in a picture: it is in the ledger"
 

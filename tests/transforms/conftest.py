@@ -10,9 +10,13 @@ import torch
 def make_images() -> Callable[..., torch.Tensor]:
     """A function that returns random uint8 images (N, C, H, W), channels-last as a Loader gives them."""
 
-    def make(count: int = 8, height: int = 20, width: int = 24, channels: int = 3, seed: int = 0) -> torch.Tensor:
+    def make(
+        count: int = 8, height: int = 20, width: int = 24, channels: int = 3, seed: int = 0
+    ) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         shape = (count, height, width, channels)
-        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).permute(0, 3, 1, 2)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).permute(
+            0, 3, 1, 2
+        )
 
     return make

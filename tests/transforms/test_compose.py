@@ -47,21 +47,29 @@ def batch(samples: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(0, 1 << 40), min_size=2, max_size=8), st.integers(0, 1 << 40), st.data())
-def test_a_sample_is_the_same_in_any_batch(samples: list[int], seed: int, data: st.DataObject) -> None:
+@given(
+    st.lists(st.integers(0, 1 << 40), min_size=2, max_size=8), st.integers(0, 1 << 40), st.data()
+)
+def test_a_sample_is_the_same_in_any_batch(
+    samples: list[int], seed: int, data: st.DataObject
+) -> None:
     whole, columns = with_points()(*batch(samples), samples=np.array(samples), seed=seed, epoch=2)
     order = np.array(data.draw(st.permutations(range(len(samples)))))
     cut = data.draw(st.integers(1, len(samples) - 1))
     for places in (order[:cut], order[cut:]):
         part = np.array(samples)[places]
-        images, moved = with_points()(*batch(part), samples=torch.from_numpy(part), seed=seed, epoch=2)
+        images, moved = with_points()(
+            *batch(part), samples=torch.from_numpy(part), seed=seed, epoch=2
+        )
         assert torch.equal(images, whole[places])
         assert torch.equal(moved["points"], columns["points"][places])
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 3000), st.integers(0, 2), st.data())
-def test_a_prepared_stretch_gives_what_calls_give(count: int, epoch: int, data: st.DataObject) -> None:
+def test_a_prepared_stretch_gives_what_calls_give(
+    count: int, epoch: int, data: st.DataObject
+) -> None:
     samples = np.random.default_rng(count).permutation(1 << 20)[:count]
     views = data.draw(st.integers(1, 2))
     compose = transforms.Compose(ALL, points=("points",), views=views)
@@ -84,10 +92,14 @@ def tensors(found: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
     return [*images, *points] if isinstance(images, tuple) else [images, points]
 
 
-def test_a_prepared_stretch_makes_a_plan_for_many_batches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prepared_stretch_makes_a_plan_for_many_batches_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = []
     plan = Fused.plan
-    monkeypatch.setattr(Fused, "plan", lambda self, *args: made.append(args[1]) or plan(self, *args))
+    monkeypatch.setattr(
+        Fused, "plan", lambda self, *args: made.append(args[1]) or plan(self, *args)
+    )
     prepared = transforms.train(8).prepare(np.arange(5000))
     for start in range(0, 5000, 100):
         prepared(torch.zeros((100, 3, 9, 9), dtype=torch.uint8), None, start, start + 100)
@@ -96,7 +108,9 @@ def test_a_prepared_stretch_makes_a_plan_for_many_batches_at_once(monkeypatch: p
 
 def test_images_that_are_not_those_of_the_stretch_are_an_error(make_images: Make) -> None:
     prepared = transforms.train(8).prepare(np.arange(10))
-    with pytest.raises(ValueError, match=r"Compose: samples: expected integers \(4,\), found \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"Compose: samples: expected integers \(4,\), found \(2,\)"
+    ):
         prepared(make_images(4), None, 8, 12)
 
 
@@ -147,7 +161,9 @@ def test_threads_and_pickled_copies_make_the_same() -> None:
     expected = [compose(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0] for n in range(20)]
     copy = pickle.loads(pickle.dumps(compose))
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda n: copy(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0], range(20))
+        found = pool.map(
+            lambda n: copy(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0], range(20)
+        )
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
@@ -182,7 +198,9 @@ def test_without_samples_workers_of_a_dataloader_draw_each_their_own() -> None:
 
     found = epochs()
     assert len(set(found)) == 12
-    assert epochs() == found  # as the seed of torch has it, which DataLoader gives its workers theirs from
+    assert (
+        epochs() == found
+    )  # as the seed of torch has it, which DataLoader gives its workers theirs from
 
 
 def test_what_was_used_can_be_bound_and_copied(make_images: Make) -> None:
@@ -196,30 +214,37 @@ def test_what_was_used_can_be_bound_and_copied(make_images: Make) -> None:
     assert torch.equal(other(images), images.flip(-1))
 
 
-def test_other_types_pass_where_the_list_begins_with_what_makes_floats_of_them(make_images: Make) -> None:
+def test_other_types_pass_where_the_list_begins_with_what_makes_floats_of_them(
+    make_images: Make,
+) -> None:
     images = make_images(4)
     wide = transforms.Compose([lambda batch: batch.float() / 65535, transforms.RandomCrop(8)])
     narrow = transforms.Compose([lambda batch: batch.float() / 255, transforms.RandomCrop(8)])
     found, expected = (
-        one(batch, samples=range(4)) for one, batch in ((wide, images.to(torch.uint16) * 257), (narrow, images))
+        one(batch, samples=range(4))
+        for one, batch in ((wide, images.to(torch.uint16) * 257), (narrow, images))
     )
     torch.testing.assert_close(found, expected)
-    with pytest.raises(ValueError, match=r"RandomCrop: images: .*found torch.uint16. Begin the list with"):
+    with pytest.raises(
+        ValueError, match=r"RandomCrop: images: .*found torch.uint16. Begin the list with"
+    ):
         transforms.RandomCrop(8)(images.to(torch.uint16))
 
 
 def test_gradients_flow_through_modules_in_the_list(make_images: Make) -> None:
     layer = torch.nn.Conv2d(3, 3, 1)
-    made = transforms.Compose([transforms.ToDtype(torch.float32), layer, transforms.Normalize("imagenet")])
+    made = transforms.Compose(
+        [transforms.ToDtype(torch.float32), layer, transforms.Normalize("imagenet")]
+    )
     made(make_images(2)).sum().backward()
     assert layer.weight.grad is not None
 
 
 def test_what_a_step_changes_in_place_the_next_view_does_not_see(make_images: Make) -> None:
     images = make_images(2)
-    one, other = transforms.Compose([lambda batch: batch.fill_(3) if batch[0, 0, 0, 0] != 3 else 1 / 0], views=2)(
-        images
-    )
+    one, other = transforms.Compose(
+        [lambda batch: batch.fill_(3) if batch[0, 0, 0, 0] != 3 else 1 / 0], views=2
+    )(images)
     assert torch.equal(one, other)
     assert torch.equal(images, make_images(2))
 
@@ -238,7 +263,9 @@ def test_columns_come_back_when_they_were_given() -> None:
     assert isinstance(step(images), torch.Tensor)
     _found, same = step(images, columns)
     assert same["points"] is columns["points"]
-    whole = transforms.Compose([step], points=["points"])(images, {"points": torch.tensor([[[10, 8]]] * 3)})[1]
+    whole = transforms.Compose([step], points=["points"])(
+        images, {"points": torch.tensor([[[10, 8]]] * 3)}
+    )[1]
     assert whole["points"].tolist() == [[[0.0, 0.0]]] * 3
     assert whole["points"].dtype == torch.float32
 
@@ -283,7 +310,9 @@ def test_lists_in_lists_are_one_list() -> None:
     nested = transforms.Compose([transforms.Compose(ALL[:4]), *ALL[4:]])
     assert repr(nested) == repr(transforms.Compose(ALL))
     assert torch.equal(nested(images), transforms.Compose(ALL)(images))
-    with pytest.raises(ValueError, match="Compose: transforms: expected points, views and memory_format at"):
+    with pytest.raises(
+        ValueError, match="Compose: transforms: expected points, views and memory_format at"
+    ):
         transforms.Compose([transforms.Compose([], views=2)])
 
 
@@ -298,12 +327,19 @@ def test_modules_and_functions_stand_in_the_list(make_images: Make) -> None:
 def test_the_layout_is_that_asked_for(layout: torch.memory_format, make_images: Make) -> None:
     for steps in (ALL, ALL[:1], [torch.nn.Identity()], []):
         for images in (make_images(), make_images().contiguous()):
-            assert transforms.Compose(steps, memory_format=layout)(images).is_contiguous(memory_format=layout)
+            assert transforms.Compose(steps, memory_format=layout)(images).is_contiguous(
+                memory_format=layout
+            )
     assert transforms.train(8)(make_images()).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_empty_batches_pass() -> None:
-    assert transforms.Compose(ALL)(torch.empty((0, 3, 20, 24), dtype=torch.uint8)).shape == (0, 3, 14, 14)
+    assert transforms.Compose(ALL)(torch.empty((0, 3, 20, 24), dtype=torch.uint8)).shape == (
+        0,
+        3,
+        14,
+        14,
+    )
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
@@ -315,7 +351,9 @@ def test_statistics_may_be_arrays_and_tensors(make: Any, make_images: Make) -> N
 
 def test_a_list_may_begin_with_what_puts_channels_first() -> None:
     images = torch.randint(0, 256, (2, 32, 40, 3), dtype=torch.uint8)
-    compose = transforms.Compose([lambda images: images.permute(0, 3, 1, 2), transforms.CenterCrop(20)])
+    compose = transforms.Compose(
+        [lambda images: images.permute(0, 3, 1, 2), transforms.CenterCrop(20)]
+    )
     assert torch.equal(compose(images), transforms.CenterCrop(20)(images.permute(0, 3, 1, 2)))
     bands = torch.randint(0, 256, (2, 32, 1, 3), dtype=torch.uint8)
     assert transforms.RandomHorizontalFlip(1)(bands).equal(bands.flip(3))
@@ -344,12 +382,16 @@ def test_columns_that_a_step_adds_or_leaves_out_are_so_in_every_view(make_images
         pictures, columns = compose(images, {"label": labels, "other": labels})
         assert sorted(columns) == ["other", "sum"]
         both = (pictures, columns["sum"]) if views == 2 else ((pictures,), (columns["sum"],))
-        assert all(torch.equal(picture.sum((1, 2, 3)), total) for picture, total in zip(*both, strict=True))
+        assert all(
+            torch.equal(picture.sum((1, 2, 3)), total) for picture, total in zip(*both, strict=True)
+        )
 
 
 def test_points_that_a_step_leaves_out_are_missed_there(make_images: Make) -> None:
     compose = transforms.Compose([Sum(without="eyes"), transforms.CenterCrop(4)], points=["eyes"])
-    with pytest.raises(ValueError, match=r"^Compose: Sum in its list: expected to return columns with 'eyes'"):
+    with pytest.raises(
+        ValueError, match=r"^Compose: Sum in its list: expected to return columns with 'eyes'"
+    ):
         compose(make_images(), {"eyes": torch.zeros(8, 2, 2)})
 
 
@@ -370,8 +412,13 @@ def test_what_is_bound_keeps_its_class_and_what_it_has(make_images: Make) -> Non
 
 
 def test_statistics_of_0_to_255_are_refused_but_for_pixels_that_are(make_images: Make) -> None:
-    images, of_ffcv = make_images(), transforms.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
-    with pytest.raises(ValueError, match=r"^Normalize: mean: expected those of pixels from 0 to 1, found \(123"):
+    images, of_ffcv = (
+        make_images(),
+        transforms.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]),
+    )
+    with pytest.raises(
+        ValueError, match=r"^Normalize: mean: expected those of pixels from 0 to 1, found \(123"
+    ):
         of_ffcv(images)
     unscaled = transforms.Compose([transforms.ToDtype(torch.float32), of_ffcv])(images)
     assert (unscaled - transforms.Normalize("imagenet")(images)).abs().max() < 1e-5
@@ -379,12 +426,16 @@ def test_statistics_of_0_to_255_are_refused_but_for_pixels_that_are(make_images:
 
 def test_normalize_takes_the_data_sets_statistics_when_it_is_bound(make_images: Make) -> None:
     images, own = make_images(), {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
-    compose = transforms.Compose([transforms.CenterCrop(8), transforms.Normalize()], points=["a"], views=2)
+    compose = transforms.Compose(
+        [transforms.CenterCrop(8), transforms.Normalize()], points=["a"], views=2
+    )
     with pytest.raises(ValueError, match="Normalize: mean and std: expected numbers, found none"):
         transforms.Normalize()(images)
     bound = compose.bind(**own)
     assert (bound.points, bound.views) == (("a",), 2)
-    assert torch.equal(transforms.Normalize().bind(**own)(images), transforms.Normalize(*own.values())(images))
+    assert torch.equal(
+        transforms.Normalize().bind(**own)(images), transforms.Normalize(*own.values())(images)
+    )
     assert transforms.Normalize("imagenet").bind(**own).mean == (0.485, 0.456, 0.406)  # type: ignore[attr-defined]
     assert compose.transforms[1].mean is None
     step = transforms.RandomHorizontalFlip()
@@ -397,9 +448,13 @@ def test_torch_compile_works_over_the_result_and_round_the_call(make_images: Mak
     consumer = torch.compile(lambda given: given * 2, backend="eager", fullgraph=True)
     assert torch.equal(consumer(transforms.train(9)(images, samples=np.arange(8))), expected)
     transform = transforms.train(9)
-    caller = torch.compile(lambda given, samples: transform(given, samples=samples) * 2, backend="eager")
+    caller = torch.compile(
+        lambda given, samples: transform(given, samples=samples) * 2, backend="eager"
+    )
     assert torch.equal(caller(images, np.arange(8)), expected)
-    assert torch.equal(caller(images, np.arange(8, 16)), transform(images, samples=np.arange(8, 16)) * 2)
+    assert torch.equal(
+        caller(images, np.arange(8, 16)), transform(images, samples=np.arange(8, 16)) * 2
+    )
 
 
 def test_triton_and_the_compiler_are_loaded_only_when_they_are_needed() -> None:
@@ -408,7 +463,9 @@ def test_triton_and_the_compiler_are_loaded_only_when_they_are_needed() -> None:
         "memload.transforms.train(4)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8));"
         "print([name for name in ('triton', 'torch._dynamo', 'torchvision') if name in set(sys.modules) - known])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
     assert memload.transforms is transforms
 
@@ -433,54 +490,150 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         "Compose: transforms: expected one list, found 2 arg",
     ),
-    (lambda: T.Compose([T.train]), TypeError, "Compose: transforms: expected callables of images, found train itself"),
-    (lambda: T.ToDtype(torch.float32, scale=255), ValueError, "ToDtype: scale: expected True or False, found 255"),
+    (
+        lambda: T.Compose([T.train]),
+        TypeError,
+        "Compose: transforms: expected callables of images, found train itself",
+    ),
+    (
+        lambda: T.ToDtype(torch.float32, scale=255),
+        ValueError,
+        "ToDtype: scale: expected True or False, found 255",
+    ),
     (lambda: T.ColorJitter(True), ValueError, "ColorJitter: brightness: expected .*, found True"),
-    (lambda: T.RandomErasing(value=True), ValueError, "RandomErasing: value: expected a number.*, found True"),
-    (lambda: T.CenterCrop(4)(IMAGES.to(torch.float8_e4m3fn)), ValueError, "CenterCrop: images: .*found torch.float8"),
+    (
+        lambda: T.RandomErasing(value=True),
+        ValueError,
+        "RandomErasing: value: expected a number.*, found True",
+    ),
+    (
+        lambda: T.CenterCrop(4)(IMAGES.to(torch.float8_e4m3fn)),
+        ValueError,
+        "CenterCrop: images: .*found torch.float8",
+    ),
     (
         lambda: T.RandomHorizontalFlip(1)(torch.zeros(2, 20, 24, 3, dtype=torch.uint8)),
         ValueError,
         r"RandomHorizontalFlip: images: .*found \(2, 20, 24, 3\), channels last. Write images.permute\(0, 3, 1, 2\)",
     ),
-    (lambda: T.CenterCrop(0), ValueError, "CenterCrop: size: expected an integer of at least 1.*found 0"),
-    (lambda: T.CenterCrop((1, 2, 3)), ValueError, r"CenterCrop: size: expected .*, found \(1, 2, 3\)"),
+    (
+        lambda: T.CenterCrop(0),
+        ValueError,
+        "CenterCrop: size: expected an integer of at least 1.*found 0",
+    ),
+    (
+        lambda: T.CenterCrop((1, 2, 3)),
+        ValueError,
+        r"CenterCrop: size: expected .*, found \(1, 2, 3\)",
+    ),
     (lambda: T.Resize(2.5), ValueError, "Resize: size: expected .*, found 2.5"),
-    (lambda: T.Resize(8, max_size=8), ValueError, "Resize: max_size: expected more than size.*, found 8 and 8"),
-    (lambda: T.Resize(8, "bicubic"), ValueError, "Resize: interpolation: expected 'bilinear', found 'bicubic'"),
+    (
+        lambda: T.Resize(8, max_size=8),
+        ValueError,
+        "Resize: max_size: expected more than size.*, found 8 and 8",
+    ),
+    (
+        lambda: T.Resize(8, "bicubic"),
+        ValueError,
+        "Resize: interpolation: expected 'bilinear', found 'bicubic'",
+    ),
     (lambda: T.RandomCrop(4, padding=-1), ValueError, "RandomCrop: padding: expected .*, found -1"),
-    (lambda: T.RandomCrop(4, padding_mode="edge"), ValueError, "RandomCrop: padding_mode: .*found 'edge'"),
-    (lambda: T.RandomCrop(9)(IMAGES), ValueError, "RandomCrop: size: expected .*, found 9 of 8 pixels. Give padding"),
-    (lambda: T.RandomCrop(4, 1, fill=(1, 2))(IMAGES), ValueError, "RandomCrop: fill: expected .*3 channels, found 2"),
-    (lambda: T.RandomResizedCrop(4, scale=(1, 0)), ValueError, r"RandomResizedCrop: scale: .*found \(1, 0\)"),
+    (
+        lambda: T.RandomCrop(4, padding_mode="edge"),
+        ValueError,
+        "RandomCrop: padding_mode: .*found 'edge'",
+    ),
+    (
+        lambda: T.RandomCrop(9)(IMAGES),
+        ValueError,
+        "RandomCrop: size: expected .*, found 9 of 8 pixels. Give padding",
+    ),
+    (
+        lambda: T.RandomCrop(4, 1, fill=(1, 2))(IMAGES),
+        ValueError,
+        "RandomCrop: fill: expected .*3 channels, found 2",
+    ),
+    (
+        lambda: T.RandomResizedCrop(4, scale=(1, 0)),
+        ValueError,
+        r"RandomResizedCrop: scale: .*found \(1, 0\)",
+    ),
     (lambda: T.RandomResizedCrop(4, ratio=2), ValueError, "RandomResizedCrop: ratio: .*found 2"),
-    (lambda: T.RandomHorizontalFlip(1.5), ValueError, "RandomHorizontalFlip: p: .*from 0 to 1, found 1.5"),
-    (lambda: T.Normalize("cifar"), ValueError, "Normalize: mean: expected numbers or one of imagenet, found 'cifar'"),
+    (
+        lambda: T.RandomHorizontalFlip(1.5),
+        ValueError,
+        "RandomHorizontalFlip: p: .*from 0 to 1, found 1.5",
+    ),
+    (
+        lambda: T.Normalize("cifar"),
+        ValueError,
+        "Normalize: mean: expected numbers or one of imagenet, found 'cifar'",
+    ),
     (lambda: T.Normalize([0.5]), ValueError, "Normalize: mean and std: expected both or neither"),
     (lambda: T.Normalize([0.5], [0.0]), ValueError, "Normalize: mean and std: .*above 0, found"),
-    (lambda: T.Normalize([0.5] * 4, [1.0] * 4)(IMAGES), ValueError, "Normalize: images: expected 4 channels.*found 3"),
-    (lambda: T.ToDtype(torch.int32), ValueError, "ToDtype: dtype: expected float32.*found torch.int32"),
+    (
+        lambda: T.Normalize([0.5] * 4, [1.0] * 4)(IMAGES),
+        ValueError,
+        "Normalize: images: expected 4 channels.*found 3",
+    ),
+    (
+        lambda: T.ToDtype(torch.int32),
+        ValueError,
+        "ToDtype: dtype: expected float32.*found torch.int32",
+    ),
     (lambda: T.ColorJitter(brightness=-1), ValueError, "ColorJitter: brightness: .*found -1"),
     (lambda: T.ColorJitter(hue=0.6), ValueError, "ColorJitter: hue: .*-0.5 to 0.5, found"),
-    (lambda: T.ColorJitter(0.1)(IMAGES[:, :2]), ValueError, "ColorJitter: images: expected 1 or 3 channels, found 2"),
+    (
+        lambda: T.ColorJitter(0.1)(IMAGES[:, :2]),
+        ValueError,
+        "ColorJitter: images: expected 1 or 3 channels, found 2",
+    ),
     (lambda: T.RandomGrayscale()(IMAGES[:, :2]), ValueError, "RandomGrayscale: images: .*found 2"),
     (lambda: T.RandomErasing(value="noise"), ValueError, "RandomErasing: value: .*found 'noise'"),
     (lambda: T.RandomErasing(scale=(0, 2)), ValueError, "RandomErasing: scale: .*found"),
-    (lambda: T.RandomErasing(value=(1, 2))(IMAGES), ValueError, "RandomErasing: value: .*3 channels, found 2"),
+    (
+        lambda: T.RandomErasing(value=(1, 2))(IMAGES),
+        ValueError,
+        "RandomErasing: value: .*3 channels, found 2",
+    ),
     (lambda: T.Cutout(-1), ValueError, "Cutout: size: .*found -1"),
     (lambda: T.MixUp(alpha=0), ValueError, "MixUp: alpha: expected a number above 0, found 0"),
-    (lambda: T.MixUp()(IMAGES.float()), ValueError, "MixUp: columns: 'label': expected .*found none"),
-    (lambda: T.MixUp()(IMAGES.float(), {"label": torch.zeros(2).long()}), ValueError, "MixUp: .*found no num_classes"),
-    (lambda: T.MixUp(num_classes=2)(IMAGES, {"label": torch.zeros(2).long()}), ValueError, "MixUp: images: .*uint8"),
-    (lambda: T.CutMix(num_classes=2)(IMAGES, {"label": torch.full((2,), 2)}), ValueError, "CutMix: .*0 to 1.*2 to 2"),
-    (lambda: T.CutMix(num_classes=2)(IMAGES, {"label": torch.zeros(2, 3)}), ValueError, "CutMix: .*2 classes, found 3"),
+    (
+        lambda: T.MixUp()(IMAGES.float()),
+        ValueError,
+        "MixUp: columns: 'label': expected .*found none",
+    ),
+    (
+        lambda: T.MixUp()(IMAGES.float(), {"label": torch.zeros(2).long()}),
+        ValueError,
+        "MixUp: .*found no num_classes",
+    ),
+    (
+        lambda: T.MixUp(num_classes=2)(IMAGES, {"label": torch.zeros(2).long()}),
+        ValueError,
+        "MixUp: images: .*uint8",
+    ),
+    (
+        lambda: T.CutMix(num_classes=2)(IMAGES, {"label": torch.full((2,), 2)}),
+        ValueError,
+        "CutMix: .*0 to 1.*2 to 2",
+    ),
+    (
+        lambda: T.CutMix(num_classes=2)(IMAGES, {"label": torch.zeros(2, 3)}),
+        ValueError,
+        "CutMix: .*2 classes, found 3",
+    ),
     (
         lambda: T.train(8)(IMAGES[0]),
         ValueError,
         r"Compose: images: expected a tensor \(N, C, H, W\), found \(3, 8, 8\)",
     ),
     (lambda: T.train(8)(IMAGES.numpy()), ValueError, "Compose: images: .*found ndarray"),
-    (lambda: T.train(8)(IMAGES.int()), ValueError, "Compose: images: expected uint8 or .*found torch.int32"),
+    (
+        lambda: T.train(8)(IMAGES.int()),
+        ValueError,
+        "Compose: images: expected uint8 or .*found torch.int32",
+    ),
     (
         lambda: T.train(8)(IMAGES, samples=[1]),
         ValueError,
@@ -488,25 +641,77 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: T.train(8)(IMAGES, samples=[0.5, 1]), ValueError, "Compose: samples: .*found float64"),
     (lambda: T.Compose([3]), TypeError, "Compose: transforms: expected callables, found 3"),
-    (lambda: T.Compose([], points="at"), ValueError, "Compose: points: expected names of columns, found 'at'"),
+    (
+        lambda: T.Compose([], points="at"),
+        ValueError,
+        "Compose: points: expected names of columns, found 'at'",
+    ),
     (lambda: T.Compose([], views=0), ValueError, "Compose: views: .*at least 1, found 0"),
-    (lambda: T.Compose([], points=["at"])(IMAGES), ValueError, "Compose: points: column 'at': .*found none"),
-    (lambda: T.Compose([], points=["a"])(IMAGES, {"a": torch.zeros(2, 2)}), ValueError, r"column 'a': .*\(2, K, 2\)"),
-    (lambda: T.Compose(T.Resize(8)), TypeError, "Compose: transforms: expected a list of callables, found Resize"),
-    (lambda: T.Compose([], points=3), ValueError, "Compose: points: expected names of columns, found 3"),
-    (lambda: T.Compose([], memory_format="channels_last"), ValueError, "memory_format: .*found 'channels_last'"),
-    (lambda: T.train(8)(IMAGES, torch.zeros(2)), TypeError, "Compose: columns: expected tensors by name, found Tensor"),
+    (
+        lambda: T.Compose([], points=["at"])(IMAGES),
+        ValueError,
+        "Compose: points: column 'at': .*found none",
+    ),
+    (
+        lambda: T.Compose([], points=["a"])(IMAGES, {"a": torch.zeros(2, 2)}),
+        ValueError,
+        r"column 'a': .*\(2, K, 2\)",
+    ),
+    (
+        lambda: T.Compose(T.Resize(8)),
+        TypeError,
+        "Compose: transforms: expected a list of callables, found Resize",
+    ),
+    (
+        lambda: T.Compose([], points=3),
+        ValueError,
+        "Compose: points: expected names of columns, found 3",
+    ),
+    (
+        lambda: T.Compose([], memory_format="channels_last"),
+        ValueError,
+        "memory_format: .*found 'channels_last'",
+    ),
+    (
+        lambda: T.train(8)(IMAGES, torch.zeros(2)),
+        TypeError,
+        "Compose: columns: expected tensors by name, found Tensor",
+    ),
     (
         lambda: T.train(8)(IMAGES, {"label": [1, 2]}),
         ValueError,
         r"columns: 'label': expected a tensor \(2, …\), found list",
     ),
-    (lambda: T.train(8)(IMAGES, {"label": torch.zeros(3)}), ValueError, r"columns: 'label': .*found \(3,"),
-    (lambda: T.train(8)(IMAGES[:, :, :0]), ValueError, r"Compose: images: expected pixels, found \(2, 3, 0, 8\)"),
-    (lambda: T.train(8)(IMAGES, seed="a"), ValueError, "Compose: seed: expected an integer, found 'a'"),
-    (lambda: T.train(8)(IMAGES, epoch=1.5), ValueError, "Compose: epoch: expected an integer, found 1.5"),
-    (lambda: T.train(8).prepare(range(2))(IMAGES, None, -2), ValueError, "start and stop: .*found -2 and None"),
-    (lambda: T.Compose([torch.Tensor.int, T.Normalize("imagenet")])(IMAGES), ValueError, "to return uint8 or .*int32"),
+    (
+        lambda: T.train(8)(IMAGES, {"label": torch.zeros(3)}),
+        ValueError,
+        r"columns: 'label': .*found \(3,",
+    ),
+    (
+        lambda: T.train(8)(IMAGES[:, :, :0]),
+        ValueError,
+        r"Compose: images: expected pixels, found \(2, 3, 0, 8\)",
+    ),
+    (
+        lambda: T.train(8)(IMAGES, seed="a"),
+        ValueError,
+        "Compose: seed: expected an integer, found 'a'",
+    ),
+    (
+        lambda: T.train(8)(IMAGES, epoch=1.5),
+        ValueError,
+        "Compose: epoch: expected an integer, found 1.5",
+    ),
+    (
+        lambda: T.train(8).prepare(range(2))(IMAGES, None, -2),
+        ValueError,
+        "start and stop: .*found -2 and None",
+    ),
+    (
+        lambda: T.Compose([torch.Tensor.int, T.Normalize("imagenet")])(IMAGES),
+        ValueError,
+        "to return uint8 or .*int32",
+    ),
     (
         lambda: T.Transform()(IMAGES),
         NotImplementedError,
@@ -517,44 +722,136 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "Normalize: mean: expected a number, or one for each channel",
     ),
-    (lambda: T.Normalize(0.5, float("nan")), ValueError, "Normalize: std: expected a number.*found nan"),
-    (lambda: T.RandomCrop(8, fill=7.5)(IMAGES), ValueError, "RandomCrop: fill: expected integers from 0 to 255.*7.5"),
+    (
+        lambda: T.Normalize(0.5, float("nan")),
+        ValueError,
+        "Normalize: std: expected a number.*found nan",
+    ),
+    (
+        lambda: T.RandomCrop(8, fill=7.5)(IMAGES),
+        ValueError,
+        "RandomCrop: fill: expected integers from 0 to 255.*7.5",
+    ),
     (lambda: T.RandomCrop(8, fill=None), ValueError, "RandomCrop: fill: expected a number"),
-    (lambda: T.RandomCrop(8, padding=0.5), ValueError, "RandomCrop: padding: expected 1, 2 or 4 integers"),
-    (lambda: T.RandomErasing(1.0, value=300)(IMAGES), ValueError, "RandomErasing: value: .*0 to 255.*300"),
-    (lambda: T.RandomErasing(1.0, value="random")(IMAGES), ValueError, "RandomErasing: images: expected a floating"),
-    (lambda: T.Cutout(2, fill=-1)(IMAGES), ValueError, "Cutout: fill: expected integers from 0 to 255"),
+    (
+        lambda: T.RandomCrop(8, padding=0.5),
+        ValueError,
+        "RandomCrop: padding: expected 1, 2 or 4 integers",
+    ),
+    (
+        lambda: T.RandomErasing(1.0, value=300)(IMAGES),
+        ValueError,
+        "RandomErasing: value: .*0 to 255.*300",
+    ),
+    (
+        lambda: T.RandomErasing(1.0, value="random")(IMAGES),
+        ValueError,
+        "RandomErasing: images: expected a floating",
+    ),
+    (
+        lambda: T.Cutout(2, fill=-1)(IMAGES),
+        ValueError,
+        "Cutout: fill: expected integers from 0 to 255",
+    ),
     (lambda: T.Resize(True), ValueError, "Resize: size: expected an integer of at least 1"),
-    (lambda: T.evaluate((8, 8)), ValueError, r"evaluate: size: expected an integer, found \(8, 8\)"),
-    (lambda: T.MixUp(alpha=float("nan")), ValueError, "MixUp: alpha: expected a number above 0, found nan"),
+    (
+        lambda: T.evaluate((8, 8)),
+        ValueError,
+        r"evaluate: size: expected an integer, found \(8, 8\)",
+    ),
+    (
+        lambda: T.MixUp(alpha=float("nan")),
+        ValueError,
+        "MixUp: alpha: expected a number above 0, found nan",
+    ),
     (
         lambda: T.CutMix(num_classes=2.5),
         ValueError,
         "CutMix: num_classes: expected an integer of at least 1, found 2.5",
     ),
-    (lambda: T.MixUp()(IMAGES / 255, {"label": IMAGES[:, 0, 0, 0]}), ValueError, r"Write MixUp\(num_classes=…\)"),
-    (lambda: T.Compose([torch.sum])(IMAGES), ValueError, r"Compose: .*to return images \(2, C, H, W\), found \(\)"),
+    (
+        lambda: T.MixUp()(IMAGES / 255, {"label": IMAGES[:, 0, 0, 0]}),
+        ValueError,
+        r"Write MixUp\(num_classes=…\)",
+    ),
+    (
+        lambda: T.Compose([torch.sum])(IMAGES),
+        ValueError,
+        r"Compose: .*to return images \(2, C, H, W\), found \(\)",
+    ),
     (
         lambda: T.Compose([Careless(None)])(IMAGES),
         ValueError,
         r"Careless in its list: .*\(images, columns\), found None",
     ),
-    (lambda: Careless(IMAGES)(IMAGES), ValueError, r"to return \(images, columns\), found \(2, 3, 8, 8\)"),
-    (lambda: Careless((IMAGES[:1], {}))(IMAGES), ValueError, r"to return images \(2, C, H, W\), found \(1, 3, 8, 8\)"),
-    (lambda: T.RandomCrop(5)(IMAGES[0]), ValueError, r"^RandomCrop: images: expected a tensor \(N, C, H, W\)"),
-    (lambda: T.ColorJitter(0.1)(IMAGES, samples=[1]), ValueError, "^ColorJitter: samples: expected integers"),
-    (lambda: T.Resize(4)(IMAGES, [1]), TypeError, "^Resize: columns: expected tensors by name, found list"),
+    (
+        lambda: Careless(IMAGES)(IMAGES),
+        ValueError,
+        r"to return \(images, columns\), found \(2, 3, 8, 8\)",
+    ),
+    (
+        lambda: Careless((IMAGES[:1], {}))(IMAGES),
+        ValueError,
+        r"to return images \(2, C, H, W\), found \(1, 3, 8, 8\)",
+    ),
+    (
+        lambda: T.RandomCrop(5)(IMAGES[0]),
+        ValueError,
+        r"^RandomCrop: images: expected a tensor \(N, C, H, W\)",
+    ),
+    (
+        lambda: T.ColorJitter(0.1)(IMAGES, samples=[1]),
+        ValueError,
+        "^ColorJitter: samples: expected integers",
+    ),
+    (
+        lambda: T.Resize(4)(IMAGES, [1]),
+        TypeError,
+        "^Resize: columns: expected tensors by name, found list",
+    ),
     (lambda: T.MixUp(1.0), TypeError, r"MixUp\.__init__\(\) takes 1 positional"),
     (lambda: T.CutMix(1.0), TypeError, r"CutMix\.__init__\(\) takes 1 positional"),
-    (lambda: T.MixUp(labels_getter=len), ValueError, "MixUp: labels_getter: expected 'default', found"),
-    (lambda: T.RandomErasing(value=np.ones(3)), ValueError, "RandomErasing: value: expected a number"),
-    (lambda: T.RandomErasing(inplace=True), ValueError, "RandomErasing: inplace: expected False, found True"),
-    (lambda: T.Normalize(0.5, 0.5, inplace=True), ValueError, "Normalize: inplace: expected False, found True"),
+    (
+        lambda: T.MixUp(labels_getter=len),
+        ValueError,
+        "MixUp: labels_getter: expected 'default', found",
+    ),
+    (
+        lambda: T.RandomErasing(value=np.ones(3)),
+        ValueError,
+        "RandomErasing: value: expected a number",
+    ),
+    (
+        lambda: T.RandomErasing(inplace=True),
+        ValueError,
+        "RandomErasing: inplace: expected False, found True",
+    ),
+    (
+        lambda: T.Normalize(0.5, 0.5, inplace=True),
+        ValueError,
+        "Normalize: inplace: expected False, found True",
+    ),
     (lambda: T.Normalize(object(), object()), ValueError, "Normalize: mean: expected a number"),
-    (lambda: T.Normalize([0.5] * 2, [0.5] * 3), ValueError, "Normalize: mean and std: expected as many numbers"),
-    (lambda: T.Resize(8, antialias="warn"), ValueError, "Resize: antialias: expected True or False, found 'warn'"),
-    (lambda: T.RandomCrop(8, pad_if_needed="no"), ValueError, "RandomCrop: pad_if_needed: expected True or False"),
-    (lambda: T.Resize(None), ValueError, "Resize: size and max_size: expected one of them at least, found neither"),
+    (
+        lambda: T.Normalize([0.5] * 2, [0.5] * 3),
+        ValueError,
+        "Normalize: mean and std: expected as many numbers",
+    ),
+    (
+        lambda: T.Resize(8, antialias="warn"),
+        ValueError,
+        "Resize: antialias: expected True or False, found 'warn'",
+    ),
+    (
+        lambda: T.RandomCrop(8, pad_if_needed="no"),
+        ValueError,
+        "RandomCrop: pad_if_needed: expected True or False",
+    ),
+    (
+        lambda: T.Resize(None),
+        ValueError,
+        "Resize: size and max_size: expected one of them at least, found neither",
+    ),
     (lambda: T.Resize(None, max_size=0), ValueError, "Resize: max_size: expected more than size"),
     (
         lambda: T.Compose([], memory_format=torch.channels_last_3d),
@@ -580,7 +877,9 @@ def test_a_copy_counts_samples_from_0_as_a_new_object_does() -> None:
         assert torch.equal(fresh(IMAGES), first)
 
 
-def test_ranks_that_only_torchrun_knows_of_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_only_torchrun_knows_of_draw_differently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     many = torch.arange(64 * 3 * 8 * 8).reshape(64, 3, 8, 8).to(torch.uint8)
     first = T.RandomCrop(8, 4)(many)
     monkeypatch.setenv("RANK", "1")

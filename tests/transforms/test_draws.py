@@ -13,7 +13,9 @@ from memload.transforms.draws import Draws, mix, numbers_at
 numbers = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=50)
 
 
-def draws(samples: object, seed: int = 0, epoch: int = 0, position: int = 0, view: int = 0) -> Draws:
+def draws(
+    samples: object, seed: int = 0, epoch: int = 0, position: int = 0, view: int = 0
+) -> Draws:
     return Draws(np.asarray(samples, np.int64), seed, epoch, position, view)
 
 
@@ -21,7 +23,9 @@ def chi_square(values: np.ndarray, bins: int = 100) -> float:
     """Return how many standard deviations a histogram of numbers from 0 to 1 is from an even one."""
     counts = np.histogram(values, bins, (0, 1))[0]
     expected = values.size / bins
-    return float((((counts - expected) ** 2 / expected).sum() - (bins - 1)) / np.sqrt(2 * (bins - 1)))
+    return float(
+        (((counts - expected) ** 2 / expected).sum() - (bins - 1)) / np.sqrt(2 * (bins - 1))
+    )
 
 
 def test_draws_are_those_of_every_version() -> None:
@@ -45,7 +49,9 @@ def test_mix_is_splitmix64() -> None:
 def test_numbers_on_a_device_are_those_on_the_host() -> None:
     given = draws(range(100))
     found = numbers_at(torch.from_numpy(given.streams), torch.tensor(5))
-    np.testing.assert_array_equal(found.numpy(), (given.uniform(1, 5)[0] * (1 << 16)).astype(np.int64))
+    np.testing.assert_array_equal(
+        found.numpy(), (given.uniform(1, 5)[0] * (1 << 16)).astype(np.int64)
+    )
 
 
 @settings(deadline=None)
@@ -55,7 +61,9 @@ def test_a_samples_draws_do_not_depend_on_the_batch(
 ) -> None:
     order = data.draw(st.permutations(range(len(samples))))
     whole = draws(samples, seed, epoch).uniform(5)
-    np.testing.assert_array_equal(draws(np.array(samples)[order], seed, epoch).uniform(5), whole[:, order])
+    np.testing.assert_array_equal(
+        draws(np.array(samples)[order], seed, epoch).uniform(5), whole[:, order]
+    )
     np.testing.assert_array_equal(draws(samples[:1], seed, epoch).uniform(5)[:, 0], whole[:, 0])
 
 
@@ -74,7 +82,9 @@ def test_sample_numbers_do_not_collide(one: int, other: int) -> None:
 
 
 def test_neighbours_and_far_numbers_have_streams_of_their_own() -> None:
-    far = np.concatenate([np.arange(100_000), (np.arange(100_000) << 24) + 1, (1 << 40) - 1 - np.arange(100_000)])
+    far = np.concatenate(
+        [np.arange(100_000), (np.arange(100_000) << 24) + 1, (1 << 40) - 1 - np.arange(100_000)]
+    )
     assert len(np.unique(draws(far).streams)) == len(np.unique(far))
 
 
@@ -87,7 +97,14 @@ def test_each_part_of_the_key_separates(other: dict[str, int]) -> None:
 
 
 def test_parts_of_the_key_are_not_mixed_up() -> None:
-    keys = [(1, 11, 1, 1), (11, 1, 1, 1), (1, 1, 11, 1), (1, 1, 1, 11), (111, 1, 0, 0), (1, 111, 0, 0)]
+    keys = [
+        (1, 11, 1, 1),
+        (11, 1, 1, 1),
+        (1, 1, 11, 1),
+        (1, 1, 1, 11),
+        (111, 1, 0, 0),
+        (1, 111, 0, 0),
+    ]
     assert len({float(draws([0], *key).uniform(1)[0, 0]) for key in keys}) == len(keys)
 
 
@@ -97,7 +114,9 @@ def test_draws_are_uniform_over_samples_and_numbers(step: int) -> None:
     assert drawn.min() >= 0
     assert drawn.max() < 1
     assert all(abs(chi_square(number)) < 4 for number in drawn)
-    assert all(abs(chi_square(sample)) < 5 for sample in draws(np.arange(20) * step).uniform(20_000).T)
+    assert all(
+        abs(chi_square(sample)) < 5 for sample in draws(np.arange(20) * step).uniform(20_000).T
+    )
     assert abs(np.corrcoef(drawn) - np.eye(4)).max() < 0.03
     assert abs(np.corrcoef(drawn[0, 1:], drawn[0, :-1])[0, 1]) < 0.03
 
@@ -107,7 +126,9 @@ def test_a_new_process_draws_the_same() -> None:
         "import numpy as np; from memload.transforms.draws import Draws;"
         "print(Draws(np.arange(3), 5, 6, 7, 0).uniform(2).tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == str(draws(range(3), 5, 6, 7).uniform(2).tolist())
 
 
@@ -120,11 +141,15 @@ def test_boxes_have_the_shares_and_ratios_asked_for() -> None:
     assert 0.079 < share[found].min() < 0.09
     assert 0.745 < shape[found].min() < 0.76
     assert 1.32 < shape[found].max() < 1.34
-    small = found & (share < 0.5)  # these fit at the first try, so that nothing was chosen among them
+    small = found & (
+        share < 0.5
+    )  # these fit at the first try, so that nothing was chosen among them
     assert abs(chi_square((share[small] - 0.08) / 0.42, 20)) < 5
     assert abs(chi_square(np.log(shape[small]) / np.log(16 / 9) + 0.5, 20)) < 5
     free = np.array(size)[:, None] - length + 1
-    assert all(abs(chi_square((start[axis] + 0.5)[small] / free[axis][small], 20)) < 5 for axis in (0, 1))
+    assert all(
+        abs(chi_square((start[axis] + 0.5)[small] / free[axis][small], 20)) < 5 for axis in (0, 1)
+    )
 
 
 def test_further_tries_are_those_one_after_another() -> None:
@@ -143,7 +168,10 @@ def test_further_tries_are_those_one_after_another() -> None:
             if 0 < w <= 90 and 0 < h <= 30:
                 assert found[sample]
                 assert length[:, sample].tolist() == [h, w]
-                assert start[:, sample].tolist() == [int(drawn[0] * (31 - h)), int(drawn[1] * (91 - w))]
+                assert start[:, sample].tolist() == [
+                    int(drawn[0] * (31 - h)),
+                    int(drawn[1] * (91 - w)),
+                ]
                 break
         else:
             assert not found[sample]

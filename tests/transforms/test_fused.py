@@ -18,7 +18,10 @@ from memload.transforms.geometry import Axis, precision, weights
 from memload.transforms.transform import Transform
 
 Make = Callable[..., torch.Tensor]
-IMAGENET = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+IMAGENET = (
+    torch.tensor([0.485, 0.456, 0.406])[:, None, None],
+    torch.tensor([0.229, 0.224, 0.225])[:, None, None],
+)
 
 
 def plan_of(images: torch.Tensor, *steps: Transform, seed: int = 0) -> Plan:
@@ -26,7 +29,9 @@ def plan_of(images: torch.Tensor, *steps: Transform, seed: int = 0) -> Plan:
     ((_, fused),) = transforms.Compose(steps)._steps
     assert isinstance(fused, Fused)
     numbers = np.arange(len(images))
-    return fused.plan(images, len(images), functools.partial(Draws, numbers, seed, 0, view=0), torch.channels_last)
+    return fused.plan(
+        images, len(images), functools.partial(Draws, numbers, seed, 0, view=0), torch.channels_last
+    )
 
 
 def padded(image: torch.Tensor, fill: float = 0, margin: int = 200) -> torch.Tensor:
@@ -42,7 +47,9 @@ def pillow(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 def test_flips_turn_those_samples_that_are_drawn(make_images: Make) -> None:
     images = make_images(400, 4, 5)
-    found = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip(0.25)])(images)
+    found = transforms.Compose(
+        [transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip(0.25)]
+    )(images)
     counts = dict.fromkeys([(), (-1,), (-2,), (-2, -1)], 0)
     for image, result in zip(images, found, strict=True):
         (dims,) = (dims for dims in counts if torch.equal(result, image.flip(dims)))
@@ -61,7 +68,13 @@ def test_a_flip_that_is_certain_is_so(p: float, make_images: Make) -> None:
 
 @pytest.mark.parametrize(
     ("height", "width", "size", "top", "left"),
-    [(20, 24, 8, 6, 8), (21, 23, 8, 6, 8), (23, 25, (8, 9), 8, 8), (20, 24, 25, -2, 0), (20, 24, (9, 33), 6, -4)],
+    [
+        (20, 24, 8, 6, 8),
+        (21, 23, 8, 6, 8),
+        (23, 25, (8, 9), 8, 8),
+        (20, 24, 25, -2, 0),
+        (20, 24, (9, 33), 6, -4),
+    ],
 )
 def test_center_crop_rounds_as_torchvision(
     height: int, width: int, size: int | tuple[int, int], top: int, left: int, make_images: Make
@@ -79,7 +92,11 @@ def test_random_crop_is_a_window_of_the_padded_image(
 ) -> None:
     images = make_images(300, 6, 7)
     found = transforms.RandomCrop((5, 6), padding, fill=fill)(images)
-    sides = (padding or 0,) * 4 if padding is None or isinstance(padding, int) else padding * (4 // len(padding))
+    sides = (
+        (padding or 0,) * 4
+        if padding is None or isinstance(padding, int)
+        else padding * (4 // len(padding))
+    )
     left, top, right, bottom = sides
     colour = torch.tensor(fill, dtype=torch.uint8).expand(3)[:, None, None]
     whole = colour.expand(300, 3, 6 + top + bottom, 7 + left + right).clone()
@@ -102,7 +119,9 @@ def test_padding_comes_where_it_is_needed(make_images: Make) -> None:
 
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("size", [(7, 9), (30, 50), (11, 60), (20, 24), (1, 2)])
-def test_resize_is_torchs_and_pillows_within_a_level(size: tuple[int, int], antialias: bool, make_images: Make) -> None:
+def test_resize_is_torchs_and_pillows_within_a_level(
+    size: tuple[int, int], antialias: bool, make_images: Make
+) -> None:
     images = make_images()
     found = transforms.Resize(size, antialias=antialias)(images)
     assert torch.equal(found, interpolate(images, size, mode="bilinear", antialias=antialias))
@@ -119,9 +138,17 @@ def test_resize_is_torchs_and_pillows_within_a_level(size: tuple[int, int], anti
      (20, 20, 10, None, (10, 10)), (20, 60, 10, 20, (6, 20)), (20, 60, [10], None, (10, 30))],
 )  # fmt: skip
 def test_one_number_is_the_shorter_sides(
-    height: int, width: int, size: int, max_size: int | None, expected: tuple[int, int], make_images: Make
+    height: int,
+    width: int,
+    size: int,
+    max_size: int | None,
+    expected: tuple[int, int],
+    make_images: Make,
 ) -> None:
-    assert transforms.Resize(size, max_size=max_size)(make_images(2, height, width)).shape[-2:] == expected
+    assert (
+        transforms.Resize(size, max_size=max_size)(make_images(2, height, width)).shape[-2:]
+        == expected
+    )
 
 
 @pytest.mark.parametrize("antialias", [True, False])
@@ -132,15 +159,22 @@ def test_a_resized_crop_is_the_resized_box(size: int, antialias: bool, make_imag
     plan = plan_of(images, step)
     found = step(images, samples=np.arange(30))
     boxes = set()
-    for image, result, (top, h, _, _, left, w, _, _) in zip(images, found, plan.table().tolist(), strict=True):
+    for image, result, (top, h, _, _, left, w, _, _) in zip(
+        images, found, plan.table().tolist(), strict=True
+    ):
         box = image[:, top : top + h, left : left + w]
         assert box.shape[-2:] == (h, w)
-        assert torch.equal(result, interpolate(box[None], result.shape[-2:], mode="bilinear", antialias=antialias)[0])
+        assert torch.equal(
+            result,
+            interpolate(box[None], result.shape[-2:], mode="bilinear", antialias=antialias)[0],
+        )
         boxes.add((top, left, h, w))
     assert len(boxes) == 30
 
 
-def test_a_crop_that_never_fits_is_the_middle_as_wide_as_the_ratio_allows(make_images: Make) -> None:
+def test_a_crop_that_never_fits_is_the_middle_as_wide_as_the_ratio_allows(
+    make_images: Make,
+) -> None:
     for height, width, h, w in ((10, 100, 10, 20), (100, 10, 20, 10)):
         step = transforms.RandomResizedCrop(8, scale=(1, 1), ratio=(0.5, 2))
         table = plan_of(make_images(5, height, width), step).table()
@@ -153,13 +187,21 @@ def test_normalize_and_to_dtype_are_torchvisions_formulas(make_images: Make) -> 
     mean, std = IMAGENET
     scaled = images / 255
     expected = (scaled - mean) / std
-    torch.testing.assert_close(transforms.Normalize("imagenet")(images), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(transforms.Normalize("imagenet")(scaled), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        transforms.Normalize("imagenet")(images), expected, rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(
+        transforms.Normalize("imagenet")(scaled), expected, rtol=1e-5, atol=1e-6
+    )
     assert torch.equal(transforms.ToDtype(torch.float16)(images), images.half())
     assert torch.equal(transforms.ToDtype(torch.bfloat16, scale=True)(images), scaled.bfloat16())
-    both = transforms.Compose([transforms.ToDtype(torch.float32, scale=True), transforms.Normalize("imagenet")])
+    both = transforms.Compose(
+        [transforms.ToDtype(torch.float32, scale=True), transforms.Normalize("imagenet")]
+    )
     torch.testing.assert_close(both(images), expected, rtol=1e-5, atol=1e-6)
-    unscaled = transforms.Compose([transforms.ToDtype(torch.float32), transforms.Normalize([9.0], [3.0])])
+    unscaled = transforms.Compose(
+        [transforms.ToDtype(torch.float32), transforms.Normalize([9.0], [3.0])]
+    )
     torch.testing.assert_close(unscaled(images), (images.float() - 9) / 3)
 
 
@@ -169,9 +211,13 @@ def test_a_large_mean_over_a_small_deviation_does_not_cancel() -> None:
     assert torch.allclose(found.double(), (images.double() - 288) / 0.001, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("step", [transforms.Normalize("imagenet"), transforms.ToDtype(torch.float32, scale=True)])
+@pytest.mark.parametrize(
+    "step", [transforms.Normalize("imagenet"), transforms.ToDtype(torch.float32, scale=True)]
+)
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_either_layout_in_and_out_gives_the_same(step: Any, layout: torch.memory_format, make_images: Make) -> None:
+def test_either_layout_in_and_out_gives_the_same(
+    step: Any, layout: torch.memory_format, make_images: Make
+) -> None:
     images, moves = make_images(), [transforms.RandomHorizontalFlip(), transforms.RandomCrop(12, 2)]
     for steps in ([step], [*moves, step], [*moves, step, transforms.ToDtype(torch.bfloat16)]):
         expected = transforms.Compose(steps)(images)
@@ -186,7 +232,13 @@ def test_either_layout_in_and_out_gives_the_same(step: Any, layout: torch.memory
 
 @pytest.mark.parametrize("antialias", [True, False])
 def test_one_column_or_row_of_any_stride_is_resized_alike(antialias: bool) -> None:
-    column = torch.arange(0, 130, 10, dtype=torch.uint8).view(1, 1, 1, 13).expand(1, 3, 1, 13).contiguous().mT
+    column = (
+        torch.arange(0, 130, 10, dtype=torch.uint8)
+        .view(1, 1, 1, 13)
+        .expand(1, 3, 1, 13)
+        .contiguous()
+        .mT
+    )
     assert column.stride(3) == 13
     for images in (column, column.mT):
         resize = transforms.Resize((13, 2) if images is column else (2, 13), antialias=antialias)
@@ -221,7 +273,9 @@ def test_what_the_kernel_cannot_count_in_32_bits_is_the_references(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_dtype_is_rounded_to_once(dtype: torch.dtype, make_images: Make) -> None:
     images = make_images()
-    found = transforms.Compose([transforms.Normalize("imagenet"), transforms.ToDtype(dtype)])(images)
+    found = transforms.Compose([transforms.Normalize("imagenet"), transforms.ToDtype(dtype)])(
+        images
+    )
     assert found.dtype == dtype
     assert torch.equal(found, transforms.Normalize("imagenet")(images).to(dtype))
 
@@ -237,7 +291,9 @@ def test_images_given_are_never_written_to(make_images: Make) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_floating_images_can_be_moved_and_resized(dtype: torch.dtype, make_images: Make) -> None:
     images = (make_images() / 255).to(dtype)
-    assert torch.equal(transforms.CenterCrop(9)(images), transforms.CenterCrop(9)(make_images()).div(255).to(dtype))
+    assert torch.equal(
+        transforms.CenterCrop(9)(images), transforms.CenterCrop(9)(make_images()).div(255).to(dtype)
+    )
     expected = interpolate(images.float(), (9, 9), mode="bilinear", antialias=True)
     torch.testing.assert_close(transforms.Resize((9, 9))(images), expected.to(dtype))
 
@@ -245,9 +301,13 @@ def test_floating_images_can_be_moved_and_resized(dtype: torch.dtype, make_image
 def test_the_recipes_are_their_steps(make_images: Make) -> None:
     images = make_images(10, 50, 60)
     mean, std = IMAGENET
-    small = interpolate(images, (36, 43), mode="bilinear", antialias=True)[:, :, 2:34, 6:38]  # 5.5 rounds to even
+    small = interpolate(images, (36, 43), mode="bilinear", antialias=True)[
+        :, :, 2:34, 6:38
+    ]  # 5.5 rounds to even
     expected = (small / 255 - mean) / std
-    torch.testing.assert_close(transforms.evaluate(32, resize=36)(images), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        transforms.evaluate(32, resize=36)(images), expected, rtol=1e-5, atol=1e-6
+    )
     assert transforms.evaluate(224).transforms[0].size == 256
     found = transforms.train(32, dtype=torch.float16)(images, samples=np.arange(10), seed=4)
     steps = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip()]
@@ -260,9 +320,16 @@ def steps_of(seed: int) -> list[Transform]:
     """Return steps that fit in one pass, any of them, in any order."""
     rng = np.random.default_rng(seed)
     h, w, p, s = rng.integers(2, 40, 4).tolist()
-    crop = [transforms.CenterCrop((h, w)), transforms.RandomCrop((h, w), 3, True, fill=50)][rng.integers(2)]
+    crop = [transforms.CenterCrop((h, w)), transforms.RandomCrop((h, w), 3, True, fill=50)][
+        rng.integers(2)
+    ]
     resize = [transforms.Resize((p, s)), transforms.RandomResizedCrop((p, s))][rng.integers(2)]
-    moves: list[Transform] = [crop, resize, transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip()]
+    moves: list[Transform] = [
+        crop,
+        resize,
+        transforms.RandomHorizontalFlip(),
+        transforms.RandomVerticalFlip(),
+    ]
     kept = [moves[place] for place in rng.permutation(4)[: rng.integers(1, 5)]]
     return [*kept, transforms.Normalize("imagenet")][: 4 + rng.integers(2)]
 
@@ -281,7 +348,9 @@ def test_fused_steps_do_what_they_do_one_by_one(seed: int) -> None:
         before = [lambda batch: batch] * position  # callables, which keep the step's position
         expected = transforms.Compose([*before, step])(expected, samples=numbers)
     found = fused(images, samples=numbers)
-    levels = 0.021 if found.is_floating_point() else 1  # 1/255, normalised: a flip before a resize is done after it
+    levels = (
+        0.021 if found.is_floating_point() else 1
+    )  # 1/255, normalised: a flip before a resize is done after it
     assert (found.double() - expected.double()).abs().max() <= levels
 
 
@@ -296,11 +365,15 @@ def test_points_go_where_their_pixels_go(seed: int) -> None:
         image[0, point[1], point[0]] = 1
     steps = [
         [transforms.RandomCrop((55, 66), 5), transforms.CenterCrop((48, 50))][rng.integers(2)],
-        [transforms.Resize((100, 130)), transforms.RandomResizedCrop((130, 150), scale=(0.7, 1))][rng.integers(2)],
+        [transforms.Resize((100, 130)), transforms.RandomResizedCrop((130, 150), scale=(0.7, 1))][
+            rng.integers(2)
+        ],
         transforms.RandomHorizontalFlip(),
         transforms.RandomVerticalFlip(),
     ]
-    compose = transforms.Compose([steps[place] for place in rng.permutation(4)[: rng.integers(1, 5)]], points=["at"])
+    compose = transforms.Compose(
+        [steps[place] for place in rng.permutation(4)[: rng.integers(1, 5)]], points=["at"]
+    )
     found, columns = compose(images, {"at": points, "other": points}, seed=seed)
     assert columns["other"] is points
     rows, lines = (torch.arange(extent).float() for extent in found.shape[-2:])
@@ -312,7 +385,9 @@ def test_points_go_where_their_pixels_go(seed: int) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(1, 300), st.integers(2, 300), st.booleans())
-def test_weights_rounded_as_the_kernel_rounds_them_are_torchs(length: int, resized: int, antialias: bool) -> None:
+def test_weights_rounded_as_the_kernel_rounds_them_are_torchs(
+    length: int, resized: int, antialias: bool
+) -> None:
     axis = Axis(length, 1)
     axis.resize(resized)
     bits = int(precision(axis, antialias)[0])
@@ -324,7 +399,11 @@ def test_weights_rounded_as_the_kernel_rounds_them_are_torchs(length: int, resiz
     first = np.maximum(((2 * np.arange(resized) + 1) * length - half + resized) // (2 * resized), 0)
     taps = np.minimum(first[:, None] + np.arange(exact.shape[1]), length - 1)
     expected = np.minimum(((whole * line[taps]).sum(1) + (1 << bits >> 1)) >> bits, 255)
-    row = torch.from_numpy(line.astype(np.uint8)).expand(1, 3, 2, length).contiguous(memory_format=torch.channels_last)
+    row = (
+        torch.from_numpy(line.astype(np.uint8))
+        .expand(1, 3, 2, length)
+        .contiguous(memory_format=torch.channels_last)
+    )
     found = interpolate(row, (2, resized), mode="bilinear", antialias=antialias)
     assert found[0, 0, 0].tolist() == expected.tolist()
 
@@ -368,6 +447,10 @@ def test_settings_that_are_changed_hold_from_then_on() -> None:
 def test_what_comes_out_is_new_memory(inference: bool, make_images: Callable[..., Tensor]) -> None:
     with torch.inference_mode(inference):
         images = make_images(2)
-        for step in (transforms.CenterCrop((20, 24)), transforms.RandomHorizontalFlip(0), transforms.RandomCrop(9)):
+        for step in (
+            transforms.CenterCrop((20, 24)),
+            transforms.RandomHorizontalFlip(0),
+            transforms.RandomCrop(9),
+        ):
             made = step(images)
             assert made.untyped_storage().data_ptr() != images.untyped_storage().data_ptr()

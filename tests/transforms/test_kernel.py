@@ -20,7 +20,9 @@ from memload.transforms.draws import Draws
 from memload.transforms.fused import Fused, Plan, reference
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-here = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="done in another process")
+here = pytest.mark.skipif(
+    not INTERPRETED and not torch.cuda.is_available(), reason="done in another process"
+)
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -34,7 +36,9 @@ def run_kernel(images: torch.Tensor, plan: Plan, first: int) -> torch.Tensor:
 def pixels(rng: random.Random, count: int, height: int, width: int, channels: int) -> torch.Tensor:
     """Return uint8 (N, C, H, W): channels-last as a Loader gives them, contiguous, or a part of something larger."""
     generator = torch.Generator().manual_seed(rng.randrange(1 << 31))
-    images = torch.randint(0, 256, (count, height + 3, width + 2, channels), dtype=torch.uint8, generator=generator)
+    images = torch.randint(
+        0, 256, (count, height + 3, width + 2, channels), dtype=torch.uint8, generator=generator
+    )
     images = images.permute(0, 3, 1, 2)
     layout = rng.randrange(3)
     if layout == 2:
@@ -61,15 +65,32 @@ def steps(rng: random.Random, channels: int, largest: int) -> list[transforms.Tr
     if rng.random() < 0.8 or not made:
         mean, std = [[rng.uniform(0.1, 0.9) for _ in range(channels)] for _ in range(2)]
         # the interpreter truncates to bfloat16
-        made += [transforms.Normalize(mean, std), transforms.ToDtype(rng.choice(DTYPES[: 2 if INTERPRETED else 3]))]
+        made += [
+            transforms.Normalize(mean, std),
+            transforms.ToDtype(rng.choice(DTYPES[: 2 if INTERPRETED else 3])),
+        ]
     return made
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="done in this process")
 def test_all_of_this_holds_in_tritons_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+    ]
     done = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False, timeout=300
+        command,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert not done.returncode, done.stdout
     assert "31 passed" in done.stdout
@@ -81,7 +102,11 @@ def test_the_kernel_gives_the_reference_bit_for_bit(seed: int) -> None:
     rng = random.Random(seed)
     channels, largest = rng.choice([1, 3, 3, 4, 5]), 20 if INTERPRETED else 300
     images = pixels(
-        rng, rng.randint(1, 3 if INTERPRETED else 17), rng.randint(1, largest), rng.randint(1, largest), channels
+        rng,
+        rng.randint(1, 3 if INTERPRETED else 17),
+        rng.randint(1, largest),
+        rng.randint(1, largest),
+        channels,
     )
     layout = rng.choice([torch.channels_last, torch.contiguous_format])
     compose = transforms.Compose(steps(rng, channels, largest), memory_format=layout)
@@ -89,7 +114,9 @@ def test_the_kernel_gives_the_reference_bit_for_bit(seed: int) -> None:
     assert isinstance(fused, Fused)
     first = rng.randrange(3)  # of the plan's samples, some of which are other batches'
     samples = np.arange(first + len(images) + rng.randrange(3))
-    plan = fused.plan(images, len(samples), functools.partial(Draws, samples, seed, 0, view=0), layout)
+    plan = fused.plan(
+        images, len(samples), functools.partial(Draws, samples, seed, 0, view=0), layout
+    )
     expected = reference(images, plan.part(slice(first, first + len(images))))
     found = run_kernel(images.to(DEVICE), plan, first)
     assert found.dtype == expected.dtype
@@ -102,5 +129,7 @@ def test_the_kernel_gives_the_reference_bit_for_bit(seed: int) -> None:
 def test_an_empty_batch_stays_empty() -> None:
     images = torch.empty((0, 3, 9, 9), dtype=torch.uint8, device=DEVICE)
     ((_, fused),) = transforms.train(8)._steps
-    plan = fused.plan(images, 0, functools.partial(Draws, np.arange(0), 0, 0, view=0), torch.channels_last)
+    plan = fused.plan(
+        images, 0, functools.partial(Draws, np.arange(0), 0, 0, view=0), torch.channels_last
+    )
     assert run_kernel(images, plan, 0).shape == (0, 3, 8, 8)

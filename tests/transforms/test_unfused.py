@@ -16,13 +16,19 @@ Make = Callable[..., torch.Tensor]
 
 def jitter(images: torch.Tensor, **factors: float) -> torch.Tensor:
     """Change all images by one factor of each kind."""
-    return transforms.ColorJitter(**{name: (factor, factor) for name, factor in factors.items()})(images)
+    return transforms.ColorJitter(**{name: (factor, factor) for name, factor in factors.items()})(
+        images
+    )
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.6])
 @pytest.mark.parametrize(
     ("name", "enhance"),
-    [("brightness", ImageEnhance.Brightness), ("contrast", ImageEnhance.Contrast), ("saturation", ImageEnhance.Color)],
+    [
+        ("brightness", ImageEnhance.Brightness),
+        ("contrast", ImageEnhance.Contrast),
+        ("saturation", ImageEnhance.Color),
+    ],
 )
 def test_changes_of_colour_are_pillows_within_a_level(
     name: str, enhance: type, factor: float, make_images: Make
@@ -30,7 +36,9 @@ def test_changes_of_colour_are_pillows_within_a_level(
     images = make_images()
     found = jitter(images, **{name: factor})
     for image, result in zip(images, found, strict=True):
-        expected = np.asarray(enhance(Image.fromarray(image.permute(1, 2, 0).numpy())).enhance(factor))
+        expected = np.asarray(
+            enhance(Image.fromarray(image.permute(1, 2, 0).numpy())).enhance(factor)
+        )
         # Pillow rounds where torchvision rounds down, also grey
         assert np.abs(result.permute(1, 2, 0).numpy().astype(int) - expected.astype(int)).max() <= 2
     floating = jitter(images / 255, **{name: factor})
@@ -41,9 +49,13 @@ def test_changes_of_colour_are_pillows_within_a_level(
 def test_hue_turns_as_colorsys_has_it(factor: float, make_images: Make) -> None:
     images = make_images(2, 5, 6) / 255
     found = jitter(images, hue=factor)
-    for pixel, result in zip(images.movedim(1, 3).reshape(-1, 3), found.movedim(1, 3).reshape(-1, 3), strict=True):
+    for pixel, result in zip(
+        images.movedim(1, 3).reshape(-1, 3), found.movedim(1, 3).reshape(-1, 3), strict=True
+    ):
         h, s, v = colorsys.rgb_to_hsv(*pixel.tolist())
-        assert result.tolist() == pytest.approx(colorsys.hsv_to_rgb((h + factor) % 1, s, v), abs=1e-5)
+        assert result.tolist() == pytest.approx(
+            colorsys.hsv_to_rgb((h + factor) % 1, s, v), abs=1e-5
+        )
     whole = jitter(make_images(2, 5, 6), hue=factor)
     assert (whole - found * 255).abs().max() <= 1.01
 
@@ -103,12 +115,18 @@ def test_erasing_paints_boxes_of_the_area_and_ratio_asked_for() -> None:
     area, ratio = boxes[:, 2] * boxes[:, 3] / 15_000, boxes[:, 2] / boxes[:, 3]
     assert 0.018 < area.min() < 0.03 < 0.18 < area.max() < 0.21
     assert 0.38 < ratio.min() < 0.45 < 0.75 < ratio.max() < 0.85
-    assert [channel.unique().tolist() for channel in found.unbind(1)] == [[0.5, 1], [0.5, 2], [0.5, 3]]
+    assert [channel.unique().tolist() for channel in found.unbind(1)] == [
+        [0.5, 1],
+        [0.5, 2],
+        [0.5, 3],
+    ]
 
 
 def test_what_fits_nowhere_is_not_erased(make_images: Make) -> None:
     images = make_images()
-    assert torch.equal(transforms.RandomErasing(1, scale=(1, 1), ratio=(1, 1), value=9)(images), images)
+    assert torch.equal(
+        transforms.RandomErasing(1, scale=(1, 1), ratio=(1, 1), value=9)(images), images
+    )
 
 
 def test_random_erasing_draws_normal_noise_of_each_sample_alone() -> None:
@@ -132,7 +150,9 @@ def test_cutout_is_a_square_whose_middle_is_anywhere() -> None:
     assert boxes[:, 2:].max(0).tolist() == [10, 10]
     assert boxes[:, 2:].min(0).tolist() == [5, 5]  # cut off at the borders
     assert abs((boxes[:, 2] == 10).mean() - 21 / 30) < 0.04
-    assert len(painted(transforms.Cutout((3, 4), fill=2, p=0.25)(images), images)) == pytest.approx(750, abs=120)
+    assert len(painted(transforms.Cutout((3, 4), fill=2, p=0.25)(images), images)) == pytest.approx(
+        750, abs=120
+    )
 
 
 def mixed(step: Transform, count: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,7 +201,9 @@ def test_beta_has_the_moments_of_the_distribution(alpha: float) -> None:
     assert drawn.mean() == pytest.approx(0.5)
     for power in (2, 4, 6):
         places = np.arange(power)
-        assert (drawn**power).mean() == pytest.approx(np.prod((alpha + places) / (2 * alpha + places)), rel=1e-3)
+        assert (drawn**power).mean() == pytest.approx(
+            np.prod((alpha + places) / (2 * alpha + places)), rel=1e-3
+        )
 
 
 def test_sums_over_whole_pixels_do_not_depend_on_how_they_are_added(make_images: Make) -> None:
@@ -194,16 +216,24 @@ def test_sums_over_whole_pixels_do_not_depend_on_how_they_are_added(make_images:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_contrast_of_floats_is_that_of_each_alone_and_has_its_gradient(channels: int, dtype: torch.dtype) -> None:
-    images = torch.rand(6, channels, 30, 40, dtype=dtype, generator=torch.Generator().manual_seed(1))
+def test_contrast_of_floats_is_that_of_each_alone_and_has_its_gradient(
+    channels: int, dtype: torch.dtype
+) -> None:
+    images = torch.rand(
+        6, channels, 30, 40, dtype=dtype, generator=torch.Generator().manual_seed(1)
+    )
     before = images.clone()
     assert torch.allclose(jitter(images, contrast=1.0), images, atol=1e-6)
     half = jitter(images, contrast=0.5)
     assert torch.equal(images, before)
     grey = (
-        (images * torch.tensor([0.2989, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True) if channels == 3 else images
+        (images * torch.tensor([0.2989, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True)
+        if channels == 3
+        else images
     )
-    assert torch.allclose(half, images / 2 + grey.mean((1, 2, 3), keepdim=True).to(dtype) / 2, atol=1e-6)
+    assert torch.allclose(
+        half, images / 2 + grey.mean((1, 2, 3), keepdim=True).to(dtype) / 2, atol=1e-6
+    )
     alone = torch.cat([jitter(image[None], contrast=0.5) for image in images])
     assert torch.equal(alone, half)
     wanted = images.clone().requires_grad_()
@@ -218,7 +248,9 @@ def test_one_change_and_that_change_among_others_that_change_nothing_are_the_sam
     images = make_images()
     for name in ("brightness", "contrast", "saturation"):
         one = transforms.ColorJitter(**{name: 0.5})
-        others = {other: (1.0, 1.0) for other in ("brightness", "contrast", "saturation") if other != name}
+        others = {
+            other: (1.0, 1.0) for other in ("brightness", "contrast", "saturation") if other != name
+        }
         several = transforms.ColorJitter(**{name: 0.5}, **others)
         options = {"samples": np.arange(8), "seed": 3}
         difference = one(images, **options).int() - several(images, **options).int()

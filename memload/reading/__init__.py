@@ -1,0 +1,1 @@
+"""From files to batches: random access, orders, the Loader and the prefetchers."""

@@ -1,0 +1,1 @@
+"""The files of a data set: the format, the index and the shards."""

@@ -1,0 +1,1365 @@
+import contextlib
+import csv
+import errno
+import logging
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import memload
+from memload.building import journal, unfinished, workers
+from memload.storage import index
+
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="forked workers and /proc are of Linux alone"
+)
+SIZE = 16
+
+
+def files(place: Path, stem: str = "out") -> dict[str, bytes]:
+    """The bytes of all that belongs to an output."""
+    return {
+        path.name: path.read_bytes() for path in sorted(place.glob(f"{stem}*")) if path.is_file()
+    }
+
+
+def refused(output: Path) -> None:
+    """Nothing that looks finished is there."""
+    with pytest.raises(memload.MissingError):
+        memload.MemmapDataset(output)
+
+
+@pytest.fixture
+def spoiled(folder: Path) -> Path:
+    """The folder of pictures, with three that cannot be used."""
+    (folder / "ant" / "bad.jpg").write_bytes(b"no image")
+    (folder / "bee" / "empty.png").write_bytes(b"")
+    (folder / "cat" / "cut.jpg").write_bytes((folder / "cat" / "02.jpg").read_bytes()[:200])
+    return folder
+
+
+@pytest.fixture
+def expected(spoiled: Path, tmp_path: Path) -> dict[str, bytes]:
+    """The files of an uninterrupted build of the spoiled folder."""
+    place = tmp_path / "expected"
+    place.mkdir()
+    memload.build(
+        spoiled, place / "out.bin", size=SIZE, num_workers=0, shard_size=4096 + 6 * SIZE * SIZE * 3
+    )
+    return files(place)
+
+
+def build(source: Any, output: Path, **options: Any) -> memload.BuildReport:
+    """The build whose result is ``expected``."""
+    options = {"num_workers": 0, "shard_size": 4096 + 6 * SIZE * SIZE * 3} | options
+    return memload.build(source, output, size=SIZE, **options)
+
+
+class Numbered:
+    """A data set of small grey pictures, each with its number in it; ``act`` is called with the number first."""
+
+    def __init__(self, count: int, act: Callable[[int], None] | None = None) -> None:
+        self.count, self.act = count, act
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        if self.act and multiprocessing_child():
+            self.act(number)
+        return np.full((4, 4), number % 256, np.uint8), number
+
+
+MAIN = os.getpid()
+
+
+def multiprocessing_child() -> bool:
+    return os.getpid() != MAIN
+
+
+def die(number: signal.Signals = signal.SIGSEGV) -> None:
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)  # not pytest's, which prints where
+    os.kill(os.getpid(), number)
+
+
+def reasons(report: memload.BuildReport) -> dict[str, str]:
+    if report.ledger is None:
+        return {}
+    with report.ledger.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        header, *lines = csv.reader(file)
+    assert header == ["path", "reason"]
+    return dict(lines)  # type: ignore[arg-type]
+
+
+# What comes out
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+def test_files_are_the_same_for_any_number_of_workers(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], num_workers: int
+) -> None:
+    report = build(spoiled, tmp_path / "out.bin", num_workers=num_workers)
+    assert files(tmp_path) == expected
+    assert sorted(expected) == [
+        *(f"out-0000{number}-of-00003.bin" for number in range(3)),
+        "out.idx",
+        "out.rejects.csv",
+    ]
+    assert (report.num_workers, report.samples, report.rejected, report.converted) == (
+        num_workers,
+        12,
+        3,
+        15,
+    )
+    assert not (tmp_path / "out.building").exists()
+
+
+def test_files_are_the_same_by_workers_that_are_spawned(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_CONTEXT", workers.multiprocessing.get_context("spawn"))
+    build(spoiled, tmp_path / "out.bin", num_workers=1)
+    assert files(tmp_path) == expected
+
+
+def test_samples_stand_in_the_order_of_the_source_with_their_own_pixels(
+    folder: Path, tmp_path: Path
+) -> None:
+    source = memload.ImageFolder(folder)
+    memload.build(folder, tmp_path / "out.bin", size=SIZE, fit="squash", num_workers=2)
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    assert list(dataset.keys) == list(source.keys)
+    for (image, label), key in zip(dataset, dataset.keys, strict=True):
+        with Image.open(folder / key) as picture:
+            direct = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), direct)
+        assert dataset.classes[label] == key.split("/")[0]
+
+
+def test_statistics_are_those_of_numpy(spoiled: Path, tmp_path: Path) -> None:
+    build(spoiled, tmp_path / "out.bin")
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    found = dataset.index.statistics
+    pixels = dataset.gather(range(len(dataset))).numpy() / 255.0
+    assert found["mean"] == pytest.approx(pixels.mean(axis=(0, 1, 2)), abs=1e-12)
+    assert found["std"] == pytest.approx(pixels.std(axis=(0, 1, 2)), abs=1e-12)
+    assert found["class_counts"] == [4, 4, 4]
+    sizes = []
+    for key in dataset.keys:
+        with Image.open(spoiled / key) as picture:
+            sizes.append(picture.size)
+    shorter = [min(size) for size in sizes]
+    assert found["source_shorter_side"] == {
+        "0": sum(side < 32 for side in shorter),
+        "32": sum(32 <= side < 64 for side in shorter),
+    }
+    assert found["source_width"] == [min(w for w, _ in sizes), max(w for w, _ in sizes)]
+    assert found["source_height"] == [min(h for _, h in sizes), max(h for _, h in sizes)]
+
+
+def test_grey_pictures_have_statistics_of_one_channel(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=(8, 12), mode="L", num_workers=0)
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    assert dataset.shape == (1, 8, 12)
+    pixels = dataset.gather(range(12)).numpy() / 255.0
+    assert dataset.index.statistics["mean"] == pytest.approx([pixels.mean()], abs=1e-12)
+    assert dataset.index.statistics["std"] == pytest.approx([pixels.std()], abs=1e-12)
+
+
+ROW = SIZE * SIZE * 3
+
+
+@pytest.mark.parametrize(
+    ("shard_size", "rows"),
+    [
+        (4096 + ROW, [1] * 12),
+        (4096 + 3 * ROW, [3, 3, 3, 3]),
+        (4096 + 6 * ROW - 1, [5, 5, 2]),
+        (4096 + 12 * ROW, [12]),
+        (10**9, [12]),
+        (None, [12]),
+    ],
+)
+def test_shards_hold_as_many_rows_as_fit(
+    folder: Path, tmp_path: Path, shard_size: int | None, rows: list[int]
+) -> None:
+    report = memload.build(
+        folder, tmp_path / "out.bin", size=SIZE, num_workers=0, shard_size=shard_size
+    )
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    assert [shard.rows for shard in dataset.index.image.shards] == rows
+    written = sorted(tmp_path.glob("*.bin"))
+    assert len(written) == len(rows)
+    assert (
+        report.bytes == sum(path.stat().st_size for path in written) == 4096 * len(rows) + 12 * ROW
+    )
+    together = np.concatenate([np.load(path, mmap_mode="r") for path in written])
+    assert np.array_equal(together, dataset.gather(range(12)).numpy())
+    assert memload.verify(tmp_path / "out.bin").ok
+
+
+@pytest.mark.parametrize("shard_size", [4096 + ROW - 1, 4096, 1, 0, -1])
+def test_a_shard_too_small_for_a_row_is_wrong_usage(
+    folder: Path, tmp_path: Path, shard_size: int
+) -> None:
+    with pytest.raises(ValueError, match="shard_size: expected at least 4,864 bytes"):
+        memload.build(folder, tmp_path / "out.bin", size=SIZE, shard_size=shard_size)
+
+
+def test_rejected_pictures_are_listed_and_counted(spoiled: Path, tmp_path: Path) -> None:
+    report = build(spoiled, tmp_path / "out.bin")
+    assert list(reasons(report)) == ["ant/bad.jpg", "bee/empty.png", "cat/cut.jpg"]
+    assert all(reasons(report).values())
+    assert "3 rejected" in str(report)
+    assert "out.rejects.csv" in str(report)
+    facts = memload.info(tmp_path / "out.bin")
+    assert (facts["samples"], facts["rows"], facts["rejected"]) == (12, 15, 3)
+    assert facts["build"]["records"] == 15
+    assert memload.verify(tmp_path / "out.bin").ok
+
+
+def test_without_rejected_pictures_there_is_no_ledger(folder: Path, tmp_path: Path) -> None:
+    report = build(folder, tmp_path / "out.bin")
+    assert report.ledger is None
+    assert not (tmp_path / "out.rejects.csv").exists()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_first_bad_picture_stops_a_build_that_shall_raise(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], num_workers: int
+) -> None:
+    with pytest.raises(memload.DecodeError) as caught:
+        build(spoiled, tmp_path / "out.bin", num_workers=num_workers, on_error="raise")
+    assert caught.value.key in ("ant/bad.jpg", "bee/empty.png", "cat/cut.jpg")
+    assert caught.value.reason
+    refused(tmp_path / "out.bin")
+    build(spoiled, tmp_path / "out.bin")  # goes on, and skips
+    assert files(tmp_path) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_nothing_but_bad_pictures_is_an_error_and_leaves_nothing(
+    tmp_path: Path, num_workers: int
+) -> None:
+    root = tmp_path / "images"
+    root.mkdir()
+    for number in range(5):
+        (root / f"{number}.jpg").write_bytes(b"x")
+    with pytest.raises(
+        memload.BuildError, match=r"at least one usable picture in .*images, found 5 .*: 0\.jpg: "
+    ):
+        memload.build(root, tmp_path / "out.bin", num_workers=num_workers)
+    assert list(tmp_path.iterdir()) == [root]
+
+
+# Before it begins
+
+
+def test_it_tells_the_size_of_the_result_before_it_begins(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "memload"):
+        memload.build(folder, tmp_path / "out.bin", size=SIZE, num_workers=0)
+    assert "12 rows of 16×16×3 uint8, 13.3 kB" in caplog.messages[0]
+    assert "free on the disk" in caplog.messages[0]
+
+
+def test_a_disk_without_room_is_told_before_it_begins(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 4096 + 12 * ROW
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(
+        memload.BuildError, match=r"expected 13\.3 kB of room on the disk for 12 rows"
+    ):
+        memload.build(folder, tmp_path / "out.bin", size=SIZE, num_workers=0)
+    assert list(tmp_path.iterdir()) == [folder]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
+    memload.build(folder, tmp_path / "out.bin", size=SIZE, num_workers=0)
+
+
+def test_an_output_that_exists_is_left_alone(folder: Path, output: Path) -> None:
+    before = files(output.parent)
+    with pytest.raises(
+        memload.BuildError, match=r"expected no such file yet, found one.*--overwrite"
+    ):
+        memload.build(folder, output, size=8, num_workers=0)
+    assert files(output.parent) == before
+    assert not output.with_suffix(".building").exists()
+
+
+@pytest.mark.parametrize("name", ["out.bin", "out.idx"])
+def test_a_file_in_the_place_of_the_output_is_left_alone(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(memload.BuildError, match="found one"):
+        memload.build(folder, tmp_path / "out.bin", num_workers=0)
+    assert (tmp_path / name).read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["out.bin", "out.idx"])
+def test_a_folder_in_the_place_of_the_output_is_refused(
+    folder: Path, tmp_path: Path, name: str, overwrite: bool
+) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(memload.BuildError):
+        memload.build(folder, tmp_path / "out.bin", num_workers=0, overwrite=overwrite)
+    assert (tmp_path / name).is_dir()
+
+
+def test_a_missing_folder_of_the_output_is_told(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(memload.BuildError, match="expected a folder for the output, found none"):
+        memload.build(folder, tmp_path / "none" / "out.bin")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["out", "out.npy", "out.bin/", "out.BIN", ".bin"])
+def test_an_output_that_does_not_end_in_bin_is_wrong_usage(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    if name == "out.bin/":
+        memload.build(folder, f"{tmp_path}/{name}", size=8, num_workers=0)  # a path has no such end
+        return
+    with pytest.raises(ValueError, match=r"ends in '\.bin'"):
+        memload.build(folder, tmp_path / name)
+
+
+def test_arguments_that_are_swapped_are_told(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^source and output: .*out\.bin' and '.*images'\. Are they swapped\?$"
+    ):
+        memload.build(tmp_path / "out.bin", folder)
+
+
+def test_the_report_names_the_first_classes(tmp_path: Path) -> None:
+    class Named(list[Any]):
+        classes = ("a", "b", "c", "d")
+
+    samples = [(np.zeros((8, 8, 3), np.uint8), number) for number in range(4)]
+    for source, classes, told in [
+        (Named(samples), ("a", "b", "c", "d"), " uint8, 4 classes (a, b, c, …), "),
+        (samples, None, " uint8, 4.86 kB, "),
+        ([image for image, _ in samples], None, " uint8, no labels, "),
+    ]:
+        report = memload.build(source, tmp_path / "out.bin", size=8, num_workers=0, overwrite=True)
+        assert report.classes == classes
+        assert told in str(report)
+
+
+def test_a_place_that_cannot_be_written_to_is_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(
+        memload.BuildError, match=r"expected to be able to write there, found: .*Read-only"
+    ):
+        memload.build(folder, tmp_path / "out.bin", num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_error": "ignore"}, "on_error"),
+        ({"num_workers": -1}, "num_workers"),
+        ({"fit": "stretch"}, "fit"),
+        ({"size": 0}, "size"),
+        ({"mode": "RGBA"}, "mode"),
+        ({"fill": "nocolour"}, "fill"),
+    ],
+)
+def test_wrong_arguments_are_told_and_leave_nothing(
+    folder: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        memload.build(folder, tmp_path / "out.bin", **options)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_it_is_quiet_where_stderr_is_no_terminal(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=8, num_workers=2)
+    assert capfd.readouterr() == ("", "")
+    memload.build(
+        folder, tmp_path / "out.bin", size=8, num_workers=2, overwrite=True, progress=True
+    )
+    assert "12/12" in capfd.readouterr().err
+
+
+# One that goes wrong
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "end", [lambda: die(signal.SIGSEGV), lambda: die(signal.SIGKILL), lambda: os._exit(1)]
+)
+def test_a_record_that_kills_its_worker_costs_itself_alone(
+    tmp_path: Path, end: Callable[[], None]
+) -> None:
+    source = Numbered(40, lambda number: end() if number in (0, 17, 39) else None)
+    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=2)
+    assert list(reasons(report)) == ["0", "17", "39"]
+    assert all("the process" in reason for reason in reasons(report).values())
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    assert dataset.columns["label"].tolist() == [n for n in range(40) if n not in (0, 17, 39)]
+    assert [int(image[0, 0, 0]) for image, _ in dataset] == dataset.columns["label"].tolist()
+    assert memload.verify(tmp_path / "out.bin").ok
+
+
+@LINUX
+def test_a_record_that_hangs_is_given_up(tmp_path: Path) -> None:
+    source = Numbered(12, lambda number: time.sleep(600) if number == 5 else None)
+    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=2, timeout=0.5)
+    assert reasons(report) == {"5": "it took longer than 0.5 s"}
+    assert report.samples == 11
+
+
+@LINUX
+def test_a_record_that_kills_its_worker_only_once_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+
+    def once(number: int) -> None:
+        mark = tmp_path / f"mark {number}"
+        if number in (3, 4, 20) and not mark.exists():
+            mark.touch()
+            die()
+
+    report = memload.build(Numbered(40, once), tmp_path / "out.bin", size=4, num_workers=2)
+    assert report.rejected == 0
+    memload.build(Numbered(40), tmp_path / "other" / "out.bin", size=4, num_workers=0)
+    assert files(tmp_path) == files(tmp_path / "other")
+
+
+@LINUX
+def test_a_row_that_is_rejected_after_it_was_written_holds_zeros(tmp_path: Path) -> None:
+    def fickle(number: int) -> None:
+        mark = tmp_path / "mark"
+        if number == 1 and mark.exists():
+            raise ValueError("not again")
+        if number == 2 and not mark.exists():
+            mark.touch()
+            die()
+
+    # tasks of one chunk: row 1 is written before row 2 kills the worker, and rejected afterwards
+    report = memload.build(Numbered(12, fickle), tmp_path / "out.bin", size=4, num_workers=1)
+    assert reasons(report) == {"1": "ValueError: not again"}
+    assert not np.load(tmp_path / "out.bin")[1].any()
+    assert memload.verify(tmp_path / "out.bin").ok
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_the_ledger_tells_a_bomb_alike_for_any_number_of_workers(
+    count: int, folder: Path, tmp_path: Path
+) -> None:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0))
+    (folder / "ant" / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IEND", b""))
+    report = memload.build(folder, tmp_path / "out.bin", size=8, num_workers=count)
+    assert "(--max-pixels), found 400,000,000" in reasons(report)["ant/bomb.png"]
+
+
+# Interrupted and gone on with
+
+
+class Stop(BaseException):
+    """An interruption that nothing but a test raises."""
+
+
+def interrupt_at(
+    monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException, *, only: str = ""
+) -> list[str]:
+    """Raise ``error`` at the step-th change to the disk by the parent, before it is made; return what was called."""
+    calls: list[str] = []
+    targets: list[tuple[Any, str]] = [
+        (unfinished, "sync"),
+        (index, "sync"),
+        (journal, "sync"),
+        (os, "replace"),
+        (Path, "replace"),
+        (Path, "unlink"),
+        (Path, "mkdir"),
+        (shutil, "rmtree"),
+        (os, "rmdir"),
+        (os, "ftruncate"),
+        (journal.Journal, "write"),
+        (unfinished, "write_listing"),
+        (unfinished, "_move"),
+    ]
+
+    def wrap(target: Any, name: str) -> None:
+        usual = getattr(target, name)
+
+        def maybe(*arguments: Any, **options: Any) -> Any:
+            if not only or name == only:
+                calls.append(name)
+                if len(calls) == step:
+                    raise error
+            return usual(*arguments, **options)
+
+        monkeypatch.setattr(target, name, maybe)
+
+    for target, name in targets:
+        wrap(target, name)
+    return calls
+
+
+def interruptions() -> Iterator[tuple[int, BaseException]]:
+    for step in range(1, 200):
+        yield step, Stop() if step % 2 else OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["fresh", "over an old one"])
+def test_interrupted_at_any_step_it_goes_on_and_ends_the_same(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], old: bool
+) -> None:
+    place = tmp_path / "place"
+    for step, error in interruptions():
+        place.mkdir()
+        output = place / "out.bin"
+        if old:  # with other shards, which are to go
+            memload.build(spoiled, output, size=8, num_workers=0, shard_size=4096 + 2 * 192)
+        before = files(place)
+        with pytest.MonkeyPatch.context() as patch:
+            calls = interrupt_at(patch, step, error)
+            try:
+                build(spoiled, output, overwrite=old)
+            except (Stop, memload.BuildError):
+                finished = False
+            else:
+                finished = True
+        what = f"step {step}: {calls[step - 1 :][:1]}"
+        if not finished:
+            if (place / "out.idx").exists():  # the old one is whole, or the new one is
+                now = files(place)
+                assert now == expected or before.items() <= now.items(), what
+                assert memload.verify(output).ok, what
+            else:
+                refused(output)
+            if (
+                files(place) != expected
+                or (place / "out.building" / "publish.json").exists()
+                or old
+            ):
+                build(spoiled, output, overwrite=old)
+        assert files(place) == expected, what
+        if not (place / "out.building").exists():
+            assert sorted(path.name for path in place.iterdir()) == sorted(expected), what
+        shutil.rmtree(place)
+        if finished:
+            break
+    assert finished
+    assert step > 30
+
+
+class Depths:
+    """A data set of maps of float32, two of which cannot be used; from ``last`` on, the process is interrupted."""
+
+    def __init__(self, last: int = 30) -> None:
+        self.last = last
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        if number >= self.last:
+            raise Stop
+        shape = (7, 9, 2) if number not in (4, 20) else (9, 7, 2)
+        return np.random.default_rng(number).normal(3, 1e3, shape).astype(np.float32), number
+
+
+def test_arrays_are_the_same_for_any_number_of_workers_and_after_an_interruption(
+    tmp_path: Path,
+) -> None:
+    options: dict[str, Any] = {"mode": "array", "shard_size": 4096 + 11 * 7 * 9 * 2 * 4}
+    made = []
+    for name, count in (("none", 0), ("one", 1), ("three", 3), ("again", 0)):
+        place = tmp_path / name
+        place.mkdir()
+        if name == "again":
+            with pytest.raises(Stop):
+                memload.build(Depths(17), place / "out.bin", num_workers=0, **options)
+            refused(place / "out.bin")
+        report = memload.build(Depths(), place / "out.bin", num_workers=count, **options)
+        assert (report.samples, report.rejected) == (28, 2)
+        assert memload.verify(place / "out.bin").ok
+        made.append(files(place))
+    assert report.converted < 30
+    assert len(made[0]) == 5
+    assert made[1:] == made[:1] * 3
+
+
+def test_arrays_of_another_shape_do_not_go_on_with_an_unfinished_build(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        memload.build(Depths(17), tmp_path / "out.bin", mode="array", num_workers=0)
+    other = [(np.zeros((7, 9, 3), np.uint16), number) for number in range(30)]
+    with pytest.raises(
+        memload.BuildError, match=r"channels: was 2, now 3; dtype: was 'float32', now 'uint16'"
+    ):
+        memload.build(other, tmp_path / "out.bin", mode="array", num_workers=0)
+
+
+def test_after_a_crash_in_clearing_away_other_settings_do_not_replace_what_is_complete(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    for step, _ in interruptions():
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_at(patch, 0, Stop())
+            usual = os.unlink
+            calls: list[Any] = []
+
+            def unlink(
+                *arguments: Any,
+                usual: Any = usual,
+                calls: Any = calls,
+                step: int = step,
+                **options: Any,
+            ) -> None:
+                calls.append(arguments)
+                if len(calls) == step:
+                    raise Stop
+                usual(*arguments, **options)
+
+            patch.setattr(os, "unlink", unlink)
+            try:
+                build(spoiled, tmp_path / "out.bin")
+            except Stop:
+                finished = False
+            else:
+                finished = True
+        if files(tmp_path) == expected and not finished:
+            with pytest.raises(memload.BuildError):
+                memload.build(spoiled, tmp_path / "out.bin", size=8, num_workers=0)
+            assert files(tmp_path) == expected
+            try:
+                build(spoiled, tmp_path / "out.bin")
+            except memload.BuildError as error:
+                assert "expected no such file yet, found one" in str(error)  # noqa: PT017  # or it was cleared away
+            assert files(tmp_path) == expected
+        for path in [*tmp_path.glob("out*"), tmp_path / "out.building"]:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
+                missing_ok=True
+            )
+        if finished:
+            break
+    assert step > 5
+
+
+def test_an_error_while_converting_leaves_the_old_one_as_it_is(
+    spoiled: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.bin"
+    memload.build(spoiled, output, size=8, num_workers=0)
+    before, held = files(tmp_path), memload.MemmapDataset(output)
+    pixels = held.gather(range(12)).numpy()
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, 4, OSError(errno.EIO, "Input/output error"), only="write")
+        with pytest.raises(memload.BuildError, match="goes on where it stopped"):
+            build(spoiled, output, overwrite=True)
+    assert files(tmp_path) == before
+    build(spoiled, output, overwrite=True)
+    assert memload.MemmapDataset(output).shape == (3, SIZE, SIZE)
+    assert np.array_equal(
+        held.gather(range(12)).numpy(), pixels
+    )  # whoever reads the old one still does
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_full_disk_is_told_and_the_build_goes_on_when_there_is_room(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], num_workers: int
+) -> None:
+    usual, calls = os.pwrite, []
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        calls.append(offset)
+        if len(calls) > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return usual(descriptor, data, offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(
+            memload.BuildError, match=r"found: .*No space left on device.*goes on where it stopped"
+        ):
+            build(spoiled, tmp_path / "out.bin", num_workers=num_workers)
+    refused(tmp_path / "out.bin")
+    build(spoiled, tmp_path / "out.bin", num_workers=num_workers)
+    assert files(tmp_path) == expected
+
+
+@LINUX
+def test_a_limit_on_the_size_of_files_is_told_and_leaves_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.bin"
+    command = [
+        sys.executable,
+        "-m",
+        "memload",
+        "build",
+        str(folder),
+        str(output),
+        "--size",
+        "64",
+        "--num-workers",
+        "1",
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
+    )
+    assert done.returncode == 1
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nothing to drop pages with")
+def test_what_could_not_be_flushed_is_read_from_the_disk_and_done_again(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    dropped: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").resolve().name == "out-00001-of-00003.bin":
+            raise OSError(errno.EIO, "Input/output error")
+
+    def drop(descriptor: int, start: int, size: int, what: int) -> None:
+        assert (start, size, what) == (0, 0, os.POSIX_FADV_DONTNEED)
+        dropped.append(descriptor)
+        # as after a disk that did not take them: the row is what it was before
+        with Path(f"/proc/self/fd/{descriptor}").open("r+b") as shard:
+            shard.seek(4096)
+            shard.write(bytes(ROW))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "posix_fadvise", drop)
+        with pytest.raises(
+            memload.BuildError, match=r"Input/output error.*goes on where it stopped"
+        ):
+            build(spoiled, tmp_path / "out.bin")
+    assert len(dropped) == 1
+    refused(tmp_path / "out.bin")
+    assert build(spoiled, tmp_path / "out.bin").converted == 1
+    assert files(tmp_path) == expected
+
+
+@LINUX
+@pytest.mark.parametrize("limit", [0, 100, 500, 5000])
+def test_no_room_for_a_file_of_the_builds_own_is_told_in_one_line(
+    folder: Path, tmp_path: Path, limit: int
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "memload",
+        "build",
+        str(folder),
+        str(tmp_path / "out.bin"),
+        "--num-workers",
+        "0",
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        f"memload: {tmp_path}/out.bin: expected to be able to write there"
+    )
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def begun(source: Any, output: Path, rows: int = 9, **options: Any) -> Path:
+    """Begin a build and stop it when some rows are done; return its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, rows // 3 + 1, Stop(), only="write")  # tasks are of 3 rows
+        with pytest.raises(Stop):
+            build(source, output, **options)
+    return output.with_suffix(".building")
+
+
+def test_only_what_is_not_done_is_done_again(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    begun(spoiled, tmp_path / "out.bin")
+    refused(tmp_path / "out.bin")
+    report = build(spoiled, tmp_path / "out.bin")
+    assert report.converted == 6
+    assert "9 done before" in str(report)
+    assert files(tmp_path) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_another_number_of_workers_may_go_on(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], num_workers: int
+) -> None:
+    begun(spoiled, tmp_path / "out.bin")
+    assert build(spoiled, tmp_path / "out.bin", num_workers=num_workers).converted == 6
+    assert files(tmp_path) == expected
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "torn", "flipped", "short", "gone"])
+def test_rows_whose_records_are_damaged_are_done_again(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], damage: str
+) -> None:
+    rows = begun(spoiled, tmp_path / "out.bin") / "rows"
+    size = rows.stat().st_size // 15
+    data = bytearray(rows.read_bytes())
+    if damage == "zeroed":
+        data[2 * size : 4 * size] = bytes(2 * size)
+    elif damage == "torn":
+        data[2 * size + 7 : 4 * size] = bytes(2 * size - 7)
+    elif damage == "flipped":
+        data[2 * size + 9] ^= 4
+        data[3 * size - 1] ^= 4
+        data[4 * size - 1] ^= 4
+    elif damage == "short":
+        data = data[: 7 * size + 3]
+    rows.unlink()
+    if damage != "gone":
+        rows.write_bytes(data)
+    report = build(spoiled, tmp_path / "out.bin")
+    assert report.converted == {"short": 8, "gone": 15}.get(damage, 8)
+    assert files(tmp_path) == expected
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "short", "gone", "header", "noise in a rejected row"])
+def test_rows_whose_pixels_are_damaged_are_done_again(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], damage: str
+) -> None:
+    shard = begun(spoiled, tmp_path / "out.bin") / "out-00000-of-00003.bin"
+    data = bytearray(shard.read_bytes())
+    if damage == "zeroed":
+        data[4096 : 4096 + 2 * ROW] = bytes(2 * ROW)
+    elif damage == "short":
+        data = data[:5000]
+    elif damage == "header":
+        data[:4096] = bytes(4096)
+    elif damage == "noise in a rejected row":
+        assert not any(data[4096 + 4 * ROW : 4096 + 5 * ROW])
+        data[4096 + 4 * ROW] = 1
+    shard.unlink()
+    if damage != "gone":
+        shard.write_bytes(data)
+    report = build(spoiled, tmp_path / "out.bin")
+    assert report.converted > 6 or damage == "header"
+    assert files(tmp_path) == expected
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "zeroed", "junk at the end"])
+def test_reasons_that_are_damaged_are_found_again(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], damage: str
+) -> None:
+    rejects = begun(spoiled, tmp_path / "out.bin", rows=12) / "rejects.jsonl"
+    data = rejects.read_bytes()
+    changed = {
+        "gone": b"",
+        "cut": data[:-9],
+        "zeroed": bytes(len(data)),
+        "junk at the end": data + b'\n[11, "no',
+    }
+    rejects.write_bytes(changed[damage])
+    build(spoiled, tmp_path / "out.bin")
+    assert files(tmp_path) == expected
+
+
+def test_other_settings_are_refused_with_what_differs(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    output = tmp_path / "out.bin"
+    begun(spoiled, output)
+    with pytest.raises(
+        memload.BuildError, match=r"fit: was 'crop', now 'pad'.*--overwrite"
+    ) as caught:
+        build(spoiled, output, fit="pad")
+    assert "size" not in str(caught.value)
+    with pytest.raises(memload.BuildError, match="rows a shard: was 6, now 15"):
+        build(spoiled, output, shard_size=None)
+    with pytest.raises(memload.BuildError, match=r"size: was \[16, 16\], now \[8, 8\]"):
+        memload.build(spoiled, output, size=8, num_workers=0)
+    assert build(spoiled, output).converted == 6  # refusing harms nothing
+    assert files(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda root: (root / "ant" / "zz.jpg").write_bytes(b"x"),
+            r"the source: 1 added \(ant/zz\.jpg\)",
+        ),
+        (lambda root: (root / "ant" / "00.jpg").unlink(), r"the source: 1 removed \(ant/00\.jpg\)"),
+        (
+            lambda root: os.utime(root / "ant" / "00.jpg", (1, 1)),
+            r"the source: 1 changed \(ant/00\.jpg\)",
+        ),
+        (
+            lambda root: (root / "zebra").mkdir(),
+            r"classes: was \['ant', 'bee', 'cat'\], now .*zebra",
+        ),
+    ],
+    ids=["added", "removed", "changed", "class"],
+)
+def test_a_source_that_changed_is_refused_and_begun_anew_on_demand(
+    spoiled: Path, tmp_path: Path, change: Callable[[Path], Any], told: str
+) -> None:
+    output = tmp_path / "out.bin"
+    begun(spoiled, output)
+    change(spoiled)
+    with pytest.raises(memload.BuildError, match=told):
+        build(spoiled, output)
+    assert build(spoiled, output, overwrite=True).converted == len(memload.ImageFolder(spoiled))
+    (tmp_path / "other").mkdir()
+    build(spoiled, tmp_path / "other" / "out.bin")
+    assert files(tmp_path) == files(tmp_path / "other")
+
+
+def test_begun_anew_with_other_shards_nothing_of_the_former_is_left(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    begun(spoiled, tmp_path / "out.bin", shard_size=4096 + ROW)
+    assert build(spoiled, tmp_path / "out.bin", overwrite=True).converted == 15
+    assert files(tmp_path) == expected
+
+
+def test_shards_and_ledger_of_an_older_build_are_removed(
+    spoiled: Path, folder: Path, tmp_path: Path
+) -> None:
+    memload.build(spoiled, tmp_path / "out.bin", size=SIZE, num_workers=0, shard_size=4096 + ROW)
+    assert len(files(tmp_path)) == 15 + 2
+    for name in ("ant/bad.jpg", "bee/empty.png", "cat/cut.jpg"):
+        (folder / name).unlink()
+    (tmp_path / "out-precious.bin").write_bytes(b"not of a build")
+    memload.build(folder, tmp_path / "out.bin", size=SIZE, num_workers=0, overwrite=True)
+    assert sorted(files(tmp_path)) == ["out-precious.bin", "out.bin", "out.idx"]
+
+
+@pytest.mark.parametrize("only", ["replace", "unlink"])
+def test_overwriting_what_was_being_published_leaves_nothing_of_it_nor_of_what_it_replaced(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], only: str
+) -> None:
+    place = tmp_path / "place"
+    output = place / "out.bin"
+    for step in range(1, 30):
+        place.mkdir()
+        memload.build(spoiled, output, size=8, num_workers=0, shard_size=4096 + 2 * 192)
+        with pytest.MonkeyPatch.context() as patch:
+            calls = interrupt_at(patch, step, Stop(), only=only)
+            with contextlib.suppress(Stop):
+                memload.build(
+                    spoiled,
+                    output,
+                    size=8,
+                    num_workers=0,
+                    shard_size=4096 + 3 * 192,
+                    overwrite=True,
+                )
+        assert build(spoiled, output, overwrite=True).converted == 15
+        assert files(place) == expected, f"step {step}"
+        assert not (place / "out.building").exists()
+        shutil.rmtree(place)
+    assert 5 < len(calls) < step
+
+
+def test_overwriting_what_was_being_published_keeps_shards_that_another_index_stands_over(
+    folder: Path, tmp_path: Path
+) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0, shard_size=4096 + 2 * 192)
+    (tmp_path / "copy.idx").write_bytes((tmp_path / "out.idx").read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, 1, Stop(), only="_move")
+        with pytest.raises(Stop):
+            memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0, overwrite=True)
+    refused(tmp_path / "out.bin")
+    build(folder, tmp_path / "out.bin", overwrite=True)
+    assert memload.verify(tmp_path / "copy.idx").ok
+
+
+def test_overwriting_what_was_being_published_still_spares_another_data_set(
+    folder: Path, tmp_path: Path
+) -> None:
+    memload.build(folder, tmp_path / "out-00000-of-00002.bin", size=SIZE, num_workers=0)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, 1, Stop(), only="_move")
+        with pytest.raises(Stop):
+            memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0)
+    with pytest.raises(memload.BuildError, match="found the data set of out-00000-of-00002"):
+        build(folder, tmp_path / "out.bin", overwrite=True)
+    assert memload.verify(tmp_path / "out-00000-of-00002.bin").ok
+
+
+def test_everything_rejected_leaves_the_old_one(folder: Path, output: Path) -> None:
+    before = files(output.parent)
+    for path in folder.glob("*/*.jpg"):
+        path.write_bytes(b"x")
+    with pytest.raises(memload.BuildError, match="at least one usable picture"):
+        memload.build(folder, output, size=16, num_workers=0, overwrite=True)
+    assert files(output.parent) == before
+    assert not output.with_suffix(".building").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["thesis.txt", "weights.bin", "out.bin.txt", "other.bin", "out-1-of-2.bin", "x.tmp"]
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_with_files_of_others_is_not_wiped(
+    folder: Path, tmp_path: Path, name: str, overwrite: bool
+) -> None:
+    place = tmp_path / "out.building"
+    place.mkdir()
+    (place / name).write_bytes(b"precious")
+    with pytest.raises(memload.BuildError, match="found other files"):
+        memload.build(folder, tmp_path / "out.bin", num_workers=0, overwrite=overwrite)
+    assert (place / name).read_bytes() == b"precious"
+    refused(tmp_path / "out.bin")
+
+
+# Two at once
+
+
+def test_the_second_build_of_one_output_is_refused(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    output = tmp_path / "out.bin"
+    refusals: list[str] = []
+
+    class Second(memload.ImageFolder):
+        def __getitem__(self, position: int) -> memload.Record:
+            if not refusals:
+                for overwrite in (False, True):
+                    with pytest.raises(memload.BuildError) as caught:
+                        build(spoiled, output, overwrite=overwrite)
+                    refusals.append(str(caught.value))
+            return super().__getitem__(position)
+
+    build(Second(spoiled), output)
+    assert len(refusals) == 2
+    assert all(f"found one running (process {os.getpid()})" in refusal for refusal in refusals)
+    assert files(tmp_path) == expected
+
+
+def test_a_build_that_finds_another_just_ended_leaves_its_result_alone(
+    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = unfinished.locked
+
+    def late(folder: Path) -> Any:  # after the first look, the other one begins and ends
+        monkeypatch.setattr(unfinished, "locked", usual)
+        build(spoiled, tmp_path / "out.bin")
+        return usual(folder)
+
+    monkeypatch.setattr(unfinished, "locked", late)
+    with pytest.raises(memload.BuildError, match="found one"):
+        memload.build(spoiled, tmp_path / "out.bin", size=8, num_workers=0)
+    assert files(tmp_path) == expected
+
+
+# Killed: at random moments by tests/drills, here where it matters
+
+
+@pytest.fixture
+def command(spoiled: Path, tmp_path: Path) -> list[str]:
+    """The command line whose result is ``expected``; the pictures are large, so that it takes its time."""
+    for number, path in enumerate(sorted(spoiled.glob("*/[0-9]*.jpg"))):
+        Image.effect_noise((700 + number, 700), 60).convert("RGB").save(path, quality=80)
+    arguments = [str(spoiled), str(tmp_path / "out.bin"), "--size", str(SIZE), "--num-workers", "2"]
+    return [
+        sys.executable,
+        "-m",
+        "memload",
+        "build",
+        *arguments,
+        "--shard-size",
+        str(4096 + 6 * ROW),
+    ]
+
+
+def wait_for(what: Callable[[], Any], process: "subprocess.Popen[Any] | None" = None) -> Any:
+    """Wait until something is there, or the process has ended."""
+    deadline = time.monotonic() + 30
+    while (
+        not (found := what())
+        and time.monotonic() < deadline
+        and (process is None or process.poll() is None)
+    ):
+        time.sleep(0.005)
+    return found
+
+
+def children(process: int) -> list[int]:
+    try:
+        return [
+            int(child)
+            for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        ]
+    except OSError:
+        return []
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+SLEEPER = """
+import sys, time
+import numpy as np
+import memload
+
+class Slow:
+    def __len__(self):
+        return 8
+    def __getitem__(self, number):
+        if number >= 2:
+            time.sleep({seconds})
+        return np.full((4, 4), number, np.uint8), number
+
+memload.build(Slow(), {output!r}, size=4, num_workers=2)
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("seconds", [0.05, 600], ids=["busy", "hanging"])
+def test_workers_whose_parent_was_killed_end_and_let_go_of_the_lock(
+    tmp_path: Path, seconds: float
+) -> None:
+    output = str(tmp_path / "out.bin")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER.format(seconds=seconds, output=output)]
+    )
+    orphans = wait_for(lambda: found if len(found := children(process.pid)) == 2 else None, process)
+    process.kill()
+    process.wait()
+    assert len(orphans) == 2
+    wait_for(lambda: not any(alive(child) for child in orphans))
+    assert not any(alive(child) for child in orphans)
+    done = subprocess.run(
+        [sys.executable, "-c", SLEEPER.format(seconds=0, output=output)], check=False
+    )
+    assert done.returncode == 0
+    assert memload.MemmapDataset(output).columns["label"].tolist() == list(range(8))
+
+
+@LINUX
+def test_ctrl_c_ends_it_with_130_and_says_how_to_go_on(command: list[str], tmp_path: Path) -> None:
+    # pictures that take long enough to stop the workers over them, so that Ctrl-C comes before the end
+    large = Image.new("RGB", (8000, 8000))
+    for name in ("ant/00.jpg", "bee/01.jpg", "cat/02.jpg"):
+        large.save(tmp_path / "images" / name)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: len(children(process.pid)) == 2, process)
+    for worker in children(process.pid):
+        os.kill(worker, signal.SIGSTOP)
+    os.killpg(process.pid, signal.SIGINT)
+    said, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert (
+        told.splitlines()[-1]
+        == "memload: interrupted. Run the same command again: it goes on where it stopped"
+    )
+    assert "Traceback" not in told
+    assert said == ""
+    refused(tmp_path / "out.bin")
+
+
+# What it takes
+
+
+def peak(count: int, output: Path) -> int:
+    source = Numbered(count)
+    tracemalloc.start()
+    try:
+        memload.build(source, output, size=1, num_workers=1, mode="L")
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    peak(100, tmp_path / "first.bin")  # what is imported and cached on the way
+    few, many = peak(1_000, tmp_path / "few.bin"), peak(8_000, tmp_path / "many.bin")
+    # names, records and columns do, by some hundred bytes a row; pixels and tasks do not
+    assert (many - few) / 7_000 < 1_000
+
+
+def test_it_changes_nothing_in_the_process_that_calls_it(folder: Path, tmp_path: Path) -> None:
+    before = (
+        Image.MAX_IMAGE_PIXELS,
+        list(warnings.filters),
+        signal.getsignal(signal.SIGINT),
+        os.getcwd(),
+    )
+    for number in (0, 1):
+        memload.build(folder, tmp_path / f"{number}.bin", size=8, num_workers=number)
+    assert before == (
+        Image.MAX_IMAGE_PIXELS,
+        list(warnings.filters),
+        signal.getsignal(signal.SIGINT),
+        os.getcwd(),
+    )
+
+
+def test_more_pixels_than_pillow_allows_need_workers(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="max_pixels: expected at most 178,956,970 with num_workers=0"
+    ):
+        memload.build(folder, tmp_path / "out.bin", max_pixels=200_000_000, num_workers=0)
+    assert (
+        memload.build(folder, tmp_path / "out.bin", max_pixels=200_000_000, num_workers=1).samples
+        == 12
+    )
+
+
+def test_overwriting_a_saved_subset_leaves_the_pixels_of_the_whole(
+    folder: Path, tmp_path: Path
+) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=8)
+    memload.MemmapDataset(tmp_path / "out.bin").subset([1, 2]).save(tmp_path / "train.idx")
+    memload.build(folder, tmp_path / "train.bin", size=8, overwrite=True)
+    assert memload.verify(tmp_path / "out.bin").ok
+    assert len(memload.MemmapDataset(tmp_path / "train.bin")) == 12
+
+
+def test_shards_that_another_index_stands_over_are_kept(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=8, shard_size=4096 + 4 * 192)
+    (tmp_path / "copy.idx").write_bytes((tmp_path / "out.idx").read_bytes())
+    memload.build(folder, tmp_path / "out.bin", size=8, overwrite=True)
+    assert memload.verify(tmp_path / "copy.idx").ok
+
+
+def test_a_shard_does_not_take_the_place_of_another_data_set(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "x-00000-of-00002.bin", size=8)
+    with pytest.raises(memload.BuildError, match="found the data set of x-00000-of-00002"):
+        memload.build(folder, tmp_path / "x.bin", size=8, shard_size=4096 + 6 * 192, overwrite=True)
+    assert memload.verify(tmp_path / "x-00000-of-00002.bin").ok
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_something_named_as_the_ledger_is_not_lost(
+    make: Callable[[Path], None], folder: Path, tmp_path: Path
+) -> None:
+    make(tmp_path / "out.rejects.csv")
+    with pytest.raises(memload.BuildError, match=r"out\.rejects\.csv: expected no such file yet"):
+        memload.build(folder, tmp_path / "out.bin", size=8)
+    assert (tmp_path / "out.rejects.csv").exists()
+    assert not (tmp_path / "out.bin").exists()
+
+
+def test_a_name_too_long_for_its_ledger_is_told_before_anything_is_converted(
+    folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(memload.BuildError, match="File name too long"):
+        memload.build(folder, tmp_path / ("n" * 245 + ".bin"), size=8)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_a_build_within_its_own_source_goes_on(folder: Path) -> None:
+    (folder / "out.building").mkdir()
+    (folder / "out.building" / "lock").touch()
+    source = memload.ImageFolder(folder)
+    assert source.classes == ["ant", "bee", "cat"]
+    assert any("unfinished builds (1): out.building" in note for note in source.notes)
+
+
+def test_more_shards_than_descriptors_can_be_written(folder: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 20
+    images = tmp_path / "many"
+    images.mkdir()
+    for number in range(60):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(images / f"{number:02d}.png")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, before[1]))
+    try:
+        report = memload.build(
+            images, tmp_path / "out.bin", size=4, shard_size=4096 + 48, num_workers=0
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert report.samples == 60
+
+
+@LINUX
+def test_a_data_set_that_uses_torch_is_read_by_forked_workers(tmp_path: Path) -> None:
+    code = f"""
+import torch, memload
+torch.exp(torch.rand(4_000_000)).sum()  # starts its threads
+
+class Random:
+    def __len__(self): return 4
+    def __getitem__(self, i): return (torch.exp(torch.rand(3, 600, 600)) / 3 * 255).to(torch.uint8), i
+
+print(memload.build(Random(), {str(tmp_path / "out.bin")!r}, size=8, num_workers=2, timeout=30).rejected)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("size", [True, (8,), (8, 8, 3), 8.0, "8", (True, 8)])
+def test_a_size_that_is_none_is_told(size: Any, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="size: expected"):
+        memload.build(folder, tmp_path / "out.bin", size=size)
+
+
+def test_a_size_may_be_of_numpy(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "out.bin", size=(np.int64(8), np.int32(9)), num_workers=0)
+    assert memload.MemmapDataset(tmp_path / "out.bin").shape == (3, 8, 9)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_is_above_zero(timeout: float, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="timeout: expected"):
+        memload.build(folder, tmp_path / "out.bin", timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "[" * 100_000, '{"settings": 5, "libraries": 7, "shards": ["/etc/passwd", 3]}', "\0"],
+)
+def test_an_unfinished_build_whose_plan_is_damaged_is_begun_anew(
+    text: str, folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.bin"
+    (tmp_path / "out.building").mkdir()
+    (tmp_path / "out.building" / "plan.json").write_text(text)
+    memload.build(folder, output, size=16, num_workers=0, overwrite=True)
+    assert len(memload.MemmapDataset(output))

@@ -1,0 +1,941 @@
+import io
+import struct
+import subprocess
+import sys
+import textwrap
+import types
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+from PIL import EpsImagePlugin, Image, ImageOps, PngImagePlugin, features
+
+from memload.building.decoders import DECODERS, Decoder, Picture, get_decoder, loaded_libraries
+from memload.errors import DecodeError, DependencyError
+
+AVIF = pytest.param(
+    "AVIF", marks=pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+)
+LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}, "BMP": {}, "TIFF": {}, "PPM": {}}
+WIDTH, HEIGHT = 53, 38
+
+
+def picture(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+    small = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8))
+    return small.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encode(image: Image.Image, format: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def oriented(image: Image.Image, format: str, orientation: int, **options: Any) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(image, format, exif=exif, **options)
+
+
+def decode(data: bytes, **options: Any) -> np.ndarray:
+    return get_decoder(**options).decode(data)
+
+
+def far(found: np.ndarray, expected: Any) -> int:
+    """Return the largest difference."""
+    return int(np.abs(found.astype(int) - np.asarray(expected).astype(int)).max())
+
+
+def reason(data: bytes, **options: Any) -> str:
+    with pytest.raises(DecodeError) as caught:
+        decode(data, **options)
+    return caught.value.reason
+
+
+def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    ends = _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + extra + ends
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def tagged(tiff: bytes, tag: int, old: int, new: int) -> bytes:
+    """Change the value of a tag of a single number."""
+    kind = 4 if tag in (256, 257) else 3
+    before, after = (struct.pack("<HHII", tag, kind, 1, value) for value in (old, new))
+    assert tiff.count(before) == 1
+    return tiff.replace(before, after)
+
+
+def early_end(jpeg: bytes) -> bytes:
+    """Leave out the second half of the last scan, but not the marker of the end."""
+    return jpeg[: (jpeg.rindex(b"\xff\xda") + len(jpeg)) // 2] + b"\xff\xd9"
+
+
+def jpegs() -> dict[str, bytes]:
+    image = picture(1)
+    return {
+        "4:4:4": encode(image, "JPEG", subsampling="4:4:4", quality=93),
+        "4:2:2": encode(image, "JPEG", subsampling="4:2:2"),
+        "4:2:0": encode(image, "JPEG", subsampling="4:2:0"),
+        "grey": encode(image.convert("L"), "JPEG"),
+        "progressive": encode(image, "JPEG", progressive=True),
+        "optimized": encode(image, "JPEG", optimize=True, quality=30),
+        "restart markers": encode(image, "JPEG", restart_marker_blocks=2),
+        "1×1": encode(picture(2, 1, 1), "JPEG"),
+        "one row": encode(picture(3, 67, 1), "JPEG"),
+        "one column": encode(picture(4, 1, 67), "JPEG"),
+        "17×33": encode(picture(5, 17, 33), "JPEG"),
+        "multiple of 16": encode(picture(6, 64, 48), "JPEG"),
+        "turned": oriented(image, "JPEG", 6),
+    }
+
+
+JPEGS = jpegs()
+CMYK = encode(picture(1).convert("CMYK"), "JPEG", quality=95)
+
+
+@pytest.fixture
+def jpeg4py() -> Any:
+    found = pytest.importorskip("jpeg4py", reason="jpeg4py is not installed")
+    try:
+        found.initialize()
+    except OSError as error:
+        pytest.skip(f"jpeg4py finds no libturbojpeg: {error}")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- which decoder
+
+
+@pytest.mark.parametrize("name", ["simplejpeg", "", "Pillow"])
+def test_an_unknown_decoder_is_an_error_that_lists_the_known(name: str) -> None:
+    with pytest.raises(ValueError, match=f"expected one of pillow, jpeg4py, found '{name}'"):
+        get_decoder(name)
+
+
+def test_an_unknown_mode_is_an_error() -> None:
+    with pytest.raises(ValueError, match="mode: expected one of RGB, L, found 'RGBA'"):
+        get_decoder(mode="RGBA")  # type: ignore[arg-type]
+
+
+def test_an_unknown_background_is_an_error_that_names_it() -> None:
+    with pytest.raises(
+        ValueError, match=r"background: expected a colour such as .*, found 'whitish'"
+    ):
+        get_decoder(background="whitish")
+
+
+def test_a_missing_jpeg4py_is_an_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "jpeg4py", None)
+    with pytest.raises(
+        DependencyError, match=r"pip install 'memload\[jpeg4py\]'.*libturbojpeg0"
+    ) as caught:
+        get_decoder("jpeg4py")
+    assert caught.value.name == "jpeg4py"
+    assert isinstance(caught.value, ImportError)
+
+
+def test_jpeg4py_without_its_system_library_is_an_error_that_says_so_before_the_first_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def initialize() -> None:
+        raise OSError("Could not load libjpeg-turbo library")
+
+    # as jpeg4py 0.1.4, which can be imported then
+    monkeypatch.setitem(
+        sys.modules, "jpeg4py", types.SimpleNamespace(initialize=initialize, JPEG=None)
+    )
+    with pytest.raises(
+        DependencyError, match=r"Could not load.*apt install libturbojpeg0"
+    ) as caught:
+        get_decoder("jpeg4py")
+    assert caught.value.name == "libturbojpeg"
+
+
+def test_a_missing_simplejpeg_is_an_error_only_where_strict_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    get_decoder()
+    with pytest.raises(DependencyError, match=r"pip install 'memload\[strict\]'") as caught:
+        get_decoder(strict=True)
+    assert caught.value.name == "simplejpeg"
+
+
+def test_pillow_needs_no_other_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("jpeg4py", "simplejpeg", "torch", "cv2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert decode(JPEGS["4:2:0"]).shape == (HEIGHT, WIDTH, 3)
+
+
+# -------------------------------------------------------------------------------------- which libraries it is
+
+
+def test_loaded_libraries_show_whether_it_is_libjpeg_turbo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "check_feature", lambda name: name == "libjpeg_turbo")
+    monkeypatch.setattr(features, "version_feature", lambda name: "9.9.9")
+    assert loaded_libraries() == {"pillow": PIL.__version__, "libjpeg-turbo": "9.9.9"}
+    monkeypatch.setattr(features, "check_feature", lambda name: False)
+    monkeypatch.setattr(features, "version_codec", lambda name: "9.6")
+    assert loaded_libraries() == {"pillow": PIL.__version__, "libjpeg": "9.6"}
+
+
+def test_loaded_libraries_are_those_of_this_pillow() -> None:
+    libraries = loaded_libraries()
+    if features.check_feature("libjpeg_turbo"):
+        assert libraries["libjpeg-turbo"] == features.version_feature("libjpeg_turbo")
+    else:
+        assert "libjpeg-turbo" not in libraries
+
+
+def test_pillow_simd_is_told_from_pillow_by_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PIL, "__version__", "12.1.1.post0")
+    assert loaded_libraries()["pillow-simd"] == "12.1.1.post0"
+    assert "pillow" not in loaded_libraries()
+
+
+def test_loaded_libraries_include_the_extras_that_are_used(jpeg4py: Any) -> None:
+    simplejpeg = pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    assert not {"jpeg4py", "simplejpeg"} & loaded_libraries().keys()
+    assert loaded_libraries("jpeg4py")["jpeg4py"] == metadata.version("jpeg4py")
+    assert loaded_libraries(strict=True)["simplejpeg"] == simplejpeg.__version__
+
+
+# ---------------------------------------------------------------------------- the same pixels whichever decoder
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kind", [*JPEGS, "CMYK"])
+def test_jpeg4py_gives_pillows_pixels_to_the_bit(jpeg4py: Any, kind: str, mode: Any) -> None:
+    data = JPEGS.get(kind, CMYK)
+    found = get_decoder("jpeg4py", mode=mode).decode(data)
+    np.testing.assert_array_equal(found, get_decoder("pillow", mode=mode).decode(data), strict=True)
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_simplejpeg_gives_pillows_pixels_to_the_bit(kind: str) -> None:
+    simplejpeg = pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    found = simplejpeg.decode_jpeg(JPEGS[kind], colorspace="RGB")
+    np.testing.assert_array_equal(found, decode(JPEGS[kind], exif=False))
+
+
+def test_jpeg4py_really_decodes_what_it_can(jpeg4py: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, read = get_decoder("jpeg4py"), []
+    monkeypatch.setattr(jpeg4py.JPEG, "decode", _counted(jpeg4py.JPEG.decode, read))
+    assert not decoder.open(JPEGS["4:2:0"]).fallback
+    assert read == [1]
+
+
+@pytest.mark.parametrize("data", [CMYK, encode(picture(), "PNG")], ids=["CMYK", "PNG"])
+def test_jpeg4py_leaves_to_pillow_what_it_cannot_read(jpeg4py: Any, data: bytes) -> None:
+    np.testing.assert_array_equal(decode(data, name="jpeg4py"), decode(data))
+
+
+def test_pillow_decodes_where_jpeg4py_gives_up_and_it_is_told(jpeg4py: Any) -> None:
+    data = early_end(JPEGS["4:4:4"])
+    found = get_decoder("jpeg4py").open(data)
+    assert found.fallback
+    np.testing.assert_array_equal(np.asarray(found.image), decode(data))
+
+
+# ----------------------------------------------------------------------- bad files, then good ones, with jpeg4py
+
+MUTATIONS = """
+    import io, sys
+    import numpy as np
+    from PIL import Image
+    from memload.building.decoders import get_decoder
+    from memload.errors import DecodeError
+
+    rng = np.random.default_rng(5)
+    small = Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8))
+    image = small.resize((97, 75), Image.Resampling.BICUBIC)
+
+    def jpeg(**options):
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", **options)
+        return buffer.getvalue()
+
+    bases = [jpeg(), jpeg(progressive=True), jpeg(subsampling=0), jpeg(restart_marker_blocks=3)]
+
+    def bad(number):
+        data, kind = bytearray(bases[number % 4]), number // 4 % 5
+        if number % 50 == 0:
+            return bytes(data[:200])  # inside the header
+        at = int(rng.integers(2, len(data)))
+        if kind == 0:
+            return bytes(data[:at])
+        if kind == 1:
+            data[at : at + 20] = b""
+        elif kind == 2:
+            data[at:at] = rng.bytes(9)
+        else:
+            end = 650 if kind == 3 else len(data)
+            for place in rng.integers(2, end, 6):
+                data[place] = rng.integers(256)
+        return bytes(data)
+
+    pillow, decoder = get_decoder(), get_decoder("jpeg4py")
+    right = [pillow.decode(base) for base in bases]
+
+    def found(one, data):
+        try:
+            return one.decode(data)
+        except DecodeError:
+            return None
+
+    rejected = 0
+    for number in range(800):
+        data = bad(number)
+        ours, theirs = found(decoder, data), found(pillow, data)
+        assert (ours is None) == (theirs is None), number
+        assert ours is None or np.array_equal(ours, theirs), number
+        rejected += ours is None
+        picture = decoder.open(bases[number % 4])
+        assert not picture.fallback, f"{number}: the good one after it failed"
+        assert np.array_equal(np.asarray(picture.image), right[number % 4]), f"{number}: poisoned"
+    assert 200 < rejected < 700, rejected
+    print("survived")
+"""
+
+
+def test_no_bad_file_poisons_or_crashes_a_later_one_with_jpeg4py(jpeg4py: Any) -> None:
+    # in a process of its own: without the guard it is one that dies of a segmentation fault
+    assert run(MUTATIONS).splitlines()[-1] == "survived"
+
+
+def test_jpeg4py_decodes_right_on_threads_that_meet_bad_files(jpeg4py: Any) -> None:
+    script = """
+        from concurrent.futures import ThreadPoolExecutor
+
+        def alternate(start):
+            for number in range(start, start + 100):
+                found(decoder, bases[number % 4][: 200 + 7 * (number % 40)])
+                assert np.array_equal(found(decoder, bases[number % 4]), right[number % 4])
+            return 1
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(alternate, range(4))) == 4
+        print("survived")
+    """
+    head = textwrap.dedent(MUTATIONS).split("rejected = 0")[0]
+    assert run(head + textwrap.dedent(script)).splitlines()[-1] == "survived"
+
+
+def test_a_bad_file_does_not_leave_jpeg4pys_handles_open(jpeg4py: Any) -> None:
+    decoder = get_decoder("jpeg4py")
+    jpeg4py.JPEG.clear()
+    for _ in range(5):
+        with pytest.raises(DecodeError):
+            decoder.decode(JPEGS["4:2:0"][:200])
+        assert not jpeg4py.JPEG.decompressors  # the spoilt one is freed, not put back
+    decoder.decode(JPEGS["4:2:0"])
+    assert len(jpeg4py.JPEG.decompressors) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("format", LOSSLESS)
+def test_lossless_formats_come_back_exactly(format: str) -> None:
+    image = picture()
+    found = decode(encode(image, format, **LOSSLESS[format]))
+    np.testing.assert_array_equal(found, np.asarray(image), strict=True)
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "packbits"])
+def test_compressed_tiffs_come_back_exactly(compression: str) -> None:
+    np.testing.assert_array_equal(
+        decode(encode(picture(), "TIFF", compression=compression)), np.asarray(picture())
+    )
+
+
+@pytest.mark.parametrize("format", ["JPEG", "WEBP", AVIF])
+def test_lossy_formats_come_back_nearly(format: str) -> None:
+    found = decode(encode(picture(), format, quality=95))
+    assert found.shape == (HEIGHT, WIDTH, 3)
+    assert far(found, picture()) < 24
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF", "MPO"])
+def test_of_several_frames_the_first_is_taken(format: str) -> None:
+    frames = [Image.new("RGB", (20, 14), colour) for colour in ("red", "lime", "blue")]
+    found = decode(encode(frames[0], format, save_all=True, append_images=frames[1:]))
+    assert far(found, frames[0]) < 12
+
+
+def test_the_second_picture_of_an_mpo_changes_nothing_for_jpeg4py(jpeg4py: Any) -> None:
+    data = encode(picture(1), "MPO", save_all=True, append_images=[picture(2)])
+    np.testing.assert_array_equal(decode(data, name="jpeg4py"), decode(data))
+
+
+@pytest.mark.parametrize("format", ["ICO", "TGA", "PCX", "SGI", "JPEG2000", "PDF", "DDS", "EPS"])
+def test_other_formats_are_rejected_by_name(format: str) -> None:
+    if format == "JPEG2000" and not features.check("jpg_2000"):
+        pytest.skip("this Pillow has no JPEG 2000")
+    assert reason(encode(picture(), format)).startswith(
+        "not a picture in one of the formats JPEG, PNG,"
+    )
+
+
+def test_postscript_is_never_handed_to_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: called.append(1))
+    reason(encode(picture(), "EPS"))
+    reason(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+    assert not called
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    "data", [b"", b"\0", b"no picture at all", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", bytes(4096)]
+)
+def test_what_is_no_picture_is_a_decode_error(
+    request: pytest.FixtureRequest, name: str, data: bytes
+) -> None:
+    if name == "jpeg4py":
+        request.getfixturevalue("jpeg4py")
+    assert reason(data, name=name)
+
+
+def test_an_empty_file_is_told_as_such() -> None:
+    assert reason(b"") == "the file is empty"
+
+
+def test_a_png_that_pillow_calls_a_syntax_error_is_a_decode_error() -> None:
+    data = bytearray(encode(picture(), "PNG"))
+    data[data.index(b"IDAT") + 20] ^= 255  # its checksum is wrong then
+    assert reason(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "decoder", [{"name": "pillow"}, {"name": "jpeg4py"}, {"strict": True}], ids=str
+)
+@pytest.mark.parametrize("kind", ["4:4:4", "grey", "progressive", "restart markers", "CMYK"])
+def test_a_truncated_jpeg_is_a_decode_error(
+    request: pytest.FixtureRequest, decoder: dict[str, Any], kind: str
+) -> None:
+    _need(request, decoder)
+    data = JPEGS.get(kind, CMYK)
+    for keep in (0.03, 0.2, 0.5, 0.7, 0.9, 0.99):
+        assert reason(data[: int(len(data) * keep)], **decoder)
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", AVIF])
+def test_a_truncated_file_of_another_format_is_a_decode_error(format: str) -> None:
+    data = encode(picture(), format)
+    for keep in (0.02, 0.3, 0.5, 0.7, 0.9):
+        assert reason(data[: int(len(data) * keep)])
+
+
+# ------------------------------------------------------------------------------------------------------ strict
+
+
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "grey", "progressive", "restart markers"])
+def test_strict_rejects_damage_that_pillow_passes_in_silence(kind: str) -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    data = early_end(JPEGS[kind])
+    decode(data)
+    assert reason(data, strict=True).startswith("damaged JPEG: ")
+
+
+def test_strict_tells_that_a_file_ends_too_early() -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    assert reason(JPEGS["4:4:4"][:-50], strict=True).startswith(
+        "damaged JPEG: Premature end of JPEG"
+    )
+
+
+def test_strict_holds_for_jpeg4py_too(jpeg4py: Any) -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    assert reason(early_end(JPEGS["4:2:0"]), name="jpeg4py", strict=True).startswith(
+        "damaged JPEG: "
+    )
+
+
+@pytest.mark.parametrize("kind", [*JPEGS, "CMYK"])
+def test_strict_passes_what_is_sound(kind: str) -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    data = JPEGS.get(kind, CMYK)
+    np.testing.assert_array_equal(decode(data, strict=True), decode(data))
+
+
+def test_strict_asks_nothing_of_other_formats() -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    np.testing.assert_array_equal(
+        decode(encode(picture(), "PNG"), strict=True), np.asarray(picture())
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- modes
+
+
+def test_the_result_is_uint8_with_channels_last_in_each_mode() -> None:
+    for data in (JPEGS["4:4:4"], JPEGS["grey"], encode(picture().convert("1"), "PNG")):
+        assert decode(data).shape == (HEIGHT, WIDTH, 3)
+        assert decode(data, mode="L").shape == (HEIGHT, WIDTH, 1)
+        assert decode(data).dtype == decode(data, mode="L").dtype == np.uint8
+
+
+def test_colour_becomes_grey_by_pillows_weights() -> None:
+    found = decode(encode(picture(), "PNG"), mode="L")
+    np.testing.assert_array_equal(found[:, :, 0], np.asarray(picture().convert("L")))
+
+
+def test_grey_becomes_three_equal_channels() -> None:
+    grey = picture().convert("L")
+    np.testing.assert_array_equal(
+        decode(encode(grey, "PNG")), np.asarray(grey)[:, :, None].repeat(3, axis=2)
+    )
+
+
+def test_the_array_is_a_copy_that_may_be_written_to() -> None:
+    found = decode(encode(picture(), "PNG"))
+    found[:] = 0
+
+
+def test_one_bit_is_black_and_white() -> None:
+    bits = picture().convert("1")
+    for data in (
+        encode(bits, "PNG"),
+        encode(bits, "TIFF", compression="group4"),
+        encode(bits, "PPM"),
+    ):
+        np.testing.assert_array_equal(decode(data, mode="L")[:, :, 0], np.asarray(bits) * 255)
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_few_bits_of_grey_span_the_whole_range(depth: int) -> None:
+    top = (1 << depth) - 1
+    width = 8 // depth
+    levels = np.arange(width) * top // (width - 1)
+    row = int(sum(int(level) << depth * (width - 1 - place) for place, level in enumerate(levels)))
+    found = decode(png(width, 1, depth, 0, b"\0" + bytes([row])), mode="L")
+    np.testing.assert_array_equal(found[0, :, 0], levels * 255 // top)
+
+
+RAMP = np.linspace(0, 65535, 64 * 48).round().astype(np.uint16).reshape(48, 64)
+SCALED = np.round(RAMP / 257).astype(np.uint8)
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bit_grey_is_scaled_not_clipped(format: str) -> None:
+    data = encode(Image.fromarray(RAMP), format)
+    np.testing.assert_array_equal(decode(data, mode="L")[:, :, 0], SCALED)
+    np.testing.assert_array_equal(decode(data), SCALED[:, :, None].repeat(3, axis=2))
+
+
+def test_sixteen_bit_colour_is_scaled_not_clipped() -> None:
+    rows = b"".join(b"\0" + row.repeat(3).astype(">u2").tobytes() for row in RAMP)
+    assert far(decode(png(64, 48, 16, 2, rows)), SCALED[:, :, None]) <= 1
+
+
+def test_sixteen_bit_grey_with_alpha_is_laid_on_the_background() -> None:
+    rows = b"".join(b"\0" + np.stack([row, row], -1).astype(">u2").tobytes() for row in RAMP)
+    alpha = SCALED / 255
+    expected = SCALED * alpha
+    found = decode(png(64, 48, 16, 4, rows), background="black", mode="L")
+    assert far(found[:, :, 0], expected.round()) <= 2
+
+
+def test_sixteen_bit_tiff_with_white_as_zero_is_not_inverted() -> None:
+    data = tagged(encode(Image.fromarray(RAMP), "TIFF"), 262, 1, 0)
+    np.testing.assert_array_equal(decode(data, mode="L")[:, :, 0], 255 - SCALED)
+
+
+def test_twelve_bit_tiff_is_scaled_from_its_own_range() -> None:
+    levels = np.linspace(0, 4095, 64).round().astype(int)
+    pairs = [
+        bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in levels.reshape(-1, 2).tolist()
+    ]
+    place = np.arange(1, 65, dtype=np.uint16)
+    tiff = tagged(encode(Image.fromarray(place.reshape(8, 8)), "TIFF"), 258, 16, 12)
+    data = tiff.replace(place.tobytes(), b"".join(pairs).ljust(128, b"\0"))
+    np.testing.assert_array_equal(decode(data, mode="L").ravel(), np.round(levels * 255 / 4095))
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_without_a_declared_range_are_rejected(mode: str) -> None:
+    # of small whole numbers too, which would pass for very dark 16 bits
+    found = reason(encode(Image.new(mode, (8, 8), 200), "TIFF"))
+    assert found == f"pixels of mode {mode} have no declared range to scale from"
+
+
+def test_cmyk_is_shown_in_its_colours() -> None:
+    expected = picture(1).convert("CMYK").convert("RGB")
+    assert far(decode(CMYK), expected) < 16
+    np.testing.assert_array_equal(
+        decode(encode(picture(1).convert("CMYK"), "TIFF")), np.asarray(expected)
+    )
+
+
+def test_ycck_is_shown_in_its_colours() -> None:
+    inks = picture(1).convert("CMYK")
+    colour = Image.merge("RGB", inks.split()[:3]).convert("YCbCr")
+    stored = Image.merge(
+        "CMYK", [ImageOps.invert(band) for band in colour.split()] + [inks.getchannel("K")]
+    )
+    data = encode(stored, "JPEG", quality=95)
+    adobe = data.index(b"Adobe") + 11
+    assert data[adobe] == 0
+    ycck = data[:adobe] + b"\2" + data[adobe + 1 :]
+    assert far(decode(ycck), inks.convert("RGB")) < 16
+
+
+def test_palettes_are_looked_up() -> None:
+    indexed = picture().quantize(31)
+    for data in (
+        encode(indexed, "PNG"),
+        encode(indexed, "GIF"),
+        encode(indexed, "BMP"),
+        encode(indexed, "TIFF"),
+    ):
+        np.testing.assert_array_equal(decode(data), np.asarray(indexed.convert("RGB")))
+
+
+def veil() -> Image.Image:
+    return Image.linear_gradient("L").resize((WIDTH, HEIGHT))
+
+
+def on(image: Image.Image, alpha: np.ndarray, background: tuple[int, ...]) -> np.ndarray:
+    share = alpha[:, :, None] / 255
+    return np.round(np.asarray(image.convert("RGB")) * share + np.array(background) * (1 - share))
+
+
+@pytest.mark.parametrize(
+    ("background", "colour"), [("white", (255, 255, 255)), ("#4080c0", (64, 128, 192))]
+)
+@pytest.mark.parametrize(
+    ("mode", "format"), [("RGBA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "TIFF"), ("LA", "PNG")]
+)
+def test_transparency_is_laid_on_the_background(
+    mode: str, format: str, background: str, colour: tuple[int, ...]
+) -> None:
+    image = picture().convert(mode)
+    image.putalpha(veil())
+    found = decode(encode(image, format, **LOSSLESS[format]), background=background)
+    assert far(found, on(image, np.asarray(veil()), colour)) <= 1
+
+
+def test_the_background_is_white_unless_another_is_declared() -> None:
+    clear = encode(Image.new("RGBA", (4, 3), (0, 0, 0, 0)), "PNG")
+    assert (decode(clear) == 255).all()
+    assert (decode(clear, mode="L") == 255).all()
+    assert (decode(clear, background="black") == 0).all()
+
+
+def test_opaque_pixels_are_not_touched_by_the_background() -> None:
+    image = picture().convert("RGBA")
+    np.testing.assert_array_equal(
+        decode(encode(image, "PNG"), background="red"), np.asarray(picture())
+    )
+
+
+def test_premultiplied_grey_with_alpha_is_read() -> None:
+    data = tagged(encode(Image.new("LA", (4, 4), (60, 120)), "TIFF"), 338, 2, 1)
+    assert Image.open(io.BytesIO(data)).mode == "La"
+    assert far(decode(data, background="black"), np.full((4, 4, 3), 60)) <= 1
+
+
+@pytest.mark.parametrize("format", ["PNG", "GIF"])
+def test_a_transparent_palette_entry_shows_the_background(format: str) -> None:
+    indexed = Image.new("P", (6, 4), 1)
+    indexed.putpalette([9, 9, 9, 200, 100, 50, 0, 0, 250])
+    indexed.paste(2, (0, 0, 3, 4))
+    found = decode(encode(indexed, format, transparency=1), background="#010203")
+    assert found[0, 0].tolist() == [0, 0, 250]
+    assert found[0, 5].tolist() == [1, 2, 3]
+
+
+def test_palette_entries_may_be_half_transparent() -> None:
+    extra = _chunk(b"PLTE", bytes([200, 100, 50, 0, 0, 0])) + _chunk(b"tRNS", bytes([128, 255]))
+    found = decode(png(8, 1, 1, 3, b"\0\x0f", extra), background="black")
+    assert far(found[0, 0], [100, 50, 25]) <= 1
+    assert found[0, 7].tolist() == [0, 0, 0]
+
+
+def test_a_transparent_colour_without_alpha_shows_the_background() -> None:
+    data = encode(Image.new("RGB", (3, 3), (7, 8, 9)), "PNG", transparency=(7, 8, 9))
+    assert decode(data, background="red")[0, 0].tolist() == [255, 0, 0]
+    data = encode(Image.new("L", (3, 3), 7), "PNG", transparency=7)
+    assert decode(data, background="red")[0, 0].tolist() == [255, 0, 0]
+
+
+# -------------------------------------------------------------------------------------------------------- EXIF
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", AVIF])
+def test_exif_orientation_is_applied(format: str, orientation: int) -> None:
+    data = oriented(picture(), format, orientation)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(decode(data), np.asarray(upright))
+    found = get_decoder().open(data)
+    assert max(found.turned, found.orientation) == orientation
+    assert min(found.turned, found.orientation) == 1
+    assert found.size == (WIDTH, HEIGHT)
+    assert found.box == (0, 0, *found.image.size)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("options", [{}, {"compression": "tiff_lzw"}], ids=["raw", "lzw"])
+def test_a_tiff_turned_by_pillow_is_turned_back_without_exif(
+    orientation: int, options: dict[str, str]
+) -> None:
+    found = get_decoder(exif=False).open(oriented(picture(), "TIFF", orientation, **options))
+    np.testing.assert_array_equal(np.asarray(found.image), np.asarray(picture()))
+    assert (
+        found[1:] == Picture(found.image, (WIDTH, HEIGHT), (0, 0, WIDTH, HEIGHT), 1, 1, False)[1:]
+    )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", AVIF])
+def test_exif_is_left_alone_without_exif(format: str, orientation: int) -> None:
+    data = oriented(picture(), format, orientation)
+    found = get_decoder(exif=False).open(data)
+    np.testing.assert_array_equal(
+        np.asarray(found.image), np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    )
+    assert (found.turned, found.orientation) == (1, 1)
+
+
+def test_exif_behind_the_pixels_of_a_png_is_found() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain = encode(picture(), "PNG")
+    end = plain.index(b"IEND") - 4
+    late = plain[:end] + _chunk(b"eXIf", exif.tobytes()[6:]) + plain[end:]
+    np.testing.assert_array_equal(
+        decode(late), np.asarray(picture().transpose(Image.Transpose.ROTATE_270))
+    )
+
+
+@pytest.mark.parametrize("value", [0, 9, 255])
+def test_an_orientation_that_does_not_exist_is_none(value: int) -> None:
+    assert get_decoder().open(oriented(picture(), "JPEG", value)).orientation == 1
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_exif_that_cannot_be_parsed_costs_nothing() -> None:
+    data = encode(picture(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff junk")
+    np.testing.assert_array_equal(decode(data), decode(encode(picture(), "JPEG")))
+
+
+# -------------------------------------------------------------------------------------------------- max_pixels
+
+
+def huge() -> dict[str, bytes]:
+    jpeg = bytearray(encode(Image.new("L", (8, 8)), "JPEG"))
+    at = jpeg.index(b"\xff\xc0") + 5
+    jpeg[at : at + 4] = struct.pack(">HH", 60000, 60000)
+    tiff = encode(Image.new("L", (8, 8)), "TIFF")
+    for tag in (256, 257):
+        tiff = tagged(tiff, tag, 8, 60000)
+    return {
+        "JPEG": bytes(jpeg),
+        "PNG": png(60000, 60000, 8, 2, b"\0\0\0\0"),
+        "GIF": b"GIF89a"
+        + struct.pack("<HH", 60000, 60000)
+        + encode(Image.new("P", (8, 8)), "GIF")[10:],
+        "BMP": b"BM"
+        + struct.pack("<IIIIiiHHIIIIII", 62, 0, 54, 40, 60000, 60000, 1, 24, 0, 8, 0, 0, 0, 0)
+        + bytes(8),
+        "TIFF": tiff,
+        "PPM": b"P6 60000 60000 255\n" + bytes(9),
+    }
+
+
+@pytest.mark.parametrize("format", huge())
+def test_a_bomb_is_rejected_and_the_limit_told(format: str) -> None:
+    assert "(--max-pixels)" in reason(huge()[format])
+
+
+def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
+    script = """
+        import resource, sys
+        from memload.building.decoders import get_decoder
+        from memload.errors import DecodeError
+
+        decoder, rejected = get_decoder(), 0
+        files = [open(path, "rb").read() for path in sys.argv[1:]]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for data in files:
+            try:
+                decoder.decode(data)
+            except DecodeError:
+                rejected += 1
+        taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print(rejected, taken // (1 << (20 if sys.platform == "darwin" else 10)))
+    """
+    pytest.importorskip("resource", reason="this system does not tell the memory that was taken")
+    paths = [tmp_path / format for format in huge()]
+    for path in paths:
+        path.write_bytes(huge()[path.name])
+    rejected, megabytes = run(script, *paths).split()
+    assert int(rejected) == len(huge())
+    assert int(megabytes) < 100  # one plane of 60000×60000 is 3,433
+
+
+@pytest.mark.parametrize(
+    "decoder", [{"name": "pillow"}, {"name": "jpeg4py"}, {"strict": True}], ids=str
+)
+def test_max_pixels_is_held_against_the_header_before_anything_is_decoded(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, decoder: dict[str, Any]
+) -> None:
+    _need(request, decoder)
+    limited: Any = get_decoder(max_pixels=WIDTH * HEIGHT - 1, **decoder)
+    loads: list[int] = []
+    monkeypatch.setattr(type(limited), "_load", lambda *_, **__: loads.append(1))
+    monkeypatch.setattr(limited, "damage", lambda data: loads.append(1))
+    for data in (JPEGS["4:4:4"], encode(picture(), "PNG")):
+        with pytest.raises(
+            DecodeError, match=rf"at most 2,013 pixels \(--max-pixels\), found {WIDTH * HEIGHT:,}"
+        ):
+            limited.decode(data)
+    assert not loads
+
+
+def test_a_picture_of_exactly_max_pixels_is_read() -> None:
+    decode(JPEGS["4:4:4"], max_pixels=WIDTH * HEIGHT)
+
+
+def test_max_pixels_holds_for_pil_images_too() -> None:
+    with pytest.raises(DecodeError, match="--max-pixels"):
+        get_decoder(max_pixels=100).open(picture())
+
+
+# ------------------------------------------------------------------------------------------------------ threads
+
+
+def test_a_decoder_may_be_used_by_several_threads() -> None:
+    decoder: Decoder = get_decoder()
+    files = [*JPEGS.values(), encode(picture(), "PNG"), encode(picture(), "WEBP")] * 4
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(decoder.decode, files))
+    for pixels, data in zip(found, files, strict=True):
+        np.testing.assert_array_equal(pixels, decode(data))
+
+
+# ------------------------------------------------------------------------------------------------------ helpers
+
+
+def _need(request: pytest.FixtureRequest, decoder: dict[str, Any]) -> None:
+    if decoder.get("name") == "jpeg4py":
+        request.getfixturevalue("jpeg4py")
+    if decoder.get("strict"):
+        pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+
+
+def _counted(function: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        return function(*arguments, **options)
+
+    return counted
+
+
+def run(script: str, *arguments: Path) -> str:
+    """Run Python in a process of its own, and return what it prints."""
+    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+def transparent_png(
+    depth: int, colour: int, raw: bytes, transparent: bytes, *, width: int = 2, height: int = 1
+) -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"tRNS", transparent)
+        + chunk(b"IDAT", zlib.compress(raw))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "other"),
+    [
+        (transparent_png(16, 0, b"\0\x12\x34\xff\xff", b"\x12\x34"), 255),
+        (transparent_png(8, 0, b"\0\x12\xff", b"\0\x12"), 255),
+        (transparent_png(4, 0, b"\0\x5f", b"\0\x05"), 255),
+        (transparent_png(2, 0, b"\0\xc0", b"\0\x03"), 0),
+        (
+            transparent_png(
+                16, 2, b"\0\x12\x34\x56\x78\x9a\xbc" + b"\xff\xff" * 3, b"\x12\x34\x56\x78\x9a\xbc"
+            ),
+            255,
+        ),
+    ],
+    ids=["grey 16", "grey 8", "grey 4", "grey 2", "RGB 16"],
+)
+def test_a_transparent_colour_of_any_depth_shows_the_background(data: bytes, other: int) -> None:
+    pixels = get_decoder(background="red").decode(data)
+    assert pixels[0, 0].tolist() == [255, 0, 0]
+    assert pixels[0, 1].tolist() == [other] * 3
+
+
+def test_a_transparent_colour_of_16_bits_is_not_taken_for_one_of_8() -> None:
+    data = transparent_png(16, 2, b"\0" + b"\x34\xff" * 3 + b"\0\0" * 3, b"\x00\x34" * 3)
+    assert get_decoder(background="red").decode(data)[0, 0].tolist() == [0x34] * 3
+
+
+def test_a_damaged_png_is_told_whatever_text_it_holds() -> None:
+    buffer = io.BytesIO()
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Raw profile type exif", "\nexif\n      14\n" + "45786966000049492a0008000000")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)).save(
+        buffer, "PNG", pnginfo=text
+    )
+    damaged = bytearray(buffer.getvalue())
+    damaged[damaged.index(b"IDAT") + 1000] ^= 0xFF
+    with pytest.raises(DecodeError):
+        get_decoder().decode(bytes(damaged))
+
+
+def test_an_enormous_tile_of_a_tiny_tiff_is_held_against_max_pixels() -> None:
+    data = zlib.compress(bytes(1 << 20))
+    entries = [
+        (256, 1),
+        (257, 1),
+        (258, 8),
+        (259, 8),
+        (262, 1),
+        (277, 1),
+        (322, 32768),
+        (323, 32768),
+        (324, 8),
+        (325, len(data)),
+    ]
+    start = 8 + len(data)
+    fields = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
+    tiff = (
+        b"II*\0"
+        + struct.pack("<I", start)
+        + data
+        + struct.pack("<H", len(entries))
+        + fields
+        + bytes(4)
+    )
+    with pytest.raises(DecodeError, match="expected at most 89,478,485 pixels"):
+        get_decoder().decode(tiff)

@@ -1,0 +1,567 @@
+import gc
+import multiprocessing
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from memload import (
+    CudaPrefetcher,
+    Loader,
+    MemmapDataset,
+    ShuffledSampler,
+    ThreadPrefetcher,
+    background,
+    fast_collate,
+    transforms,
+)
+
+forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+class Sized:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+def failing(after: int) -> Iterator[int]:
+    yield from range(after)
+    raise KeyError("the cause")
+
+
+def of_ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "memload-prefetch"]
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 7, 1000])
+@pytest.mark.parametrize("size", [0, 1, 2, 100])
+def test_items_come_in_order(size: int, prefetch_factor: int) -> None:
+    prefetcher = ThreadPrefetcher(Sized(size), prefetch_factor)
+    assert len(prefetcher) == size
+    assert list(prefetcher) == list(range(size))
+    assert list(prefetcher) == list(range(size))
+
+
+def test_none_and_exceptions_are_items_like_others() -> None:
+    items = [None, ValueError("an item"), StopIteration(), ()]
+    assert list(ThreadPrefetcher(items)) == items
+
+
+def test_items_are_made_on_another_thread() -> None:
+    names = {threading.current_thread().name}
+    made = set(ThreadPrefetcher(threading.current_thread().name for _ in range(3)))
+    assert made == {"memload-prefetch"}
+    assert not made & names
+
+
+def test_an_iterable_without_a_length_has_none() -> None:
+    with pytest.raises(TypeError):
+        len(ThreadPrefetcher(failing(1)))
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 3])
+def test_no_more_than_prefetch_factor_items_are_made_ahead(prefetch_factor: int) -> None:
+    made: list[int] = []
+    full, over = threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            if len(made) == prefetch_factor + 1:
+                full.set()
+            if len(made) > prefetch_factor + 1:
+                over.set()
+            yield number
+
+    iterator = iter(ThreadPrefetcher(items(), prefetch_factor))
+    assert made == []
+    assert next(iterator) == 0
+    assert full.wait(10)
+    assert not over.wait(0.05)
+    next(iterator)
+    assert over.wait(10)
+    iterator.close()  # type: ignore[attr-defined]
+
+
+def test_an_exception_arrives_after_the_items_before_it_with_its_traceback() -> None:
+    seen = []
+    with pytest.raises(KeyError, match="the cause") as caught:
+        seen.extend(ThreadPrefetcher(failing(3)))
+    assert seen == [0, 1, 2]
+    assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+def test_an_iterable_that_cannot_be_iterated_says_so() -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        list(ThreadPrefetcher(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_exceptions_that_are_no_errors_arrive_too(error: type[BaseException]) -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise error
+
+    with pytest.raises(error):
+        list(ThreadPrefetcher(items()))
+
+
+def test_leaving_early_ends_the_thread_and_closes_the_generator() -> None:
+    closed = []
+
+    def items() -> Iterator[int]:
+        try:
+            yield from range(1000)
+        finally:
+            closed.append(threading.current_thread().name)
+
+    for _ in ThreadPrefetcher(items()):
+        break
+    assert not of_ours()
+    assert closed == ["memload-prefetch"]
+
+
+def test_an_iterator_that_is_dropped_ends_its_thread() -> None:
+    iterator = iter(ThreadPrefetcher(range(1000)))
+    next(iterator)
+    del iterator
+    assert not of_ours()
+
+
+def test_an_iterator_in_a_cycle_ends_its_thread_when_collected() -> None:
+    cycle: list[Any] = [iter(ThreadPrefetcher(range(1000)))]
+    next(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert not of_ours()
+
+
+def test_no_thread_starts_before_an_item_is_asked_for() -> None:
+    iterator = iter(ThreadPrefetcher(range(3)))
+    assert not of_ours()
+    del iterator
+
+
+def test_two_iterators_do_not_disturb_each_other() -> None:
+    prefetcher = ThreadPrefetcher(Sized(50))
+    assert list(zip(prefetcher, prefetcher, strict=True)) == [
+        (number, number) for number in range(50)
+    ]
+
+
+def test_prefetchers_may_be_nested() -> None:
+    assert list(ThreadPrefetcher(ThreadPrefetcher(Sized(20)))) == list(range(20))
+    for _ in ThreadPrefetcher(ThreadPrefetcher(Sized(1000))):
+        break
+    assert not of_ours()
+
+
+def test_a_thousand_early_exits_leave_no_threads() -> None:
+    before = threading.active_count()
+    for _ in range(1000):
+        for _ in ThreadPrefetcher(range(10)):
+            break
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, -1, 1.5])
+def test_a_prefetch_factor_below_one_is_refused(prefetch_factor: int) -> None:
+    with pytest.raises(
+        ValueError,
+        match=f"^prefetch_factor: expected an integer of 1 or more, found {prefetch_factor}",
+    ):
+        ThreadPrefetcher([], prefetch_factor)
+    with pytest.raises(
+        ValueError,
+        match=f"^prefetch_factor: expected an integer of 1 or more, found {prefetch_factor}",
+    ):
+        background(prefetch_factor=prefetch_factor)(failing)
+
+
+def test_a_decorated_generator_runs_ahead_and_keeps_its_name() -> None:
+    @background(prefetch_factor=3)
+    def numbers(size: int, *, step: int = 1) -> Iterator[tuple[int, str]]:
+        """Count."""
+        for number in range(0, size, step):
+            yield number, threading.current_thread().name
+
+    assert (numbers.__name__, numbers.__doc__) == ("numbers", "Count.")
+    assert list(numbers(6, step=2)) == [(number, "memload-prefetch") for number in (0, 2, 4)]
+
+
+def test_the_decorator_needs_no_parentheses_and_serves_methods() -> None:
+    class Source:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        @background
+        def items(self) -> Iterator[int]:
+            yield from range(self.size)
+
+    assert list(Source(4).items()) == [0, 1, 2, 3]
+
+
+@forks
+def test_an_iterator_says_in_a_forked_child_that_it_has_no_thread() -> None:
+    prefetcher = ThreadPrefetcher(Sized(100))
+    iterator = iter(prefetcher)
+    next(iterator)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child() -> None:
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            theirs.send((str(error), list(prefetcher)))
+
+    process = context.Process(target=child)
+    process.start()
+    assert ours.poll(30)
+    message, anew = ours.recv()
+    process.join(30)
+    assert process.exitcode == 0
+    assert "forked child" in message
+    assert anew == list(range(100))
+    assert next(iterator) == 1
+    iterator.close()  # type: ignore[attr-defined]
+    ours.close()
+    theirs.close()
+
+
+def test_the_interpreter_exits_with_a_live_iterator() -> None:
+    code = """
+        import itertools, memload
+        iterator = iter(memload.ThreadPrefetcher(itertools.count()))
+        assert next(iterator) == 0
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, timeout=20, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Pairs(Dataset[Any]):
+    """Samples (image, number) of a torch Dataset."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 2, 2), number, dtype=torch.uint8), number
+
+
+on_both = pytest.mark.parametrize("own_thread", [False, True])
+
+
+def prefetched(iterable: Any, **options: Any) -> CudaPrefetcher:
+    return CudaPrefetcher(iterable, device="cpu", **options)
+
+
+@on_both
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 9])
+def test_a_dataloader_gives_the_same_batches(own_thread: bool, prefetch_factor: int) -> None:
+    batches = DataLoader(Pairs(10), 4)
+    prefetcher = prefetched(batches, own_thread=own_thread, prefetch_factor=prefetch_factor)
+    assert len(prefetcher) == 3
+    for _ in range(2):
+        assert [numbers.tolist() for _, numbers in prefetcher] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 9],
+        ]
+
+
+@on_both
+def test_a_transform_gets_the_images_wherever_they_are(own_thread: bool) -> None:
+    class Batch(NamedTuple):
+        images: torch.Tensor
+        labels: torch.Tensor
+
+    image, label = torch.ones(2), torch.zeros(2)
+
+    def double(images: torch.Tensor) -> torch.Tensor:
+        return images * 2
+
+    def run(batch: Any, transform: Any = double) -> Any:
+        (result,) = prefetched([batch], transform=transform, own_thread=own_thread)
+        return result
+
+    assert torch.equal(run(image), image * 2)
+    for batch in ((image, label), [image, label], Batch(image, label)):
+        result = run(batch)
+        assert type(result) is type(batch)
+        assert torch.equal(result[0], image * 2)
+        assert result[1] is label
+    assert run({"image": image}, lambda batch: batch["image"] + 1).tolist() == [2, 2]
+
+
+def test_what_is_no_tensor_stays_as_it_is() -> None:
+    batch = {"images": torch.ones(1), "keys": ["a", None], "deep": ({"x": (torch.zeros(2),)}, 3.5)}
+    (result,) = prefetched([batch])
+    assert result["keys"] == ["a", None]
+    assert result["deep"][1] == 3.5
+    assert torch.equal(result["deep"][0]["x"][0], torch.zeros(2))
+
+
+@on_both
+def test_next_gives_none_for_every_element_at_the_end(own_thread: bool) -> None:
+    prefetcher = prefetched(DataLoader(Pairs(5), 2), own_thread=own_thread)
+    seen = []
+    images, numbers = prefetcher.next()
+    while images is not None:
+        seen += numbers.tolist()
+        images, numbers = prefetcher.next()
+    assert seen == [0, 1, 2, 3, 4]
+    assert prefetcher.next() == (None, None)
+    assert prefetched([]).next() == (None, None)
+    three = prefetched([(1, 2, 3)])
+    assert [three.next(), three.next()] == [(1, 2, 3), (None, None, None)]
+
+
+@on_both
+def test_an_empty_iterable_gives_nothing(own_thread: bool) -> None:
+    assert list(prefetched([], own_thread=own_thread)) == []
+
+
+@on_both
+def test_an_exception_arrives_behind_the_batches_before_it(own_thread: bool) -> None:
+    batches = iter(prefetched(failing(3), own_thread=own_thread))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError, match="the cause"):
+        next(batches)
+
+
+def test_batches_are_begun_ahead_of_their_use() -> None:
+    made = []
+
+    def batches() -> Iterator[int]:
+        for number in range(10):
+            made.append(number)
+            yield number
+
+    iterator = iter(prefetched(batches(), prefetch_factor=3))
+    assert next(iterator) == 0
+    assert made == [0, 1, 2, 3]
+    assert next(iterator) == 1
+    assert made == [0, 1, 2, 3, 4]
+
+
+class Made:
+    """A dataset without an iterator."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.tensor(number)
+
+
+@on_both
+def test_samples_of_a_dataset_come_by_number_or_shuffled(own_thread: bool) -> None:
+    assert [int(sample) for sample in prefetched(Made(), own_thread=own_thread)] == list(range(7))
+    shuffled = prefetched(Made(), shuffle=True, seed=3, own_thread=own_thread)
+    assert len(shuffled) == 7
+    for epoch in (0, 1):
+        expected = ShuffledSampler(7, seed=3).take(epoch, 0, 7).tolist()
+        assert [int(sample) for sample in shuffled] == expected
+    shuffled.set_epoch(0)
+    assert [int(sample) for sample in shuffled] == ShuffledSampler(7, seed=3).take(0, 0, 7).tolist()
+
+
+class Batches:
+    """Batches of images that are made by number, two each."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.arange(2 * 3 * 9 * 9).reshape(2, 3, 9, 9).to(torch.uint8)
+
+
+def crops(
+    iterable: Any, seed: int = 0, epoch: int | None = None, **options: Any
+) -> list[torch.Tensor]:
+    prefetcher = prefetched(iterable, transform=transforms.RandomCrop(9, 4), seed=seed, **options)
+    if epoch is not None:
+        prefetcher.set_epoch(epoch)
+    return list(prefetcher)
+
+
+@on_both
+def test_draws_are_those_of_seed_epoch_and_place_whatever_was_done_before(own_thread: bool) -> None:
+    flock = [Batches()[number] for number in range(4)]
+    prefetcher = prefetched(flock, transform=transforms.RandomCrop(9, 4), own_thread=own_thread)
+    epochs = [torch.stack(list(prefetcher)) for _ in range(3)]
+    assert not torch.equal(epochs[0], epochs[1])
+    for epoch, expected in enumerate(epochs):
+        assert torch.equal(torch.stack(crops(flock, epoch=epoch, prefetch_factor=3)), expected)
+    assert not torch.equal(torch.stack(crops(flock, seed=5)), epochs[0])
+    left = prefetched(flock, transform=transforms.RandomCrop(9, 4), own_thread=own_thread)
+    next(iter(left))
+    assert torch.equal(torch.stack(list(left)), epochs[1])
+
+
+def test_a_sample_that_has_a_number_draws_by_that_in_any_order() -> None:
+    order = ShuffledSampler(4, seed=0).take(2, 0, 4).tolist()
+    assert order != [0, 1, 2, 3]
+    shuffled, in_order = crops(Batches(), epoch=2, shuffle=True), crops(Batches(), epoch=2)
+    for place, number in enumerate(order):
+        assert torch.equal(shuffled[place], in_order[number])
+
+
+def test_ranks_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = torch.stack(crops(Batches()))
+    monkeypatch.setenv("RANK", "1")
+    other = torch.stack(crops(Batches()))
+    assert not torch.equal(other, first)
+    assert torch.equal(torch.stack(crops(Batches(), seed=np.int64(0))), other)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(
+        ValueError,
+        match="RANK: expected an integer of at least 0, as torchrun sets it, found 'first'",
+    ):
+        crops(Batches())
+
+
+def test_batches_of_several_sizes_that_have_numbers_draw_differently() -> None:
+    class Shrinking(Batches):
+        def __getitem__(self, number: int) -> torch.Tensor:
+            return (
+                torch.arange(9 * 9)
+                .reshape(1, 9, 9)
+                .repeat((32, 32, 5, 1)[number], 3, 1, 1)
+                .to(torch.uint8)
+            )
+
+    drawn = torch.cat(crops(Shrinking())).flatten(1)
+    # 25 windows, each seen about three times: any two batches that draw alike would show as runs
+    for shift in range(1, 70):
+        assert not (drawn[shift:] == drawn[:-shift]).all(1)[-5:].all()
+
+
+def test_an_epoch_is_told_to_the_sampler() -> None:
+    sampler = DistributedSampler(Pairs(8), num_replicas=2, rank=0, seed=1)
+    prefetcher = prefetched(DataLoader(Pairs(8), 4, sampler=sampler))
+    prefetcher.set_epoch(5)
+    assert sampler.epoch == 5
+
+
+@on_both
+def test_a_prefetcher_left_early_leaves_no_thread(own_thread: bool) -> None:
+    for _ in range(50):
+        next(iter(prefetched(range(100), own_thread=own_thread)))
+    assert not of_ours()
+
+
+def test_wrong_arguments_of_a_prefetcher_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="prefetch_factor: expected an integer of 1 or more, found 0"
+    ):
+        prefetched([], prefetch_factor=0)
+    with pytest.raises(ValueError, match="shuffle: expected a dataset of samples"):
+        prefetched([1], shuffle=True)
+    with pytest.raises(
+        TypeError, match="iterable: expected an iterable or a dataset with a length, found 3"
+    ):
+        prefetched(3)
+    with pytest.raises(
+        TypeError, match=r"iterable: expected a DataLoader .*found 'out.bin'. A Loader takes"
+    ):
+        prefetched("out.bin")
+    with pytest.raises(ValueError, match="device: expected the CPU or a CUDA device, found meta"):
+        CudaPrefetcher([], device="meta")
+
+
+@on_both
+def test_a_dropped_prefetcher_drops_its_iterable(own_thread: bool) -> None:
+    class Batches:
+        def __iter__(self) -> Iterator[int]:
+            yield from range(5)
+
+    iterable = Batches()
+    prefetcher = prefetched(iterable, own_thread=own_thread)
+    prefetcher.next()
+    dropped = weakref.ref(iterable)
+    gc.collect()
+    gc.disable()
+    try:
+        del iterable, prefetcher
+        assert dropped() is None
+    finally:
+        gc.enable()
+
+
+def test_transforms_of_batches_get_labels_and_the_data_sets_statistics(make_dataset: Any) -> None:
+    path = make_dataset(statistics={"mean": [0.5] * 3, "std": [0.25] * 3}).path
+    batches = DataLoader(MemmapDataset(path), 5, collate_fn=fast_collate)
+    ((images, _),) = batches
+    ((found, labels),) = prefetched(batches, transform=transforms.Normalize())
+    torch.testing.assert_close(found, (images / 255 - 0.5) / 0.25)
+    assert labels.shape == (5,)
+    mixed = transforms.Compose([transforms.Normalize(), transforms.MixUp(num_classes=3)])
+    ((_, labels),) = prefetched(batches, transform=mixed)
+    assert labels.shape == (5, 3)
+
+
+def test_points_of_a_data_set_follow_what_a_transform_moves(
+    make_dataset: Callable[..., Any],
+) -> None:
+    places = np.random.default_rng(0).uniform(0, 4, (5, 2, 2)).astype(np.float32)
+    columns = {"label": np.arange(5), "eyes": places, "age": np.arange(5) + 20}
+    index = make_dataset(columns=columns, classes=tuple("abcde"), points=("eyes",))
+    dataset = MemmapDataset(index.path, columns=["label", "eyes", "age"])
+    batches = DataLoader(dataset, 3, collate_fn=fast_collate)
+    turn = transforms.Compose([transforms.RandomHorizontalFlip(1)], points=["eyes"])
+    found = list(CudaPrefetcher(batches, device="cpu", transform=turn))
+    for (images, labels, eyes, age), (before, *others) in zip(found, batches, strict=True):
+        assert torch.equal(images, before.flip(3))
+        assert torch.equal(eyes[..., 0], 5 - others[1][..., 0])
+        assert torch.equal(eyes[..., 1], others[1][..., 1])
+        assert torch.equal(labels, others[0])
+        assert torch.equal(age, others[2])
+
+
+def test_columns_have_names_where_a_data_loader_brings_them_by_sample(
+    make_dataset: Callable[..., Any],
+) -> None:
+    columns = {"label": np.arange(5) % 3, "age": np.arange(5)}
+    path = make_dataset(columns=columns).path
+    dataset = MemmapDataset(path, columns=["label", "age"])
+    mix = transforms.Compose([transforms.Normalize(0.5, 0.2), transforms.MixUp(num_classes=3)])
+
+    def pieces(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        images, labels, ages = fast_collate(samples)
+        return images, labels, torch.cat([ages, ages])  # as boxes of detection are
+
+    ((images, labels, ages),) = CudaPrefetcher(
+        DataLoader(dataset, 5, collate_fn=pieces),
+        device="cpu",
+        transform=transforms.Normalize(0.5, 0.2),
+    )
+    assert (images.shape[0], labels.shape, ages.shape) == (5, (5,), (10,))
+
+    of_labels = Loader(MemmapDataset(path, columns=["age"]), 5, columns=["label"], device="cpu")
+    ((_, labels),) = CudaPrefetcher(of_labels, device="cpu", transform=mix)
+    assert labels.shape == (5, 3)
+    turned = Loader(dataset, 5, columns=["age", "label"], device="cpu")
+    with pytest.raises(ValueError, match=r"MixUp: columns: 'label': .*found none"):
+        list(CudaPrefetcher(turned, device="cpu", transform=mix))

@@ -1,0 +1,380 @@
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memload import (
+    BlockShuffledSampler,
+    ClassBalancedSampler,
+    MemmapDataset,
+    SequentialSampler,
+    ShuffledSampler,
+    WeightedSampler,
+)
+
+SIZES = (1, 2, 3, 1000, 1024, 1025, 1_000_000)
+
+MAKE: dict[str, Callable[..., Any]] = {
+    "sequential": lambda size, seed=0: SequentialSampler(size),
+    "shuffled": lambda size, seed=0: ShuffledSampler(size, seed=seed),
+    "blocks": lambda size, seed=0: BlockShuffledSampler(size, block=7, window=50, seed=seed),
+    "weighted": lambda size, seed=0: WeightedSampler(np.arange(1, size + 1), seed=seed),
+    "balanced": lambda size, seed=0: ClassBalancedSampler(np.arange(size) % 3, seed=seed),
+}
+PERMUTATIONS = {name: MAKE[name] for name in ("sequential", "shuffled", "blocks")}
+
+every_order = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+every_permutation = pytest.mark.parametrize("make", PERMUTATIONS.values(), ids=PERMUTATIONS)
+every_random_order = pytest.mark.parametrize("make", list(MAKE.values())[1:], ids=list(MAKE)[1:])
+
+
+def chi_square(
+    counts: Sequence[int] | np.ndarray, expected: Sequence[float] | np.ndarray | float
+) -> float:
+    """Return the statistic in standard deviations from what chance gives."""
+    observed = np.asarray(counts, np.float64)
+    freedom = observed.size - 1
+    return float((((observed - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
+
+
+@every_permutation
+@pytest.mark.parametrize("size", SIZES)
+def test_an_epoch_visits_every_sample_once(make: Callable[..., Any], size: int) -> None:
+    order = make(size)
+    taken = order.take(0, 0, size)
+    assert len(order) == size
+    assert (taken.dtype, taken.shape) == (np.int64, (size,))
+    assert np.array_equal(np.sort(taken), np.arange(size))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    size=st.integers(0, 3000),
+    block=st.integers(1, 70),
+    window=st.integers(1, 40),
+    seed=st.integers(-(2**70), 2**70),
+    epoch=st.integers(0, 2**70),
+)
+def test_any_size_block_window_seed_and_epoch_give_a_permutation(
+    size: int, block: int, window: int, seed: int, epoch: int
+) -> None:
+    for order in (
+        ShuffledSampler(size, seed=seed),
+        BlockShuffledSampler(size, block=block, window=window, seed=seed),
+    ):
+        assert np.array_equal(np.sort(order.take(epoch, 0, size)), np.arange(size))
+
+
+@pytest.mark.parametrize("size", [2**32 - 1, 2**32, 2**32 + 1, 5 * 10**9, 2**40 + 3])
+def test_sizes_beyond_32_bits_are_answered_by_the_stretch(size: int) -> None:
+    order = ShuffledSampler(size, seed=1)
+    parts = [order.take(0, start, start + 50_000) for start in (0, size // 2, size - 50_000)]
+    taken = np.concatenate(parts)
+    assert taken.dtype == np.int64
+    assert taken.min() >= 0
+    assert taken.max() < size
+    assert len(np.unique(taken)) == len(taken)
+    assert taken.max() > 0.999 * size  # the whole range is in use, not 32 bits of it
+    assert abs(chi_square(np.histogram(taken, 64, (0, size))[0], len(taken) / 64)) < 4
+
+
+def test_blocks_beyond_32_bits_are_answered_by_the_stretch() -> None:
+    size = 5 * 10**9
+    taken = BlockShuffledSampler(size, seed=1).take(0, size - 40_000, size - 1)
+    assert len(np.unique(taken)) == len(taken) == 39_999
+    assert 0 <= taken.min() <= taken.max() < size
+
+
+@every_order
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(1, 2000),
+    fractions=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    epoch=st.integers(0, 1000),
+)
+def test_a_stretch_agrees_with_the_whole_epoch(
+    make: Callable[..., Any], size: int, fractions: tuple[float, float], epoch: int
+) -> None:
+    start, stop = sorted(int(fraction * size) for fraction in fractions)
+    order = make(size)
+    stretch = order.take(epoch, start, stop)
+    assert stretch.dtype == np.int64
+    assert np.array_equal(stretch, order.take(epoch, 0, size)[start:stop])
+
+
+def test_a_stretch_agrees_where_work_is_cut_into_pieces() -> None:
+    order = ShuffledSampler(100_000, seed=2)
+    assert np.array_equal(order.take(0, 32_000, 70_001), order.take(0, 0, 100_000)[32_000:70_001])
+
+
+@every_order
+def test_the_same_arguments_give_the_same_order(make: Callable[..., Any]) -> None:
+    first, again = make(500, seed=3), make(500, seed=3)
+    whole = first.take(4, 0, 500)
+    first.take(7, 0, 500)
+    assert np.array_equal(whole, first.take(4, 0, 500))
+    assert np.array_equal(whole, again.take(4, 0, 500))
+
+
+@every_random_order
+def test_seed_and_epoch_each_change_the_order(make: Callable[..., Any]) -> None:
+    seen = {
+        tuple(make(500, seed=seed).take(epoch, 0, 500).tolist())
+        for seed in (0, 1, -1, 2**40, 12)
+        for epoch in (0, 1, 2, 34)
+    }
+    assert len(seen) == 20
+
+
+def test_seed_and_epoch_do_not_run_into_each_other() -> None:
+    one = ShuffledSampler(500, seed=1).take(23, 0, 500)
+    other = ShuffledSampler(500, seed=12).take(3, 0, 500)
+    assert not np.array_equal(one, other)
+
+
+def test_the_sequential_order_is_the_same_in_every_epoch() -> None:
+    assert (
+        SequentialSampler(5).take(0, 0, 5).tolist()
+        == SequentialSampler(5).take(9, 0, 5).tolist()
+        == [0, 1, 2, 3, 4]
+    )
+
+
+# What a version gave, all later ones give: a run that is resumed after an upgrade depends on it.
+@pytest.mark.parametrize(
+    ("order", "epoch", "start", "expected"),
+    [
+        (ShuffledSampler(10), 0, 0, [0, 8, 6, 2, 5, 1, 4, 9, 7, 3]),
+        (ShuffledSampler(1000, seed=7), 3, 0, [192, 842, 728, 254, 187, 235, 121, 636]),
+        (
+            ShuffledSampler(5 * 10**9, seed=1),
+            2,
+            4 * 10**9,
+            [1412133375, 3353542088, 3883877996, 1596268845],
+        ),
+        (
+            BlockShuffledSampler(103, block=4, window=3, seed=5),
+            1,
+            0,
+            [21, 81, 20, 82, 84, 22, 83, 85, 23, 80],
+        ),
+        (WeightedSampler([1, 2, 3, 0, 4], seed=3, size=100), 1, 50, [2, 4, 4, 2, 0, 0, 1, 1, 0, 1]),
+        (ClassBalancedSampler([0, 0, 0, 1], size=12), 0, 0, [3, 3, 3, 1, 0, 1, 3, 2, 0, 3, 2, 2]),
+    ],
+)
+def test_orders_are_those_of_earlier_versions(
+    order: Any, epoch: int, start: int, expected: list[int]
+) -> None:
+    assert order.take(epoch, start, start + len(expected)).tolist() == expected
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_all_permutations_of_a_few_samples_are_equally_likely(size: int) -> None:
+    epochs = 6000
+    order = ShuffledSampler(size)
+    taken = np.array([order.take(epoch, 0, size) for epoch in range(epochs)])
+    _, counts = np.unique(taken @ 10 ** np.arange(size), return_counts=True)
+    factorial = [2, 6, 24, 120][size - 2]
+    assert len(counts) == factorial
+    assert chi_square(counts, epochs / factorial) < 4
+
+
+@pytest.mark.parametrize("size", [50, 1025])
+def test_every_sample_comes_at_every_position_equally_often(size: int) -> None:
+    epochs = 2000
+    order = ShuffledSampler(size, seed=8)
+    taken = np.array([order.take(epoch, 0, size) for epoch in range(epochs)])
+    for position in (0, 1, size // 2, size - 1):
+        cells = np.bincount(taken[:, position] * 10 // size, minlength=10)
+        widths = np.bincount(np.arange(size) * 10 // size, minlength=10)
+        assert abs(chi_square(cells, epochs * widths / size)) < 4
+
+
+def test_what_follows_a_sample_is_any_other() -> None:
+    size = 100_000
+    taken = ShuffledSampler(size, seed=3).take(0, 0, size)
+    pairs = taken[:-1] * 16 // size * 16 + taken[1:] * 16 // size
+    assert abs(chi_square(np.bincount(pairs, minlength=256), (size - 1) / 256)) < 4
+    steps = (taken[1:] - taken[:-1]) % size
+    assert abs(chi_square(np.bincount(steps * 64 // size, minlength=64), (size - 1) / 64)) < 4
+
+
+def test_two_epochs_have_no_more_in_common_than_chance() -> None:
+    size, epochs = 1000, 300
+    order = ShuffledSampler(size, seed=5)
+    taken = [order.take(epoch, 0, size) for epoch in range(epochs)]
+    same = [int((one == other).sum()) for one, other in itertools.pairwise(taken)]
+    assert (
+        0.8 < np.mean(same) < 1.2
+    )  # a Poisson variable of mean 1, 299 times: four deviations are 0.23
+
+
+@pytest.mark.parametrize("size", [3000, 3001, 2989])
+def test_a_window_of_block_shuffling_comes_from_as_many_blocks(size: int) -> None:
+    block, window = 10, 20
+    taken = BlockShuffledSampler(size, block=block, window=window, seed=1).take(0, 0, size)
+    full = size // block * block
+    for start in range(0, full - full % (block * window), block * window):
+        blocks, counts = np.unique(
+            taken[start : start + block * window] // block, return_counts=True
+        )
+        assert len(blocks) == window
+        assert set(counts.tolist()) == {block}
+
+
+def test_neighbours_are_never_further_apart_than_a_window() -> None:
+    size, block, window = 1003, 5, 8
+    order = BlockShuffledSampler(size, block=block, window=window)
+    for epoch in range(20):
+        place = np.argsort(order.take(epoch, 0, size))
+        for start in range(0, size - block, block):
+            assert np.ptp(place[start : start + block]) < block * window
+
+
+def test_samples_that_fill_no_block_stay_in_the_last_window() -> None:
+    size, block, window = 1003, 5, 8
+    order = BlockShuffledSampler(size, block=block, window=window)
+    for epoch in range(20):
+        place = np.argsort(order.take(epoch, 0, size))
+        assert (place[1000:] >= size // (block * window) * block * window).all()
+
+
+def test_blocks_come_in_any_order_and_samples_anywhere_in_their_window() -> None:
+    size, block, window, epochs = 1200, 10, 6, 1000
+    order = BlockShuffledSampler(size, block=block, window=window, seed=4)
+    place = np.argsort([order.take(epoch, 0, size) for epoch in range(epochs)], axis=1)
+    for sample in (0, 637, 1199):
+        assert abs(chi_square(np.bincount(place[:, sample] // 60, minlength=20), epochs / 20)) < 4
+        assert abs(chi_square(np.bincount(place[:, sample] % 60, minlength=60), epochs / 60)) < 4
+
+
+def test_a_stretch_of_blocks_computes_only_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memload.reading import samplers
+
+    asked: list[int] = []
+    permute = samplers._permute
+    monkeypatch.setattr(
+        samplers, "_permute", lambda at, *rest: asked.append(len(at)) or permute(at, *rest)
+    )
+    BlockShuffledSampler(10**12, block=10, window=10).take(0, 10**11 + 95, 10**11 + 105)
+    assert sum(asked) == 2 * 2 * 100
+
+
+def test_weights_are_how_often_samples_are_drawn() -> None:
+    weights = np.array([0.0, 1, 2, 0, 3.5, 0.5, 0])
+    taken = WeightedSampler(weights, size=70_000, seed=1).take(0, 0, 70_000)
+    counts = np.bincount(taken, minlength=len(weights))
+    drawn = weights > 0
+    assert counts[~drawn].sum() == 0
+    assert abs(chi_square(counts[drawn], 70_000 * weights[drawn] / weights.sum())) < 4
+
+
+def test_a_weight_of_zero_at_either_end_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memload.reading import samplers
+
+    order = WeightedSampler([0, 0.1, 0.2, 0])
+    for extreme in (0.0, 1 - 2.0**-53, 1.0):
+        monkeypatch.setattr(
+            samplers, "_uniform", lambda at, key, value=extreme: np.full(len(at), value)
+        )
+        assert set(order.take(0, 0, 4).tolist()) <= {1, 2}
+
+
+def test_weighted_draws_of_one_epoch_are_independent() -> None:
+    taken = WeightedSampler(np.ones(8), size=64_000, seed=2).take(5, 0, 64_000)
+    assert abs(chi_square(np.bincount(taken[:-1] * 8 + taken[1:], minlength=64), 63_999 / 64)) < 4
+
+
+def test_a_weighted_epoch_is_as_long_as_the_weights_unless_told() -> None:
+    assert len(WeightedSampler([1, 2, 3])) == 3
+    assert len(WeightedSampler([1, 2, 3], size=10)) == 10
+    assert len(ClassBalancedSampler([0, 1])) == 2
+
+
+def test_classes_are_balanced_whatever_their_size() -> None:
+    labels = np.repeat([0, 2, 5], [1000, 50, 3])
+    taken = ClassBalancedSampler(labels, size=60_000, seed=1).take(0, 0, 60_000)
+    counts = np.bincount(labels[taken], minlength=6)[[0, 2, 5]]
+    assert abs(chi_square(counts, 20_000.0)) < 4
+    rare = np.bincount(taken)[-3:]
+    assert abs(chi_square(rare, rare.sum() / 3)) < 4
+
+
+def test_labels_may_be_a_tensor() -> None:
+    labels = torch.tensor([0, 0, 1])
+    expected = ClassBalancedSampler([0, 0, 1]).take(0, 0, 3)
+    assert np.array_equal(ClassBalancedSampler(labels).take(0, 0, 3), expected)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[], [-1, 2], [float("nan"), 1], [float("inf"), 1], [[1.0, 2.0]], 3.0, [0, 0]],
+    ids=str,
+)
+def test_weights_that_are_none_are_refused(weights: Any) -> None:
+    with pytest.raises(ValueError, match=r"^weights: expected .*, found "):
+        WeightedSampler(weights)
+
+
+@pytest.mark.parametrize("labels", [[], [-1, 2], [0.5, 1], [[1, 2]], 3, [True, False]], ids=str)
+def test_labels_that_are_none_are_refused(labels: Any) -> None:
+    with pytest.raises(ValueError, match=r"^labels: expected integers .*, found "):
+        ClassBalancedSampler(labels)
+
+
+@pytest.mark.parametrize("make", [SequentialSampler, ShuffledSampler, BlockShuffledSampler])
+def test_a_data_set_in_place_of_its_size_is_told_what_to_write(
+    make: Callable[..., Any], output: Path
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"size: expected an integer .*, found MemmapDataset.*\. Write len\(dataset\)$",
+    ):
+        make(MemmapDataset(output))
+
+
+@pytest.mark.parametrize("make", [WeightedSampler, ClassBalancedSampler])
+def test_a_data_set_in_place_of_numbers_for_its_samples_is_told_what_to_write(
+    make: Callable[..., Any], output: Path
+) -> None:
+    with pytest.raises(
+        TypeError,
+        match=rf"one a sample, found MemmapDataset\. Write {make.__name__}\(.*labels\]?\)$",
+    ):
+        make(MemmapDataset(output))
+
+
+@pytest.mark.parametrize(("block", "window"), [(0, 1), (1, 0), (-5, 3)])
+def test_a_block_or_window_of_nothing_is_refused(block: int, window: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^block and window: expected 1 or more, found {block} and {window}"
+    ):
+        BlockShuffledSampler(10, block=block, window=window)
+
+
+@every_order
+def test_no_global_random_state_is_read_or_changed(make: Callable[..., Any]) -> None:
+    taken = []
+    for seed in (0, 1):
+        random.seed(seed)
+        np.random.seed(seed)  # the global state is what is meant
+        torch.manual_seed(seed)
+        states = (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        )
+        taken.append(make(100).take(0, 0, 100))
+        assert states == (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        )
+    assert np.array_equal(*taken)

@@ -1,0 +1,915 @@
+"""The index: what is written comes back, and no file, however damaged or malicious, does more than raise."""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import shutil
+import stat
+import tempfile
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import memload
+from memload.errors import ChecksumError, FormatError, MissingError
+from memload.storage.index import Array, Index, Shard
+from memload.storage.keys import Keys
+
+Make = Callable[..., Index]
+Tamper = Callable[..., Path]
+
+DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<f2", "<u4", "<i4", "<f4", "<u8", "<i8", "<f8")
+
+valid_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+any_text = valid_text | st.binary(max_size=5).map(os.fsdecode)
+column_names = valid_text.filter(
+    lambda name: "/" not in name and name not in ("row", "flags", "key", "label", "__metadata__")
+)
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | any_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def indexes(draw: st.DrawFn) -> Index:
+    samples, rows = (
+        draw(st.integers(0, 6)),
+        draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)),
+    )
+    columns = {
+        name: draw(hnp.arrays(dtype, (samples, *shape)))
+        for name, dtype, shape in draw(
+            st.lists(
+                st.tuples(
+                    column_names,
+                    st.sampled_from(DTYPES),
+                    hnp.array_shapes(min_dims=0, max_dims=2, max_side=3),
+                ),
+                max_size=3,
+                unique_by=lambda column: column[0],
+            )
+        )
+    }
+    classes = draw(st.none() | st.lists(any_text, min_size=1, max_size=3).map(tuple))
+    if classes is not None:
+        columns["label"] = draw(
+            hnp.arrays(np.int64, samples, elements=st.integers(0, len(classes) - 1))
+        )
+    points = tuple(
+        name for name, column in columns.items() if column.ndim == 3 and column.shape[2] == 2
+    )
+    shards = tuple(
+        Shard(f"{number}.bin", held, 4096 + 4 * 6 * held) for number, held in enumerate(rows)
+    )
+    return Index(
+        path=Path("unwritten.idx"),
+        arrays=(Array("image", "<f4", (1, 2, 3), shards),),
+        row=draw(hnp.arrays(np.int64, samples, elements=st.integers(0, sum(rows) - 1))),
+        flags=draw(hnp.arrays(np.uint8, samples)),
+        keys=Keys.of(draw(st.lists(any_text, min_size=samples, max_size=samples))),
+        columns=columns,
+        crc32={"image": draw(hnp.arrays(np.uint32, sum(rows)))},
+        classes=classes,
+        points=points,
+        build=draw(st.dictionaries(any_text, json_values, max_size=3)),
+        statistics=draw(st.dictionaries(any_text, json_values, max_size=3)),
+    )
+
+
+def assert_same(found: Index, expected: Index) -> None:
+    assert len(found) == len(expected)
+    assert found.arrays == expected.arrays
+    assert list(found.keys) == list(expected.keys)
+    for name in ("classes", "points", "build", "statistics"):
+        assert getattr(found, name) == getattr(expected, name), name
+    theirs = dict(expected.tensors())
+    assert {name for name, _ in found.tensors()} == theirs.keys()
+    for name, tensor in found.tensors():
+        assert tensor.shape == theirs[name].shape, name
+        assert tensor.dtype == theirs[name].dtype, name
+        assert tensor.tobytes() == theirs[name].tobytes(), name  # bytes, so that NaN equals NaN
+
+
+@given(indexes())
+@settings(max_examples=60, deadline=None, database=None)
+def test_what_is_written_comes_back(index: Index) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        written = index.write(Path(folder) / "a.idx")
+        found = Index.read(Path(folder) / "a.idx")
+        assert_same(found, index)
+        found.check_tensors()
+        assert found.fingerprint == written.fingerprint
+        assert found.checksums == written.checksums
+        again = found.write(Path(folder) / "b.idx")
+        assert again.fingerprint == found.fingerprint
+        assert (Path(folder) / "b.idx").read_bytes() == (Path(folder) / "a.idx").read_bytes()
+        del found
+
+
+@given(indexes(), st.data())
+@settings(max_examples=40, deadline=None, database=None)
+def test_a_subset_of_a_subset_is_the_subset_of_both(index: Index, data: st.DataObject) -> None:
+    def some(size: int) -> np.ndarray:
+        chosen = st.lists(st.integers(0, size - 1), max_size=8) if size else st.just([])
+        return np.array(data.draw(chosen), np.int64)
+
+    first = some(len(index))
+    second = some(len(first))
+    assert_same(index.subset(first).subset(second), index.subset(first[second]))
+    subset = index.subset(first)
+    assert list(subset.keys) == [index.keys[int(i)] for i in first]
+    for name, column in index.columns.items():
+        assert subset.columns[name].tobytes() == column[first].tobytes()
+    assert subset.row.tolist() == [index.row[i] for i in first]
+
+
+def test_a_subset_counts_its_own_classes_and_has_no_fingerprint_yet(make_dataset: Make) -> None:
+    index = make_dataset(statistics={"class_counts": [2, 2, 1], "mean": [0.5]})
+    subset = index.subset(np.array([0, 3, 0]))
+    assert subset.statistics == {"class_counts": [3, 0, 0], "mean": [0.5]}
+    assert subset.fingerprint == ""
+
+
+def test_a_written_subset_opens_over_the_same_shards(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset(rows=(3, 2))
+    index.subset(np.array([4, 0, 4])).write(tmp_path / "some.idx")
+    dataset = memload.MemmapDataset(tmp_path / "some.idx")
+    whole = memload.MemmapDataset(tmp_path / "made.bin")
+    assert [label for _, label in dataset] == [1, 0, 1]
+    assert [dataset[i][0].tolist() for i in range(3)] == [whole[i][0].tolist() for i in (4, 0, 4)]
+    assert dataset.fingerprint not in ("", whole.fingerprint)
+    assert memload.verify(tmp_path / "some.idx").ok
+
+
+def test_an_index_of_no_samples_is_read(make_dataset: Make, tmp_path: Path) -> None:
+    make_dataset().subset(np.zeros(0, np.int64)).write(tmp_path / "none.idx")
+    index = Index.read(tmp_path / "none.idx")
+    assert len(index) == 0
+    assert list(index.keys) == []
+    assert memload.verify(tmp_path / "none.idx").ok
+
+
+def test_a_big_endian_column_is_stored_like_any_other(make_dataset: Make) -> None:
+    values = [0.5, 1.0, 2.0, 3.0, 4.0]
+    path = make_dataset(columns={"weight": np.array(values, ">f4")}, classes=None).path
+    column = Index.read(path).columns["weight"]
+    assert column.dtype == np.dtype("<f4")
+    assert column.tolist() == values
+
+
+def test_several_arrays_are_carried(make_dataset: Make) -> None:
+    made = make_dataset()
+    mask = Array("mask", "<u2", (2, 2, 1), (Shard("mask.bin", 5, 4096 + 5 * 8),))
+    both = replace(
+        made,
+        arrays=(mask, *made.arrays),
+        crc32={**made.crc32, "mask": np.arange(5, dtype=np.uint32)},
+    ).write(made.path)
+    found = Index.read(both.path)
+    assert_same(found, both)
+    assert found.image.name == "image"
+
+
+def test_arrays_of_an_open_index_can_be_written_to_and_the_file_stays(make_dataset: Make) -> None:
+    path = make_dataset().path
+    before = path.read_bytes()
+    index = Index.read(path)
+    index.columns["label"][:] = 7
+    index.row[0] = 3
+    del index
+    assert path.read_bytes() == before
+    assert Index.read(path).columns["label"].tolist() == [0, 1, 2, 0, 1]
+
+
+def test_a_write_leaves_no_temporary_file_and_obeys_the_umask(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    index = make_dataset()
+    mask = os.umask(0o022)
+    try:
+        index.write(tmp_path / "new.idx")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "new.idx").stat().st_mode) == 0o644
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.bin", "made.idx", "new.idx"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset()
+    before = index.path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*\.idx'$"):
+        index.subset(np.array([1])).write(index.path)
+    assert index.path.read_bytes() == before
+    assert [path.name for path in index.path.parent.glob("*.tmp")] == []
+
+
+def test_two_that_write_one_index_at_once_do_not_share_a_temporary_file(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset()
+    whole = index.subset(np.arange(5))
+    target, flush = index.path.with_name("half.idx"), memload.storage.index.sync
+    seen: list[bytes] = []
+
+    def another_writes_it(path: Path) -> None:  # while the first has written, and not yet renamed
+        monkeypatch.setattr("memload.storage.index.sync", flush)
+        before = path.read_bytes()
+        index.subset(np.array([3])).write(target)
+        seen.append(target.read_bytes())
+        assert path.read_bytes() == before
+        flush(path)
+
+    monkeypatch.setattr("memload.storage.index.sync", another_writes_it)
+    whole.write(target)
+    assert len(seen) == 1
+    assert seen[0] != target.read_bytes()
+    assert len(Index.read(target)) == 5
+    assert not list(target.parent.glob("*.tmp"))
+
+
+def test_an_index_has_the_permissions_that_the_umask_says(make_dataset: Make) -> None:
+    path = make_dataset().path
+    path.with_name("usual").touch()
+    assert path.stat().st_mode == path.with_name("usual").stat().st_mode
+
+
+def test_a_value_that_json_cannot_say_is_refused_before_anything_is_written(
+    make_dataset: Make,
+) -> None:
+    index = make_dataset()
+    before = index.path.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        replace(index, statistics={"mean": [math.nan]}).write(index.path)
+    assert index.path.read_bytes() == before
+
+
+# ---- files that are missing, damaged, or something else
+
+
+def test_a_missing_data_set_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        MissingError, match=r"none\.idx: expected a data set, found no such file.*memload build"
+    ) as told:
+        Index.read(tmp_path / "none.idx")
+    assert isinstance(told.value, FileNotFoundError)
+    assert told.value.path == str(tmp_path / "none.idx")
+
+
+def test_pixels_without_an_index_are_told(make_dataset: Make) -> None:
+    index = make_dataset()
+    index.path.unlink()
+    with pytest.raises(
+        MissingError,
+        match=r"made\.idx: expected an index beside made\.bin, found none: .*copy the index",
+    ):
+        Index.read(index.path)
+
+
+def test_an_unfinished_build_is_told(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    index.path.unlink()
+    (tmp_path / "made.building").mkdir()
+    with pytest.raises(
+        MissingError,
+        match=r"made\.idx: .*found an unfinished build \(.*made\.building\)\. Run the same",
+    ):
+        Index.read(index.path)
+
+
+def test_a_folder_is_no_index(tmp_path: Path) -> None:
+    (tmp_path / "folder.idx").mkdir()
+    with pytest.raises(FormatError, match=r"folder\.idx"):
+        Index.read(tmp_path / "folder.idx")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0",
+        b"{}",
+        b"\xff" * 8,
+        b"\xff" * 4096,
+        bytes(4096),
+        (2**63).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        (10**8).to_bytes(8, "little") + b"{" * 100_000,
+        b"\x93NUMPY\x01\x00" + bytes(4096),
+        b"PK\x03\x04" + bytes(100),
+        b"\xff\xd8\xff\xe0" + random.Random(0).randbytes(5000),
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_what_is_no_index_is_told(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.idx"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"bad\.idx") as told:
+        Index.read(path)
+    assert told.value.path == str(path)
+
+
+def test_a_safetensors_file_of_another_kind_is_told(tmp_path: Path) -> None:
+    for number, metadata in enumerate((None, {"format": "pt"})):
+        path = tmp_path / f"{number}.idx"
+        safetensors.numpy.save_file({"row": np.zeros(3)}, path, metadata)
+        with pytest.raises(
+            FormatError,
+            match=r"metadata: expected an entry 'memload', found 'none'.*not written by",
+        ):
+            Index.read(path)
+
+
+def rich(make: Make) -> Index:
+    """A data set with every kind of tensor, in two shards."""
+    return make(
+        rows=(3, 2),
+        columns={
+            "label": np.arange(5) % 3,
+            "eyes": np.linspace(0, 3, 10, dtype=np.float32).reshape(5, 1, 2),
+            "weight": np.arange(5.0),
+        },
+        points=("eyes",),
+        statistics={"mean": [0.5, 0.25, 0.125], "class_counts": [2, 2, 1]},
+    )
+
+
+def test_an_index_cut_short_anywhere_is_told(make_dataset: Make) -> None:
+    path = rich(make_dataset).path
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    every = {
+        *range(20),
+        *range(20, len(whole), 41),
+        *range(header - 3, header + 4),
+        *range(len(whole) - 20, len(whole)),
+    }
+    for length in sorted(every):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError, match=r"made\.idx"):
+            Index.read(path)
+
+
+def test_an_index_with_bytes_after_its_end_is_told(make_dataset: Make) -> None:
+    path = make_dataset().path
+    path.write_bytes(path.read_bytes() + bytes(8))
+    with pytest.raises(FormatError, match=r"made\.idx"):
+        Index.read(path)
+
+
+def test_no_flipped_bit_goes_unnoticed(make_dataset: Make) -> None:
+    original = rich(make_dataset)
+    path, rng = original.path, random.Random(20)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    places = [rng.randrange(len(whole)) for _ in range(300)] + [
+        rng.randrange(header, len(whole)) for _ in range(200)
+    ]
+    opened = found = 0
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            index = Index.read(path)
+        except FormatError:
+            continue
+        # what open lets pass has the right rows, labels and classes, and verify finds it
+        opened += 1
+        assert index.row.tolist() == original.row.tolist()
+        assert index.columns["label"].tolist() == original.columns["label"].tolist()
+        assert index.flags.tolist() == original.flags.tolist()
+        assert (index.classes, index.arrays, index.points) == (
+            original.classes,
+            original.arrays,
+            original.points,
+        )
+        try:
+            found += not memload.verify(path, num_threads=1).ok
+        except FormatError:
+            found += 1
+    assert opened > 50
+    assert found == opened
+
+
+def test_a_changed_label_is_told_at_open(make_dataset: Make) -> None:
+    index = make_dataset()
+    whole = index.path.read_bytes()
+    labels = index.columns["label"].tobytes()
+    assert whole.count(labels) == 1
+    index.path.write_bytes(whole.replace(labels, (index.columns["label"][::-1]).tobytes()))
+    with pytest.raises(
+        ChecksumError,
+        match=r"made\.idx: expected checksum .* of its tensor 'label', found .*damaged",
+    ):
+        Index.read(index.path)
+
+
+def test_a_changed_key_is_found_by_verify(make_dataset: Make) -> None:
+    path = make_dataset().path
+    path.write_bytes(path.read_bytes().replace(b"cat/2.jpg", b"cat/3.jpg"))
+    assert Index.read(path).keys[2] == "cat/3.jpg"
+    with pytest.raises(ChecksumError, match=r"made\.idx: .* of its tensor 'key/bytes'"):
+        memload.verify(path)
+
+
+def test_changed_metadata_do_not_fit_their_fingerprint(make_dataset: Make) -> None:
+    path = make_dataset().path
+    path.write_bytes(path.read_bytes().replace(b"ant", b"bat", 1))
+    with pytest.raises(
+        FormatError, match=r"made\.idx: fingerprint: expected '?[0-9a-f]{64}.*damaged"
+    ):
+        Index.read(path)
+
+
+def test_a_newer_format_says_to_upgrade_whatever_else_it_holds(
+    make_dataset: Make, tamper: Tamper
+) -> None:
+    def newer(metadata: Any, tensors: Any) -> None:
+        tensors.clear()
+        metadata.clear()
+        metadata["format_version"] = 2
+
+    path = tamper(make_dataset().path, newer)
+    with pytest.raises(
+        FormatError,
+        match=r"expected format version 1 or older, found 2: .*pip install --upgrade memload",
+    ):
+        Index.read(path)
+
+
+# ---- malicious files, whose fingerprint and checksums are right
+
+Change = Callable[[Any, dict[str, np.ndarray]], object]
+
+
+def _array(metadata: Any) -> Any:
+    return metadata["arrays"][0]
+
+
+def _shard(metadata: Any) -> Any:
+    return metadata["arrays"][0]["shards"][0]
+
+
+def _sized(rows: int) -> Change:
+    return lambda metadata, tensors: _shard(metadata).update(rows=rows, bytes=4096 + rows * 72)
+
+
+HOSTILE: dict[str, tuple[str, Change]] = {
+    "version 0": ("format_version", lambda m, t: m.update(format_version=0)),
+    "version is true": ("format_version", lambda m, t: m.update(format_version=True)),
+    "version is text": ("format_version", lambda m, t: m.update(format_version="1")),
+    "no version": ("format_version", lambda m, t: m.pop("format_version")),
+    "row too large": ("row: expected rows from 0 to 4", lambda m, t: t["row"].__setitem__(2, 5)),
+    "row negative": ("row: expected rows from 0 to 4", lambda m, t: t["row"].__setitem__(2, -1)),
+    "row enormous": ("row: expected rows", lambda m, t: t["row"].__setitem__(0, 2**63 - 1)),
+    "row int32": ("row: expected", lambda m, t: t.update(row=t["row"].astype(np.int32))),
+    "row unsigned": ("row: expected", lambda m, t: t.update(row=t["row"].astype(np.uint64))),
+    "row too short": ("row: expected", lambda m, t: t.update(row=t["row"][:4].copy())),
+    "row 2-D": ("row: expected", lambda m, t: t.update(row=t["row"][:, None].copy())),
+    "no row": ("tensors: expected", lambda m, t: t.pop("row")),
+    "no flags": ("tensors: expected", lambda m, t: t.pop("flags")),
+    "no offsets": ("tensors: expected", lambda m, t: t.pop("key/offsets")),
+    "no names": ("tensors: expected", lambda m, t: t.pop("key/bytes")),
+    "no checksums": ("tensors: expected", lambda m, t: t.pop("crc32/image")),
+    "no tensors": ("tensors: expected", lambda m, t: t.clear()),
+    "flags too long": ("flags: expected", lambda m, t: t.update(flags=np.zeros(6, np.uint8))),
+    "offsets too short": (
+        "key/offsets: expected",
+        lambda m, t: t.update({"key/offsets": np.zeros(5, np.int64)}),
+    ),
+    "names 0-D": (
+        "key/bytes: expected",
+        lambda m, t: t.update({"key/bytes": np.array(7, np.uint8)}),
+    ),
+    "names 2-D": (
+        "key/bytes: expected",
+        lambda m, t: t.update({"key/bytes": np.zeros((2, 9), np.uint8)}),
+    ),
+    "checksums of other rows": (
+        "crc32/image",
+        lambda m, t: t.update({"crc32/image": np.zeros(4, np.uint32)}),
+    ),
+    "checksums signed": (
+        "crc32/image",
+        lambda m, t: t.update({"crc32/image": np.zeros(5, np.int32)}),
+    ),
+    "label out of the classes": (
+        "label: expected labels from 0 to 2",
+        lambda m, t: t["label"].__setitem__(0, 3),
+    ),
+    "label negative": ("label: expected labels", lambda m, t: t["label"].__setitem__(0, -1)),
+    "label is float": (
+        "label: expected int64",
+        lambda m, t: t.update(label=t["label"].astype(np.float64)),
+    ),
+    "label 2-D": ("label: expected int64", lambda m, t: t.update(label=np.zeros((5, 1), np.int64))),
+    "classes without label": ("label: expected", lambda m, t: t.pop("label")),
+    "classes are numbers": ("classes: expected", lambda m, t: m.update(classes=[1, 2, 3])),
+    "classes are an object": ("classes: expected", lambda m, t: m.update(classes={})),
+    "no classes at all": ("label: expected labels", lambda m, t: m.update(classes=[])),
+    "column of other length": (
+        "extra: expected 5 entries",
+        lambda m, t: t.update(extra=np.zeros(4)),
+    ),
+    "column 0-D": ("extra: expected 5 entries", lambda m, t: t.update(extra=np.array(1.0))),
+    "column with a folder": (
+        "columns: expected",
+        lambda m, t: t.update({"crc32/other": np.zeros(5)}),
+    ),
+    "column with a reserved name": (
+        "columns: expected",
+        lambda m, t: t.update({"key": np.zeros(5)}),
+    ),
+    "columns name nothing": ("columns: expected", lambda m, t: m.update(columns=["label", "eyes"])),
+    "columns name one twice": (
+        "columns: expected",
+        lambda m, t: m.update(columns=["label", "label"]),
+    ),
+    "columns are numbers": ("columns: expected", lambda m, t: m.update(columns=[1])),
+    "columns are an object": ("columns: expected", lambda m, t: m.update(columns={})),
+    "points name nothing": ("points: expected", lambda m, t: m.update(points=["eyes"])),
+    "points name an object": ("points: expected", lambda m, t: m.update(points=[{}])),
+    "points of one number": ("label: expected", lambda m, t: m.update(points=["label"])),
+    "points is text": ("points: expected", lambda m, t: m.update(points="label")),
+    "samples huge": ("row: expected", lambda m, t: m.update(samples=2**62)),
+    "samples of 4,300 digits": ("", lambda m, t: m.update(samples=10**4299)),
+    "samples negative": ("row: expected", lambda m, t: m.update(samples=-5)),
+    "samples a fraction": ("samples: expected an integer", lambda m, t: m.update(samples=5.0)),
+    "samples missing": ("samples: expected", lambda m, t: m.pop("samples")),
+    "arrays empty": ("arrays: expected", lambda m, t: m.update(arrays=[])),
+    "arrays of nothing": ("name: expected", lambda m, t: m.update(arrays=[None])),
+    "array twice": (
+        "arrays: expected different names",
+        lambda m, t: m["arrays"].append(m["arrays"][0]),
+    ),
+    "no image": ("arrays: expected different names", lambda m, t: _array(m).update(name="mask")),
+    "objects": ("descr: expected", lambda m, t: _array(m).update(descr="|O")),
+    "big-endian": ("descr: expected", lambda m, t: _array(m).update(descr=">u2")),
+    "descr is a list": ("descr: expected", lambda m, t: _array(m).update(descr=[])),
+    "shape of two": ("shape: expected", lambda m, t: _array(m).update(shape=[4, 6])),
+    "shape with 0": ("shape: expected", lambda m, t: _array(m).update(shape=[4, 0, 3])),
+    "shape negative": ("shape: expected", lambda m, t: _array(m).update(shape=[-4, -6, 3])),
+    "shape with true": ("shape: expected", lambda m, t: _array(m).update(shape=[4, True, 3])),
+    "shape enormous": ("bytes: expected", lambda m, t: _array(m).update(shape=[2**31 - 1] * 3)),
+    "shape beyond": ("shape: expected", lambda m, t: _array(m).update(shape=[2**31, 1, 1])),
+    "no shards": ("shards: expected", lambda m, t: _array(m).update(shards=[])),
+    "shard of nothing": ("file: expected", lambda m, t: _array(m).update(shards=[1])),
+    "no rows": ("bytes: expected", _sized(0)),
+    "rows negative": ("bytes: expected", _sized(-5)),
+    "rows 2**40": ("crc32/image: expected", _sized(2**40)),
+    "rows 2**62": ("bytes: expected", _sized(2**62)),
+    "rows of 4,300 digits": ("", lambda m, t: _shard(m).update(rows=10**4299)),
+    "size negative": ("bytes: expected", lambda m, t: _shard(m).update(bytes=-1)),
+    "size off by one": (
+        "bytes: expected 4456 for 5 rows, found 4457",
+        lambda m, t: _shard(m).update(bytes=4457),
+    ),
+    "build is a list": ("build: expected an object", lambda m, t: m.update(build=[])),
+    "statistics missing": ("statistics: expected", lambda m, t: m.pop("statistics")),
+    "deep samples": (
+        "samples: expected",
+        lambda m, t: m.update(samples=json.loads("[" * 400 + "]" * 400)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("told", "change"), HOSTILE.values(), ids=HOSTILE)
+def test_a_malicious_index_is_told(
+    told: str, change: Change, make_dataset: Make, tamper: Tamper
+) -> None:
+    path = tamper(make_dataset().path, change)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            FormatError, match=rf"(?s)^.{{1,200}}made\.idx: .{{0,5000}}{re.escape(told)}"
+        ):
+            Index.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "file", ["../other.bin", "/etc/passwd", "a/b.bin", "", ".", "..", "nul\0.bin", "\ud800.bin"]
+)
+def test_a_shard_elsewhere_is_refused_and_not_opened(
+    file: str, make_dataset: Make, tamper: Tamper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dataset("other.bin")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "other.idx").rename(folder / "other.idx")
+    path = tamper(
+        folder / "other.idx", lambda metadata, tensors: _shard(metadata).update(file=file)
+    )
+    opened: list[str] = []
+    real = os.open
+
+    def watched(name: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(str(name))
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", watched)
+    for use in (Index.read, memload.info, memload.verify, memload.MemmapDataset):
+        with pytest.raises(
+            FormatError, match="file: expected a bare file name, without a folder, found"
+        ):
+            use(path)
+    assert set(opened) == {str(path)}
+
+
+@pytest.mark.parametrize(
+    "name", ["12:30.bin", "back\\slash.bin", "new\nline.bin", "\udcff.bin", "-.bin", "a b.bin"]
+)
+@pytest.mark.skipif(os.name == "nt", reason="no such names on Windows")
+def test_a_data_set_may_have_any_name_that_a_file_may_have(
+    name: str, make_dataset: Make, tmp_path: Path
+) -> None:
+    make_dataset(name)
+    assert memload.verify(tmp_path / name).ok
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda listed: listed["label"].update(crc32="0"),
+        lambda listed: listed["label"].update(crc32=True),
+        lambda listed: listed["label"].update(dtype="<f8"),
+        lambda listed: listed["label"].update(shape=[1, 5]),
+        lambda listed: listed["label"].clear(),
+        lambda listed: listed.update(label=None),
+        lambda listed: listed.pop("label"),
+        lambda listed: listed.update(more={"dtype": "<i8", "shape": [5], "crc32": 0}),
+    ],
+)
+def test_a_list_of_other_tensors_is_told(change: Any, make_dataset: Make, tamper: Tamper) -> None:
+    path = tamper(
+        make_dataset().path, lambda metadata, tensors: change(metadata["tensors"]), relist=False
+    )
+    with pytest.raises(FormatError, match=r"made\.idx"):
+        Index.read(path)
+
+
+def test_a_wrong_checksum_in_the_list_is_told(make_dataset: Make, tamper: Tamper) -> None:
+    for checksum in (0, -1, 2**70):
+        path = tamper(
+            make_dataset().path,
+            lambda metadata, tensors, checksum=checksum: metadata["tensors"]["row"].update(
+                crc32=checksum
+            ),
+            relist=False,
+        )
+        with pytest.raises(ChecksumError, match="tensor 'row'"):
+            Index.read(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "1",
+        '"text"',
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"format_version":1,"fingerprint":"","build":NaN}',
+        '{"format_version":1,"fingerprint":"","build":1e999}',
+        '{"format_version":' + "9" * 5000 + "}",
+        '{"format_version":1,"fingerprint":"","build":' + "[" * 900 + "]" * 900 + "}",
+    ],
+    ids=lambda text: text[:30],
+)
+def test_metadata_that_are_no_object_of_ours_are_told(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.idx"
+    path.write_bytes(safetensors.numpy.save({"row": np.zeros(1, np.int64)}, {"memload": text}))
+    with pytest.raises(FormatError, match=r"bad\.idx"):
+        Index.read(path)
+
+
+@pytest.mark.parametrize("name", ["samples", "shape"])
+def test_nesting_of_any_depth_is_read_or_told(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep.idx"
+    for depth in [
+        100,
+        300,
+        600,
+        800,
+        *range(820, 1000, 6),
+    ]:  # near the limit of recursion every call counts
+        nested = "[" * depth + "]" * depth
+        text = f'{{"build":{{}},"format_version":1,"{name}":{nested}}}'
+        fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        text = f'{text[:-1]},"fingerprint":"{fingerprint}"}}'
+        path.write_bytes(safetensors.numpy.save({"row": np.zeros(1, np.int64)}, {"memload": text}))
+        with pytest.raises(FormatError, match=r"deep\.idx"):
+            Index.read(path)
+
+
+def raw_index(path: Path, extra: dict[str, Any]) -> None:
+    """Rewrite an index of no samples with one more entry in its header, which no writer of safetensors makes."""
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    metadata = json.loads(header["__metadata__"]["memload"])
+    types = {"F64": "<f8", "BF16": "<f2", "F8_E4M3": "|u1", "U8": "|u1"}
+    for name, entry in extra.items():
+        listed = {"dtype": types[entry["dtype"]], "shape": entry["shape"], "crc32": 0}
+        metadata["tensors"][name] = listed
+    del metadata["fingerprint"]
+    canonical = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
+    metadata["fingerprint"] = hashlib.sha256(canonical.encode()).hexdigest()
+    header["__metadata__"]["memload"] = json.dumps(metadata)
+    text = json.dumps(header | extra).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("F64", [0, 2**62, 2**62]),
+        ("F64", [2**62, 0]),
+        ("F64", [0, 2**63]),
+        ("F64", [0, 2**64 - 1]),
+        ("U8", [0] * 65),
+        ("U8", [0] + [1] * 2000),
+        ("BF16", [0]),
+        ("F8_E4M3", [0]),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_empty_tensor_of_absurd_shape_is_told(
+    dtype: str, shape: list[int], make_dataset: Make
+) -> None:
+    path = make_dataset().subset(np.zeros(0, np.int64)).write(make_dataset().path).path
+    end = len(path.read_bytes()) - 8 - int.from_bytes(path.read_bytes()[:8], "little")
+    raw_index(path, {"odd": {"dtype": dtype, "shape": shape, "data_offsets": [end, end]}})
+    with pytest.raises(FormatError, match=r"made\.idx"):
+        Index.read(path)
+
+
+def test_tensors_that_are_not_aligned_are_read_all_the_same_or_told(make_dataset: Make) -> None:
+    path = make_dataset().path
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    text = whole[8 : 8 + length].rstrip(b" ") + b"   "
+    text += b" " * ((5 - len(text)) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+    try:
+        index = Index.read(path)
+    except FormatError:
+        return
+    assert index.columns["label"].tolist() == [0, 1, 2, 0, 1]
+    assert zlib.crc32(index.row.tobytes()) == index.checksums["row"]
+
+
+def test_pixels_under_another_name_are_not_passed_for_the_original(
+    make_dataset: Any, tmp_path: Path
+) -> None:
+    index = make_dataset("made.bin").path
+    for name in ("copy.bin", "copy.idx"):
+        shutil.copy(index.with_suffix(Path(name).suffix), tmp_path / name)
+    with pytest.raises(
+        FormatError, match=r"copy\.bin: expected a file that copy\.idx names, as made\.bin"
+    ):
+        Index.open(tmp_path / "copy.bin")
+    (tmp_path / "copy.bin").unlink()
+    with pytest.raises(FormatError, match="expected a file that"):
+        Index.open(tmp_path / "copy.bin")
+    assert (
+        len(Index.open(tmp_path / "copy.idx")) == 5
+    )  # as a saved subset: an index over pixels of another name
+    assert len(Index.open(tmp_path / "made.bin")) == 5
+    sharded = make_dataset("many.bin", rows=(3, 2)).path
+    for name in ("many.bin", "many-00001-of-00002.bin", "many", "many.idx"):
+        assert Index.open(sharded.with_name(name)).path == sharded
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such pipes")
+def test_a_pipe_and_a_device_are_no_index_and_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.idx")
+    (tmp_path / "zero.idx").symlink_to("/dev/zero")
+    for name in ("pipe.idx", "zero.idx"):
+        with pytest.raises(FormatError, match=rf"{name}: cannot be read: .*a pipe or a device"):
+            Index.read(tmp_path / name)
+
+
+def test_an_index_that_is_replaced_while_it_is_read_is_the_old_one(
+    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dataset("new.bin", rows=(3,))
+    old, real = make_dataset("old.bin"), memload.storage.index.map_file
+
+    def replaced(path: Path) -> np.ndarray:
+        mapped = real(path)
+        (tmp_path / "new.idx").rename(tmp_path / "old.idx")
+        return mapped
+
+    monkeypatch.setattr("memload.storage.index.map_file", replaced)
+    assert_same(Index.read(tmp_path / "old.idx"), old)
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 300 + ".bin", "x" * 300, "x" * 250 + ".bin", "x" * 250 + ".idx"]
+)
+def test_a_name_that_no_file_can_have_is_told(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"x+(\.idx)?: "):
+        memload.MemmapDataset(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", ""])
+def test_a_folder_without_a_name_of_its_own_is_told_as_one(path: str) -> None:
+    with pytest.raises(FormatError, match=r"expected a data set such as out\.bin, found a folder"):
+        memload.MemmapDataset(path)
+
+
+def test_metadata_that_no_reader_would_take_are_not_written(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset()
+    before = index.path.read_bytes()
+    monkeypatch.setattr("memload.storage.header.MAX_HEADER_BYTES", 500)
+    with pytest.raises(ValueError, match="where 500 are allowed"):
+        index.write(index.path)
+    assert index.path.read_bytes() == before
+
+
+def test_names_outside_their_bytes_are_told_with_the_index(
+    make_dataset: Make, tamper: Tamper
+) -> None:
+    path = tamper(make_dataset().path, lambda m, t: t["key/offsets"].__setitem__(3, 2**62))
+    index = Index.read(path)
+    for use in (lambda: index.keys[3], index.keys.check, lambda: index.subset(np.array([0]))):
+        with pytest.raises(FormatError, match=r"made\.idx: key/offsets: expected") as told:
+            use()
+        assert told.value.path == str(path)
+
+
+@pytest.mark.parametrize("where", ["tensor", "checksum", "shard", "version"])
+def test_an_error_stays_short_whatever_the_names_in_a_file(
+    make_dataset: Make, tamper: Tamper, where: str
+) -> None:
+    long = "n" * 3_000_000
+
+    def change(metadata: Any, tensors: dict[str, np.ndarray]) -> None:
+        if where == "tensor":
+            tensors[long] = np.zeros(4)  # of five samples
+        elif where == "checksum":
+            tensors[long] = np.zeros(5)
+        elif where == "shard":
+            metadata["arrays"][0]["shards"][0]["file"] = long
+        else:
+            metadata["format_version"] = long
+
+    path = tamper(make_dataset().path, change)
+    if where == "checksum":
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1  # of the largest types the last tensor by name, which is the long one
+        path.write_bytes(data)
+    with pytest.raises(FormatError) as told:
+        memload.MemmapDataset(path).index.check_tensors()
+    assert len(str(told.value)) < 1000
+
+
+def test_columns_named_as_points_again_and_again_are_told_at_once(
+    make_dataset: Make, tamper: Tamper
+) -> None:
+    def many(metadata: Any, tensors: dict[str, np.ndarray]) -> None:
+        tensors |= {f"p{number}": np.zeros((5, 1, 2), np.float16) for number in range(2000)}
+        metadata["points"] = ["p0"] * 100_000
+
+    path = tamper(make_dataset().path, many)
+    started = time.process_time()
+    with pytest.raises(FormatError, match="points: expected different names"):
+        Index.read(path)
+    assert time.process_time() - started < 5
