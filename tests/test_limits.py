@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 import memload
 from memload import Loader, MemmapDataset, transforms
 from memload.building.journal import record_type, statistics
+from memload.building.writer import ShardWriter
 from memload.cli import main
 from memload.storage.format import HEADER_BYTES, npy_header
 from memload.storage.index import Array, Index, Shard, _canonical
 from memload.storage.keys import Keys
-from memload.storage.shards import ShardWriter
 
 #: More than 32 bits with a sign can count.
 MANY = 2**31

@@ -24,10 +24,11 @@ from memload.building import workers
 from memload.building.arrays import ArraySettings
 from memload.building.conversion import Settings
 from memload.building.decoders import MAX_PIXELS, Mode
-from memload.building.journal import DONE, REJECTED, remove, statistics
+from memload.building.journal import DONE, REJECTED, remove
 from memload.building.manifest import Manifest
 from memload.building.resizing import Fit, Interpolation, Resizer
 from memload.building.sources import Column, DatasetSource, ImageFolder, Source
+from memload.building.statistics import statistics
 from memload.building.unfinished import Unfinished, size_text
 from memload.building.work import RowWork, give_up
 from memload.errors import BuildError, DecodeError, SourceError

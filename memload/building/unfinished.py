@@ -34,10 +34,11 @@ from memload.building.journal import (
 )
 from memload.building.sources import Source
 from memload.building.workers import here
+from memload.building.writer import ShardWriter, plan_shards
 from memload.errors import BuildError, FormatError
 from memload.storage.format import HEADER_BYTES, output_paths, shard_names
 from memload.storage.index import Array, Index, Shard, row_bytes, sync
-from memload.storage.shards import ShardWriter, describe, plan_shards
+from memload.storage.shards import describe
 
 logger = logging.getLogger("memload")
 

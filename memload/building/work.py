@@ -15,8 +15,8 @@ from memload.building.resizing import import_torch
 from memload.building.sources import DatasetSource
 from memload.building.unfinished import Unfinished
 from memload.building.workers import Task, limit_memory
+from memload.building.writer import ShardWriter
 from memload.errors import BuildError, DecodeError
-from memload.storage.shards import ShardWriter
 
 #: Below 32 MiB, the largest block that teaches glibc.
 _LARGE = (32 << 20) - (64 << 10)

@@ -1225,7 +1225,7 @@ def test_it_changes_nothing_in_the_process_that_calls_it(folder: Path, tmp_path:
         Image.MAX_IMAGE_PIXELS,
         list(warnings.filters),
         signal.getsignal(signal.SIGINT),
-        os.getcwd(),
+        Path.cwd(),
     )
     for number in (0, 1):
         memload.build(folder, tmp_path / f"{number}.bin", size=8, num_workers=number)
@@ -1233,7 +1233,7 @@ def test_it_changes_nothing_in_the_process_that_calls_it(folder: Path, tmp_path:
         Image.MAX_IMAGE_PIXELS,
         list(warnings.filters),
         signal.getsignal(signal.SIGINT),
-        os.getcwd(),
+        Path.cwd(),
     )
 
 

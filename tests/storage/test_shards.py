@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memload
+from memload.building.writer import ShardWriter, plan_shards
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.storage.format import npy_header, shard_names
 from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
 from memload.storage.leases import LEASES
-from memload.storage.shards import Shards, ShardWriter, describe, plan_shards
+from memload.storage.shards import Shards, describe
 
 Make = Callable[..., Index]
 OPENERS = (Shards, lambda index: memload.MemmapDataset(index.path))

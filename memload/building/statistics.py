@@ -1,0 +1,63 @@
+"""Mean and standard deviation of the pixels, and the sizes of the sources."""
+
+from typing import Any
+
+import numpy as np
+
+from memload.storage.index import Array
+
+#: Edges of the histogram of the sources' shorter sides, in pixels.
+_SIDES = (0, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048, 4096, 8192)
+
+
+def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str, Any]:
+    """Return mean and standard deviation a channel, and the sizes of the sources.
+
+    Integers count as a share of their type's largest value, from 0 to 1, floats as they are.
+    """
+    sizes = records["size"][used]
+    shorter = np.searchsorted(_SIDES, sizes.min(axis=1), side="right") - 1
+    counts = np.bincount(shorter, minlength=len(_SIDES))
+    pixels, dtype = array.shape[0] * array.shape[1], np.dtype(array.descr)
+    totals, squares = records["total"][used], records["squares"][used]
+    if dtype.kind == "f":
+        moments = _moments_of_floats(totals, squares, pixels)
+    else:
+        moments = _moments(totals, squares, pixels, int(np.iinfo(dtype).max))
+    return moments | {
+        "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
+        "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
+        "source_shorter_side": {
+            str(side): int(count) for side, count in zip(_SIDES, counts, strict=True) if count
+        },
+    }
+
+
+def _moments(totals: np.ndarray, squares: np.ndarray, pixels: int, largest: int) -> dict[str, Any]:
+    # In whole numbers to the end, so that no order of summing shows in the result.
+    count = pixels * len(totals)
+    sums = list(zip(_sum(totals), _sum(squares), strict=True))
+    variances = [(count * square - total * total) / (count * count) for total, square in sums]
+    return {
+        "mean": [total / count / largest for total, _ in sums],
+        "std": [variance**0.5 / largest for variance in variances],
+    }
+
+
+def _sum(numbers: np.ndarray) -> list[int]:
+    """Add up uint64 ``(n, C)`` in halves: squares of 16 bits would be too large together."""
+    halves = [numbers >> np.uint64(32), numbers & np.uint64(0xFFFFFFFF)]
+    high, low = (half.sum(axis=0).tolist() for half in halves)
+    return [(more << 32) + less for more, less in zip(high, low, strict=True)]
+
+
+def _moments_of_floats(totals: np.ndarray, squares: np.ndarray, pixels: int) -> dict[str, Any]:
+    broken = int(np.count_nonzero(~np.isfinite(totals).all(axis=1)))
+    if broken:  # JSON has no such numbers, and nobody could normalise with them
+        return {
+            "left_out": f"mean and std: NaN or infinite values in {broken:,} of {len(totals):,} samples"
+        }
+    # Always of all rows in their order, so that the result is the same whoever converted them and when.
+    means = totals / pixels
+    variances = squares.mean(axis=0) / pixels + means.var(axis=0)
+    return {"mean": means.mean(axis=0).tolist(), "std": np.sqrt(variances).tolist()}
