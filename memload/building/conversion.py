@@ -111,7 +111,11 @@ class Settings:
 
 
 class Row(NamedTuple):
-    """What a record became: its pixels, row-major ``H × W × C``, and what the journal keeps of it."""
+    """What a record became: its pixels, row-major ``H × W × C``, and what the journal keeps of it.
+
+    ``file_size`` and ``file_mtime_ns`` (bytes, and nanoseconds since 1970) are those of the file that was read, taken
+    from the open file; both are -1 where the sample is no file. An unfinished build tells by them that a file changed.
+    """
 
     pixels: bytes
     flags: int
@@ -119,6 +123,8 @@ class Row(NamedTuple):
     total: np.ndarray
     squares: np.ndarray
     columns: Mapping[str, Any]
+    file_size: int = -1
+    file_mtime_ns: int = -1
 
 
 class Converter:
@@ -142,9 +148,8 @@ class Converter:
     def __call__(self, record: Record) -> Row:
         """Return the row of a record. Raises DecodeError."""
         settings = self.settings
-        picture = self._decoder.open(
-            self._encoded(record.image), self._draft if settings.fast else None
-        )
+        encoded, file_size, file_mtime_ns = self._read(record.image)
+        picture = self._decoder.open(encoded, self._draft if settings.fast else None)
         placement = self._place(
             picture.image.size if picture.turned > 1 else picture.size, picture.orientation
         )
@@ -178,18 +183,29 @@ class Converter:
             flags |= FLAG_OUTSIDE * outside(columns[name], settings.size)
         counts = np.array(small.histogram(), np.float64).reshape(settings.channels, 256)
         total, squares = (counts @ _POWERS).T.astype(np.uint64)
-        return Row(small.tobytes(), flags, picture.size, total, squares, columns)
+        return Row(
+            pixels=small.tobytes(),
+            flags=flags,
+            size=picture.size,
+            total=total,
+            squares=squares,
+            columns=columns,
+            file_size=file_size,
+            file_mtime_ns=file_mtime_ns,
+        )
 
-    def _encoded(self, image: Any) -> bytes | Image.Image:
+    def _read(self, image: Any) -> tuple[bytes | Image.Image, int, int]:
+        """Return an image for the decoder, and the size and time of change of its file, or -1 and -1."""
         if isinstance(image, Path):
             # No picture within max_pixels is larger, at 8 bytes a pixel and with some metadata.
-            return _read_file(image, 8 * self.settings.max_pixels + (16 << 20))
+            data, status = _read_file(image, 8 * self.settings.max_pixels + (16 << 20))
+            return data, status.st_size, status.st_mtime_ns
         if isinstance(image, np.ndarray):
-            return _image_of(image)
+            return _image_of(image), -1, -1
         if isinstance(image, (bytes, Image.Image)):
-            return image
+            return image, -1, -1
         if isinstance(image, (bytearray, memoryview)):
-            return bytes(image)
+            return bytes(image), -1, -1
         raise DecodeError(
             f"expected a PIL image, an array, bytes or a path, found {type(image).__name__}"
         )
@@ -227,7 +243,7 @@ def _one_of(argument: str, value: str, choices: tuple[str, ...]) -> None:
 _RUN_OUT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-def _read_file(path: Path, limit: int) -> bytes:
+def _read_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
     try:
         # Not waiting for somebody to write, if it is a pipe. And not Path.open: 40 µs a file instead of 160.
         descriptor = os.open(
@@ -242,7 +258,7 @@ def _read_file(path: Path, limit: int) -> bytes:
                     f"expected a file of at most {limit:,} bytes, found {status.st_size:,}"
                 )
             with open(descriptor, "rb", buffering=0, closefd=False) as file:  # as above
-                return file.read()
+                return file.read(), status
         finally:
             os.close(descriptor)
     except FileNotFoundError:

@@ -459,7 +459,7 @@ def listing_changes(folder: Path, listing: Mapping[str, np.ndarray]) -> str:
         _same(before[name], listing[name]) for name in before
     ):
         return ""
-    if "stat" not in before or "stat" not in listing:
+    if "key/offsets" not in before or "key/offsets" not in listing:
         return "it has another length"
     old, new = _stats(before), _stats(listing)
     parts = {
@@ -483,4 +483,5 @@ def _same(before: np.ndarray, now: np.ndarray) -> bool:
 
 def _stats(listing: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     keys = Keys(listing["key/offsets"], listing["key/bytes"])
-    return {key: tuple(stat) for key, stat in zip(keys, listing["stat"].tolist(), strict=True)}
+    stats = listing["stat"].tolist() if "stat" in listing else [()] * len(keys)
+    return {key: tuple(stat) for key, stat in zip(keys, stats, strict=True)}

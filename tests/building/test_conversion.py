@@ -622,3 +622,19 @@ def test_a_pipe_costs_one_picture_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     with pytest.raises(DecodeError, match="expected a file, found a folder, a pipe or a device"):
         Converter(Settings((8, 8)), {})(Record("", tmp_path / "pipe.jpg", {}))
+
+
+# ---------------------------------------------------------------------------------------------- the file of a record
+
+
+def test_a_row_tells_size_and_time_of_the_file_that_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(encode(picture()))
+    os.utime(path, ns=(1, 1_234_567_890_123_456_789))
+    row = convert(path, size=(8, 8))
+    assert (row.file_size, row.file_mtime_ns) == (path.stat().st_size, 1_234_567_890_123_456_789)
+
+
+def test_a_row_of_a_sample_that_is_no_file_tells_neither() -> None:
+    row = convert(encode(picture()), size=(8, 8))
+    assert (row.file_size, row.file_mtime_ns) == (-1, -1)
