@@ -26,6 +26,9 @@ from memload.storage.index import Index
 Make = Callable[..., Index]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(autouse=True)
 def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as possible, on the CPU."""

@@ -23,6 +23,7 @@ from PIL import Image
 import memload
 from memload.reading.samplers import ShuffledSampler
 
+pytestmark = pytest.mark.slow
 #: Asked for before the first test, as the driver that tells it opens pipes of its own and keeps them.
 GPUS = torch.cuda.device_count()
 EXAMPLES = Path(__file__).parents[1] / "scripts" / "examples"

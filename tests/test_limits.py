@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 
 import memload
 from memload import Loader, MemmapDataset, transforms
-from memload.building.journal import record_type, statistics
+from memload.building.journal import record_type
+from memload.building.statistics import statistics
 from memload.building.writer import ShardWriter
 from memload.cli import main
 from memload.storage.format import HEADER_BYTES, npy_header

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from memload import transforms
 from memload.transforms.draws import Draws
 from memload.transforms.fused import Fused, Plan, reference
 
+pytestmark = pytest.mark.slow
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 here = pytest.mark.skipif(
     not INTERPRETED and not torch.cuda.is_available(), reason="done in another process"
