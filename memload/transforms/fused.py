@@ -16,6 +16,8 @@ from memload.transforms.draws import Draws
 from memload.transforms.geometry import Axis, precision_of, weights
 from memload.transforms.transform import Columns, Geometric, Pointwise, Transform, to_device
 
+#: The longest side of an image, before or after, that the kernel takes.
+LARGEST_SIDE = 16_384
 #: The reference works on so many values at a time, which stay in a core's cache.
 _AT_A_TIME = 1 << 19
 
@@ -51,16 +53,15 @@ class Plan:
             table[first + 2], table[first + 3] = axis.shift, axis.flipped
         return table.T
 
-    @functools.cached_property
+    @property
     def fits_32_bits(self) -> bool:
-        """Whether the kernel's distances and their sums stay below 2³¹: of images up to 16,000 pixels, all do."""
-        for axis in (self.height, self.width):
-            if axis.resized is not None and len(axis.length):
-                length, places = int(axis.length.max()), axis.resized
-                places = max(places, int(np.abs(axis.shift).max()) + axis.extent)
-                if length * max(places, -(-length // axis.resized)) >= 1 << 29:
-                    return False
-        return True
+        """Whether the kernel's integers have enough bits for images of these sizes."""
+        sides = (
+            side or 0
+            for axis in (self.height, self.width)
+            for side in (axis.source, axis.resized, axis.extent)
+        )
+        return max(sides) <= LARGEST_SIDE
 
     def part(self, which: slice) -> "Plan":
         """Return the plan for some of the samples, without a copy."""

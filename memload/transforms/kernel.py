@@ -116,33 +116,39 @@ def _kernel(
     fill = tl.load(constants + 2 * C)[:, None].to(tl.float32, bitcast=True)
     if RESIZE:
         fill = fill.to(tl.int32)  # as uint8 has it
-        first_x, half_x, taps_x, unit_x, bits_x = _filter(
-            at_x, length_x, resized_x, mine + 9 * count, ANTIALIAS
+        # margins of a crop are filled below; until then they repeat the border, so that no number overflows
+        shown_x, bits_x = tl.minimum(tl.maximum(at_x, 0), resized_x - 1), tl.load(mine + 9 * count)
+        first_x, half_x, taps_x, total_x, unit_x = _filter(
+            shown_x, length_x, resized_x, bits_x, ANTIALIAS
         )
     for strip in range(STRIPS):
         y = (program // across % down * STRIPS + strip) * ROWS + tl.arange(0, ROWS)
         at_y = tl.where(turned_y, extent_y - 1 - y, y) + shift_y
         lanes = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
         if RESIZE:
-            first_y, half_y, taps_y, unit_y, bits_y = _filter(
-                at_y, length_y, resized_y, mine + 8 * count, ANTIALIAS
+            shown_y = tl.minimum(tl.maximum(at_y, 0), resized_y - 1)
+            bits_y = tl.load(mine + 8 * count)
+            first_y, half_y, taps_y, total_y, unit_y = _filter(
+                shown_y, length_y, resized_y, bits_y, ANTIALIAS
             )
             value = tl.zeros(lanes.shape, tl.int32) + (1 << bits_y >> 1)
             for i in range(taps_y):
-                weight_y = _weight(first_y + i, at_y, length_y, resized_y, half_y, unit_y)
+                weight_y = _weight(
+                    first_y + i, shown_y, length_y, resized_y, half_y, total_y, unit_y, bits_y
+                )
                 source_y, inside_y = _place(first_y + i, start_y, length_y, height)
                 rows, inside = (source_y * from_y)[None, :], lanes & inside_y[None, :]
                 row = tl.zeros(lanes.shape, tl.int32) + (1 << bits_x >> 1)
                 # two pixels are enough where nothing shrinks; their weights are computed once for all strips
                 for j in tl.static_range(2):
                     row += _tap(
-                        j, source, from_channel, rows, inside, fill, at_x, start_x, length_x, width, resized_x, first_x,
-                        half_x, unit_x, from_x, INSIDE,
+                        j, source, from_channel, rows, inside, fill, shown_x, start_x, length_x, width, resized_x, first_x,
+                        half_x, total_x, unit_x, bits_x, from_x, INSIDE,
                     )  # fmt: skip
                 for j in range(2, taps_x):
                     row += _tap(
-                        j, source, from_channel, rows, inside, fill, at_x, start_x, length_x, width, resized_x, first_x,
-                        half_x, unit_x, from_x, INSIDE,
+                        j, source, from_channel, rows, inside, fill, shown_x, start_x, length_x, width, resized_x, first_x,
+                        half_x, total_x, unit_x, bits_x, from_x, INSIDE,
                     )  # fmt: skip
                 # rows first, rounded to 8 bits, then columns: so torch does it
                 value += tl.minimum(row >> bits_x, 255) * weight_y[None, :]
@@ -185,10 +191,10 @@ def _kernel(
 
 @triton.jit
 def _tap(
-    j, base, from_channel, rows, mask, fill, at_x, start_x, length_x, width, resized_x, first_x, half_x, unit_x, from_x,
-    INSIDE: tl.constexpr,
+    j, base, from_channel, rows, mask, fill, at_x, start_x, length_x, width, resized_x, first_x, half_x,
+    total_x, unit_x, bits_x, from_x, INSIDE: tl.constexpr,
 ):  # fmt: skip
-    weight = _weight(first_x + j, at_x, length_x, resized_x, half_x, unit_x)
+    weight = _weight(first_x + j, at_x, length_x, resized_x, half_x, total_x, unit_x, bits_x)
     source, inside = _place(first_x + j, start_x, length_x, width)
     where = (rows + (source * from_x + from_channel)[:, None]).to(tl.uint32)
     if INSIDE:
@@ -211,7 +217,11 @@ def _place(pixel, start, length, extent):
 
 @triton.jit
 def _filter(at, length, resized, bits, ANTIALIAS: tl.constexpr):
-    """First pixel, half the width, number of taps, what the weights' unit counts and bits: see `geometry.weights`."""
+    """Return what `_weight` needs to know of output pixels ``at``: see `geometry.weights`.
+
+    That is the first source pixel, half of the filter's width, the number of taps, the sum of their distances, and
+    what one of these counts, which is 2^bits / total.
+    """
     half = 2 * resized
     if ANTIALIAS:
         half = 2 * tl.maximum(length, resized)
@@ -220,18 +230,30 @@ def _filter(at, length, resized, bits, ANTIALIAS: tl.constexpr):
     total = tl.zeros_like(at)
     for tap in range(taps):
         total += _distance(first + tap, at, length, resized, half)
-    bits = tl.load(bits)
-    # places outside of what is shown have no taps
-    return first, half, taps, (1 << bits).to(tl.float64) / tl.maximum(total, 1).to(tl.float64), bits
+    unit = (1 << bits).to(tl.float32) / total.to(tl.float32)
+    return first, half, taps, total, unit
 
 
 @triton.jit
 def _distance(pixel, at, length, resized, half):
+    """Return how far a source pixel is from the end of the filter, in units of 1/(2·resized) of a pixel."""
     inside = half - tl.abs((2 * pixel + 1) * resized - (2 * at + 1) * length)
     return tl.where(pixel < length, tl.maximum(inside, 0), 0)
 
 
 @triton.jit
-def _weight(pixel, at, length, resized, half, unit):
-    """The weight of a pixel in fixed point. In float64, where its rounding is never in doubt."""
-    return (_distance(pixel, at, length, resized, half).to(tl.float64) * unit + 0.5).to(tl.int32)
+def _weight(pixel, at, length, resized, half, total, unit, bits):
+    """Return the weight of a source pixel in fixed point: distance · 2^bits / total, rounded to nearest.
+
+    The result is exact, though float64 is not used, which is slow on consumer GPUs. Let x be the exact quotient; it
+    is below 2^15, as `geometry.precision` chooses the bits. The float32 product differs from x by less than 1/64:
+    the conversion of total and the product are each off by at most 2^-24 of their values and the division by 2^-22,
+    together 1.5 · 2^-22 · 2^15, and the addition by 2^-9. With 1/2 - 1/16 added, the sum is between
+    x + 1/2 - 1/8 and x + 1/2, so its integer part is the weight or one less than it. The remainder tells the two
+    apart. It is at least -total/2 and below 3/2 · total, and twice that fits in 32 bits, as total is at most 2^29 for
+    sides of up to 16,384 pixels. So it is right although its terms may overflow: they wrap modulo 2^32.
+    """
+    distance = _distance(pixel, at, length, resized, half)
+    estimate = (distance.to(tl.float32) * unit + 0.4375).to(tl.int32)
+    remainder = (distance << bits) - estimate * total
+    return estimate + (2 * remainder >= total).to(tl.int32)

@@ -80,11 +80,20 @@ def test_samples_on_the_gpu_are_understood() -> None:
     )
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*torch.jit:DeprecationWarning"
-)  # torch's compiler, of its own imports
+@pytest.fixture(scope="module")
+def compiler_started() -> None:
+    """Start torch's compiler before a test is checked for leaks.
+
+    Its first use starts a thread and maps a semaphore that stay (those of tqdm, for a progress bar that is never
+    shown), and gives warnings.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compile(lambda batch: batch + 1)(torch.zeros(1, device="cuda"))
+
+
 @pytest.mark.parametrize("compiled", ["consumer", "caller"])
-def test_torch_compile_works_over_the_result(compiled: str) -> None:
+def test_torch_compile_works_over_the_result(compiled: str, compiler_started: None) -> None:
     images, transform = pixels(8, 50, 60).cuda(), transforms.train(32, dtype=torch.bfloat16)
     double = torch.compile(lambda batch: batch * 2 + 1)
     both = torch.compile(lambda batch: transform(batch, samples=np.arange(8)) * 2 + 1)

@@ -15,7 +15,8 @@ import torch
 
 from memload import transforms
 from memload.transforms.draws import Draws
-from memload.transforms.fused import Fused, Plan, reference
+from memload.transforms.fused import LARGEST_SIDE, Fused, Plan, reference
+from memload.transforms.geometry import precision_of
 
 pytestmark = pytest.mark.slow
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -92,7 +93,7 @@ def test_all_of_this_holds_in_tritons_interpreter() -> None:
         timeout=300,
     )
     assert not done.returncode, done.stdout
-    assert "31 passed" in done.stdout
+    assert "33 passed" in done.stdout
 
 
 @here
@@ -122,6 +123,72 @@ def test_the_kernel_gives_the_reference_bit_for_bit(seed: int) -> None:
     assert found.is_contiguous(memory_format=layout)
     assert expected.is_contiguous(memory_format=layout)
     assert torch.equal(found.cpu(), expected), compose
+
+
+def exact_weights(length: int, resized: int, antialias: bool, at: np.ndarray) -> list[list[int]]:
+    """Return the weights of output pixels ``at`` by Python's integers, rounded half up."""
+    half = 2 * max(length, resized) if antialias else 2 * resized
+    bits = precision_of(length, resized, antialias)
+    rows = []
+    for pixel in at.tolist():
+        centre = (2 * pixel + 1) * length
+        first = max((centre - half + resized) // (2 * resized), 0)
+        distances = [
+            max(half - abs((2 * source + 1) * resized - centre), 0)
+            for source in range(first, min(first + (half + resized - 1) // resized, length))
+        ]
+        total = sum(distances)
+        rows.append([((distance << bits + 1) + total) // (2 * total) for distance in distances])
+    return rows
+
+
+def sides(rng: random.Random, largest: int) -> tuple[int, int]:
+    """Return a length and what it is resized to, of all orders of magnitude."""
+    return (
+        min(largest, round(largest ** rng.random()) + rng.randrange(3)),
+        min(largest, round(largest ** rng.random()) + rng.randrange(3)),
+    )
+
+
+@here
+@pytest.mark.parametrize("antialias", [True, False])
+def test_weights_are_exact_for_all_sizes_up_to_the_limit(antialias: bool) -> None:
+    import triton
+    import triton.language as tl
+
+    from memload.transforms.kernel import _filter, _weight
+
+    def store(at, out, length, resized, bits, taps, ANTIALIAS: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+        lanes = tl.arange(0, N)
+        pixels = tl.load(at + lanes)
+        first, half, _, total, unit = _filter(pixels, length, resized, bits, ANTIALIAS)
+        for tap in range(taps):
+            weight = _weight(first + tap, pixels, length, resized, half, total, unit, bits)
+            tl.store(out + tap * N + lanes, weight)
+
+    store.__globals__.update(tl=tl, _filter=_filter, _weight=_weight)
+    kernel = triton.jit(store)
+    rng = random.Random(antialias)
+    pairs = [sides(rng, LARGEST_SIDE) for _ in range(25)]
+    pairs += [(LARGEST_SIDE, LARGEST_SIDE), (1, LARGEST_SIDE), (LARGEST_SIDE, 224)]
+    compared = 0
+    for length, resized in pairs:
+        half = 2 * max(length, resized) if antialias else 2 * resized
+        taps = min((half + resized - 1) // resized, length)
+        if taps > 150:  # slow in the interpreter
+            continue
+        at = np.array([rng.randrange(resized) for _ in range(62)] + [0, resized - 1], np.int32)
+        out = torch.zeros((taps, 64), dtype=torch.int32, device=DEVICE)
+        bits = precision_of(length, resized, antialias)
+        kernel[(1,)](
+            torch.from_numpy(at).to(DEVICE), out, length, resized, bits, taps, antialias, 64
+        )
+        for column, expected in zip(
+            out.T.tolist(), exact_weights(length, resized, antialias, at), strict=True
+        ):
+            assert column == expected + [0] * (taps - len(expected)), (length, resized)
+            compared += len(expected)
+    assert compared > 5_000
 
 
 @here
