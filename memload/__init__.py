@@ -3,7 +3,7 @@
 >>> memload.build("images/", "out.bin", size=256)  # or: memload build images/ out.bin --size 256
 >>> dataset = memload.MemmapDataset("out.bin")
 
-Names are looked up on first use, so that ``import memload`` loads neither NumPy nor torch.
+Names are imported on first use, so ``import memload`` loads neither NumPy nor torch.
 """
 
 from importlib import import_module
@@ -11,115 +11,74 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    import memload.transforms as transforms  # noqa: F401  # a module: no name of __all__
-    from memload.building.builder import BuildReport, build
-    from memload.building.manifest import Manifest
-    from memload.building.sources import ImageFolder, Record, Source
-    from memload.errors import (
-        BuildError,
-        ChecksumError,
-        DecodeError,
-        DependencyError,
-        FeedError,
-        FormatError,
-        MemloadError,
-        MissingError,
-        SourceError,
-    )
-    from memload.inspection import info, preview, verify
-    from memload.reading.collate import fast_collate
-    from memload.reading.dataset import MemmapDataset
-    from memload.reading.loader import Loader
-    from memload.reading.prefetch import CudaPrefetcher, ThreadPrefetcher, background
-    from memload.reading.samplers import (
-        BlockShuffledSampler,
-        ClassBalancedSampler,
-        SequentialSampler,
-        ShuffledSampler,
-        WeightedSampler,
-    )
-    from memload.storage.index import Index
-
-_HOME = {
-    "BlockShuffledSampler": "reading.samplers",
-    "BuildError": "errors",
-    "BuildReport": "building.builder",
-    "ChecksumError": "errors",
-    "ClassBalancedSampler": "reading.samplers",
-    "CudaPrefetcher": "reading.prefetch",
-    "DecodeError": "errors",
-    "DependencyError": "errors",
-    "FeedError": "errors",
-    "FormatError": "errors",
-    "ImageFolder": "building.sources",
-    "Index": "storage.index",
-    "Loader": "reading.loader",
-    "Manifest": "building.manifest",
-    "MemloadError": "errors",
-    "MemmapDataset": "reading.dataset",
-    "MissingError": "errors",
-    "Record": "building.sources",
-    "SequentialSampler": "reading.samplers",
-    "ShuffledSampler": "reading.samplers",
-    "Source": "building.sources",
-    "SourceError": "errors",
-    "ThreadPrefetcher": "reading.prefetch",
-    "WeightedSampler": "reading.samplers",
-    "background": "reading.prefetch",
-    "build": "building.builder",
-    "fast_collate": "reading.collate",
-    "info": "inspection",
-    "preview": "inspection",
-    "verify": "inspection",
+#: The modules of the package that have public names, each with these names.
+_PUBLIC = {
+    "building.builder": "BuildReport build",
+    "building.manifest": "Manifest",
+    "building.sources": "ImageFolder Record Source",
+    "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
+    "MemloadError MissingError SourceError",
+    "inspection": "info preview verify",
+    "reading.collate": "fast_collate",
+    "reading.dataset": "MemmapDataset",
+    "reading.loader": "Loader",
+    "reading.prefetch": "CudaPrefetcher ThreadPrefetcher background",
+    "reading.samplers": "BlockShuffledSampler ClassBalancedSampler SequentialSampler "
+    "ShuffledSampler WeightedSampler",
+    "storage.index": "Index",
 }
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
-__all__ = [
-    "BlockShuffledSampler",
-    "BuildError",
-    "BuildReport",
-    "ChecksumError",
-    "ClassBalancedSampler",
-    "CudaPrefetcher",
-    "DecodeError",
-    "DependencyError",
-    "FeedError",
-    "FormatError",
-    "ImageFolder",
-    "Index",
-    "Loader",
-    "Manifest",
-    "MemloadError",
-    "MemmapDataset",
-    "MissingError",
-    "Record",
-    "SequentialSampler",
-    "ShuffledSampler",
-    "Source",
-    "SourceError",
-    "ThreadPrefetcher",
-    "WeightedSampler",
-    "__version__",
-    "background",
-    "build",
-    "fast_collate",
-    "info",
-    "preview",
-    "verify",
-]
+__all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605  # derived from the table above
+
+if TYPE_CHECKING:  # the same names, for type checkers and editors
+    from memload import transforms as transforms
+    from memload.building.builder import BuildReport as BuildReport, build as build
+    from memload.building.manifest import Manifest as Manifest
+    from memload.building.sources import (
+        ImageFolder as ImageFolder,
+        Record as Record,
+        Source as Source,
+    )
+    from memload.errors import (
+        BuildError as BuildError,
+        ChecksumError as ChecksumError,
+        DecodeError as DecodeError,
+        DependencyError as DependencyError,
+        FeedError as FeedError,
+        FormatError as FormatError,
+        MemloadError as MemloadError,
+        MissingError as MissingError,
+        SourceError as SourceError,
+    )
+    from memload.inspection import info as info, preview as preview, verify as verify
+    from memload.reading.collate import fast_collate as fast_collate
+    from memload.reading.dataset import MemmapDataset as MemmapDataset
+    from memload.reading.loader import Loader as Loader
+    from memload.reading.prefetch import (
+        CudaPrefetcher as CudaPrefetcher,
+        ThreadPrefetcher as ThreadPrefetcher,
+        background as background,
+    )
+    from memload.reading.samplers import (
+        BlockShuffledSampler as BlockShuffledSampler,
+        ClassBalancedSampler as ClassBalancedSampler,
+        SequentialSampler as SequentialSampler,
+        ShuffledSampler as ShuffledSampler,
+        WeightedSampler as WeightedSampler,
+    )
+    from memload.storage.index import Index as Index
 
 
 def __getattr__(name: str) -> object:
-    if (
-        name == "transforms"
-    ):  # a module, for its names to be used as ``memload.transforms.Normalize``
+    if name == "transforms":  # a module: memload.transforms.Normalize works without another import
         return import_module("memload.transforms")
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'memload' has no attribute {name!r}")
-    value = getattr(import_module(f"memload.{_HOME[name]}"), name)
+    value = getattr(import_module(f"memload.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -1,4 +1,4 @@
-"""``python -m memload`` is the ``memload`` command."""
+"""``python -m memload`` runs the ``memload`` command."""
 
 from memload.cli import main
 

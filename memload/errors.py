@@ -1,19 +1,19 @@
-"""What can go wrong, as a tree.
+"""The exceptions that memload raises, as a tree.
 
 ::
 
     MemloadError
-    ├── FormatError            a file is no memload data set, or is damaged   (.path)
-    │   ├── MissingError       ... is not there; also a FileNotFoundError
-    │   └── ChecksumError      ... holds other bytes than were written       (.rows)
-    ├── SourceError            a folder, manifest or data set that no record can be taken from (.path)
-    ├── DecodeError            one picture cannot be used                     (.key, .reason)
-    ├── BuildError             a build cannot start or go on                  (.path)
-    ├── FeedError              a way of getting samples to the device does not work here
-    └── DependencyError        an optional library is missing; also an ImportError (.name)
+    ├── FormatError            a file is not a memload data set, or is damaged   (.path)
+    │   ├── MissingError       a file is missing; also a FileNotFoundError
+    │   └── ChecksumError      a file holds other bytes than were written        (.rows)
+    ├── SourceError            a folder, manifest or data set has no usable records  (.path)
+    ├── DecodeError            one image cannot be used                          (.key, .reason)
+    ├── BuildError             a build cannot start or continue                  (.path)
+    ├── FeedError              a feed does not work on this machine
+    └── DependencyError        an optional library is missing; also an ImportError   (.name)
 
-A wrong argument is none of these: it raises `ValueError`, `TypeError` or `IndexError`. A message names
-the subject, what was expected, what was found and what to do.
+A wrong argument raises `ValueError`, `TypeError` or `IndexError` instead. Each message says what is
+wrong, names the file, key or argument, and ends with what to do.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Path = str | PathLike[str]
 
 
 class MemloadError(Exception):
-    """Whatever memload raises about files, pictures and the environment."""
+    """The base class of errors about files, images and the environment."""
 
 
 class _PathError(MemloadError):
@@ -31,26 +31,26 @@ class _PathError(MemloadError):
         super().__init__(message)
         self.path = None if path is None else fspath(path)
 
-    def __reduce__(self) -> tuple[object, ...]:  # exceptions cross process borders
+    def __reduce__(self) -> tuple[object, ...]:  # keeps .path when it is pickled by a worker
         return (type(self), self.args, self.__dict__)
 
 
 class FormatError(_PathError):
-    """A file is not what the format says. ``path`` is the file."""
+    """A file does not follow the format. ``path`` is the file."""
 
 
 class MissingError(FormatError, FileNotFoundError):
-    """A file of a data set is not there. ``path`` is the file."""
+    """A file of a data set does not exist. ``path`` is the file."""
 
     def __init__(self, message: str, *, path: Path | None = None) -> None:
         FormatError.__init__(self, message, path=path)
 
-    def __str__(self) -> str:  # OSError's own would look for an errno
+    def __str__(self) -> str:  # OSError.__str__ would expect an errno
         return str(self.args[0])
 
 
 class ChecksumError(FormatError):
-    """Bytes have changed since they were written. ``rows`` are the rows known to be bad."""
+    """Bytes have changed since they were written. ``rows`` are the rows known to be damaged."""
 
     def __init__(self, message: str, *, path: Path | None = None, rows: Sequence[int] = ()) -> None:
         super().__init__(message, path=path)
@@ -58,18 +58,18 @@ class ChecksumError(FormatError):
 
 
 class SourceError(_PathError):
-    """No records can be taken from a source. ``path`` is the folder or file."""
+    """A source has no usable records. ``path`` is the folder or file."""
 
 
 class DecodeError(MemloadError):
-    """One picture cannot be used. ``key`` says which, ``reason`` why."""
+    """One image cannot be used. ``key`` is its name in the source, ``reason`` says why."""
 
     def __init__(self, reason: str, *, key: str = "") -> None:
         super().__init__(f"{key}: {reason}" if key else reason)
         self.key = key
         self.reason = reason
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[object, ...]:  # args hold the message, not the reason
         return (_decode_error, (self.reason, self.key))
 
 
@@ -78,7 +78,7 @@ def _decode_error(reason: str, key: str) -> DecodeError:
 
 
 class BuildError(_PathError):
-    """A build cannot start or go on. What was there before is untouched. ``path`` is the output."""
+    """A build cannot start or continue. Existing files are untouched. ``path`` is the output."""
 
 
 class FeedError(MemloadError):

@@ -150,7 +150,10 @@ def test_a_flipped_pixel_names_its_row_and_the_samples_key(
     result = run("verify", tmp_path / "made.bin")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert f"found 1 altered: rows {row} ({index.keys[row]})." in result.stderr
+    assert (
+        f"1 of 6 rows changed after they were written: rows {row} ({index.keys[row]})."
+        in result.stderr
+    )
 
 
 def test_all_bad_rows_are_named_and_the_rest_is_still_read(
@@ -163,7 +166,7 @@ def test_all_bad_rows_are_named_and_the_rest_is_still_read(
     assert list(report.bad_rows) == [*range(1, 30), 41]
     assert report.bytes == 42 * 72
     error = run("verify", tmp_path / "made.bin").stderr
-    assert "found 30 altered: rows 1, 2, 3" in error
+    assert "30 of 42 rows changed after they were written: rows 1, 2, 3" in error
     assert "20, … (bee/1.jpg, cat/2.jpg, ant/3.jpg, bee/4.jpg, cat/5.jpg, …)" in error
 
 

@@ -1189,7 +1189,7 @@ def test_ctrl_c_ends_it_with_130_and_says_how_to_go_on(command: list[str], tmp_p
     assert process.returncode == 130, told
     assert (
         told.splitlines()[-1]
-        == "memload: interrupted. Run the same command again: it goes on where it stopped"
+        == "memload: interrupted. Run the same command again to continue where it stopped"
     )
     assert "Traceback" not in told
     assert said == ""
