@@ -1,1 +1,23 @@
-"""Ways of getting samples to the device, one a file, and the choice among them."""
+"""Bring the rows of samples to the device. One file for each way, and the choice among them.
+
+    choice ─▶ a feed ─▶ prepare(positions), once a chunk ─▶ fetch(start, stop), once a batch ─▶ tensors
+
+    page cache ─┬─ threads copy rows to memory ───────────────────────────────▶ batch on the CPU   cpu
+                ├─ threads copy rows to page-locked memory, one copy a batch ─▶ batch on the GPU   pinned
+                ├─ copy engines of the GPU read the pages themselves ─────────▶ batch on the GPU   dma
+                ├─ a kernel reads the pages itself ───────────────────────────▶ batch on the GPU   uva
+                └─ all rows, once ─▶ memory of the GPU ─▶ index_select ───────▶ batch on the GPU   resident
+
+- choice.py: which feed serves some samples on some device, and why.
+- interface.py: what a feed is given, and what it promises.
+- cpu.py, pinned.py, dma.py, uva.py, resident.py: the feeds, as drawn above.
+- uva_kernel.py: the kernel of uva.py. Importing it imports Triton.
+- pages.py: registers the page cache with CUDA; what dma.py and uva.py have in common.
+- gathering.py: copies rows on the CPU, and asks the disk early for those that are not in RAM.
+- buffers.py: memory for batches on the CPU, used again and again.
+
+A feed knows nothing of the order of samples, as a sampler knows nothing of pixels.
+
+What your code writes into an image in place stays in your process and never reaches the file. The
+feeds ``cpu`` and ``pinned`` read your process's view and include it; the others may read the file.
+"""

@@ -10,6 +10,7 @@ from memload.errors import FeedError
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import DmaFeed
 from memload.feeds.interface import Feed, Samples
+from memload.feeds.pages import bytes_to_register
 from memload.feeds.pinned import PinnedFeed
 from memload.feeds.resident import ResidentFeed
 from memload.feeds.uva import UvaFeed
@@ -18,11 +19,12 @@ from memload.machine import available_memory
 FeedName = Literal["auto", "resident", "dma", "uva", "pinned", "cpu"]
 FEEDS: tuple[str, ...] = get_args(FeedName)
 
-#: The part of the device's free memory that rows and columns may take: the rest is for the model.
+#: The part of the device's free memory that samples may take. The rest is for the model.
 RESIDENT_SHARE = 0.25
-#: The part of available RAM that may be registered, and so kept in the page cache.
+#: The part of the available RAM that may be registered, and so kept in the page cache.
 REGISTERED_SHARE = 0.5
-#: Bytes of a row from which on the copy engines are as fast as a kernel (44.9 against 46.8 GB/s at 27 KiB, one H200).
+#: From rows of this size on, the copy engines are about as fast as a kernel (44.9 against 46.8 GB/s
+#: at 27 KiB on one H200).
 DMA_ROW_BYTES = 28 << 10
 
 
@@ -44,75 +46,86 @@ def choose_feed(
     num_threads: int,
     prefetch_factor: int,
 ) -> tuple[Feed, Choice]:
-    """Return the feed, made, with what was chosen and why.
+    """Create the feed with this name, or choose one; return it with the reason.
 
-    ``auto`` is, on CUDA, the first that serves of: ``resident`` if rows and columns fit in a quarter of the
-    device's free memory; ``dma``, or ``uva`` for rows below 28 KiB, if all rows fit in half of the available RAM
-    (also of a container's); ``pinned``. Raises FeedError if the one that was named cannot serve.
+    On CUDA, ``"auto"`` is the first of these that can serve:
+
+    - ``resident``, if the used rows and the columns fit in a quarter of the device's free memory;
+    - ``dma``, or ``uva`` for rows below 28 KiB, if the windows of the files that hold used rows fit
+      in half of the available RAM (of the container's, if it has a limit);
+    - ``pinned``.
+
+    Raises FeedError if the named feed cannot serve these samples on this device.
     """
-    ahead = num_threads * prefetch_factor
 
-    def make(which: str) -> Feed:
-        if which == "cpu":
-            return CpuFeed(samples, device, keep=ahead + 2)
-        if which == "resident":
-            return ResidentFeed(samples, device)
-        if which == "dma":
+    def create(name: str) -> Feed:
+        if name == "cpu":
+            return CpuFeed(samples, device, keep=num_threads * prefetch_factor + 2)
+        if name == "resident":
+            return ResidentFeed(samples, device, num_threads=num_threads)
+        if name == "dma":
             return DmaFeed(samples, device, num_threads=num_threads)
-        if which == "uva":
+        if name == "uva":
             return UvaFeed(samples, device, num_threads=num_threads)
-        callers = pinned_callers(num_threads, prefetch_factor)
+        callers = max(1, pinned_callers(num_threads, prefetch_factor))
         return PinnedFeed(
-            samples, device, num_threads=num_threads, callers=callers, most=callers + 2
+            samples, device, num_threads=num_threads, callers=callers, soft_limit=callers + 2
         )
 
     if name != "auto":
-        feed, choice = make(name), Choice(name, "asked for")
+        feed, choice = create(name), Choice(name, "asked for")
     elif device.type != "cuda":
-        feed, choice = make("cpu"), Choice("cpu", f"the device is {device}")
+        feed, choice = create("cpu"), Choice("cpu", f"the device is {device}")
     else:
-        feed, choice = first_that_serves(make, samples, device)
+        feed, choice = first_that_serves(create, samples, device)
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice
 
 
 def pinned_callers(num_threads: int, prefetch_factor: int) -> int:
-    """Return how many threads fetch batches from `PinnedFeed` at once; the others help them.
+    """Return how many of ``num_threads`` threads fetch batches of `PinnedFeed` at once.
 
-    On an H200's host 8 threads brought 274,000 images/s with 5 batches at once, 198,000 with 3.
+    The other threads help them. 0 means that the consumer's own thread fetches, if
+    ``num_threads=0``. On an H200's host, 8 threads reached 274,000 images/s with 5 batches at once,
+    and 198,000 with 3.
     """
-    return max(1, min(num_threads, 3 * prefetch_factor))
+    return min(num_threads, 3 * prefetch_factor)
 
 
 def first_that_serves(
-    make: Callable[[str], Feed], samples: Samples, device: torch.device
+    create: Callable[[str], Feed], samples: Samples, device: torch.device
 ) -> tuple[Feed, Choice]:
-    """Return the fastest feed that there is room for and that can be made, and why it was chosen."""
-    row_bytes = samples.shards.array.row_bytes
-    rows = len(samples.shards) * row_bytes
-    all_bytes = rows + sum(column.nbytes for column in samples.columns)
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-        device
-    )  # held by torch, used by nobody
-    ram = available_memory()
-    on_device = f"{RESIDENT_SHARE:.0%} of {_gigabytes(free)} free on {device}"
-    in_ram = f"{REGISTERED_SHARE:.0%} of {_gigabytes(ram)} available RAM"
-    candidates = [("resident", all_bytes, RESIDENT_SHARE * free, on_device)]
-    for way in ("dma", "uva") if row_bytes >= DMA_ROW_BYTES else ("uva", "dma"):
-        candidates.append((way, rows, REGISTERED_SHARE * ram, in_ram))
-    refused = []
-    for way, size, room, where in candidates:
-        if size > room:
-            refused.append(f"{way}: {_gigabytes(size)} do not fit in {where}")
+    """Return the fastest feed that has enough memory and can be created, and the reason."""
+    shards, rows = samples.shards, samples.used_rows()
+    row_bytes = shards.array.row_bytes
+    free = _free_memory(device)
+    memory = available_memory()
+    to_copy = len(rows) * row_bytes + sum(column.nbytes for column in samples.columns)
+    to_register = bytes_to_register(shards, rows)
+    on_device = f"{RESIDENT_SHARE:.0%} of the {_gigabytes(free)} free on {device}"
+    in_memory = f"{REGISTERED_SHARE:.0%} of the {_gigabytes(memory)} of available RAM"
+    candidates = [("resident", to_copy, RESIDENT_SHARE * free, on_device)]
+    for name in ("dma", "uva") if row_bytes >= DMA_ROW_BYTES else ("uva", "dma"):
+        candidates.append((name, to_register, REGISTERED_SHARE * memory, in_memory))
+    refusals: list[str] = []
+    for name, size, limit, limit_in_words in candidates:
+        if size > limit:
+            refusals.append(f"{name}: {_gigabytes(size)} does not fit in {limit_in_words}")
             continue
         try:
-            return make(way), Choice(
-                way, "; ".join([f"{_gigabytes(size)} fit in {where}", *refused])
-            )
+            feed = create(name)
         except FeedError as error:
-            refused.append(f"{way}: {error}")
-    return make("pinned"), Choice("pinned", "; ".join(refused))
+            refusals.append(f"{name}: {error}")
+            continue
+        reasons = [f"{_gigabytes(size)} fits in {limit_in_words}", *refusals]
+        return feed, Choice(name, "; ".join(reasons))
+    return create("pinned"), Choice("pinned", "; ".join(refusals))
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the bytes of the device's memory that torch can still hand out."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _gigabytes(size: int) -> str:

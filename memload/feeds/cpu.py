@@ -1,4 +1,4 @@
-"""Rows gathered from the page cache into ordinary memory, for training on the CPU."""
+"""Rows copied from the page cache into ordinary memory, for training on the CPU."""
 
 import math
 from typing import ClassVar
@@ -14,9 +14,10 @@ from memload.feeds.interface import Fetch, Samples
 
 
 class CpuFeed:
-    """Copies rows into memory that is used again once a batch is dropped. Threads of the caller's make it faster.
+    """Copies rows on the caller's threads; several threads may fetch at once.
 
-    ``keep`` is how many buffers are held for the next batches.
+    The memory of a batch is used again once nothing refers to the batch any more. At most ``keep``
+    unused buffers are held.
     """
 
     name: ClassVar[str] = "cpu"
@@ -24,29 +25,30 @@ class CpuFeed:
     def __init__(self, samples: Samples, device: torch.device, *, keep: int) -> None:
         if device.type != "cpu":
             raise FeedError(
-                f"feed 'cpu': expected the CPU as device, found {device}. Choose another feed or device"
+                f"feed='cpu' needs device='cpu', but the device is {device}. Use another feed or "
+                "device"
             )
-        self._samples, self._gatherer = samples, Gatherer(samples.shards)
-        self._pool, self.device = BufferPool(keep), device
+        self._samples, self.device = samples, device
+        self._gatherer = Gatherer(samples.shards)
+        self._pool = BufferPool(keep)
 
-    def prepare(self, samples: np.ndarray) -> Fetch:
+    def prepare(self, positions: np.ndarray) -> Fetch:
         """See `Feed.prepare`."""
-        # The index is read here alone, which is where the Loader has just looked at it, and not on threads later on.
-        rows = self._samples.row[samples]
-        columns = [column[samples] for column in self._samples.columns]
+        rows = self._samples.row[positions]
+        columns = [column[positions] for column in self._samples.columns]
 
         def fetch(start: int, stop: int) -> list[Tensor]:
-            part = [torch.from_numpy(column[start:stop].copy()) for column in columns]
-            return [self._pixels(rows[start:stop]), *part]
+            pixels = self._pixels(rows[start:stop])
+            return [pixels, *(torch.from_numpy(column[start:stop].copy()) for column in columns)]
 
         return fetch
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        self._pool = BufferPool(0)
 
     def _pixels(self, rows: np.ndarray) -> Tensor:
         shape, dtype = self._samples.shape(len(rows)), self._samples.dtype
         out = self._pool.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
         self._gatherer.gather(rows, out.numpy())
         return out
-
-    def close(self) -> None:
-        """See `Feed.close`."""
-        self._pool = BufferPool(0)

@@ -1,50 +1,42 @@
-"""Rows copied from the page cache into memory, with the disk asked early for those that are not there."""
+"""Copy rows from the page cache, and ask the disk early for those that are not there."""
 
+import resource
 import sys
 
 import numpy as np
 
 from memload.storage.shards import Shards
 
-#: After pages had to be read from the disk, so many gathers more are asked for ahead.
-_STAY_COLD = 64
-#: Rows copied before the rest of a batch, to see whether they had to be read.
-_FIRST = 2
+#: How many gathers ask the disk ahead after one that had to wait for the disk.
+_ASK_AFTER_WAIT = 64
 
 
 class Gatherer:
-    """Copies rows; where they are not in RAM, asks for all of a batch before it waits for the first.
+    """Copies rows. If they are not in RAM, asks for all of a batch before copying the first.
 
-    That keeps a disk's queue full, and has it read these rows alone: 1,200 to 4,200 random rows a second of a file of
-    which nothing was in RAM, against 210 to 280 by page faults, around each of which that disk read 8 MB. Cold pages
-    are found by the thread's major page faults, since asking costs 2 µs a row where everything is there. Thread-safe.
+    Asking keeps the disk's queue full and reads these rows only: 1,200 to 4,200 random rows a second
+    from a cold file. Page faults alone gave 210 to 280, as the kernel reads 8 MB around each.
+    Asking costs 2 µs a row, so it stops once 64 gathers did not have to wait. Thread-safe.
     """
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self._cold = 0
+        self._gathers_to_ask = 1  # whether the rows are in RAM shows in the first gather
 
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy rows into ``out`` ``(N, H, W, C)``."""
-        first = 0 if self._cold else min(_FIRST, len(rows))
+        """Copy rows into ``out`` ``(N, H, W, C)``; see `Shards.gather`."""
+        if self._gathers_to_ask:
+            self._shards.ask_for(rows)
         before = _major_faults()
-        self._shards.gather(rows[:first], out[:first])
-        if self._cold or _major_faults() > before:
-            self._shards.ask_for(rows[first:])
-            self._shards.secure(
-                rows[first:], again=True
-            )  # they may have been in RAM once, and not be any more
-        self._shards.gather(rows[first:], out[first:])
+        self._shards.gather(rows, out)
         if _major_faults() > before:
-            self._cold = _STAY_COLD
-        elif self._cold:
-            self._cold -= 1
+            self._gathers_to_ask = _ASK_AFTER_WAIT
+        elif self._gathers_to_ask:
+            self._gathers_to_ask -= 1
 
 
 def _major_faults() -> int:
-    """Return how often this thread had to wait for a page from the disk; 0 where the system does not tell."""
+    """Return how often this thread has waited for the disk to read a page. Linux only, else 0."""
     if sys.platform != "linux":
         return 0
-    import resource
-
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -1,4 +1,4 @@
-"""What all ways of getting samples to the device have in common."""
+"""What a feed is given, and what it promises."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,64 +8,86 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memload.errors import FeedError
 from memload.storage.shards import Shards
+
+#: ``fetch(start, stop)`` returns one batch: ``[pixels, *columns]``. See `Feed.prepare`.
+Fetch = Callable[[int, int], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a feed serves: pixels, the row of them that each sample has, int64 ``(n,)``, and its columns ``(n, …)``."""
+    """The samples that a feed serves: all of a data set, or those of a subset."""
 
     shards: Shards
+    #: The row of each sample, int64 ``(n,)``. Samples may share rows, and rows may be unused.
     row: np.ndarray
+    #: The other values of each sample, arrays ``(n, …)``.
     columns: Sequence[np.ndarray]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The pixels' type."""
+        """The type of the pixels."""
         return torch.from_numpy(np.empty(0, self.shards.array.descr)).dtype
 
     def shape(self, count: int) -> tuple[int, ...]:
-        """Return ``(count, H, W, C)``."""
+        """Return the shape of the pixels of some samples: ``(count, H, W, C)``."""
         return (count, *self.shards.array.shape)
+
+    def used_rows(self) -> np.ndarray:
+        """Return the rows that the samples use: each once, in ascending order, int64."""
+        used = np.zeros(len(self.shards), bool)
+        used[self.row] = True
+        return np.flatnonzero(used)
 
 
 class Feed(Protocol):
-    """Brings samples to where the model wants them. It knows nothing of order, as a sampler knows nothing of pixels.
+    """Brings samples to the device on which the model wants them.
 
-    Making one raises FeedError where it cannot serve these samples on this device, and says why.
+    Creating a feed raises FeedError if it cannot serve these samples on this device, and
+    FormatError if a file is damaged.
     """
 
     name: ClassVar[str]
     device: torch.device
 
-    def prepare(self, samples: np.ndarray) -> "Fetch":
-        """Return a function that fetches parts of these samples: int64 ``(M,)``, in range, those of many batches.
+    def prepare(self, positions: np.ndarray) -> Fetch:
+        """Prepare to fetch a chunk of samples: many batches, whose shared work is done once.
 
-        ``fetch(start, stop)`` returns pixels ``(N, H, W, C)`` and columns ``(N, …)`` of ``samples[start:stop]``: the
-        caller's own, never to be written to by another. It is thread-safe. On the CPU it blocks until they are there;
-        on CUDA they are there for what follows on torch's current stream, on which `prepare` was called too. That is
-        not to be the default one, on which CUDA takes no batched copies, except for `ResidentFeed`.
+        ``positions`` are positions in `Samples`, int64 ``(M,)``, in range. The result,
+        ``fetch(start, stop)``, returns the samples ``positions[start:stop]``: pixels
+        ``(N, H, W, C)`` and columns ``(N, …)``, as tensors that nobody else will write to.
+
+        On the CPU, ``fetch`` blocks until the batch is complete. On CUDA, the batch is ordered on
+        torch's current stream. That must be the stream on which `prepare` was called and, except
+        for `ResidentFeed`, not the default stream, on which CUDA refuses batched copies.
+        ``fetch`` is thread-safe. It raises FormatError if a file was truncated since.
         """
 
     def close(self) -> None:
-        """Let go of memory and threads, once copies under way have ended; what was handed out stays as it is."""
+        """Wait for copies under way, then free memory and threads. Batches stay valid."""
 
 
-Fetch = Callable[[int, int], list[Tensor]]
+def require_cuda(feed: str, device: torch.device) -> None:
+    """Raise FeedError unless the device is a CUDA device."""
+    if device.type != "cuda":
+        raise FeedError(
+            f"feed={feed!r} needs a CUDA device, but the device is {device}. Use feed='cpu'"
+        )
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return a small array on the device, for what follows on the current stream, without waiting.
+    """Return a small array on the device, ordered on the current stream, without waiting.
 
-    By way of page-locked memory: a copy from ordinary memory may wait for all that is on the stream.
+    It goes through page-locked memory: copying from ordinary memory may wait for the whole stream.
     """
     return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 def widest_word(row_bytes: int) -> torch.dtype:
-    """Return the widest type that rows are whole numbers of; where a page begins with one, all begin at multiples."""
-    return next(
-        word
-        for word in (torch.int64, torch.int32, torch.int16, torch.int8)
-        if not row_bytes % word.itemsize
-    )
+    """Return the widest integer type whose size divides the size of a row.
+
+    If the first row begins at a multiple of that size, as on a page, all rows do.
+    """
+    words = (torch.int64, torch.int32, torch.int16, torch.int8)
+    return next(word for word in words if row_bytes % word.itemsize == 0)

@@ -1,236 +1,419 @@
-"""A data set's pages in the page cache, made known to CUDA so that the device can read them by itself.
+"""The page cache registered with CUDA, so that the device reads the pages of files by itself.
 
-Each shard is mapped once more, shared and read-only, and registered window by window from a thread. All Loaders of
-a process that read the same file share its registration; processes share the pages themselves.
+    shards ─▶ maps, shared and read-only ─▶ windows, registered by a thread ─▶ addresses for the device
+
+Each file is mapped once more, shared and read-only, as CUDA cannot register the private maps of
+`Shards`. It is registered in windows of 256 MiB, and only those windows that hold rows in use. All
+Loaders of a process share the registration of a file; processes share the pages themselves.
 """
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import mmap
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from memload.errors import FeedError, FormatError
-from memload.feeds.staging import register, unregister
+from memload.feeds.interface import Fetch, Samples, require_cuda, upload
+from memload.feeds.pinned import PinnedFeed, register, unregister
 from memload.storage.format import HEADER_BYTES
-from memload.storage.mapping import fault_in, identity
+from memload.storage.mapping import address_of, fault_in
 from memload.storage.shards import Shards
 
-#: Bytes registered at a time: 3 ms where they are in RAM (12.5 ms a gigabyte in all, one H200's host).
+#: Bytes registered at a time: 3 ms if they are in RAM (12.5 ms a gigabyte on one H200's host).
 WINDOW_BYTES = 256 << 20
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable (for all devices), cudaHostRegisterReadOnly
-#: How long closing waits for the thread, which may be reading a window from a slow disk.
-_GRACE = 30.0
+#: How long `Pages.close` waits for the thread, which may be reading a window from a slow disk.
+_CLOSE_SECONDS = 30.0
+#: Rows that are not registered yet are copied by the CPU in parts of this size, since page-locked
+#: memory is scarce: two parts, 16 MiB, until all windows are registered.
+_PART_BYTES = 8 << 20
+
+#: ``copy_batch(start, stop, out)`` copies rows ``start`` to ``stop`` of a chunk into ``out``
+#: ``(stop - start, H, W, C)``, on the current stream.
+CopyBatch = Callable[[int, int, Tensor], None]
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where rows are: address, whether the device can read it, and the bytes before a boundary between windows.
+class PageCacheFeed:
+    """The common part of the feeds whose device reads the page cache: `DmaFeed` and `UvaFeed`.
 
-    ``split`` is 0 for a row within one window. Arrays ``(N,)``.
+    They differ in who copies; see `_plan_chunk`. Rows whose windows are not registered yet come
+    through `PinnedFeed`, whose threads and page-locked memory end with the last chunk that was
+    prepared before all windows were registered.
     """
 
-    address: np.ndarray
-    ready: np.ndarray
-    split: np.ndarray
+    name: ClassVar[str]
+
+    def __init__(self, samples: Samples, device: torch.device, *, num_threads: int) -> None:
+        require_cuda(self.name, device)
+        self._check_support()
+        self._samples, self.device = samples, device
+        self._row_bytes = samples.shards.array.row_bytes
+        self._pinned: PinnedFeed | None = PinnedFeed(
+            samples, device, num_threads=num_threads, callers=1, soft_limit=2
+        )
+        self._pages = Pages(samples.shards, samples.used_rows(), device)
+
+    def prepare(self, positions: np.ndarray) -> Fetch:
+        """See `Feed.prepare`. Fetching blocks for rows that are not registered yet."""
+        self._pages.check_sizes()
+        rows = self._samples.row[positions]
+        columns = [upload(column[positions], self.device) for column in self._samples.columns]
+        shape, dtype = self._samples.shape, self._samples.dtype
+        if self._pages.complete:
+            self._pinned = None  # chunks of other iterators may go on using theirs
+        pinned = self._pinned
+        copy_batch = (
+            self._plan_chunk(rows)
+            if pinned is None
+            else self._plan_chunk_while_registering(rows, pinned)
+        )
+
+        def fetch(start: int, stop: int) -> list[Tensor]:
+            out = torch.empty(shape(stop - start), dtype=dtype, device=self.device)
+            copy_batch(start, stop, out)
+            return [out, *(column[start:stop] for column in columns)]
+
+        return fetch
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        self._pages.close()
+        if self._pinned is not None:
+            self._pinned.close()
+
+    def _check_support(self) -> None:
+        """Raise FeedError if a library or driver for this way of copying is missing."""
+        raise NotImplementedError
+
+    def _plan_chunk(self, rows: np.ndarray) -> CopyBatch:
+        """Return a function that copies some of these rows, all of them registered."""
+        raise NotImplementedError
+
+    def _plan_chunk_while_registering(self, rows: np.ndarray, pinned: PinnedFeed) -> CopyBatch:
+        """Return the same for rows that are not all registered yet; it gets faster once they are."""
+        copy_registered: CopyBatch | None = None
+
+        def copy_batch(start: int, stop: int, out: Tensor) -> None:
+            nonlocal copy_registered
+            if copy_registered is None and self._pages.complete:
+                copy_registered = self._plan_chunk(rows)
+            if copy_registered is not None:
+                copy_registered(start, stop, out)
+            else:
+                self._copy_both_ways(rows[start:stop], out, pinned)
+
+        return copy_batch
+
+    def _copy_both_ways(self, rows: np.ndarray, out: Tensor, pinned: PinnedFeed) -> None:
+        """Copy one batch: registered rows from the page cache, the others through the CPU."""
+        is_registered = self._pages.are_registered(rows)
+        registered = np.flatnonzero(is_registered)
+        if len(registered) == len(rows):
+            self._plan_chunk(rows)(0, len(rows), out)
+            return
+        pixels = torch.empty(
+            self._samples.shape(len(registered)), dtype=self._samples.dtype, device=self.device
+        )
+        self._plan_chunk(rows[registered])(0, len(registered), pixels)
+        self._scatter(pixels, registered, out)
+        missing = np.flatnonzero(~is_registered)
+        rows_per_part = max(1, _PART_BYTES // self._row_bytes)
+        for start in range(0, len(missing), rows_per_part):
+            part = missing[start : start + rows_per_part]
+            self._scatter(pinned.fetch_rows(rows[part]), part, out)
+
+    def _scatter(self, pixels: Tensor, positions: np.ndarray, out: Tensor) -> None:
+        """Copy pixels to positions of a batch, on the device."""
+        source = pixels.view(torch.uint8).view(len(positions), self._row_bytes)
+        target = out.view(torch.uint8).view(len(out), self._row_bytes)
+        target.index_copy_(0, upload(positions, self.device), source)
 
 
 class Pages:
-    """The pages of some shards. Raises FeedError where they cannot be registered."""
+    """The registered windows that hold some rows (int64).
 
-    def __init__(self, shards: Shards, device: torch.device) -> None:
+    Registering goes on in a thread. Raises FeedError if the pages cannot be registered.
+    """
+
+    def __init__(self, shards: Shards, rows: np.ndarray, device: torch.device) -> None:
         row_bytes = shards.array.row_bytes
         if row_bytes > WINDOW_BYTES:
             raise FeedError(
-                f"rows: expected at most {WINDOW_BYTES:,} bytes each to register pages, found {row_bytes:,}"
+                f"rows of {row_bytes:,} bytes are too large to register: the limit is "
+                f"{WINDOW_BYTES:,} bytes. Use feed='pinned'"
             )
-        if not hasattr(mmap, "MAP_SHARED"):
-            raise FeedError("registering pages: expected a system with shared maps, such as Linux")
-        self._row_bytes, self._device = row_bytes, device
-        self._files = [
-            _open(path, known) for path, known in zip(shards.paths, shards.identities, strict=True)
-        ]
-        self._starts = np.array(shards.starts[:-1], np.int64)
-        self._bases = np.array([file.address for file in self._files], np.int64)
-        windows = [len(file.registered) for file in self._files]
-        self._first_window = np.concatenate([[0], np.cumsum(windows)[:-1]]).astype(np.int64)
+        self.windows = Windows(shards)
+        self._used = self.windows.used_by(rows)
+        self._device = device
+        self._files = open_files(shards)
+        self._addresses = np.array([file.address for file in self._files], np.int64)
         self._complete = False
-        for file in self._files[:1]:  # one page tells whether this filesystem's can be registered
-            file.probe(device)
-        self._stop = threading.Event()
+        self._files[0].probe(device)
+        stop = threading.Event()
         self._thread = threading.Thread(
-            target=_register_all,
-            args=(self._files, device, self._stop),
+            target=_register_windows,
+            args=(self._files, self.windows.by_file(self._used), device, stop),
             name="memload-register",
             daemon=True,
         )
         self._thread.start()
-        self._end = weakref.finalize(self, _end, self._stop, self._thread, os.getpid())
-
-    def locate(self, rows: np.ndarray) -> Places:
-        """Return where rows (int64) are, and note that the current stream reads them from now on."""
-        shard = np.searchsorted(self._starts, rows, side="right") - 1 if len(self._files) > 1 else 0
-        offset = HEADER_BYTES + (rows - self._starts[shard]) * self._row_bytes
-        window, last = offset // WINDOW_BYTES, (offset + self._row_bytes - 1) // WINDOW_BYTES
-        split = np.where(window == last, 0, last * WINDOW_BYTES - offset)
-        registered = np.concatenate([file.registered for file in self._files])
-        first = self._first_window[shard]
-        ready = registered[first + window] & registered[first + last]
-        self._note_reader()
-        return Places(self._bases[shard] + offset, ready, split)
-
-    def addresses(self, rows: np.ndarray) -> np.ndarray:
-        """Return the addresses of rows alone, once all of them can be read by the device."""
-        shard = np.searchsorted(self._starts, rows, side="right") - 1 if len(self._files) > 1 else 0
-        self._note_reader()
-        base = (self._bases + HEADER_BYTES - self._starts * self._row_bytes)[shard]
-        return np.asarray(base + rows * self._row_bytes)
-
-    def _note_reader(self) -> None:
-        stream = torch.cuda.current_stream(self._device)
-        for file in self._files:
-            file.readers.add(stream)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all that can be registered is; return whether that is all there is."""
-        self._thread.join(timeout)
-        return all(file.registered.all() for file in self._files)
+        self._stop_thread = weakref.finalize(self, _stop, stop, self._thread, os.getpid())
 
     @property
     def complete(self) -> bool:
-        """Whether every row can be read by the device."""
+        """Whether the device can read every window that is used."""
         if not self._complete:
-            self._complete = all(file.registered.all() for file in self._files)
+            self._complete = bool(self._registered()[self._used].all())
         return self._complete
 
-    def copy_all(self, out: torch.Tensor) -> None:
-        """Copy the bytes of all rows, one shard after the other, into ``out`` (uint8), on the current stream."""
-        for file, start in zip(self._files, self._starts.tolist(), strict=True):
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the thread has registered what can be registered; return `complete`."""
+        self._thread.join(timeout)
+        return self.complete
+
+    def check_sizes(self) -> None:
+        """Raise FormatError if a file has been truncated since it was opened. 0.4 µs a file."""
+        for file in self._files:
+            _check_size(file.path, file.mapped.size(), len(file.bytes))
+
+    def are_registered(self, rows: np.ndarray) -> np.ndarray:
+        """Return whether the device can read each row: bool ``(N,)``."""
+        first, last = self.windows.first_and_last(rows)
+        registered = self._registered()
+        return np.asarray(registered[first] & registered[last])
+
+    def addresses(self, rows: np.ndarray) -> np.ndarray:
+        """Return the address of each row, int64 ``(N,)``, for reading on the current stream.
+
+        Before the pages are unregistered, `close` waits for that stream.
+        """
+        stream = torch.cuda.current_stream(self._device)
+        for file in self._files:
+            file.readers.add(stream)
+        shard, offset = self.windows.shard_and_offset(rows)
+        return np.asarray(self._addresses[shard] + offset)
+
+    def copy_all(self, out: Tensor) -> None:
+        """Copy all rows of all files, as bytes, into ``out`` (uint8), on the current stream."""
+        stream, copied = torch.cuda.current_stream(self._device), 0
+        for file in self._files:
+            file.readers.add(stream)
             for window in range(len(file.registered)):
-                with contextlib.suppress(
-                    FeedError
-                ):  # such a window is copied all the same, only more slowly
+                with contextlib.suppress(FeedError):  # then it is copied more slowly
                     file.register(window, self._device)
                 first = max(window * WINDOW_BYTES, HEADER_BYTES)
                 size = min((window + 1) * WINDOW_BYTES, len(file.bytes)) - first
-                # an array made of the address, since torch warns of one that must not be written to
-                pages = np.ctypeslib.as_array(
-                    (ctypes.c_uint8 * size).from_address(file.address + first)
-                )
-                at = start * self._row_bytes + first - HEADER_BYTES
-                out[at : at + size].copy_(torch.from_numpy(pages), non_blocking=True)
-            file.readers.add(torch.cuda.current_stream(self._device))
+                # Made from the address, as torch warns of arrays that cannot be written to.
+                window_bytes = (ctypes.c_uint8 * size).from_address(file.address + first)
+                pixels = torch.from_numpy(np.ctypeslib.as_array(window_bytes))
+                out[copied : copied + size].copy_(pixels, non_blocking=True)
+                copied += size
 
     def close(self) -> None:
-        """Stop registering, and let go of the files: what no other Loader reads is unregistered."""
-        self._end()
+        """Stop registering and drop the files. The last Loader of a file unregisters its pages."""
+        self._stop_thread()
         self._files = []
 
+    def _registered(self) -> np.ndarray:
+        return np.concatenate([file.registered for file in self._files])
 
-class _File:
-    """One shard's map, and which of its windows are registered."""
 
-    def __init__(self, path: Path, known: tuple[int, ...] | None) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if identity(descriptor) != known:
-                raise FeedError(
-                    f"{path}: expected the file that was opened with the data set, found another one or one that was "
-                    "written to since. Open the data set again"
-                )
-            mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        finally:
-            os.close(descriptor)
-        self.path = path
-        self.bytes = np.frombuffer(mapped, np.uint8)
+class Windows:
+    """Which windows of their files rows lie in. Windows are numbered through all files."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._row_bytes = shards.array.row_bytes
+        self._first_row = np.asarray(shards.starts[:-1], np.int64)
+        sizes = [
+            np.diff([*range(0, shard.bytes, WINDOW_BYTES), shard.bytes])
+            for shard in shards.array.shards
+        ]
+        #: The bytes of each window. The last one of a file is smaller than `WINDOW_BYTES`.
+        self.sizes = np.concatenate(sizes)
+        #: The first window of each file, and behind them the number of all windows.
+        self._first_window = np.cumsum([0, *map(len, sizes)])
+
+    def shard_and_offset(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Return the shard of each row (int64), and the offset of the row in its file in bytes."""
+        shard: Any = 0
+        if len(self._first_row) > 1:
+            shard = np.searchsorted(self._first_row, rows, side="right") - 1
+        return shard, HEADER_BYTES + (rows - self._first_row[shard]) * self._row_bytes
+
+    def first_and_last(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the windows of the first and the last byte of each row, often the same."""
+        shard, offset = self.shard_and_offset(rows)
+        first_window, end = self._first_window[shard], offset + self._row_bytes - 1
+        return first_window + offset // WINDOW_BYTES, first_window + end // WINDOW_BYTES
+
+    def bytes_before_boundary(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many bytes of each row lie in the first of its two windows; 0 if it has one."""
+        _, offset = self.shard_and_offset(rows)
+        boundary = (offset + self._row_bytes - 1) // WINDOW_BYTES * WINDOW_BYTES
+        return np.asarray(np.maximum(boundary - offset, 0))
+
+    def used_by(self, rows: np.ndarray) -> np.ndarray:
+        """Return whether each window holds bytes of the rows: bool, one for each window."""
+        used = np.zeros(len(self.sizes), bool)
+        for window in self.first_and_last(rows):
+            used[window] = True
+        return used
+
+    def by_file(self, used: np.ndarray) -> list[list[int]]:
+        """Return the numbers of the used windows of each file, counted from the file's first."""
+        return [
+            np.flatnonzero(used[first:stop]).tolist()
+            for first, stop in itertools.pairwise(self._first_window.tolist())
+        ]
+
+
+def bytes_to_register(shards: Shards, rows: np.ndarray) -> int:
+    """Return the size of the windows that hold some rows, which `Pages` would register."""
+    windows = Windows(shards)
+    return int(windows.sizes[windows.used_by(rows)].sum())
+
+
+class RegisteredFile:
+    """One shard, mapped shared and read-only, and which of its windows are registered."""
+
+    def __init__(self, path: Path, descriptor: int, size: int, identity: tuple[int, ...]) -> None:
+        self.path, self.identity = path, identity
+        self.mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self.bytes = np.frombuffer(self.mapped, np.uint8)
         self.address = self.bytes.ctypes.data
-        self.registered = np.zeros(-(-len(self.bytes) // WINDOW_BYTES), bool)
-        self.readers: set[torch.cuda.Stream] = set()  # that copies may be under way on
+        self.registered = np.zeros(-(-size // WINDOW_BYTES), bool)
+        #: The streams that may be reading the pages.
+        self.readers: set[torch.cuda.Stream] = set()
         self._lock = threading.Lock()
-        weakref.finalize(self, _release, self.bytes, self.registered, self.readers, os.getpid())
+        weakref.finalize(
+            self, _unregister_all, self.bytes, self.registered, self.readers, os.getpid()
+        )
 
     def probe(self, device: torch.device) -> None:
+        """Raise FeedError if a page cannot be registered, as on some file systems."""
         with self._lock, torch.cuda.device(device):
             if not self.registered.any():
-                _try(self.path, self.address, min(mmap.PAGESIZE, len(self.bytes)))
+                self._register(0, min(mmap.PAGESIZE, len(self.bytes)))
                 unregister(self.address)
 
     def register(self, window: int, device: torch.device) -> None:
+        """Read a window from the disk and register it. Raises FeedError and FormatError."""
         if self.registered[window]:
             return
         start = window * WINDOW_BYTES
         pages = self.bytes[start : start + WINDOW_BYTES]
-        # Pages are read from the disk here, not while CUDA holds locks that every kernel's launch needs too.
+        # Read the pages now: CUDA would do so while it holds a lock that kernel launches need.
         try:
             fault_in(self.address + start, len(pages))
-        except OSError as error:  # touching them would end the process
+        except OSError as error:  # touching the pages would end the process
             raise FormatError(
-                f"{self.path}: cannot be read: {error.strerror}", path=self.path
+                f"{self.path} cannot be read: {error.strerror}. Check the disk, then restore the "
+                "file or run 'memload build' again",
+                path=self.path,
             ) from error
-        np.add.reduce(pages[:: mmap.PAGESIZE], dtype=np.int64)  # on systems where that did nothing
+        np.add.reduce(pages[:: mmap.PAGESIZE], dtype=np.int64)  # before Linux 5.14
         with self._lock, torch.cuda.device(device):
             if not self.registered[window]:
-                _try(self.path, self.address + start, len(pages))
+                self._register(start, len(pages))
                 self.registered[window] = True
 
+    def _register(self, start: int, size: int) -> None:
+        try:
+            register(self.address + start, size, _PORTABLE | _READ_ONLY)
+        except FeedError as error:
+            raise FeedError(
+                f"the pages of {self.path} cannot be registered with CUDA, perhaps because of its "
+                f"file system ({error}). Use feed='pinned'"
+            ) from None
 
-_files: weakref.WeakValueDictionary[tuple[int, ...], _File] = weakref.WeakValueDictionary()
+
+#: The files that Loaders read, by identity: process, device, inode and time of the last change.
+_files: weakref.WeakValueDictionary[tuple[int, ...], RegisteredFile] = weakref.WeakValueDictionary()
 _files_lock = threading.Lock()
 
 
-def _open(path: Path, known: tuple[int, ...] | None) -> _File:
-    """Return the map of a file, that which another Loader has already if there is one."""
-    with _files_lock:
-        file = None if known is None else _files.get((os.getpid(), *known))
-        if file is None:
-            try:
-                file = _File(path, known)
-            except OSError as error:
-                raise FeedError(f"{path}: cannot be mapped: {error}") from error
-            if known is not None:
-                _files[os.getpid(), *known] = file
-        return file
+def open_files(shards: Shards) -> list[RegisteredFile]:
+    """Return the files of all shards, shared with the other Loaders of this process.
+
+    Raises FeedError if a file was replaced since the data set was opened, FormatError if one was
+    truncated.
+    """
+    expected = zip(shards.paths, shards.array.shards, shards.maps, strict=True)
+    return [_open_file(path, shard.bytes, pixels) for path, shard, pixels in expected]
 
 
-def _try(path: Path, address: int, size: int) -> None:
+def _open_file(path: Path, size: int, pixels: np.ndarray) -> RegisteredFile:
     try:
-        register(address, size, _PORTABLE | _READ_ONLY)
-    except FeedError as error:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FeedError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        _check_size(path, status.st_size, size)
+        identity = (os.getpid(), status.st_dev, status.st_ino, status.st_mtime_ns)
+        with _files_lock:
+            file = _files.get(identity)
+            if file is None:
+                file = RegisteredFile(path, descriptor, size, identity)
+                _files[identity] = file
+    except OSError as error:
+        raise FeedError(f"{path} cannot be mapped: {error}") from error
+    finally:
+        os.close(descriptor)
+    # The header holds a checksum over all rows, so that another build's file is noticed.
+    header_at_open = ctypes.string_at(address_of(pixels) - HEADER_BYTES, HEADER_BYTES)
+    if header_at_open != file.mapped[:HEADER_BYTES]:
         raise FeedError(
-            f"{path}: its pages cannot be registered, as its filesystem or CUDA refuses: {error}"
-        ) from None
+            f"{path} was replaced after the data set was opened. Open the data set again"
+        )
+    return file
 
 
-def _register_all(files: Sequence[_File], device: torch.device, stop: threading.Event) -> None:
-    for file in files:
-        for window in range(len(file.registered)):
+def _check_size(path: Path, size: int, expected: int) -> None:
+    if size < expected:
+        raise FormatError(
+            f"{path} is truncated: it has {size:,} bytes instead of {expected:,}. Restore it, or "
+            "run 'memload build' again",
+            path=path,
+        )
+
+
+def _register_windows(
+    files: Sequence[RegisteredFile],
+    windows_of_files: Sequence[list[int]],
+    device: torch.device,
+    stop: threading.Event,
+) -> None:
+    for file, windows in zip(files, windows_of_files, strict=True):
+        for window in windows:
             if stop.is_set():
                 return
             try:
                 file.register(window, device)
-            except (
-                FeedError,
-                FormatError,
-            ) as error:  # its rows go on coming by way of the CPU, which tells which fail
+            except (FeedError, FormatError) as error:
+                # The CPU copies these rows, and raises an error for those that it cannot read.
                 logging.getLogger("memload").warning("%s", error)
                 break
 
 
-def _end(stop: threading.Event, thread: threading.Thread, process: int) -> None:
+def _stop(stop: threading.Event, thread: threading.Thread, process: int) -> None:
     stop.set()
     if os.getpid() == process and thread is not threading.current_thread():
-        thread.join(_GRACE)
+        thread.join(_CLOSE_SECONDS)
 
 
-def _release(
+def _unregister_all(
     mapped: np.ndarray, registered: np.ndarray, readers: set[torch.cuda.Stream], process: int
 ) -> None:
     if os.getpid() != process:

@@ -1,11 +1,15 @@
-"""Rows gathered by threads into page-locked memory, from where one copy takes a batch to the device."""
+"""Rows gathered into page-locked memory by threads, and copied to the device from there."""
 
+import contextlib
 import itertools
 import math
+import mmap
+import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import ClassVar
+import weakref
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,62 +17,70 @@ from torch import Tensor
 
 from memload.errors import FeedError
 from memload.feeds.gathering import Gatherer
-from memload.feeds.interface import Fetch, Samples, upload
-from memload.feeds.staging import Staging
+from memload.feeds.interface import Fetch, Samples, require_cuda, upload
 
-#: Rows are shared out among threads in parts of at least so many bytes: half a millisecond's work.
+#: Threads share a batch in parts of at least this size, which take half a millisecond.
 _PART_BYTES = 2 << 20
 
 
 class PinnedFeed:
-    """Works with every file, also one larger than RAM, at the price of one copy by the CPU.
+    """Works with any file, even one larger than RAM, for the price of one copy by the CPU.
 
-    ``num_threads`` threads gather, counting those that fetch: of them there are ``callers``, and the rest helps them
-    with their batches. ``most`` is how many batches may be on their way. No page-locked memory is taken before the
-    first batch, nor held after `close`.
+    ``callers`` is how many threads of the caller fetch batches at once, at least 1. If
+    ``num_threads`` is larger, the feed starts the difference as helpers, and each batch is gathered
+    by its caller and its share of the helpers. ``soft_limit`` is that of `Staging`. Threads start,
+    and page-locked memory is allocated, with the first batch.
     """
 
     name: ClassVar[str] = "pinned"
 
     def __init__(
-        self, samples: Samples, device: torch.device, *, num_threads: int, callers: int, most: int
+        self,
+        samples: Samples,
+        device: torch.device,
+        *,
+        num_threads: int,
+        callers: int,
+        soft_limit: int,
     ) -> None:
-        if device.type != "cuda":
-            raise FeedError(
-                f"feed 'pinned': expected a CUDA device, found {device}. Use feed='cpu'"
-            )
-        self._samples, self.device, self._gatherer = samples, device, Gatherer(samples.shards)
+        require_cuda(self.name, device)
+        self._samples, self.device = samples, device
+        self._gatherer = Gatherer(samples.shards)
         self._helpers = max(0, num_threads - callers)
-        self._parts, self._most = 1 + -(-self._helpers // callers), most
+        self._parts = 1 + math.ceil(self._helpers / callers)
+        self._soft_limit = soft_limit
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._staging: Staging | None = None
 
-    def prepare(self, samples: np.ndarray) -> Fetch:
+    def prepare(self, positions: np.ndarray) -> Fetch:
         """See `Feed.prepare`. Fetching blocks while rows are gathered."""
-        rows = self._samples.row[samples]
-        columns = [upload(column[samples], self.device) for column in self._samples.columns]
-        return lambda start, stop: [
-            self.fetch_rows(rows[start:stop]),
-            *(column[start:stop] for column in columns),
-        ]
+        rows = self._samples.row[positions]
+        columns = [upload(column[positions], self.device) for column in self._samples.columns]
+
+        def fetch(start: int, stop: int) -> list[Tensor]:
+            pixels = self.fetch_rows(rows[start:stop])
+            return [pixels, *(column[start:stop] for column in columns)]
+
+        return fetch
 
     def fetch_rows(self, rows: np.ndarray) -> Tensor:
-        """Return the pixels of rows ``(N, H, W, C)``."""
+        """Return the pixels of rows on the device, ``(N, H, W, C)``."""
         shape, dtype = self._samples.shape(len(rows)), self._samples.dtype
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
+            # The first batch is the largest, except with a batch_sampler of the user's own.
             if self._staging is None or self._staging.size < size:
-                # the first batch is the largest, but for batches of a sampler of the user's
-                self._staging = Staging(size, self.device, most=self._most)
+                self._staging = Staging(size, self.device, soft_limit=self._soft_limit)
             staging = self._staging
         buffer = staging.take()
         try:
-            self._gather(rows, buffer[:size].view(dtype).view(shape).numpy())
+            pixels = buffer[:size].view(dtype).view(shape)
+            self._gather(rows, pixels.numpy())
             out = torch.empty(shape, dtype=dtype, device=self.device)
-            out.copy_(buffer[:size].view(dtype).view(shape), non_blocking=True)
+            out.copy_(pixels, non_blocking=True)
         finally:
-            staging.give(buffer)
+            staging.give_back(buffer)
         return out
 
     def close(self) -> None:
@@ -76,9 +88,7 @@ class PinnedFeed:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-        if self._staging is not None:
-            self._staging.close()
-            self._staging = None
+        self._staging = None
 
     def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         parts = min(self._parts, max(1, out.nbytes // _PART_BYTES))
@@ -89,14 +99,86 @@ class PinnedFeed:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._helpers, "memload-gather")
             pool = self._pool
-        ends: Sequence[int] = [len(rows) * part // parts for part in range(parts + 1)]
-        under_way: list[Future[None]] = [
+        ends = [len(rows) * part // parts for part in range(parts + 1)]
+        helped = [
             pool.submit(self._gatherer.gather, rows[start:stop], out[start:stop])
             for start, stop in itertools.pairwise(ends[1:])
         ]
         try:
             self._gatherer.gather(rows[: ends[1]], out[: ends[1]])
         finally:
-            wait(under_way)  # all of them end before the buffer goes back
-        for part in under_way:
+            wait(helped)  # nobody may write into the buffer once it is given back
+        for part in helped:
             part.result()
+
+
+class Staging:
+    """Page-locked buffers. Each is used again when the copy out of it has finished. Thread-safe.
+
+    Once ``soft_limit`` buffers exist, `take` waits for the oldest copy instead of allocating
+    another. There are more only if more threads than that hold one at the same time. The memory is
+    freed with the last reference to it, when the device has finished its work.
+    """
+
+    def __init__(self, size: int, device: torch.device, *, soft_limit: int) -> None:
+        self.size, self.device = size, device
+        self._soft_limit = soft_limit
+        self._allocated = 0
+        self._lock = threading.Lock()
+        #: Buffers to use again, oldest first, and the CUDA event after the copy out of each.
+        self._free: deque[tuple[Tensor, Any]] = deque()
+
+    def take(self) -> Tensor:
+        """Return a uint8 tensor ``(size,)`` that no copy reads any more. Give it back later."""
+        with self._lock:
+            at_limit = self._allocated >= self._soft_limit
+            if not self._free or not (at_limit or self._free[0][1].query()):
+                buffer = self._allocate()
+                self._allocated += 1
+                return buffer
+            buffer, copied = self._free.popleft()
+        copied.synchronize()
+        return buffer
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Accept a buffer back, once the last copy out of it was put on the current stream."""
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # sleeps in a wait
+        copied.record(torch.cuda.current_stream(self.device))
+        with self._lock:
+            self._free.append((buffer, copied))
+
+    def _allocate(self) -> Tensor:
+        pages = mmap.mmap(-1, max(self.size, 1))
+        memory = np.frombuffer(pages, np.uint8)
+        with torch.cuda.device(self.device):
+            register(memory.ctypes.data, memory.size, 0)
+        weakref.finalize(memory, _free, memory.ctypes.data, self.device, os.getpid())
+        return torch.from_numpy(memory)
+
+
+def _free(address: int, device: torch.device, process: int) -> None:
+    if os.getpid() == process:
+        torch.cuda.synchronize(device)  # copies may be under way
+        unregister(address)
+
+
+def register(address: int, size: int, flags: int) -> None:
+    """Page-lock memory and make it known to CUDA on torch's current device.
+
+    Raises FeedError if CUDA refuses.
+    """
+    status = _runtime().cudaHostRegister(address, size, flags)
+    if int(status):
+        # CUDA keeps the error and reports it to whatever torch calls next. A kernel clears it.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+        raise FeedError(f"CUDA cannot page-lock {size:,} bytes of memory: {status}")
+
+
+def unregister(address: int) -> None:
+    """Undo `register`."""
+    _runtime().cudaHostUnregister(address)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # bindings of the CUDA torch uses

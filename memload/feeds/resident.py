@@ -1,5 +1,6 @@
-"""The whole data set in the device's memory, gathered there."""
+"""All samples in the device's memory, where each batch is gathered."""
 
+import hashlib
 import os
 import threading
 import weakref
@@ -10,57 +11,63 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.interface import Fetch, Samples, upload, widest_word
-from memload.feeds.pages import Pages
-from memload.storage.shards import Shards
+from memload.feeds.interface import Fetch, Samples, require_cuda, upload, widest_word
+from memload.feeds.pages import Pages, open_files
+from memload.feeds.pinned import PinnedFeed
 
-#: What `torch.index_select` takes on CUDA in place of types that it does not.
-_INDEXED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+#: Types of the same size for those that `torch.index_select` does not take on CUDA.
+_INDEXABLE = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+#: Rows of a subset are copied to the device in parts of this size.
+_PART_BYTES = 32 << 20
 
 
 class ResidentFeed:
-    """Copies all rows and columns to the device when it is made, at the speed of the bus; then nothing crosses it.
+    """Copies the rows and columns of all samples to the device when it is created.
 
-    Feeds of a process that serve the same files on the same device share the rows.
+    Afterwards nothing crosses the bus but positions. Rows that no sample uses are left out. A whole
+    data set is copied at the speed of the bus; a subset is gathered by ``num_threads`` threads.
+    Feeds of one process that use the same rows of the same files on one device share them.
     """
 
     name: ClassVar[str] = "resident"
 
-    def __init__(self, samples: Samples, device: torch.device) -> None:
-        if device.type != "cuda":
-            raise FeedError(
-                f"feed 'resident': expected a CUDA device, found {device}. Use feed='cpu'"
-            )
+    def __init__(self, samples: Samples, device: torch.device, *, num_threads: int) -> None:
+        require_cuda(self.name, device)
         self._samples, self.device = samples, device
-        self._one_to_one = np.array_equal(samples.row, np.arange(len(samples.row)))
+        used_rows = samples.used_rows()
+        #: Where the row of each sample lies in `_rows`.
+        self._position = np.searchsorted(used_rows, samples.row)
+        self._one_to_one = np.array_equal(self._position, np.arange(len(samples.row)))
         try:
-            self._rows: Tensor | None = _rows_on(samples.shards, device)
-            self._columns = [torch.from_numpy(column).to(device) for column in samples.columns]
-            self._dtypes = [column.dtype for column in self._columns]
-            self._columns = [
-                column.view(_INDEXED.get(column.dtype, column.dtype)) for column in self._columns
-            ]
+            self._rows: Tensor | None = _shared_rows(samples, used_rows, device, num_threads)
+            columns = [torch.from_numpy(column).to(device) for column in samples.columns]
         except torch.OutOfMemoryError as error:
             free, _ = torch.cuda.mem_get_info(device)
-            needed = len(samples.shards) * samples.shards.array.row_bytes
+            needed = len(used_rows) * samples.shards.array.row_bytes
             raise FeedError(
-                f"feed 'resident': expected {needed:,} bytes of free memory on {device}, found {free:,}. "
-                "Use feed='auto', or a smaller data set"
+                f"feed='resident' needs {needed:,} bytes of memory on {device}, which has {free:,} "
+                "bytes free. Use feed='auto', or fewer samples"
             ) from error
+        self._dtypes = [column.dtype for column in columns]
+        self._columns = [
+            column.view(_INDEXABLE.get(column.dtype, column.dtype)) for column in columns
+        ]
 
-    def prepare(self, samples: np.ndarray) -> Fetch:
+    def prepare(self, positions: np.ndarray) -> Fetch:
         """See `Feed.prepare`."""
         if self._rows is None:
-            raise RuntimeError("feed 'resident': expected an open feed, found a closed one")
+            raise RuntimeError("feed='resident' is closed")
         stored, dtype, shape = self._rows, self._samples.dtype, self._samples.shape(-1)
-        numbers = upload(samples, self.device)
-        rows = numbers if self._one_to_one else upload(self._samples.row[samples], self.device)
-        both = zip(self._columns, self._dtypes, strict=True)
-        columns = [torch.index_select(column, 0, numbers).view(dtype) for column, dtype in both]
+        samples = upload(positions, self.device)
+        rows = samples if self._one_to_one else upload(self._position[positions], self.device)
+        columns = [
+            torch.index_select(column, 0, samples).view(dtype)
+            for column, dtype in zip(self._columns, self._dtypes, strict=True)
+        ]
 
         def fetch(start: int, stop: int) -> list[Tensor]:
             pixels = torch.index_select(stored, 0, rows[start:stop])
-            return [pixels.view(dtype).view(shape), *[column[start:stop] for column in columns]]
+            return [pixels.view(dtype).view(shape), *(column[start:stop] for column in columns)]
 
         return fetch
 
@@ -70,36 +77,63 @@ class ResidentFeed:
         self._columns = []
 
 
+#: The rows on devices, by device, files and used rows.
 _shared: weakref.WeakValueDictionary[tuple[object, ...], Tensor] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def _rows_on(shards: Shards, device: torch.device) -> Tensor:
-    """Return all rows on the device, ``(rows, words)`` of the widest type that fits."""
-    key = (os.getpid(), device, *shards.identities)
+def _shared_rows(
+    samples: Samples, used_rows: np.ndarray, device: torch.device, num_threads: int
+) -> Tensor:
+    """Return the used rows on the device, ``(rows, words)`` of the widest type that fits."""
+    try:
+        files = open_files(samples.shards)
+    except FeedError:  # a file was replaced since: only this data set still has the old one
+        return _load(samples, used_rows, device, num_threads)
+    digest = hashlib.sha256(used_rows.data).digest()
+    key = (os.getpid(), device, *(file.identity for file in files), digest)
     with _lock:
         rows = _shared.get(key)
         if rows is None:
-            rows = _shared[key] = _load(shards, device)
+            rows = _shared[key] = _load(samples, used_rows, device, num_threads)
         return rows
 
 
-def _load(shards: Shards, device: torch.device) -> Tensor:
-    row_bytes = shards.array.row_bytes
+def _load(
+    samples: Samples, used_rows: np.ndarray, device: torch.device, num_threads: int
+) -> Tensor:
+    row_bytes = samples.shards.array.row_bytes
     word = widest_word(row_bytes)
-    rows = torch.empty((len(shards), row_bytes // word.itemsize), dtype=word, device=device)
-    flat = rows.view(torch.uint8).view(-1)
-    try:
-        pages = Pages(shards, device)
-    except FeedError:  # then the driver copies by way of memory of its own, more slowly
-        shards.secure(np.arange(len(shards)))
-        for start, pixels in zip(shards.starts, shards.maps, strict=False):
-            part = torch.from_numpy(pixels.reshape(-1).view(np.uint8))
-            flat[start * row_bytes : start * row_bytes + len(part)].copy_(part)
-    else:
-        try:
-            pages.copy_all(flat)
-            torch.cuda.current_stream(device).synchronize()
-        finally:
-            pages.close()
+    rows = torch.empty((len(used_rows), row_bytes // word.itemsize), dtype=word, device=device)
+    rows_as_bytes = rows.view(torch.uint8).view(len(used_rows), row_bytes)
+    if len(used_rows) < len(samples.shards) or not _copy_pages(samples, rows_as_bytes):
+        _gather(samples, used_rows, rows_as_bytes, num_threads)
+    torch.cuda.current_stream(device).synchronize()
     return rows
+
+
+def _copy_pages(samples: Samples, out: Tensor) -> bool:
+    """Copy all rows from the registered page cache; return whether it can be registered."""
+    try:
+        pages = Pages(samples.shards, samples.used_rows(), out.device)
+    except FeedError:
+        return False
+    try:
+        pages.copy_all(out.view(-1))
+        torch.cuda.current_stream(out.device).synchronize()
+    finally:
+        pages.close()
+    return True
+
+
+def _gather(samples: Samples, rows: np.ndarray, out: Tensor, num_threads: int) -> None:
+    """Copy some rows through page-locked memory."""
+    pinned = PinnedFeed(samples, out.device, num_threads=num_threads, callers=1, soft_limit=2)
+    rows_per_part = max(1, _PART_BYTES // samples.shards.array.row_bytes)
+    try:
+        for start in range(0, len(rows), rows_per_part):
+            part = slice(start, start + rows_per_part)
+            pixels = pinned.fetch_rows(rows[part])
+            out[part].copy_(pixels.view(torch.uint8).view(len(pixels), -1))
+    finally:
+        pinned.close()

@@ -1,62 +1,73 @@
 import gc
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from memload import FeedError, Index
-from memload.feeds import pages, staging
+from memload import FeedError, FormatError, Index, Loader, MemmapDataset
+from memload.feeds import pages, pinned
 from memload.feeds.choice import choose_feed
 from memload.feeds.interface import Samples
 from memload.storage.shards import Shards
 
 DEVICE = torch.device("cuda", 0)
-WAYS = {"resident": 2, "dma": 2, "uva": 2, "pinned": 0, "pinned on 3 threads": 3}
+#: The feeds, and the threads of each.
+FEEDS = {"resident": 2, "dma": 2, "uva": 2, "pinned": 0, "pinned on 3 threads": 3}
 
-every_feed = pytest.mark.parametrize("way", WAYS)
+every_feed = pytest.mark.parametrize("feed_name", FEEDS)
+page_cache_feeds = pytest.mark.parametrize("feed_name", ["dma", "uva"])
+resident = pytest.mark.parametrize("feed_name", ["resident"])
 
 
 @pytest.fixture
-def make(way: str) -> Iterator[Callable[..., Any]]:
-    """A function that makes the feed, for some shards; it is closed at the end."""
-    made = []
+def make_feed(feed_name: str) -> Iterator[Callable[..., Any]]:
+    """A function that creates the feed for some shards. It is closed at the end."""
+    feeds = []
 
     def make(shards: Shards, row: Any = None, columns: Any = ()) -> Any:
         samples = Samples(shards, np.arange(len(shards)) if row is None else np.array(row), columns)
+        name: Any = feed_name.split()[0]
         feed, _ = choose_feed(
-            way.split()[0], samples, DEVICE, num_threads=WAYS[way], prefetch_factor=2
-        )  # type: ignore[arg-type]
-        made.append(feed)
+            name, samples, DEVICE, num_threads=FEEDS[feed_name], prefetch_factor=2
+        )
+        feeds.append(feed)
         return feed
 
     with torch.cuda.stream(torch.cuda.Stream()):
         yield make
-    while made:
-        made.pop().close()
+    while feeds:
+        feeds.pop().close()
 
 
-def settle(feed: Any) -> None:
-    """Wait until a feed's pages are registered, if it is one that registers."""
+def wait_for_pages(feed: Any) -> None:
+    """Wait until a feed's pages are registered, if it registers any."""
     if hasattr(feed, "_pages"):
         assert feed._pages.wait(30)
 
 
-def fetch(feed: Any, samples: np.ndarray) -> list[torch.Tensor]:
-    """Fetch samples, some of them first: parts are what a Loader fetches."""
-    part = feed.prepare(samples)
-    half = len(samples) // 2
-    return [torch.cat(both) for both in zip(part(0, half), part(half, len(samples)), strict=True)]
+def fetch(feed: Any, positions: np.ndarray) -> list[torch.Tensor]:
+    """Fetch samples as a chunk of two batches."""
+    fetch_batch = feed.prepare(positions)
+    half = len(positions) // 2
+    batches = zip(fetch_batch(0, half), fetch_batch(half, len(positions)), strict=True)
+    return [torch.cat(tensors) for tensors in batches]
 
 
-def numpy(tensor: torch.Tensor) -> np.ndarray:
+def on_host(tensor: torch.Tensor) -> np.ndarray:
     assert tensor.is_cuda
     return tensor.cpu().numpy()
 
 
+def stored(shards: Shards) -> np.ndarray:
+    return np.concatenate(shards.maps)
+
+
 @every_feed
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("rows", [(40,), (17, 13, 10)], ids=["one shard", "three shards"])
 @pytest.mark.parametrize(
     ("shape", "descr"),
@@ -69,16 +80,15 @@ def numpy(tensor: torch.Tensor) -> np.ndarray:
     ],
     ids=str,
 )
-def test_samples_come_as_they_are_stored(
-    make: Callable[..., Any],
+def test_samples_are_as_they_are_stored(
+    make_feed: Callable[..., Any],
     make_dataset: Callable[..., Index],
     rows: Any,
     shape: Any,
     descr: str,
-    settled: bool,
+    wait: bool,
 ) -> None:
-    index = make_dataset(rows=rows, shape=shape, descr=descr)
-    shards = Shards(index)
+    shards = Shards(make_dataset(rows=rows, shape=shape, descr=descr))
     row = np.random.default_rng(1).integers(0, 40, 100)
     columns = (
         np.arange(100) * 3,
@@ -86,205 +96,327 @@ def test_samples_come_as_they_are_stored(
         np.arange(100, dtype=np.uint16),
         np.arange(100) % 3 == 0,
     )
-    feed = make(shards, row, columns)
-    if settled:
-        settle(feed)
-    stored = np.concatenate(shards.maps)
+    feed = make_feed(shards, row, columns)
+    if wait:
+        wait_for_pages(feed)
     rng = np.random.default_rng(3)
     for count in (1, 7, 100, 0, 300, 2):
-        samples = rng.integers(0, 100, count)
-        pixels, *values = fetch(feed, samples)
+        positions = rng.integers(0, 100, count)
+        pixels, *values = fetch(feed, positions)
         assert pixels.is_contiguous()
-        np.testing.assert_array_equal(numpy(pixels), stored[row[samples]])
+        np.testing.assert_array_equal(on_host(pixels), stored(shards)[row[positions]])
         for value, column in zip(values, columns, strict=True):
-            np.testing.assert_array_equal(numpy(value), column[samples])
+            np.testing.assert_array_equal(on_host(value), column[positions])
 
 
 @every_feed
-def test_rows_that_span_windows_come_whole(
-    make: Callable[..., Any], make_dataset: Callable[..., Index], monkeypatch: pytest.MonkeyPatch
+def test_rows_that_span_windows_are_whole(
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pages, "WINDOW_BYTES", 2 * 4096)
     shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
-    feed = make(shards)
-    stored = np.concatenate(shards.maps)
+    feed = make_feed(shards)
     for _ in range(2):
-        np.testing.assert_array_equal(numpy(fetch(feed, np.arange(80))[0]), stored)
-        settle(feed)
+        np.testing.assert_array_equal(on_host(fetch(feed, np.arange(80))[0]), stored(shards))
+        wait_for_pages(feed)
 
 
-@pytest.mark.parametrize("way", ["dma", "uva"])
-def test_rows_whose_pages_are_not_registered_come_by_way_of_the_cpu(
-    make: Callable[..., Any], make_dataset: Callable[..., Index], monkeypatch: pytest.MonkeyPatch
+@page_cache_feeds
+def test_rows_that_are_not_registered_come_through_the_cpu(
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pages, "WINDOW_BYTES", 4096)
-    monkeypatch.setattr("memload.feeds.dma._PIECE_BYTES", 5000)
-    real = pages._File.register
+    monkeypatch.setattr(pages, "_PART_BYTES", 5000)
+    register = pages.RegisteredFile.register
 
-    def every_other(file: Any, window: int, device: torch.device) -> None:
+    def register_odd(file: Any, window: int, device: torch.device) -> None:
         if window % 2:
-            real(file, window, device)
+            register(file, window, device)
 
-    monkeypatch.setattr(pages._File, "register", every_other)
+    monkeypatch.setattr(pages.RegisteredFile, "register", register_odd)
     shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
-    feed = make(shards)
-    feed._pages.wait(30)
+    feed = make_feed(shards)
+    assert not feed._pages.wait(30)
     order = np.random.default_rng(0).permutation(80)
-    np.testing.assert_array_equal(numpy(fetch(feed, order)[0]), np.concatenate(shards.maps)[order])
-    places = feed._pages.locate(np.arange(80))
-    assert 0 < places.ready.sum() < 80
+    np.testing.assert_array_equal(on_host(fetch(feed, order)[0]), stored(shards)[order])
+    assert 0 < feed._pages.are_registered(np.arange(80)).sum() < 80
 
 
-@pytest.mark.parametrize("way", ["dma", "uva"])
-def test_staging_memory_is_given_back_once_all_is_registered(
-    make: Callable[..., Any], make_dataset: Callable[..., Index], nothing_registered: set[int]
+@page_cache_feeds
+def test_page_locked_memory_is_freed_once_all_pages_are_registered(
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    registered: set[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    may_register = threading.Event()
+    register = pages.RegisteredFile.register
+
+    def register_late(*arguments: Any) -> None:
+        may_register.wait(30)
+        register(*arguments)
+
+    monkeypatch.setattr(pages.RegisteredFile, "register", register_late)
     shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
-    feed = make(shards)
-    settle(feed)
+    feed = make_feed(shards)
     fetch(feed, np.arange(50))
-    assert len(nothing_registered) == 1  # the shard's one window
+    assert registered  # a buffer
+    may_register.set()
+    wait_for_pages(feed)
+    np.testing.assert_array_equal(on_host(fetch(feed, np.arange(50))[0]), stored(shards))
+    assert len(registered) == 1  # the shard's only window
+
+
+@page_cache_feeds
+def test_a_thread_may_still_gather_when_another_one_sees_all_pages_registered(
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_register, submitting, may_submit = (threading.Event() for _ in range(3))
+    register = pages.RegisteredFile.register
+
+    def register_late(*arguments: Any) -> None:
+        may_register.wait(30)
+        register(*arguments)
+
+    class LateExecutor(ThreadPoolExecutor):
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            submitting.set()
+            assert may_submit.wait(30)
+            return super().submit(*arguments, **options)
+
+    monkeypatch.setattr(pages.RegisteredFile, "register", register_late)
+    monkeypatch.setattr(pinned, "ThreadPoolExecutor", LateExecutor)
+    monkeypatch.setattr(pinned, "_PART_BYTES", 1)
+    shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
+    feed = make_feed(shards)
+
+    def fetch_on_thread() -> np.ndarray:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return on_host(feed.prepare(np.arange(50))(0, 50)[0])
+
+    with ThreadPoolExecutor(1) as thread:
+        batch = thread.submit(fetch_on_thread)
+        assert submitting.wait(30)
+        may_register.set()
+        wait_for_pages(feed)
+        np.testing.assert_array_equal(on_host(fetch(feed, np.arange(50))[0]), stored(shards))
+        may_submit.set()
+        np.testing.assert_array_equal(batch.result(), stored(shards))
 
 
 @every_feed
-def test_batches_are_the_callers_own_and_outlive_a_closed_feed(
-    make: Callable[..., Any], make_dataset: Callable[..., Index]
+def test_batches_belong_to_the_caller_and_outlive_the_feed(
+    make_feed: Callable[..., Any], make_dataset: Callable[..., Index]
 ) -> None:
     shards = Shards(make_dataset(rows=(12,)))
-    feed = make(shards)
-    held = [fetch(feed, np.array([row]))[0] for row in range(12)]
+    feed = make_feed(shards)
+    batches = [fetch(feed, np.array([row]))[0] for row in range(12)]
     fetch(feed, np.array([3]))[0].fill_(0)
     feed.close()
-    np.testing.assert_array_equal(np.concatenate([numpy(one) for one in held]), shards.maps[0])
+    np.testing.assert_array_equal(np.concatenate([on_host(one) for one in batches]), stored(shards))
 
 
-@pytest.mark.parametrize("way", ["dma", "uva"])
+@every_feed
+def test_a_subset_of_scattered_and_repeated_rows(
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr("memload.feeds.resident._PART_BYTES", 5000)
+    shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
+    for row in ([77, 3, 3, 51, 4], [79], [], np.arange(80)[::-1]):
+        row = np.array(row, np.int64)
+        feed = make_feed(shards, row, [np.arange(len(row)) * 2])
+        wait_for_pages(feed)
+        pixels, values = fetch(feed, np.arange(len(row))[::-1].copy())
+        np.testing.assert_array_equal(on_host(pixels), stored(shards)[row[::-1]])
+        assert values.tolist() == (np.arange(len(row)) * 2)[::-1].tolist()
+
+
+@resident
+def test_only_the_rows_of_a_subset_are_copied_to_the_device(
+    make_dataset: Callable[..., Index], feed_name: Any
+) -> None:
+    index = make_dataset(rows=(60, 60), shape=(128, 128, 3))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(DEVICE)
+    loader = Loader(MemmapDataset(index.path).subset(range(0, 120, 40)), 3, feed=feed_name)
+    (batch,) = list(loader)
+    expected = torch.from_numpy(stored(Shards(index))[::40])
+    assert torch.equal(batch.images.permute(0, 2, 3, 1).cpu(), expected)
+    del batch
+    torch.cuda.synchronize()
+    taken = torch.cuda.memory_allocated(DEVICE) - before
+    assert 3 * 128 * 128 * 3 <= taken < 6 * 128 * 128 * 3
+
+
+@page_cache_feeds
+def test_only_the_windows_of_a_subset_are_registered(
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
+    registered: set[int],
+) -> None:
+    monkeypatch.setattr(pages, "WINDOW_BYTES", 2 * 4096)
+    feed = make_feed(Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3))), [0, 79])
+    wait_for_pages(feed)
+    assert len(registered) == 2
+
+
+@page_cache_feeds
 def test_pages_that_cannot_be_registered_are_a_reason(
-    make_dataset: Callable[..., Index], way: Any, monkeypatch: pytest.MonkeyPatch
+    make_dataset: Callable[..., Index], feed_name: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(address: int, size: int, flags: int) -> None:
-        raise FeedError("CUDA: expected to register memory, found a refusal")
+        raise FeedError("CUDA refuses")
 
     monkeypatch.setattr(pages, "register", refuse)
     shards = Shards(make_dataset(rows=(12,), shape=(100, 100, 3)))
     samples = Samples(shards, np.arange(12), ())
-    with pytest.raises(
-        FeedError, match="its pages cannot be registered, as its filesystem or CUDA refuses"
-    ):
-        choose_feed(way, samples, DEVICE, num_threads=1, prefetch_factor=2)
+    with pytest.raises(FeedError, match=r"cannot be registered with CUDA.*feed='pinned'"):
+        choose_feed(feed_name, samples, DEVICE, num_threads=1, prefetch_factor=2)
     monkeypatch.setattr("memload.feeds.choice.RESIDENT_SHARE", 0.0)
     feed, choice = choose_feed("auto", samples, DEVICE, num_threads=1, prefetch_factor=2)
     assert choice.name == "pinned"
-    assert "dma: " in choice.reason
-    assert "cannot be registered" in choice.reason
-    np.testing.assert_array_equal(numpy(fetch(feed, np.arange(12))[0]), shards.maps[0])
+    assert "dma: the pages of" in choice.reason
+    np.testing.assert_array_equal(on_host(fetch(feed, np.arange(12))[0]), shards.maps[0])
     feed.close()
 
 
-@pytest.mark.parametrize("way", ["resident"])
-def test_a_data_set_is_loaded_also_where_pages_cannot_be_registered(
-    make: Callable[..., Any], make_dataset: Callable[..., Index], monkeypatch: pytest.MonkeyPatch
+@resident
+def test_a_data_set_is_loaded_even_if_its_pages_cannot_be_registered(
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(address: int, size: int, flags: int) -> None:
-        raise FeedError("CUDA: expected to register memory, found a refusal")
+        raise FeedError("CUDA refuses")
 
     monkeypatch.setattr(pages, "register", refuse)
     shards = Shards(make_dataset(rows=(5, 7)))
     np.testing.assert_array_equal(
-        numpy(fetch(make(shards), np.arange(12))[0]), np.concatenate(shards.maps)
+        on_host(fetch(make_feed(shards), np.arange(12))[0]), stored(shards)
     )
 
 
-@pytest.mark.parametrize("way", ["resident"])
+@resident
 def test_too_little_memory_on_the_device_is_a_reason(
-    make: Callable[..., Any], make_dataset: Callable[..., Index], monkeypatch: pytest.MonkeyPatch
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     shards = Shards(make_dataset(rows=(5, 7)))
     monkeypatch.setattr(torch, "empty", full)
-    with pytest.raises(
-        FeedError, match="feed 'resident': expected 864 bytes of free memory on cuda:0"
-    ):
-        make(shards)
+    with pytest.raises(FeedError, match="feed='resident' needs 864 bytes of memory on cuda:0"):
+        make_feed(shards)
 
 
-def test_a_refusal_leaves_torch_in_order() -> None:
-    with pytest.raises(FeedError, match="expected to register 4,096 bytes of memory"):
-        staging.register(4096, 4096, 0)
+def test_torch_works_on_after_a_refusal() -> None:
+    with pytest.raises(FeedError, match="CUDA cannot page-lock 4,096 bytes"):
+        pinned.register(4096, 4096, 0)
     assert torch.ones(3, device=DEVICE).sum().item() == 3
 
 
-@pytest.mark.parametrize("way", ["dma"])
+@pytest.mark.parametrize("feed_name", ["dma"])
 def test_feeds_of_one_file_register_it_once(
-    make: Callable[..., Any], make_dataset: Callable[..., Index], nothing_registered: set[int]
+    make_feed: Callable[..., Any], make_dataset: Callable[..., Index], registered: set[int]
 ) -> None:
     path = make_dataset(rows=(12, 9)).path
-    one, other = make(Shards(Index.read(path))), make(Shards(Index.read(path)))
-    settle(one)
-    settle(other)
-    assert len(nothing_registered) == 2  # one window a shard
+    one, other = make_feed(Shards(Index.read(path))), make_feed(Shards(Index.read(path)))
+    wait_for_pages(one)
+    wait_for_pages(other)
+    assert len(registered) == 2  # one window of each shard
     one.close()
     gc.collect()
-    assert len(nothing_registered) == 2
+    assert len(registered) == 2
     np.testing.assert_array_equal(
-        numpy(fetch(other, np.array([3]))[0]), Shards(Index.read(path)).maps[0][[3]]
+        on_host(fetch(other, np.array([3]))[0]), Shards(Index.read(path)).maps[0][[3]]
     )
 
 
-@pytest.mark.parametrize("way", ["resident"])
-def test_feeds_of_one_file_hold_it_on_the_device_once(
-    make: Callable[..., Any], make_dataset: Callable[..., Index]
+@resident
+@pytest.mark.parametrize("row", [range(40), [5, 39, 5]], ids=["all rows", "some rows"])
+def test_feeds_of_the_same_rows_hold_them_on_the_device_once(
+    make_feed: Callable[..., Any], make_dataset: Callable[..., Index], row: Any
 ) -> None:
     path = make_dataset(rows=(40,), shape=(256, 256, 3)).path
-    one = make(Shards(Index.read(path)))
+    one = make_feed(Shards(Index.read(path)), row)
     before = torch.cuda.memory_allocated(DEVICE)
-    other = make(Shards(Index.read(path)))
+    other = make_feed(Shards(Index.read(path)), row)
     assert torch.cuda.memory_allocated(DEVICE) == before
     one.close()
     other.close()
     gc.collect()
-    assert torch.cuda.memory_allocated(DEVICE) <= before - 40 * 256 * 256 * 3
+    assert torch.cuda.memory_allocated(DEVICE) <= before - len(set(row)) * 256 * 256 * 3
 
 
 @every_feed
-def test_a_file_replaced_by_a_rebuild_goes_on_with_the_old_pixels(
-    make: Callable[..., Any], make_dataset: Callable[..., Index]
+def test_a_file_that_is_replaced_later_is_read_on(
+    make_feed: Callable[..., Any], make_dataset: Callable[..., Index]
 ) -> None:
     shards = Shards(make_dataset(rows=(12,)))
     before = shards.maps[0].copy()
-    feed = make(shards)
-    settle(feed)
+    feed = make_feed(shards)
+    wait_for_pages(feed)
     make_dataset(name="other.bin", rows=(12,), seed=9)
     shards.paths[0].with_name("other.bin").replace(shards.paths[0])
-    np.testing.assert_array_equal(numpy(fetch(feed, np.arange(12))[0]), before)
+    np.testing.assert_array_equal(on_host(fetch(feed, np.arange(12))[0]), before)
 
 
-@pytest.mark.parametrize("way", ["dma", "uva"])
-def test_a_file_replaced_before_it_is_registered_is_a_reason(
-    make: Callable[..., Any], make_dataset: Callable[..., Index]
+@pytest.mark.parametrize("feed_name", ["dma", "uva", "pinned"])
+def test_a_file_that_is_truncated_later_is_an_error(
+    make_feed: Callable[..., Any], make_dataset: Callable[..., Index]
 ) -> None:
-    shards = Shards(make_dataset(rows=(12,)))
-    make_dataset(name="other.bin", rows=(12,), seed=9)
-    shards.paths[0].with_name("other.bin").replace(shards.paths[0])
-    with pytest.raises(FeedError, match="expected the file that was opened with the data set"):
-        make(shards)
+    shards = Shards(make_dataset(rows=(12, 12), shape=(50, 50, 3)))
+    feed = make_feed(shards)
+    wait_for_pages(feed)
+    fetch(feed, np.arange(24))
+    with shards.paths[1].open("r+b") as file:
+        file.truncate(10_000)
+    with pytest.raises(FormatError, match="truncated"):
+        fetch(feed, np.arange(24))
 
 
-def test_a_staging_buffer_is_not_used_again_before_its_copy_has_ended() -> None:
-    pool = staging.Staging(1 << 20, DEVICE, most=2)
+def test_a_buffer_is_not_used_again_before_the_copy_out_of_it_has_finished() -> None:
+    staging = pinned.Staging(1 << 20, DEVICE, soft_limit=2)
     targets = [torch.empty(1 << 20, dtype=torch.uint8, device=DEVICE) for _ in range(20)]
     for number, target in enumerate(targets):
-        buffer = pool.take()
+        buffer = staging.take()
         buffer.fill_(number)
         torch.cuda._sleep(20_000_000)
         target.copy_(buffer, non_blocking=True)
-        pool.give(buffer)
+        staging.give_back(buffer)
         del buffer
-    assert (
-        [int(target.min()) for target in targets]
-        == [int(target.max()) for target in targets]
-        == list(range(20))
-    )
-    pool.close()
+    smallest = [int(target.min()) for target in targets]
+    largest = [int(target.max()) for target in targets]
+    assert smallest == largest == list(range(20))
+
+
+def test_a_buffer_that_cannot_be_allocated_does_not_count(
+    registered: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = pinned.Staging(1 << 20, DEVICE, soft_limit=1)
+    register = pinned.register
+
+    def refuse(address: int, size: int, flags: int) -> None:
+        raise FeedError("CUDA refuses")
+
+    monkeypatch.setattr(pinned, "register", refuse)
+    with pytest.raises(FeedError):
+        staging.take()
+    monkeypatch.setattr(pinned, "register", register)
+    for _ in range(3):  # with the failure counted, there would be none to take, or two
+        buffer = staging.take()
+        staging.give_back(buffer)
+        del buffer
+    assert len(registered) == 1

@@ -1,31 +1,30 @@
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from memload import FeedError, Index
+from memload import FeedError, FormatError, Index
 from memload.feeds import choice, gathering, pages
-from memload.feeds.choice import FEEDS, choose_feed
+from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
 from memload.feeds.cpu import CpuFeed
-from memload.feeds.interface import Samples
+from memload.feeds.interface import Samples, widest_word
 from memload.machine import available_memory
-from memload.storage.mapping import identity
 from memload.storage.shards import Shards
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.fixture(params=[(12,), (5, 4, 3)], ids=["one shard", "three shards"])
-def opened(
+def open_shards(
     request: pytest.FixtureRequest, make_dataset: Callable[..., Index]
 ) -> Callable[[], Shards]:
-    index = make_dataset(
-        rows=request.param
-    ).path  # not the shards: a fixture would hold them too long
-    return lambda: Shards(Index.read(index))
+    index = make_dataset(rows=request.param).path
+    return lambda: Shards(Index.read(index))  # a fixture would keep them open for too long
 
 
 def samples_of(shards: Shards, row: Any = None, columns: Any = ()) -> Samples:
@@ -36,219 +35,306 @@ def stored(shards: Shards) -> np.ndarray:
     return np.concatenate(shards.maps)
 
 
-def test_pages_are_asked_for_only_after_some_had_to_be_read(
-    opened: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = opened()
-    asked: list[list[int]] = []
-    faults = [0]
-    waited: list[list[int]] = []
-    secure = shards.secure
-
-    def wait(rows: np.ndarray, *, again: bool = False) -> None:
-        if again:
-            waited.append(rows.tolist())
-        secure(rows, again=again)
-
-    monkeypatch.setattr(shards, "ask_for", lambda rows: asked.append(rows.tolist()))
-    monkeypatch.setattr(shards, "secure", wait)
-    monkeypatch.setattr(gathering, "_major_faults", lambda: faults[0])
-    monkeypatch.setattr(gathering, "_STAY_COLD", 2)
-    feed = CpuFeed(samples_of(shards), CPU, keep=1)
-    feed.prepare(np.array([0, 1]))(0, 2)
-    assert asked == []
-    monkeypatch.setattr(gathering, "_FIRST", 2)
-    gather = shards.gather
-
-    def cold(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        faults[0] += bool(len(rows))
-        return gather(rows, out)
-
-    monkeypatch.setattr(shards, "gather", cold)
-    feed.prepare(np.array([2, 9, 8, 7]))(0, 4)
-    assert asked == [[8, 7]]  # not those that tell
-    monkeypatch.setattr(shards, "gather", gather)
-    for row in range(3, 8):
-        feed.prepare(np.array([row]))(0, 1)
-    assert asked == [[8, 7], [3], [4]]
-    assert (
-        waited == asked
-    )  # and then for all of them to be there, so that none is touched that cannot be read
-
-
-def test_exactly_the_pages_of_the_rows_are_asked_for(
-    opened: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = opened()
-    from memload.storage import shards as module
-
-    asked: list[tuple[int, int, int]] = []
-
-    def spy(mapped: np.ndarray, start: int, size: int) -> None:
-        shard = next(number for number, own in enumerate(shards.maps) if own is mapped)
-        asked.append((shard, start, size))
-
-    monkeypatch.setattr(module, "will_need", spy)
-    rows = [11, 0, 6]
-    shards.ask_for(np.array(rows))
-    expected = []
-    for row in rows:
-        shard, inside = shards.locate(row)
-        expected.append((shard, 4096 + inside * 72, 72))
-    assert asked == expected
-
-
-def test_asking_for_pages_of_a_real_file_changes_nothing(opened: Callable[[], Shards]) -> None:
-    shards = opened()
-    before = stored(shards)
-    shards.ask_for(np.arange(12))
-    np.testing.assert_array_equal(stored(shards), before)
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="Linux tells")
-def test_major_faults_are_counted_by_the_thread() -> None:
-    assert gathering._major_faults() >= 0
-
-
 @pytest.mark.parametrize("name", FEEDS)
-def test_every_feed_serves_the_cpu_or_says_that_it_cannot(
-    name: Any, opened: Callable[[], Shards]
+def test_every_feed_serves_the_cpu_or_says_why_not(
+    name: Any, open_shards: Callable[[], Shards]
 ) -> None:
-    samples = samples_of(opened())
+    samples = samples_of(open_shards())
     if name in ("auto", "cpu"):
         feed, chosen = choose_feed(name, samples, CPU, num_threads=1, prefetch_factor=2)
         assert feed.name == chosen.name == "cpu"
         np.testing.assert_array_equal(
             feed.prepare(np.arange(12))(0, 12)[0].numpy(), stored(samples.shards)
         )
+        feed.close()
     else:
-        with pytest.raises(FeedError, match=f"feed '{name}': expected a CUDA device, found cpu"):
+        with pytest.raises(FeedError, match=f"feed='{name}' needs a CUDA device, .* is cpu"):
             choose_feed(name, samples, CPU, num_threads=1, prefetch_factor=2)
 
 
-class Chosen:
-    """A feed that is made or refused, and nothing else."""
+def test_the_cpu_feed_refuses_another_device(open_shards: Callable[[], Shards]) -> None:
+    with pytest.raises(FeedError, match=r"feed='cpu' needs device='cpu', .* is cuda:0"):
+        choose_feed("cpu", samples_of(open_shards()), CUDA, num_threads=1, prefetch_factor=2)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+
+def test_a_batch_on_the_cpu_has_the_rows_and_columns_of_its_samples(
+    open_shards: Callable[[], Shards],
+) -> None:
+    shards, row, column = open_shards(), [3, 3, 11, 0], np.array([[5], [6], [7], [8]])
+    fetch = CpuFeed(samples_of(shards, row, [column]), CPU, keep=1).prepare(np.array([2, 0, 3]))
+    pixels, values = fetch(1, 3)
+    np.testing.assert_array_equal(pixels.numpy(), stored(shards)[[3, 0]])
+    assert values.tolist() == [[5], [8]]
+    values.fill_(0)
+    assert column.tolist() == [[5], [6], [7], [8]]
+
+
+def test_an_image_changed_in_place_is_in_the_batches_of_the_cpu_feed(
+    open_shards: Callable[[], Shards],
+) -> None:
+    shards = open_shards()
+    shards.maps[0][2] = 7
+    assert (CpuFeed(samples_of(shards), CPU, keep=1).prepare(np.array([2]))(0, 1)[0] == 7).all()
+
+
+def test_the_disk_is_asked_for_rows_first_and_as_long_as_it_has_to_be_waited_for(
+    open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards()
+    faults = 0
+    asked: list[list[int]] = []
+    ask, gather = shards.ask_for, shards.gather
+
+    def record(rows: np.ndarray) -> None:
+        asked.append(rows.tolist())
+        ask(rows)
+
+    def cold(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        nonlocal faults
+        faults += 1
+        return gather(rows, out)
+
+    monkeypatch.setattr(shards, "ask_for", record)
+    monkeypatch.setattr(gathering, "_major_faults", lambda: faults)
+    monkeypatch.setattr(gathering, "_ASK_AFTER_WAIT", 2)
+    feed = CpuFeed(samples_of(shards), CPU, keep=1)
+    for row in (0, 1):  # nothing is known of the first; it shows that all is in RAM
+        feed.prepare(np.array([row]))(0, 1)
+    assert asked == [[0]]
+    monkeypatch.setattr(shards, "gather", cold)
+    feed.prepare(np.array([2, 9]))(0, 2)
+    monkeypatch.setattr(shards, "gather", gather)
+    for row in (3, 4, 5):
+        feed.prepare(np.array([row]))(0, 1)
+    assert asked == [[0], [3], [4]]
+
+
+def test_words_are_as_wide_as_rows_allow() -> None:
+    words = [widest_word(size) for size in (24, 12, 6, 3)]
+    assert words == [torch.int64, torch.int32, torch.int16, torch.int8]
+
+
+# Which windows are registered, and which feed is chosen. CUDA is replaced by functions that record.
+
+
+class Stream:
+    """A CUDA stream that has nothing to do."""
+
+    def synchronize(self) -> None:
+        pass
 
 
 @pytest.fixture
-def on_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
-    """A function that chooses for rows of some size, as if on a CUDA device with so much free memory."""
+def registered(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Registered memory, address and size, without CUDA. Windows have 8 KiB."""
+    memory: dict[int, int] = {}
+
+    def register(address: int, size: int, flags: int) -> None:
+        memory[address] = size
+
+    monkeypatch.setattr(pages, "register", register)
+    monkeypatch.setattr(pages, "unregister", memory.pop)
+    monkeypatch.setattr(pages, "WINDOW_BYTES", 2 * 4096)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("rows", "windows"),
+    [
+        ([0], [(0, 0)]),
+        ([1], [(0, 0), (0, 1)]),  # from byte 7,096 to 10,096
+        ([9, 9, 2], [(0, 1), (0, 3), (0, 4)]),
+        ([10], [(1, 0)]),
+        ([0, 19], [(0, 0), (1, 3), (1, 4)]),
+        ([], []),
+        (range(20), [(shard, window) for shard in (0, 1) for window in range(5)]),
+    ],
+    ids=str,
+)
+def test_only_windows_that_hold_rows_in_use_are_registered(
+    rows: Any, windows: Any, make_dataset: Callable[..., Index], registered: dict[int, int]
+) -> None:
+    shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
+    rows = np.array(rows, np.int64)
+    opened = pages.Pages(shards, rows, CUDA)
+    assert opened.wait(30)
+    starts = [file.address for file in pages.open_files(shards)]
+    expected = {starts[shard] + 8192 * window for shard, window in windows}
+    assert set(registered) == expected
+    assert sum(registered.values()) == pages.bytes_to_register(shards, rows)
+    assert opened.are_registered(rows).all()
+    assert opened.are_registered(np.arange(20)).sum() >= len(set(rows.tolist()))
+    offsets = [
+        address - starts[row // 10]
+        for row, address in zip(rows, opened.addresses(rows), strict=True)
+    ]
+    assert offsets == [4096 + row % 10 * 3000 for row in rows.tolist()]
+    opened.close()
+    del opened
+    assert not registered
+
+
+def test_feeds_share_registered_windows_and_the_last_one_gives_them_back(
+    make_dataset: Callable[..., Index], registered: dict[int, int]
+) -> None:
+    path = make_dataset(rows=(10,), shape=(10, 100, 3)).path
+    one = pages.Pages(Shards(Index.read(path)), np.array([0]), CUDA)
+    other = pages.Pages(Shards(Index.read(path)), np.array([0, 9]), CUDA)
+    assert one.wait(30)
+    assert other.wait(30)
+    assert len(registered) == 3
+    one.close()
+    assert len(registered) == 3
+    other.close()
+    assert not registered
+
+
+def test_a_row_in_two_windows_says_how_much_is_in_the_first(
+    make_dataset: Callable[..., Index], registered: dict[int, int]
+) -> None:
+    windows = pages.Windows(Shards(make_dataset(rows=(10,), shape=(10, 100, 3))))
+    before = windows.bytes_before_boundary(np.arange(10)).tolist()
+    ends = [(4096 + row * 3000, 7096 + row * 3000) for row in range(10)]
+    assert before == [
+        0 if start // 8192 == (end - 1) // 8192 else 8192 - start % 8192 for start, end in ends
+    ]
+    assert sum(part > 0 for part in before) == 4
+
+
+def test_a_file_truncated_before_or_after_it_is_registered_is_an_error(
+    make_dataset: Callable[..., Index], registered: dict[int, int]
+) -> None:
+    shards = Shards(make_dataset(rows=(10,), shape=(10, 100, 3)))
+    opened = pages.Pages(shards, np.arange(10), CUDA)
+    assert opened.wait(30)
+    opened.check_sizes()
+    with shards.paths[0].open("r+b") as file:
+        file.truncate(20_000)
+    message = "made.bin is truncated: it has 20,000 bytes instead of 34,096. Restore it"
+    with pytest.raises(FormatError, match=message):
+        opened.check_sizes()
+    with pytest.raises(FormatError, match=message):
+        pages.Pages(shards, np.arange(10), CUDA)
+    opened.close()
+
+
+def test_a_file_replaced_after_opening_is_not_registered(
+    output: Path, folder: Path, registered: dict[int, int]
+) -> None:
+    import memload
+
+    dataset = memload.MemmapDataset(output)
+    memload.build(folder, output, size=16, fit="pad", num_workers=0, overwrite=True)
+    with pytest.raises(FeedError, match="was replaced after the data set was opened"):
+        pages.open_files(dataset.shards)
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
+    """A function that chooses a feed as on a CUDA device, with so much free memory and RAM."""
 
     def choose(
-        row_bytes: int, rows: int, free: int, ram: int, refused: tuple[str, ...] = ()
+        samples: Samples, free: int, memory: int, refused: tuple[str, ...] = ()
     ) -> tuple[str, str]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-        monkeypatch.setattr(choice, "available_memory", lambda: ram)
+        monkeypatch.setattr(choice, "available_memory", lambda: memory)
 
-        def make(which: str) -> Any:
-            if which in refused:
-                raise FeedError(f"feed '{which}': expected something else")
-            return Chosen(which)
+        def create(name: str) -> Any:
+            if name in refused:
+                raise FeedError(f"{name} does not work here")
+            return SimpleNamespace(name=name)
 
-        class Rows:
-            class array:  # noqa: N801  # an attribute of Shards
-                pass
-
-            def __len__(self) -> int:
-                return rows
-
-        Rows.array.row_bytes = row_bytes  # type: ignore[attr-defined]
-        feed, found = choice.first_that_serves(
-            make, Samples(Rows(), np.arange(0), []), torch.device("cuda", 0)
-        )  # type: ignore[arg-type]
-        assert feed.name == found.name
-        return found
+        feed, chosen = choice.first_that_serves(create, samples, CUDA)
+        assert feed.name == chosen.name
+        return chosen
 
     return choose
 
 
-def test_what_fits_in_a_quarter_of_the_device_is_resident(
-    on_device: Callable[..., tuple[str, str]],
+def test_samples_that_fit_in_a_quarter_of_the_device_are_resident(
+    choose: Callable[..., tuple[str, str]], make_dataset: Callable[..., Index]
 ) -> None:
-    assert on_device(1000, 25, 100_000, 0) == (
+    shards = Shards(make_dataset(rows=(25,), shape=(10, 100, 1)))
+    assert choose(samples_of(shards), 100_000, 0) == (
         "resident",
-        "2.5e-05 GB fit in 25% of 0.0001 GB free on cuda:0",
+        "2.5e-05 GB fits in 25% of the 0.0001 GB free on cuda:0",
     )
+    label = np.zeros(25, np.int8)
+    assert choose(samples_of(shards, columns=[label]), 100_000, 0)[0] == "pinned"
 
 
-def test_what_fits_in_half_of_the_ram_comes_from_the_page_cache(
-    on_device: Callable[..., tuple[str, str]],
+def test_files_that_fit_in_half_of_the_ram_come_from_the_page_cache(
+    choose: Callable[..., tuple[str, str]], make_dataset: Callable[..., Index]
 ) -> None:
-    name, reason = on_device(28 << 10, 26, 100_000, 2 * 26 * (28 << 10))
+    large = samples_of(Shards(make_dataset("large.bin", rows=(8,), shape=(28, 1024, 1))))
+    small = samples_of(Shards(make_dataset("small.bin", rows=(8,), shape=(28, 1023, 1))))
+    ram = 2 * (4096 + 8 * (28 << 10))
+    name, reason = choose(large, 100_000, ram)
     assert name == "dma"
-    assert "resident: 0.000745 GB do not fit in 25%" in reason
-    assert on_device((28 << 10) - 1, 26, 100_000, 2 * 26 * (28 << 10))[0] == "uva"
-    assert on_device(28 << 10, 26, 100_000, 2 * 26 * (28 << 10), refused=("dma",))[0] == "uva"
-    assert on_device(100, 9000, 100_000, 2_000_000, refused=("uva",))[0] == "dma"
+    assert "resident: 0.000229 GB does not fit in 25%" in reason
+    assert choose(large, 100_000, ram, refused=("dma",))[0] == "uva"
+    assert choose(small, 100_000, ram)[0] == "uva"
+    assert choose(small, 100_000, ram, refused=("uva",))[0] == "dma"
 
 
-def test_all_else_is_staged_and_the_reason_says_why(
-    on_device: Callable[..., tuple[str, str]],
+def test_all_else_is_pinned_and_the_reason_says_why(
+    choose: Callable[..., tuple[str, str]], make_dataset: Callable[..., Index]
 ) -> None:
-    name, reason = on_device(28 << 10, 26, 100_000, 26 * (28 << 10))
+    samples = samples_of(Shards(make_dataset(rows=(8,), shape=(28, 1024, 1))))
+    name, reason = choose(samples, 100_000, 2 * (4096 + 8 * (28 << 10)) - 1)
     assert name == "pinned"
-    assert reason.count("do not fit") == 3
-    name, reason = on_device(28 << 10, 26, 10, 10**9, refused=("dma", "uva"))
+    assert reason.count("does not fit") == 3
+    name, reason = choose(samples, 10, 10**9, refused=("dma", "uva"))
     assert name == "pinned"
-    assert "dma: feed 'dma': expected something else" in reason
+    assert "dma: dma does not work here" in reason
 
 
-def write(root: Path, **files: str) -> None:
-    for name, text in files.items():
-        path = root / name.replace("__", "/").replace("_dot_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def test_the_choice_counts_only_what_a_subset_uses(
+    choose: Callable[..., tuple[str, str]],
+    make_dataset: Callable[..., Index],
+    registered: dict[int, int],
+) -> None:
+    shards = Shards(make_dataset(rows=(50, 50), shape=(10, 100, 3)))
+    whole, part = samples_of(shards), samples_of(shards, [60, 61, 61, 60] * 50)
+    assert choose(whole, 4 * 300_000 - 1, 0)[0] == "pinned"
+    assert choose(part, 4 * 6000, 0)[0] == "resident"
+    assert choose(part, 0, 2 * 8192)[0] == "uva"  # rows 60 and 61 lie in one window of 8 KiB
+    assert choose(part, 0, 2 * 8192 - 1)[0] == "pinned"
 
+
+def test_pinned_fetches_on_the_consumers_thread_if_there_are_no_others() -> None:
+    assert pinned_callers(0, 2) == 0
+    assert [pinned_callers(number, 2) for number in (1, 6, 12)] == [1, 6, 6]
+
+
+# The memory that is available.
 
 MEMINFO = "MemTotal: 2000 kB\nMemAvailable:    1000 kB\n"
 
 
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(text)
+
+
 def test_available_memory_is_what_the_kernel_estimates(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 0
-    write(tmp_path, proc__meminfo=MEMINFO, proc__self__cgroup="0::/a\n")
+    write(tmp_path / "proc", meminfo=MEMINFO)
+    assert available_memory(tmp_path) == 1_024_000
+    write(tmp_path / "proc/self", cgroup="1:name=systemd:/\n0::/a\n")
     assert available_memory(tmp_path) == 1_024_000
 
 
 def test_a_containers_limit_counts_without_its_page_cache(tmp_path: Path) -> None:
-    write(tmp_path, proc__meminfo=MEMINFO, proc__self__cgroup="0::/outer/inner\n")
-    group = "sys__fs__cgroup__outer__"
+    write(tmp_path / "proc", meminfo=MEMINFO)
+    write(tmp_path / "proc/self", cgroup="0::/outer/inner\n")
     stat = "anon 5\ninactive_file 100000\nactive_file 50000\n"
-    write(
-        tmp_path,
-        **{f"{group}inner__memory_dot_max": "max\n", f"{group}inner__memory_dot_current": "0\n"},
-    )
-    write(tmp_path, **{f"{group}memory_dot_max": "500000", f"{group}memory_dot_current": "250000"})
-    write(tmp_path, **{f"{group}memory_dot_stat": stat, f"{group}inner__memory_dot_stat": stat})
+    outer = tmp_path / "sys/fs/cgroup/outer"
+    write(outer / "inner", memory_max="max\n", memory_current="0\n", memory_stat=stat)
+    write(outer, memory_max="500000\n", memory_current="250000\n", memory_stat=stat)
     assert available_memory(tmp_path) == 500_000 - (250_000 - 150_000)
-
-
-def test_a_limit_of_version_1_counts_too(tmp_path: Path) -> None:
-    write(tmp_path, proc__meminfo=MEMINFO, proc__self__cgroup="3:cpu,memory:/x\n1:name=systemd:/\n")
-    group = "sys__fs__cgroup__memory__"  # as seen from within, where its own path does not exist
-    write(
-        tmp_path,
-        **{
-            f"{group}memory_dot_limit_in_bytes": "300000",
-            f"{group}memory_dot_usage_in_bytes": "100000",
-        },
-    )
-    write(tmp_path, **{f"{group}memory_dot_stat": "inactive_file 1\ntotal_inactive_file 20000\n"})
-    assert available_memory(tmp_path) == 220_000
-
-
-def test_a_file_that_was_replaced_is_not_registered(opened: Callable[[], Shards]) -> None:
-    shards = opened()
-    path = shards.paths[0]
-    again = path.with_name("again")
-    again.write_bytes(path.read_bytes())
-    again.replace(path)
-    assert identity(path) != shards.identities[0]
-    with pytest.raises(
-        FeedError, match="expected the file that was opened with the data set, found another one"
-    ):
-        pages._open(path, shards.identities[0])
