@@ -1,121 +1,123 @@
-"""``memload build`` against the bare decode and resize loop of the same decoder, times the number of cores.
+"""`memload build` beside bare loops that decode and resize the same files on all cores.
 
-    python benchmarks/build.py IMAGES [--copies 8] [--rounds 5] [--fast] [--dry-run]
+    python benchmarks/build.py [PHOTOGRAPHS] [--images 3000] [--side 256] [--rounds 5] [--fast]
+        [--quick] [--dry-run]
 
-The bare loop has the encoded files in memory and throws its pixels away: it reads nothing, checks nothing and
-writes nothing. A build is timed whole, from the listing of the folder to the last flush to the disk. The loop runs
-in one process a core at once, so that cores that slow each other down do so on both sides. Rounds are
-interleaved; the first of each is left out. Files are warm.
+Both are timed as a user sees them, from the start of the process to its end. The bare loops are one
+process a core; each starts Python and Pillow, reads its share of the files, decodes, resizes and
+crops as memload does, and throws the pixels away: it checks nothing and writes nothing. Files are
+warm. PHOTOGRAPHS is a folder of JPEGs, by default made ones of ImageNet's sizes; its files are
+repeated under other names until there are `--images`.
 """
 
-import io
-import multiprocessing
 import os
-import tempfile
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from harness import HERE, Way, run_benchmark, run_python
+
+LOOP = """
+import sys
 from PIL import Image
-from record import arguments, at_least_one, numbers_of, record, run_main, spread
 
-import memload
-
-SIDE = 256
-
-
-def bare(data: list[bytes], fast: bool) -> float:
-    """Decode and resize all with Pillow alone, and return the seconds."""
-    start = time.perf_counter()
-    for encoded in data:
-        image = Image.open(io.BytesIO(encoded))
-        width, height = image.size
-        scale = SIDE / min(width, height)
-        width, height = max(SIDE, int(width * scale)), max(SIDE, int(height * scale))
-        left, top = round((width - SIDE) / 2), round((height - SIDE) / 2)
-        inner = (left, top, left + SIDE, top + SIDE)
-        if fast:
-            box = (0.0, 0.0, *map(float, image.size))
-            scaled = image.draft(image.mode, (2 * width, 2 * height))
-            sx, sy = (
-                (scaled[1] if scaled else box)[side] / size
-                for side, size in ((2, width), (3, height))
-            )
-            box = (
-                inner[0] * sx,
-                inner[1] * sy,
-                inner[2] * sx,
-                min(inner[3] * sy, float(image.height)),
-            )
-            image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box).tobytes()
-        else:
-            image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR).crop(
-                inner
-            ).tobytes()
-    return time.perf_counter() - start
+side, fast, number, loops, folder = int(sys.argv[1]), sys.argv[2] == "True", *sys.argv[3:]
+with open(f"{folder}.txt") as listed:
+    files = listed.read().splitlines()[int(number) :: int(loops)]
+for file in files:
+    with Image.open(file) as image:
+        scale = side / min(image.size)
+        width, height = (max(side, int(length * scale)) for length in image.size)
+        left, top = round((width - side) / 2), round((height - side) / 2)
+        if not fast:
+            whole = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+            whole.crop((left, top, left + side, top + side)).tobytes()
+            continue
+        full = image.size
+        drafted = image.draft(image.mode, (2 * width, 2 * height))
+        across, down = (drafted[1][2:] if drafted else full)
+        box = (left * across / width, top * down / height,
+               min((left + side) * across / width, image.width),
+               min((top + side) * down / height, image.height))
+        image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=box).tobytes()
+"""
 
 
-def bare_round(files: list[Path], cores: int, copies: int, fast: bool) -> float:
-    """Return images a second of the bare loop on all cores at once."""
-    barrier, times = multiprocessing.Barrier(cores), multiprocessing.Array("d", cores)
+def photographs(given: Path | None, folder: Path, count: int) -> Path:
+    """Return a folder with so many photographs, which are links to those of the folder given."""
+    made = folder / f"photographs-{count}-of-{given.resolve().name if given else 'made'}"
+    if made.exists():
+        return made
+    if given is None:
+        sys.path.append(str(HERE.parent / "scripts"))
+        from photographs import write_folder
 
-    def work(number: int) -> None:
-        data = [path.read_bytes() for path in files]
-        barrier.wait()
-        times[number] = sum(bare(data, fast) for _ in range(copies))
+        files = write_folder(folder / "originals", min(count, 64))
+    else:
+        files = sorted(
+            path for path in given.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")
+        )
+        if not files:
+            sys.exit(f"There are no JPEGs in {given}. Give a folder of photographs.")
+    links = []
+    for number in range(count):
+        file = files[number % len(files)]
+        links.append(made / file.parent.name / f"{number // len(files):04d}_{file.name}")
+        links[-1].parent.mkdir(parents=True, exist_ok=True)
+        links[-1].symlink_to(file.resolve())
+    made.with_name(f"{made.name}.txt").write_text("\n".join(map(str, links)))
+    return made
 
-    processes = [multiprocessing.Process(target=work, args=(number,)) for number in range(cores)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    return sum(len(files) * copies / seconds for seconds in times)
 
-
-def main() -> None:
-    """Run the benchmark."""
-    parser = arguments(__doc__)
-    parser.add_argument("images", type=Path)
-    parser.add_argument("--copies", type=int, default=8, help="how often each image is built")
-    parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--fast", action="store_true")
-    options = parser.parse_args()
-    files = [options.images / key for key in memload.ImageFolder(options.images).keys]
+def ways(options: Any, folder: Path) -> dict[str, Way]:
+    """Return a build and the bare loops."""
+    images = photographs(options.photographs, folder, options.images)
+    output = folder / f"built-by-{os.getpid()}.bin"
     cores = len(os.sched_getaffinity(0))
-    building, looping, ratios = [], [], []
-    with tempfile.TemporaryDirectory() as folder:
-        root, output = Path(folder) / "images", Path(folder) / "out.bin"
-        for path in files:
-            (root / path.parent.name).mkdir(parents=True, exist_ok=True)
-            for copy in range(options.copies):
-                (root / path.parent.name / f"{copy}_{path.name}").symlink_to(path.resolve())
-        count = len(files) * options.copies
-        for number in range(options.rounds + 1):
-            loop = bare_round(files, cores, max(1, options.copies // cores), options.fast)
-            start = time.perf_counter()
-            memload.build(root, output, size=SIDE, fast=options.fast)
-            built = count / (time.perf_counter() - start)
-            size = output.stat().st_size
-            output.unlink()
-            output.with_suffix(".idx").unlink()
-            if number:
-                looping.append(loop)
-                building.append(built)
-                ratios.append(built / loop)
-    parameters = {
-        "images": len(files),
-        "copies": options.copies,
-        "side": SIDE,
-        "fast": options.fast,
-        "files": "warm",
-    }
-    results = {
-        "memload": spread(building),
-        "bare": spread(looping),
-        "ratio": spread(ratios),
-        "bytes": size,
-    }
-    record("build", options, numbers_of(parser), parameters, results)
+
+    def timed(run: Any) -> float:
+        start = time.perf_counter()
+        run()
+        return options.images / (time.perf_counter() - start)
+
+    def build() -> float:
+        fast = ["--fast"] * options.fast
+        settings = ["--size", options.side, "--quiet", *fast]
+        rate = timed(lambda: run_python("-m", "memload", "build", images, output, *settings))
+        for file in (output, output.with_suffix(".idx")):
+            file.unlink()
+        return rate
+
+    def loop() -> None:
+        settings = [options.side, options.fast]
+        loops = [
+            subprocess.Popen(
+                [sys.executable, "-c", LOOP, *map(str, [*settings, number, cores, images])]
+            )
+            for number in range(cores)
+        ]
+        if sum(process.wait() for process in loops):
+            sys.exit("A bare loop failed.")
+
+    return {"memload": build, "bare": lambda: timed(loop)}
+
+
+def extend(parser: Any) -> None:
+    """Add the options that are no numbers."""
+    parser.add_argument("photographs", type=Path, nargs="?", help="a folder of JPEGs")
+    parser.add_argument("--fast", action="store_true", help="decode at a lower resolution")
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_benchmark(
+        "build",
+        __doc__,
+        ways,
+        options={"images": 3000, "side": 256, "rounds": 5},
+        quick={"images": 1000},
+        ratios={"ratio": ("memload", "bare")},
+        facts=lambda options: {"fast": options.fast, "files": "warm"},
+        extend=extend,
+    )

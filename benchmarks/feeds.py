@@ -1,27 +1,27 @@
-"""The Loader on CUDA, each feed against the bare operation that limits it, all in one run.
+"""The Loader on CUDA, each feed beside the bare operation that limits it, all in one run.
 
-    python benchmarks/feeds.py [--images 40000] [--small 400000] [--rounds 5] [--flocks 4] [--dry-run]
+    python benchmarks/feeds.py [--images 40000] [--small 400000] [--rounds 5] [--batches 4]
+        [--quick] [--dry-run]
 
-Noise of 224×224×3 in batches of 256, and of 32×32×3 in batches of 2,048; random order, pages warm, whole epochs with
-the loop included, the device waited for at the end of each, images a second. A round is each way in turn; the first
-is left out. Limits: one copy from page-locked memory of the bytes of a batch; `torch.index_select` of a batch on the
-device; for `pinned`, one thread that gathers into two page-locked buffers in turn and copies them.
+Noise of 224×224×3 in batches of 256, and of 32×32×3 in batches of 2,048; random order, pages warm,
+whole epochs with the loop included, the device waited for at the end, images a second. Limits: one
+copy from page-locked memory of the bytes of a batch; `torch.index_select` of a batch on the device;
+for `pinned`, one thread that gathers into two page-locked buffers in turn and copies them.
 
-"host time a step" is what a resident Loader's caller spends in asking for a batch, the device never waited for; the
-first step of an epoch is left out, and the slowest 2 % of the others: what comes once in a while is not in it.
+"host time a step" is what the caller of a resident Loader spends in asking for a batch, the device
+never waited for; the first step of an epoch is left out, and the slowest 2 % of the others.
 
-Beside them, in one table with the same limit, what else feeds a device: a DataLoader that decodes JPEGs (500×375,
-quality 90, Pillow, resized bilinearly and cropped to 224), the stock DataLoader over `MemmapDataset` (with torch's
-default collate and with `fast_collate`; page-locked memory, on as many workers as there are cores), and Apex's
-prefetcher around it. An epoch of all these, and of the Loaders beside them, is `--flocks` batches a worker. With
-workers the clock starts behind the first batch of each, so that no start is in it; Loaders are timed from the first
-on. `--flocks 0` leaves all of that out.
+Beside them, in one table with the same limit, what else feeds a device: a DataLoader that decodes
+JPEGs (500×375, quality 90, Pillow, resized bilinearly and cropped to 224), the stock DataLoader over
+`MemmapDataset` (with torch's default collate and with `fast_collate`; page-locked memory, on as many
+workers as there are cores), and Apex's prefetcher around it. An epoch of all these, and of the
+Loaders beside them, is `--batches` batches a worker. With workers the clock starts behind the first
+batch of each, so that no start is in it. `--quick` leaves this table out.
 """
 
 import functools
 import io
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,40 +29,40 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import Way, need_cuda, noise_dataset, rate, run_benchmark, settle
 from PIL import Image
-from record import (
-    arguments,
-    at_least_one,
-    need_cuda,
-    noise_dataset,
-    numbers_of,
-    record,
-    run_main,
-    spread,
-)
 from torch.utils.data import DataLoader, Dataset
 
 import memload
 
 DEVICE = torch.device("cuda", 0)
-#: Where the results have what else there is; docs/speed.svg is drawn from it.
+#: The table of what else there is; docs/speed.svg is drawn from it.
 OTHERS = "what else there is, behind the first batch of each worker, 224×224×3, batch 256"
+LARGE, SMALL = "224×224×3, batch 256", "32×32×3, batch 2,048"
+FEEDS: dict[str, dict[str, Any]] = {
+    "dma": {"feed": "dma"},
+    "uva": {"feed": "uva"},
+    "resident": {"feed": "resident"},
+}
+PINNED: dict[str, dict[str, Any]] = {
+    "pinned, 1 thread": {"feed": "pinned", "num_threads": 1},
+    "pinned, 12 threads": {"feed": "pinned", "num_threads": 12},
+}
+LIMITS = {"resident": "index_select", "pinned, 1 thread": "gather and copy"}
+LEAST_SECONDS = 0.25
 
 
 class Jpegs(Dataset[Any]):
     """Pictures decoded from memory, as an ImageFolder with the usual transforms does from files."""
 
     def __init__(self, count: int) -> None:
-        rng = np.random.default_rng(0)
-        self.files = []
+        random = np.random.default_rng(0)
+        self.count, self.files = count, []
         for _ in range(min(count, 200)):
-            picture = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8)).resize(
-                (500, 375)
-            )
+            noise = Image.fromarray(random.integers(0, 256, (24, 32, 3), np.uint8))
             file = io.BytesIO()
-            picture.save(file, "JPEG", quality=90)
+            noise.resize((500, 375)).save(file, "JPEG", quality=90)
             self.files.append(file.getvalue())
-        self.count = count
 
     def __len__(self) -> int:
         return self.count
@@ -73,77 +73,60 @@ class Jpegs(Dataset[Any]):
         return torch.from_numpy(pixels.transpose(2, 0, 1).copy()), number % 1000
 
 
-class ApexPrefetcher:
-    """The pattern of Apex's data_prefetcher: one batch ahead on a side stream."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = iter(batches)
-        self.stream = torch.cuda.Stream()
-        self.preload()
-
-    def preload(self) -> None:
-        """Begin the next batch."""
-        self.ahead = next(self.batches, None)
-        if self.ahead is not None:
-            with torch.cuda.stream(self.stream):
-                self.ahead = tuple(tensor.to(DEVICE, non_blocking=True) for tensor in self.ahead)
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.ahead is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
-            batch = self.ahead
-            for tensor in batch:
-                tensor.record_stream(torch.cuda.current_stream())
-            self.preload()
-            yield batch
-
-
-def moved(batches: Iterable[Any]) -> Iterator[Any]:
+def move(batches: Iterable[Any]) -> Iterator[Any]:
     """Move each batch when it is asked for, as most training loops do."""
-    for images, labels in batches:
-        yield images.to(DEVICE, non_blocking=True), labels.to(DEVICE, non_blocking=True)
+    for batch in batches:
+        yield tuple(tensor.to(DEVICE, non_blocking=True) for tensor in batch)
 
 
-def rate(way: Callable[[], Iterable[Any] | int]) -> float:
-    """Return images a second of one pass, with the device's work waited for."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    found = way()
-    count = found if isinstance(found, int) else sum(len(batch[0]) for batch in found)
-    torch.cuda.synchronize()
-    return count / (time.perf_counter() - start)
+def move_one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """Move one batch ahead on a side stream, as Apex's data_prefetcher does."""
+    stream, moved = torch.cuda.Stream(), move(batches)
+
+    def begin_next() -> Any:
+        with torch.cuda.stream(stream):
+            return next(moved, None)
+
+    ahead = begin_next()
+    while ahead is not None:
+        torch.cuda.current_stream().wait_stream(stream)
+        batch = ahead
+        for tensor in batch:
+            tensor.record_stream(torch.cuda.current_stream())
+        ahead = begin_next()
+        yield batch
 
 
-def steady_rate(batches: Iterable[Any], untimed: int) -> float:
-    """Return images a second behind the first batches of an epoch, with the device's work waited for at its end."""
-    torch.cuda.synchronize()
-    count, start = 0, time.perf_counter()
-    for number, batch in enumerate(batches, 1):
-        count += len(batch[0]) if number > untimed else 0
-        if number == untimed:
-            torch.cuda.current_stream().synchronize()  # not the device: batches ahead would have come for nothing
-            start = time.perf_counter()
-    torch.cuda.synchronize()
-    return count / (time.perf_counter() - start)
+def rate_behind(batches: Callable[[], Iterable[Any]], untimed: int) -> Way:
+    """Return a way that measures images a second behind the first batches of an epoch."""
+
+    def way() -> float:
+        torch.cuda.synchronize()
+        count, start = 0, time.perf_counter()
+        for number, batch in enumerate(batches(), 1):
+            count += len(batch[0]) if number > untimed else 0
+            if number == untimed:
+                # not the whole device: batches ahead would have come for nothing
+                torch.cuda.current_stream().synchronize()
+                start = time.perf_counter()
+        torch.cuda.synchronize()
+        return count / (time.perf_counter() - start)
+
+    return way
 
 
-def wait_for_pages(loader: memload.Loader) -> None:
-    """Have all pages of a Loader's files registered, if its feed does that: it goes on in the background."""
-    pages = getattr(loader._open().feed, "_pages", None)
-    if pages is not None:
-        pages.wait(60)
-
-
-def limits(dataset: memload.MemmapDataset, batch: int, passes: int) -> dict[str, Callable[[], int]]:
+def limits(path: Path, batch: int) -> dict[str, Way]:
     """Return the bare operations."""
-    shape = dataset.shards.array.shape
-    pinned = [torch.empty((batch, *shape), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    out = [torch.empty((batch, *shape), dtype=torch.uint8, device=DEVICE) for _ in range(2)]
+    pixels = np.load(path, mmap_mode="r")
+    shape, passes = (batch, *pixels.shape[1:]), min(400, max(50, len(pixels) // batch))
+    pinned = [torch.empty(shape, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    out = [torch.empty(shape, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
     events = [torch.cuda.Event(), torch.cuda.Event()]
-    pixels = dataset.shards.maps[0]
-    flat = torch.from_numpy(pixels).view(len(pixels), -1)
-    resident = flat.to(DEVICE)
-    stream, rng = torch.cuda.Stream(), np.random.default_rng(1)
+    stream, random = torch.cuda.Stream(), np.random.default_rng(1)
+    resident = torch.empty((len(pixels), pixels[0].size), dtype=torch.uint8, device=DEVICE)
+    for start in range(0, len(pixels), batch):
+        part = torch.from_numpy(np.array(pixels[start : start + batch]))
+        resident[start : start + batch] = part.view(len(part), -1)
 
     def copy() -> int:
         with torch.cuda.stream(stream):
@@ -152,15 +135,13 @@ def limits(dataset: memload.MemmapDataset, batch: int, passes: int) -> dict[str,
         return passes * batch
 
     def select() -> int:
-        chosen = torch.from_numpy(rng.permutation(len(pixels))).to(DEVICE)
-        for start in range(0, len(pixels) - batch + 1, batch):
-            torch.index_select(
-                resident, 0, chosen[start : start + batch], out=out[0].view(batch, -1)
-            )
+        chosen = torch.from_numpy(random.permutation(len(pixels))).to(DEVICE)
+        for part in chosen.split(batch)[: len(pixels) // batch]:
+            torch.index_select(resident, 0, part, out=out[0].view(batch, -1))
         return len(pixels) // batch * batch
 
     def gather_and_copy() -> int:
-        chosen = rng.permutation(len(pixels))[: 40 * batch]
+        chosen = random.permutation(len(pixels))[: 40 * batch]
         with torch.cuda.stream(stream):
             for number in range(len(chosen) // batch):
                 events[number % 2].synchronize()
@@ -170,198 +151,165 @@ def limits(dataset: memload.MemmapDataset, batch: int, passes: int) -> dict[str,
                 events[number % 2].record(stream)
         return len(chosen) // batch * batch
 
-    return {"copy": copy, "index_select": select, "gather and copy": gather_and_copy}
+    wait = torch.cuda.synchronize
+    runs = {"copy": copy, "index_select": select, "gather and copy": gather_and_copy}
+    return {name: rate(run, wait, LEAST_SECONDS) for name, run in runs.items()}
 
 
-def feeding(path: Path, batch: int, ways: dict[str, dict[str, Any]], rounds: int) -> dict[str, Any]:
-    """Return rates of the limits and of Loaders, and their ratios."""
-    dataset = memload.MemmapDataset(path)
-    size = len(dataset)
-    passes = min(400, max(50, size // batch))
-    all_ways: dict[str, Callable[[], Any]] = dict(limits(dataset, batch, passes))
-    for name, options in ways.items():
-        loader = memload.Loader(dataset, batch, shuffle=True, device=DEVICE, **options)
-        wait_for_pages(loader)
-        all_ways[name] = lambda loader=loader: loader
-    rates: dict[str, list[float]] = {name: [] for name in all_ways}
-    for number in range(rounds + 1):
-        for name, way in all_ways.items():
-            found = rate(way)
-            if number:
-                rates[name].append(found)
-    limit = {
-        "dma": "copy",
-        "uva": "copy",
-        "resident": "index_select",
-        "pinned, 1 thread": "gather and copy",
-    }
-    ratios = {
-        f"{name} / {limit.get(name, 'copy')}": spread(
-            [a / b for a, b in zip(rates[name], rates[limit.get(name, "copy")], strict=True)]
-        )
-        for name in ways
-    }
-    return {**{name: spread(values) for name, values in rates.items()}, **ratios}
+def feeding(path: Path, batch: int, feeds: dict[str, dict[str, Any]]) -> dict[str, Way]:
+    """Return the limits, and an epoch of each Loader."""
+    dataset, found = memload.MemmapDataset(path), limits(path, batch)
+    for name, settings in feeds.items():
+        loader = memload.Loader(dataset, batch, shuffle=True, device=DEVICE, **settings)
+        if name in ("dma", "uva"):
+            settle(loader)
+        found[name] = rate(lambda loader=loader: loader, torch.cuda.synchronize, LEAST_SECONDS)
+    return found
 
 
-def host_time(path: Path, batch: int, rounds: int) -> dict[str, Any]:
-    """Return microseconds of the caller's in each step of a resident Loader.
-
-    Each is a mean over an epoch but for its first step and the slowest 2 % of the others.
-    """
-    found = []
+def host_time(path: Path, batch: int) -> Way:
+    """Return a way that measures microseconds of the caller in each step of a resident Loader."""
     loader = memload.Loader(path, batch, shuffle=True, device=DEVICE, feed="resident")
-    for _ in range(rounds):
-        times = []
-        batches = iter(loader)
-        while True:
+
+    def way() -> float:
+        times, batches = [], iter(loader)
+        for _ in range(len(loader)):
             start = time.perf_counter()
-            got = next(batches, None)
+            next(batches)
             times.append(1e6 * (time.perf_counter() - start))
-            if got is None:
-                break
             if len(times) % 8 == 0:
                 torch.cuda.synchronize()  # so that the device is never what is waited for
-        steps = sorted(times[1:-1])  # without the end, which is no batch
-        found.append(float(np.mean(steps[: max(1, int(0.98 * len(steps)))])))
-    return spread(found)
+        steps = sorted(times[1:])
+        return float(np.mean(steps[: max(1, int(0.98 * len(steps)))]))
+
+    return way
 
 
 def host_memory(path: Path) -> dict[str, float]:
-    """Return MB that this process has more, of its own, for a dma Loader and two epochs."""
+    """Return how much memory of its own this process has more for a dma Loader and two epochs."""
 
     def own() -> float:
         lines = Path("/proc/self/status").read_text().splitlines()
-        return (
-            sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
-            / 1e3
-        )
+        kinds = ("RssAnon", "RssShmem")
+        return sum(int(line.split()[1]) for line in lines if line.startswith(kinds)) / 1e3
 
-    before = own()
+    before, grown = own(), []
     loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="dma")
-    for _batch in loader:
-        pass
-    first = own() - before
-    loader._open().feed._pages.wait(60)
-    for _batch in loader:
-        pass
-    return {"after the first epoch": first, "after the second": own() - before}
+    for _ in range(2):
+        for _batch in loader:
+            pass
+        grown.append(own() - before)
+        settle(loader)
+    return {"after the first epoch": grown[0], "after the second": grown[1]}
 
 
-def starting(path: Path, rounds: int) -> dict[str, Any]:
-    """Return seconds to the first batch of a new Loader, and what loading a resident one makes of the bus."""
-    size, first, loaded = path.stat().st_size, [], []
-    for _ in range(rounds):
+def starting(path: Path) -> Way:
+    """Return a way that measures what a new Loader takes: its first batch, and loading it all."""
+
+    def way() -> dict[str, float]:
         start = time.perf_counter()
         loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="dma")
-        batch = next(iter(loader))
+        next(iter(loader))
         torch.cuda.synchronize()
-        first.append(time.perf_counter() - start)
-        del loader, batch
+        first = time.perf_counter() - start
+        del loader
         start = time.perf_counter()
         loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="resident")
-        loaded.append(size / (time.perf_counter() - start) / 1e9)
+        next(iter(loader))
+        torch.cuda.synchronize()
+        loaded = path.stat().st_size / (time.perf_counter() - start) / 1e9
         del loader
         torch.cuda.empty_cache()
-    return {"first batch with dma (s)": spread(first), "loading resident (GB/s)": spread(loaded)}
+        return {"first batch with dma (s)": first, "loading resident (GB/s)": loaded}
+
+    return way
 
 
-def others(path: Path, flocks: int, rounds: int) -> dict[str, Any]:
-    """Return rates of what else feeds a device, beside Loaders and one copy of as many bytes."""
+def others(path: Path, batches_a_worker: int) -> dict[str, Way]:
+    """Return what else feeds a device, beside Loaders."""
     workers, batch = len(os.sched_getaffinity(0)), 256
-    whole = memload.MemmapDataset(path)
-    dataset = whole.subset(range(flocks * workers * batch))
-    options: dict[str, Any] = {
+    count = batches_a_worker * workers * batch
+    dataset = memload.MemmapDataset(path).subset(range(count))
+    settings: dict[str, Any] = {
+        "batch_size": batch,
+        "shuffle": True,
         "num_workers": workers,
         "pin_memory": True,
         "persistent_workers": True,
     }
-    plain = DataLoader(dataset, batch, shuffle=True, **options)
-    stock = DataLoader(dataset, batch, shuffle=True, collate_fn=memload.fast_collate, **options)
-    pictures = DataLoader(Jpegs(len(dataset)), batch, shuffle=True, **options)
+    plain, pictures = DataLoader(dataset, **settings), DataLoader(Jpegs(count), **settings)
+    stock = DataLoader(dataset, collate_fn=memload.fast_collate, **settings)
 
-    @functools.cache  # made in the first round, when all workers have been forked: a fork does not take threads along
+    @functools.cache  # made in the first round, when all workers are forked: threads do not survive
     def loader(feed: Any, threads: int | None = None) -> memload.Loader:
         made = memload.Loader(
             dataset, batch, shuffle=True, device=DEVICE, feed=feed, num_threads=threads
         )
-        wait_for_pages(made)
-        return made
+        return settle(made)
 
-    copy = limits(whole, batch, flocks * workers)["copy"]
-    ways: dict[str, Callable[[], Iterable[Any]]] = {
-        "JPEGs in a DataLoader": lambda: moved(pictures),
-        "DataLoader over MemmapDataset, default collate": lambda: moved(plain),
-        "DataLoader over MemmapDataset, fast_collate": lambda: moved(stock),
-        "the same in Apex's prefetcher": lambda: ApexPrefetcher(stock),
+    with_workers: dict[str, Callable[[], Iterable[Any]]] = {
+        "JPEGs in a DataLoader": lambda: move(pictures),
+        "DataLoader over MemmapDataset, default collate": lambda: move(plain),
+        "DataLoader over MemmapDataset, fast_collate": lambda: move(stock),
+        "the same in Apex's prefetcher": lambda: move_one_ahead(stock),
         "the same in CudaPrefetcher": lambda: memload.CudaPrefetcher(stock, device=DEVICE),
+    }
+    loaders: dict[str, Callable[[], Iterable[Any]]] = {
         "Loader, pinned, 12 threads": lambda: loader("pinned", 12),
         "Loader, uva": lambda: loader("uva"),
         "Loader, dma": lambda: loader("dma"),
         "Loader, resident": lambda: loader("resident"),
     }
-    rates: dict[str, list[float]] = {name: [] for name in [*ways, "one copy"]}
-    for number in range(rounds + 1):
-        for name, way in ways.items():
-            found = steady_rate(way(), 0 if name.startswith("Loader") else workers)
-            if number:
-                rates[name].append(found)
-        if number:
-            rates["one copy"].append(rate(copy))
-    return {name: spread(values) for name, values in rates.items()} | {
-        "workers": workers,
-        "batches a worker": flocks,
+    found = {name: rate_behind(batches, workers) for name, batches in with_workers.items()}
+    found |= {name: rate_behind(batches, 0) for name, batches in loaders.items()}
+    return found | {"one copy": limits(path, batch)["copy"]}
+
+
+def ways(options: Any, folder: Path) -> dict[str, Way]:
+    """Return all that is measured."""
+    need_cuda("Run it on a machine with a GPU.")
+    workers = len(os.sched_getaffinity(0))
+    if not options.quick and options.images < options.batches * workers * 256:
+        options.images = options.batches * workers * 256
+    large = noise_dataset(folder, options.images, 224)
+    small = noise_dataset(folder, options.small, 32)
+    torch.zeros(1, device=DEVICE)
+    memory = host_memory(large)
+    tables = {
+        "host memory with dma (MB)": {name: lambda name=name: memory[name] for name in memory}
     }
-
-
-def main() -> None:
-    """Run the benchmark."""
-    parser = arguments(__doc__)
-    parser.add_argument("--images", type=int, default=40_000)
-    parser.add_argument("--small", type=int, default=400_000)
-    parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument(
-        "--flocks",
-        type=int,
-        default=4,
-        help="batches a worker of what else there is, 4 or more; or 0",
-    )
-    options = parser.parse_args()
-    if options.flocks and options.flocks < 4:
-        parser.error(
-            f"--flocks: expected 4 or more, as the first is not timed, or 0, found {options.flocks}"
-        )
-    least = options.flocks * len(os.sched_getaffinity(0)) * 256
-    if options.images < least:
-        parser.error(f"--images: expected {options.flocks} batches of 256 a core, {least:,} or more, or --flocks 0, "
-                     f"found {options.images:,}")  # fmt: skip
-    need_cuda("Run it on a machine with a GPU")
-    with tempfile.TemporaryDirectory() as folder:
-        large, small = Path(folder) / "large.bin", Path(folder) / "small.bin"
-        noise_dataset(large, options.images, 224)
-        noise_dataset(small, options.small, 32)
-        torch.zeros(1, device=DEVICE)
-        results: dict[str, Any] = {"host memory with dma (MB)": host_memory(large)}
-        results[f"a new Loader of {large.stat().st_size / 1e9:.1f} GB"] = starting(
-            large, options.rounds
-        )
-        pages = {"dma": {"feed": "dma"}, "uva": {"feed": "uva"}, "resident": {"feed": "resident"}}
-        staged = {
-            f"pinned, {n} thread{'s' * (n > 1)}": {"feed": "pinned", "num_threads": n}
-            for n in (1, 12)
-        }
-        results["224×224×3, batch 256"] = feeding(large, 256, pages | staged, options.rounds)
-        results["32×32×3, batch 2,048"] = feeding(small, 2048, pages, options.rounds)
-        for batch in (256, 2048):
-            name = (
-                f"host time a step, resident, 32×32×3, batch {batch}, without the slowest 2 % (µs)"
-            )
-            results[name] = host_time(small, batch, options.rounds)
-        if options.flocks:
-            results[OTHERS] = others(large, options.flocks, options.rounds)
-    parameters = vars(options) | {"batch": "256 of 224×224, 2,048 of 32×32", "pages": "warm"}
-    record("feeds", options, numbers_of(parser), parameters, results)
+    tables[LARGE] = feeding(large, 256, FEEDS | PINNED)
+    tables[SMALL] = feeding(small, 2048, FEEDS)
+    found = {
+        f"{table} › {name}": way for table, ways in tables.items() for name, way in ways.items()
+    }
+    for batch in (256, 2048):
+        name = f"host time a step, resident, 32×32×3, batch {batch}, without the slowest 2 % (µs)"
+        found[name] = host_time(small, batch)
+    if not options.quick:
+        found |= {f"{OTHERS} › {name}": way for name, way in others(large, options.batches).items()}
+    found[f"a new Loader of {large.stat().st_size / 1e9:.1f} GB"] = starting(large)
+    return found
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_benchmark(
+        "feeds",
+        __doc__,
+        ways,
+        options={"images": 40_000, "small": 400_000, "rounds": 5, "batches": 4},
+        quick={"images": 20_000, "small": 200_000},
+        ratios={
+            f"{table} › {name} / {LIMITS.get(name, 'copy')}": (
+                f"{table} › {name}",
+                f"{table} › {LIMITS.get(name, 'copy')}",
+            )
+            for table in (LARGE, SMALL)
+            for name in FEEDS | PINNED
+        },
+        facts=lambda options: {
+            "batch": "256 of 224×224, 2,048 of 32×32",
+            "pages": "warm",
+            "workers": len(os.sched_getaffinity(0)),
+        },
+    )

@@ -1,0 +1,473 @@
+"""What the benchmarks share: rounds, medians and quartiles, data, and the line in ``results/``.
+
+A benchmark is a function ``ways(options, folder)`` that prepares its data in ``folder`` and returns
+what it measures, by name. Each way is called once a round and returns a figure, or several figures
+by name. All ways of a round run one after another, so that a slow moment of the machine strikes all
+of them; the first round warms up and is left out.
+
+Figures are rates, where more is better, unless their name ends in a unit of time or memory in
+parentheses. `` › `` in a name divides tables: ``open › time (ms)``.
+
+`ab.py` runs the same ways for two checkouts of memload, round by round. Benchmarks therefore use
+nothing but memload's public names.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+import memload
+
+HERE = Path(__file__).parent
+#: The number of rounds from which on quartiles say something.
+ENOUGH_ROUNDS = 3
+LOWER_IS_BETTER = re.compile(r".*(\((s|ms|µs|MB|GB|bytes.*|cores)\)|› cores|faults.*)")
+
+Figures = float | dict[str, float]
+Way = Callable[[], Figures]
+Ways = Callable[[argparse.Namespace, Path], dict[str, Way]]
+
+
+def run_benchmark(
+    name: str,
+    about: str | None,
+    ways: Ways,
+    *,
+    options: Mapping[str, Any],
+    quick: Mapping[str, Any] | None = None,
+    ratios: Mapping[str, tuple[str, str]] | None = None,
+    facts: Callable[[argparse.Namespace], dict[str, Any]] | None = None,
+    extend: Callable[[argparse.ArgumentParser], object] | None = None,
+) -> None:
+    """Parse the command line, measure, print, and add a line to ``results/``.
+
+    ``options`` are the numeric options with their defaults, ``quick`` the values that ``--quick``
+    sets instead. ``extend`` adds options that are no numbers. ``ratios`` names pairs of figures
+    whose ratio is taken within each round, where both are measured. ``facts`` adds to the
+    parameters of the line.
+    """
+    parser = argument_parser(about)
+    for option, default in options.items():
+        parser.add_argument(f"--{option}", type=type(default), help=f"default: {default}")
+    parser.add_argument("--quick", action="store_true", help="measure less, in 2 to 3 minutes")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help="a folder in which data is kept between runs")
+    if extend is not None:
+        extend(parser)
+    given = parser.parse_args()
+    for option, default in options.items():
+        if getattr(given, option) is None:
+            smaller = (quick or {}).get(option, default)
+            setattr(given, option, smaller if given.quick else default)
+    if given.rounds < 1:
+        parser.error(f"--rounds is {given.rounds}. Give 1 or more.")
+    with errors_in_one_line(), data_folder(given.data) as folder:
+        if given.serve:
+            serve(lambda: ways(given, folder), {"rounds": given.rounds, "ratios": ratios or {}})
+            return
+        found = with_ratios(measure(ways(given, folder), given.rounds), ratios or {})
+        results = {figure: spread(values) for figure, values in found.items()}
+        parameters = {option: getattr(given, option) for option in options}
+        parameters |= facts(given) if facts is not None else {}
+        tree = nested(results)
+        record(name, given, tree, parameters, partial(given, options))
+        print(json.dumps({"parameters": parameters, "results": tree}, indent=1, ensure_ascii=False))
+
+
+def argument_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the option that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print, and record nothing")
+    return parser
+
+
+@contextlib.contextmanager
+def errors_in_one_line() -> Any:
+    """End the process with a line where the user can do something about an error."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("Interrupted. Nothing of this run is recorded.", file=sys.stderr)
+        sys.exit(130)
+    except (memload.MemloadError, FileNotFoundError, PermissionError) as error:
+        sys.exit(str(error))
+
+
+@contextlib.contextmanager
+def data_folder(kept: Path | None) -> Any:
+    """Yield the folder given, or a temporary one that is removed in the end."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as folder:
+        yield Path(folder)
+
+
+# Rounds
+
+
+def figures(name: str, way: Way) -> dict[str, float]:
+    """Measure a way once and return its figures by their full names."""
+    found = way()
+    if isinstance(found, dict):
+        return {f"{name} › {inner}" if name else inner: value for inner, value in found.items()}
+    return {name: found}
+
+
+def measure(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
+    """Measure all ways in turn, for so many rounds after a first one, which is left out."""
+    found: dict[str, list[float]] = {}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            for figure, value in figures(name, way).items():
+                found.setdefault(figure, [])
+                if number:
+                    found[figure].append(value)
+        print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
+    return found
+
+
+def with_ratios(
+    found: Mapping[str, list[float]], ratios: Mapping[str, Sequence[str]]
+) -> dict[str, list[float]]:
+    """Return the figures of all rounds, and behind them the ratios of those that were measured."""
+    return dict(found) | {
+        name: divide(found[one], found[other])
+        for name, (one, other) in ratios.items()
+        if one in found and other in found
+    }
+
+
+def serve(prepare: Callable[[], Mapping[str, Way]], facts: Mapping[str, Any]) -> None:
+    """Measure the way whose name comes in a line on stdin, and print its figures, until stdin ends.
+
+    This is the side of the process that `ab.py` starts; ``facts`` are for that. What else is printed
+    goes to stderr.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(value: Any) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    ways = prepare()
+    source = {"memload": str(Path(memload.__file__).parents[1]), "machine": machine()}
+    answer({"ways": list(ways), **facts, **source})
+    for line in sys.stdin:
+        name = json.loads(line)
+        answer(figures(name, ways[name]))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the quartiles of repeats."""
+    if len(values) == 1:
+        low = middle = high = values[0]
+    else:  # of two values, only "inclusive" keeps the quartiles between them
+        method = "exclusive" if len(values) > 2 else "inclusive"
+        low, middle, high = statistics.quantiles(values, n=4, method=method)
+    return {"median": middle, "lower_quartile": low, "upper_quartile": high, "repeats": len(values)}
+
+
+def divide(ones: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of each round; that of two zeros is 1."""
+    least = 1e-9
+    return [max(one, least) / max(other, least) for one, other in zip(ones, others, strict=True)]
+
+
+def rate(
+    run: Callable[[], Any], wait: Callable[[], object] = lambda: None, least_seconds: float = 0.0
+) -> Way:
+    """Return a way that measures images a second.
+
+    ``run`` returns the number of images, or batches whose first member is the images; it is called
+    again until ``least_seconds`` have passed. ``wait`` waits for the device, before the clock
+    starts and before it stops.
+    """
+
+    def way() -> float:
+        wait()
+        start, images = time.perf_counter(), 0
+        while not images or time.perf_counter() < start + least_seconds:
+            images += count_images(run())
+        wait()
+        return images / (time.perf_counter() - start)
+
+    return way
+
+
+def count_images(found: Any) -> int:
+    """Return a number of images as it is; go through batches and count theirs."""
+    return found if isinstance(found, int) else sum(len(batch[0]) for batch in found)
+
+
+def settle(loader: Any, seconds: float = 4.0) -> Any:
+    """Go through a Loader until its rate has not risen for some seconds; return it.
+
+    A Loader for a GPU registers the pages of its files in the background and grows faster until
+    that is done.
+    """
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        found = rate(lambda: loader)()
+        if found > 1.05 * best:
+            best, end = found, time.perf_counter() + seconds
+    return loader
+
+
+def run_python(*arguments: object) -> str:
+    """Run Python in a new process, with the memload that is measured; return what it prints."""
+    # -P: without it, Python would look for memload in the current folder first
+    run = subprocess.run(
+        [sys.executable, "-P", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(Path(memload.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return run.stdout
+
+
+def need_cuda(otherwise: str) -> None:
+    """End the process where there is no GPU, with a message that ends with what to do otherwise."""
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit(f"There is no CUDA device. {otherwise}")
+
+
+def drop_from_page_cache(path: Path) -> None:
+    """Remove the pages of a file that no process maps from the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+# Data
+
+
+def noise_dataset(folder: Path, count: int, side: int, *, shards: int = 1) -> Path:
+    """Write a data set of random pixels, unless it is there from an earlier run; return its path.
+
+    Blocks of 500 pictures repeat with other first pixels, which takes less time than a build.
+    """
+    path = folder / f"noise-{count}-{side}-{shards}.bin"
+    if path.with_suffix(".idx").exists():
+        return path
+    block = np.random.default_rng(0).integers(0, 256, (500, side, side, 3), np.uint8)
+    starts = np.linspace(0, count, shards + 1).astype(int).tolist()
+    files, sums = [], []
+    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+        file = path if shards == 1 else path.with_name(
+            f"{path.stem}-{number:05d}-of-{shards:05d}.bin"
+        )  # fmt: skip
+        with file.open("wb") as written:
+            written.write(shard_header(stop - start, side))
+            for first in range(start, stop, len(block)):
+                part = block[: stop - first]
+                numbers = np.arange(first, first + len(part), dtype="<u4")
+                part[:, 0, 0] = numbers.view(np.uint8).reshape(-1, 4)[:, :3]
+                sums += [zlib.crc32(picture) for picture in part]
+                part.tofile(written)
+        files.append({"file": file.name, "rows": stop - start, "bytes": file.stat().st_size})
+    labels = np.arange(count) % 1000
+    write_index(path, side, files, labels, list(map(str, range(count))), np.array(sums, "<u4"))
+    return path
+
+
+def empty_dataset(folder: Path, count: int, side: int = 256) -> Path:
+    """Write a data set of black pictures, named and labelled as ImageNet's, that takes no room."""
+    path = folder / f"empty-{count}-{side}.bin"
+    if path.with_suffix(".idx").exists():
+        return path
+    with path.open("wb") as file:
+        file.write(shard_header(count, side))
+        file.truncate(4096 + count * side * side * 3)
+    labels = np.sort(np.random.default_rng(0).integers(0, 1000, count))
+    keys = [f"n{label:08d}/n{label:08d}_{i}.JPEG" for i, label in enumerate(labels.tolist())]
+    crc32 = np.full(count, zlib.crc32(bytes(side * side * 3)), "<u4")
+    shard = {"file": path.name, "rows": count, "bytes": path.stat().st_size}
+    write_index(path, side, [shard], labels, keys, crc32)
+    return path
+
+
+def shard_header(rows: int, side: int) -> bytes:
+    """Return the header of a shard, as memload/storage/format.py specifies it."""
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, {side}, {side}, 3), }}"
+    return b"\x93NUMPY\x01\x00\xf6\x0f" + text.ljust(4085).encode() + b"\n"
+
+
+def write_index(
+    path: Path,
+    side: int,
+    shards: list[dict[str, Any]],
+    labels: np.ndarray,
+    keys: list[str],
+    crc32: np.ndarray,
+) -> None:
+    """Write an index as the specification says, so that any version of memload can be measured."""
+    names = [key.encode() for key in keys]
+    tensors = {
+        "row": np.arange(len(keys), dtype="<i8"),
+        "flags": np.zeros(len(keys), np.uint8),
+        "key/offsets": np.cumsum([0, *map(len, names)], dtype="<i8"),
+        "key/bytes": np.frombuffer(b"".join(names), np.uint8),
+        "crc32/image": crc32,
+        "label": labels.astype("<i8"),
+    }
+    content = {
+        "format_version": 1,
+        "samples": len(keys),
+        "arrays": [{"name": "image", "descr": "|u1", "shape": [side, side, 3], "shards": shards}],
+        "tensors": {
+            name: {
+                "dtype": tensor.dtype.str,
+                "shape": list(tensor.shape),
+                "crc32": zlib.crc32(tensor),
+            }
+            for name, tensor in tensors.items()
+        },
+        "columns": ["label"],
+        "classes": [f"n{label:08d}" for label in range(1000)],
+        "points": [],
+        "build": {},
+        "statistics": {},
+    }
+    content["fingerprint"] = hashlib.sha256(canonical(content).encode()).hexdigest()
+    safetensors.numpy.save_file(tensors, path.with_suffix(".idx"), {"memload": canonical(content)})
+
+
+def canonical(content: Any) -> str:
+    """Return JSON as an index holds it."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+# The line in results/
+
+
+def record(
+    benchmark: str,
+    options: argparse.Namespace,
+    results: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    left_out: Sequence[str] = (),
+    measured_on: dict[str, Any] | None = None,
+) -> None:
+    """Append results to ``results/BENCHMARK.jsonl``, unless it is a dry run.
+
+    ``left_out`` names the options that made less of the run, which is then recorded as partial.
+    ``measured_on`` is `machine()` of the process that measured, if that was another one.
+    """
+    line = {
+        "benchmark": benchmark,
+        "command": command(),
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        # from the environment where the tree was copied to another machine without its history
+        "commit": os.environ.get("BENCHMARK_COMMIT") or commit(HERE),
+        "machine": measured_on or machine(),
+        "versions": versions(),
+        "parameters": parameters,
+        "results": results,
+    }
+    if left_out:
+        line["partial"] = list(left_out)
+    if not options.dry_run:
+        file = HERE / "results" / f"{benchmark}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        with file.open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+        if left_out:
+            print(f"Recorded as a partial run: {', '.join(left_out)}", file=sys.stderr)
+
+
+def partial(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
+    """Return the numeric options that are lower than their default, rounds where they are few."""
+    found = []
+    for name, default in usual.items():
+        value = getattr(options, name)
+        least = min(default, ENOUGH_ROUNDS) if name == "rounds" else default
+        if isinstance(value, int | float) and value < least:
+            found.append(f"--{name} {value}")
+    return found
+
+
+def nested(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures with `` › `` in their names as dictionaries in dictionaries."""
+    tree: dict[str, Any] = {}
+    for name, value in results.items():
+        *branches, leaf = name.split(" › ")
+        branch = tree
+        for part in branches:
+            branch = branch.setdefault(part, {})
+        branch[leaf] = value
+    return tree
+
+
+def command() -> str:
+    """Return the command without folders, which say nothing to others."""
+    arguments = " ".join(re.sub(r"[^ =]*/", "", argument) for argument in sys.argv)
+    ranks = os.environ.get("LOCAL_WORLD_SIZE")  # set by torchrun
+    return f"{f'torchrun --nproc-per-node {ranks}' if ranks else 'python'} benchmarks/{arguments}"
+
+
+def commit(folder: Path) -> str:
+    """Return the commit of a checkout, with "+changes" where memload or the benchmarks differ."""
+
+    def git(*arguments: str) -> str:
+        run = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+        )
+        return run.stdout.strip()
+
+    head = git("rev-parse", "--short", "HEAD")
+    changed = git("status", "--porcelain", "--", ":(top)memload", ":(top,glob)benchmarks/*.py")
+    return f"{head}{'+changes' * bool(changed)}" if head else "unknown"
+
+
+def machine() -> dict[str, Any]:
+    """Return the processor, its cores, the system, and the GPUs if the benchmark uses torch."""
+    cpu = platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        cpu = next(iter(named), cpu)
+    cores = len(os.sched_getaffinity(0))
+    found: dict[str, Any] = {"cpu": cpu, "cores": cores, "system": platform.platform()}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        drivers = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
+        found |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
+        found["driver"] = next(iter(drivers), "unknown")
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of memload and its libraries, and of what is measured beside it."""
+    found = json.loads(run_python("-m", "memload", "info", "--environment", "--json"))
+    found["memload"] = memload.__version__  # a checkout need not be installed
+    for name in ("torchvision", "kornia", "ffcv", "triton", "cuda-bindings"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

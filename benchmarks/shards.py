@@ -1,0 +1,73 @@
+"""Random rows out of 256 shards beside the same out of one.
+
+    python benchmarks/shards.py [--megabytes 600] [--rows 256] [--rounds 9] [--quick] [--dry-run]
+
+`MemmapDataset.gather` copies `--rows` random rows at a time into one buffer; rows a second, pages
+warm. Rows are 12, 27 and 147 KiB long (pictures of 64×64, 96×96 and 224×224); the pixels of each
+data set are `--megabytes` in all. `np.take` does the same with one array.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import Way, noise_dataset, rate, run_benchmark
+
+import memload
+
+SIDES = (64, 96, 224)
+SHARDS = (1, 256)
+
+
+def ways(options: Any, folder: Path) -> dict[str, Way]:
+    """Return what gathers from each data set."""
+    found: dict[str, Way] = {}
+    random = np.random.default_rng(0)
+    for side in SIDES:
+        row_bytes = side * side * 3
+        count = max(*SHARDS, options.megabytes * 1_000_000 // row_bytes)
+        table = f"{row_bytes / 1024:.0f} KiB"
+        passes = max(1, 200_000_000 // (row_bytes * options.rows))
+
+        def turns(
+            gather: Callable[[np.ndarray], object], count: int = count, passes: int = passes
+        ) -> Way:
+            def run() -> int:
+                for _ in range(passes):
+                    gather(random.integers(0, count, options.rows))
+                return passes * options.rows
+
+            return rate(run)
+
+        pixels = np.load(noise_dataset(folder, count, side), mmap_mode="r")
+        taken = np.empty((options.rows, side, side, 3), np.uint8)
+        found[f"{table} › np.take"] = turns(
+            lambda rows, pixels=pixels, out=taken: np.take(pixels, rows, 0, out, "clip")
+        )
+        for shards in SHARDS:
+            dataset = memload.MemmapDataset(noise_dataset(folder, count, side, shards=shards))
+            out = torch.empty((options.rows, side, side, 3), dtype=torch.uint8)
+            found[f"{table} › {shards} shard{'s' * (shards > 1)}"] = turns(
+                lambda rows, dataset=dataset, out=out: dataset.gather(rows, out)
+            )
+    return found
+
+
+if __name__ == "__main__":
+    tables = [f"{side * side * 3 / 1024:.0f} KiB" for side in SIDES]
+    pairs = [("256 shards", "1 shard"), ("1 shard", "np.take")]
+    run_benchmark(
+        "shards",
+        __doc__,
+        ways,
+        options={"megabytes": 600, "rows": 256, "rounds": 9},
+        quick={"megabytes": 300},
+        ratios={
+            f"{table} › {one} / {other}": (f"{table} › {one}", f"{table} › {other}")
+            for table in tables
+            for one, other in pairs
+        },
+        facts=lambda options: {"pages": "warm"},
+    )

@@ -1,0 +1,71 @@
+"""Every benchmark runs on a few small pictures, and compares checkouts. What is measured is not tested."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+BENCHMARKS = ROOT / "benchmarks"
+
+#: Options with which a benchmark takes seconds, and some of the figures that it brings.
+TINY = {
+    "build": (["--images", "12", "--side", "32"], ["memload", "bare", "ratio"]),
+    "cold": (
+        ["--images", "64", "--part", "32", "--side", "16", "--batch", "8"],
+        ["Loader, 4 threads", "np.take", "Loader / np.take, 1 thread"],
+    ),
+    "collate": (["--images", "64", "--side", "16", "--batch", "8"], ["fast_collate", "ratio"]),
+    "loader": (["--images", "64", "--side", "16"], ["np.take", "one thread / np.take"]),
+    "opening": (["--samples", "2000"], ["memload build --help (ms)", "open", "subset of all"]),
+    "shards": (["--megabytes", "20", "--rows", "16"], ["12 KiB", "147 KiB"]),
+    "starting": (
+        ["--samples", "2000", "--permutation", "1000", "--epochs", "2"],
+        ["first batch (s)", "permutation"],
+    ),
+    "train_step": (
+        ["--device", "cpu", "--images", "64", "--seconds", "0.01", "--workers", "1"],
+        ["synthetic", "Loader, cpu", "the same in CudaPrefetcher", "synthetic, again"],
+    ),
+    "transforms": (
+        ["--device", "cpu", "--batch", "2"],
+        ["flip, normalise, 32, images/s", "time: flip, normalise, 32 / flip, normalise, 32, plain"],
+    ),
+}
+
+
+def run(script: str, *options: str, folder: Path) -> str:
+    """Run a benchmark; return what it printed. It records nothing and leaves nothing behind."""
+    before = {path: path.read_bytes() for path in (BENCHMARKS / "results").iterdir()}
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{script}.py"), "--dry-run", *options],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {path: path.read_bytes() for path in (BENCHMARKS / "results").iterdir()} == before
+    assert [path.name for path in folder.glob("memload-*")] == []
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", TINY)
+def test_benchmarks_measure_everything_once(script: str, tmp_path: Path) -> None:
+    options, expected = TINY[script]
+    found: dict[str, Any] = json.loads(run(script, "--rounds", "1", *options, folder=tmp_path))
+    assert set(expected) <= found["results"].keys()
+
+
+def test_two_checkouts_are_compared_figure_by_figure(tmp_path: Path) -> None:
+    options = ["--images", "64", "--side", "16", "--batch", "8", "--rounds", "3"]
+    printed = run("ab", "--before", str(ROOT), "collate", "--", *options, folder=tmp_path)
+    heading, *rows = printed.splitlines()
+    assert heading.split() == ["before", "after", "after", "/", "before"]
+    assert [row.split()[0] for row in rows] == ["default_collate", "fast_collate", "ratio"]
