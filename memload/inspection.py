@@ -1,6 +1,5 @@
 """Describe, verify and picture a finished data set."""
 
-import itertools
 import platform
 import zlib
 from collections.abc import Iterator, Sequence
@@ -8,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -26,20 +25,24 @@ from memload.storage.format import (
 from memload.storage.index import Array, Index
 from memload.storage.shards import Shards, check_header, check_shard
 
-#: Read at a time by a thread of `verify`: large enough for any disk's full speed, small enough for any RAM.
+#: Bytes that a thread of `verify` reads at a time: enough for the full speed of any disk.
 _READ = 8 << 20
 
-#: How many times as high as wide a tile of a preview may be.
-_MOST_HIGH = 8
-
-#: Pixels that a preview may have; 400 MB of memory.
-_MOST_PIXELS = 1 << 27
+#: A contact sheet has at most this many pixels, which take 400 MB of memory.
+_MAX_SHEET_PIXELS = 1 << 27
+#: A tile of a contact sheet is at most this many times as high as it is wide.
+_MAX_TILE_RATIO = 8
+_GAP, _CAPTION_HEIGHT = 4, 14
 
 
 def info(path: str | Path) -> dict[str, Any]:
-    """Return what is known of a data set, ready for JSON. Raises FormatError.
+    """Return a description of a data set that can be written as JSON.
 
-    The shards are checked for presence and size; `verify` looks at their bytes.
+    Checks that the shards exist and have the right sizes, but does not read them; see `verify`.
+    Raises FormatError if a file is missing or damaged.
+
+    >>> memload.info("out.bin")["samples"]
+    1281167
     """
     index = Index.open(path)
     image = index.image
@@ -74,26 +77,23 @@ def info(path: str | Path) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions of memload, of what it stands on, and of the decoders that are really loaded."""
+    """Return the versions of memload, of its dependencies and of the decoders really loaded."""
     versions = {
-        "memload": _version("memload"),
+        "memload": _installed("memload"),
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    versions |= {
-        name: _version(name) for name in ("numpy", "torch", "safetensors", "click", "tqdm")
-    }
-    loaded = loaded_libraries()
-    versions |= {f"{name} (loaded)": version for name, version in loaded.items()}
-    # Both can be installed, over one another; what pip lists then says nothing of what is loaded.
-    versions |= {
-        f"{name} (installed)": _version(name)
-        for name in ("pillow", "pillow-simd", "jpeg4py", "simplejpeg")
-    }
+    for name in ("numpy", "torch", "safetensors", "click", "tqdm"):
+        versions[name] = _installed(name)
+    for name, version in loaded_libraries().items():
+        versions[f"{name} (loaded)"] = version
+    # Pillow and pillow-simd may both be installed, one over the other: pip cannot tell which is used.
+    for name in ("pillow", "pillow-simd", "jpeg4py", "simplejpeg"):
+        versions[f"{name} (installed)"] = _installed(name)
     return versions
 
 
-def _version(name: str) -> str:
+def _installed(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -102,118 +102,125 @@ def _version(name: str) -> str:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` found. ``problems`` names files that are wrong, ``bad_rows`` rows that hold other bytes."""
+    """What `verify` found."""
 
-    path: Path
+    path: Path  #: the index
     rows: int
     bytes: int  #: read and compared
-    problems: Sequence[str]
-    bad_rows: Sequence[int]
-    bad_keys: Sequence[str]  #: the samples that use the bad rows
+    problems: Sequence[str]  #: files that are missing, unreadable or of the wrong size
+    bad_rows: Sequence[int]  #: rows whose bytes differ from their checksums
+    bad_keys: Sequence[str]  #: the samples that use these rows
 
     @property
     def ok(self) -> bool:
-        """Whether all is as it was written."""
+        """Whether all files are as they were written."""
         return not self.problems and not self.bad_rows
 
 
-def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
-    """Read a data set whole and compare it with its checksums: the index, the sizes, every row.
+class _Part(NamedTuple):
+    """Rows ``start`` to ``stop`` of a shard, whose first row is row ``first`` of the array."""
 
-    Goes on after what it finds, so that all of it is known. ``num_threads`` is the number of cores by
-    default. Memory does not grow with the data set. Raises FormatError where the index itself is unusable.
+    file: Path
+    array: Array
+    first: int
+    start: int
+    stop: int
+
+
+def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
+    """Read all files of a data set and compare them with the checksums in its index.
+
+    Does not stop at the first error. Reads with ``num_threads`` threads, by default one for each
+    core; each takes 8 MB of memory. Raises FormatError if the index itself is unusable.
+
+    >>> memload.verify("out.bin").ok
+    True
     """
     index = Index.open(path)
     index.check_tensors()
     index.keys.check()
     problems: list[str] = []
-    jobs: list[tuple[Path, Array, int, int, int]] = []
+    parts: list[_Part] = []
     for array in index.arrays:
         first = 0
-        for shard in array.shards:
-            file = index.path.parent / shard.file
+        for number, shard in enumerate(array.shards):
             try:
-                check_shard(file, shard, array, index.path)
-                checks = index.crc32[array.name][first : first + shard.rows]
-                check_header(file, _header(file), shard, array, checks, index.path)
-                readable = True
+                _check_file(index, array, number, first)
             except FormatError as error:
                 problems.append(str(error))
-                readable = isinstance(
-                    error, ChecksumError
-                )  # of another build: which rows differ is still told
+                # A shard of another build has the right size: its rows are compared all the same.
+                readable = isinstance(error, ChecksumError)
+            else:
+                readable = True
             if readable:
-                step = max(1, _READ // array.row_bytes)
-                jobs += [
-                    (file, array, first, start, min(start + step, shard.rows))
+                file, step = index.path.parent / shard.file, max(1, _READ // array.row_bytes)
+                parts += [
+                    _Part(file, array, first, start, min(start + step, shard.rows))
                     for start in range(0, shard.rows, step)
                 ]
             first += shard.rows
-    threads = num_threads or available_cores()
-    bad: list[int] = []
-    with ThreadPoolExecutor(threads) as pool:
-        for found, problem in pool.map(lambda job: _bad_rows(index, *job), jobs):
-            bad += found
+    bad: set[int] = set()
+    with ThreadPoolExecutor(num_threads or available_cores()) as pool:
+        for rows, problem in pool.map(lambda part: _bad_rows(index, part), parts):
+            bad.update(rows)
             problems += problem
-    bad_keys = (
-        [index.keys[int(sample)] for sample in np.flatnonzero(np.isin(index.row, bad))]
-        if bad
-        else []
-    )
-    done = sum((stop - start) * array.row_bytes for _, array, _, start, stop in jobs)
+    samples = np.flatnonzero(np.isin(index.row, sorted(bad))) if bad else ()
     return VerifyReport(
-        index.path, sum(a.rows for a in index.arrays), done, problems, sorted(set(bad)), bad_keys
+        path=index.path,
+        rows=sum(array.rows for array in index.arrays),
+        bytes=sum((part.stop - part.start) * part.array.row_bytes for part in parts),
+        problems=problems,
+        bad_rows=sorted(bad),
+        bad_keys=[index.keys[int(sample)] for sample in samples],
     )
 
 
-def _header(file: Path) -> bytes:
+def _check_file(index: Index, array: Array, number: int, first: int) -> None:
+    shard = array.shards[number]
+    file = index.path.parent / shard.file
+    check_shard(file, shard, array, index.path)
     try:
         with file.open("rb") as opened:
-            return opened.read(HEADER_BYTES)
+            header = opened.read(HEADER_BYTES)
     except OSError as error:
-        raise FormatError(f"{file}: cannot be read: {error}", path=file) from error
+        raise FormatError(f"{file} cannot be read: {error.strerror}", path=file) from error
+    checksums = index.crc32[array.name][first : first + shard.rows]
+    check_header(file, header, shard, array, checksums, index.path)
 
 
-def _bad_rows(
-    index: Index, file: Path, array: Array, first: int, start: int, stop: int
-) -> tuple[list[int], list[str]]:
-    """Return the bad ones of a shard's rows, and what kept them from being read."""
-    size, checks = array.row_bytes, index.crc32[array.name]
+def _bad_rows(index: Index, part: _Part) -> tuple[list[int], list[str]]:
+    """Return the rows of a part that differ from their checksums, and why any cannot be read."""
+    file, array, first, start, stop = part
+    rows = range(first + start, first + stop)
     try:
-        with file.open("rb", buffering=0) as opened:
-            opened.seek(HEADER_BYTES + start * size)
-            if size > _READ:  # one row, of any size that a header can claim
-                found = [_checksum(opened, size)]
-            else:
-                view = memoryview(_read_fully(opened, (stop - start) * size))
-                found = [
-                    zlib.crc32(view[row * size : (row + 1) * size]) for row in range(stop - start)
-                ]
-    except OSError as error:  # not through the map, where a bad disk would be a bus error
-        return list(range(first + start, first + stop)), [
-            f"{file}: rows {first + start} to {first + stop - 1} cannot be read: {error}"
+        with file.open("rb") as opened:  # not a map: there, a disk error would be a SIGBUS
+            opened.seek(HEADER_BYTES + start * array.row_bytes)
+            checksums = _checksums(opened, len(rows), array.row_bytes)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return list(rows), [f"{file}: rows {rows[0]} to {rows[-1]} cannot be read: {reason}"]
+    wrong = np.array(checksums, np.uint32) != index.crc32[array.name][rows[0] : rows[-1] + 1]
+    return [rows[position] for position in np.flatnonzero(wrong).tolist()], []
+
+
+def _checksums(file: BinaryIO, rows: int, row_bytes: int) -> list[int]:
+    if row_bytes <= _READ:
+        block = memoryview(_read(file, rows * row_bytes))
+        return [
+            zlib.crc32(block[start : start + row_bytes])
+            for start in range(0, rows * row_bytes, row_bytes)
         ]
-    return [
-        first + row for row, check in enumerate(found, start) if check != int(checks[first + row])
-    ], []
+    checksum, left = 0, row_bytes  # a part has only one row of this size
+    while left:
+        data = _read(file, min(left, _READ))
+        checksum, left = zlib.crc32(data, checksum), left - len(data)
+    return [checksum]
 
 
-def _checksum(file: Any, size: int) -> int:
-    check = 0
-    while size:
-        piece = _read_fully(file, min(size, _READ))
-        check, size = zlib.crc32(piece, check), size - len(piece)
-    return check
-
-
-def _read_fully(file: Any, size: int) -> bytearray:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise OSError("the file ends before its time")
-        view = view[count:]
+def _read(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise OSError("the file ends too early")
     return data
 
 
@@ -227,72 +234,30 @@ def preview(
     class_name: str | None = None,
     tile: int = 128,
 ) -> list[int]:
-    """Write a contact sheet of samples, with labels and points, to an image file; return which they are.
+    """Write a contact sheet of samples with labels and points, and return which samples it shows.
 
-    By default ``count`` random samples from ``seed``, in their order; ``class_name`` takes them from one class,
-    ``indices`` names them. ``tile`` is the width of each in pixels. Raises FormatError, ValueError and IndexError.
+    Shows ``count`` random samples, chosen by ``seed``, in the order of the data set. ``class_name``
+    restricts them to one class. ``indices`` selects samples, in this order, instead. ``tile`` is
+    the width of each sample in pixels. Raises FormatError if a file is missing or damaged or
+    ``output`` cannot be written, ValueError or IndexError for wrong arguments.
+
+    >>> memload.preview("out.bin", "grid.png", indices=[5, 17])
+    [5, 17]
     """
     index = Index.open(path)
-    parent = Path(output).parent
-    if not parent.is_dir():
-        raise FormatError(
-            f"{parent}: expected a folder for {output}, found none. Make it first", path=output
-        )
-    pixels = Shards(index)
     chosen = _choose(index, count, seed, indices, class_name)
-    height, width, _ = index.image.shape
-    # a column of pixels would be millions high
-    tile_height, line = min(max(1, round(tile * height / width)), _MOST_HIGH * tile), 14
-    columns = min(len(chosen), max(1, round((len(chosen) * (tile_height + line) / tile) ** 0.5)))
-    rows = -(-len(chosen) // columns)
-    gap = 4
-    sides = columns * (tile + gap) + gap, rows * (tile_height + line + gap) + gap
-    if sides[0] * sides[1] > _MOST_PIXELS:
-        raise ValueError(
-            f"preview: expected a picture of at most {_MOST_PIXELS:,} pixels, found {sides[0]:,}×{sides[1]:,} for "
-            f"{len(chosen):,} tiles of {tile}×{tile_height}. Show fewer, or smaller ones"
-        )
-    sheet = Image.new("RGB", sides, "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-    for (row, column), sample in zip(
-        itertools.product(range(rows), range(columns)), chosen, strict=False
-    ):
-        image = _to_image(
-            pixels.gather(
-                index.row[[sample]], np.empty((1, *index.image.shape), index.image.descr)
-            )[0]
-        )
-        x, y = gap + column * (tile + gap), gap + row * (tile_height + line + gap)
-        sheet.paste(image.resize((tile, tile_height), Image.Resampling.BILINEAR), (x, y))
-        for px, py in _points(index, sample):
-            if not (-0.5 <= px <= width - 0.5 and -0.5 <= py <= height - 0.5):
-                continue  # it would be drawn onto another tile
-            cx, cy = x + (px + 0.5) * tile / width, y + (py + 0.5) * tile_height / height
-            draw.ellipse((cx - 1.5, cy - 1.5, cx + 1.5, cy + 1.5), fill="red")
-        caption = (
-            f"{sample} {_label(index, sample)}"[:tile]
-            .encode("latin-1", "replace")
-            .decode("latin-1")
-        )
-        caption = "".join(
-            letter if letter.isprintable() else "?" for letter in caption
-        )  # one line, come what may
-        while caption and draw.textlength(caption, font=font) > tile:
-            caption = caption[:-1]
-        draw.text((x, y + tile_height), caption, fill="black", font=font)
+    sheet = _draw_sheet(index, chosen, tile)
     try:
         sheet.save(output)
-    except (
-        ValueError,
-        KeyError,
-    ) as error:  # KeyError: Pillow's, for a format that it can only read
+    except (ValueError, KeyError) as error:  # KeyError: a format that Pillow can only read
         raise ValueError(
-            f"output: expected the name of an image such as grid.png, found {str(output)!r}: "
-            f"Pillow cannot write it ({error}). Choose another format"
+            f"{str(output)!r} is not a name for an image: Pillow cannot write this format "
+            f"({error}). Use a name such as grid.png"
         ) from None
     except OSError as error:
         raise FormatError(
-            f"{output}: expected to be able to write an image there, found: {error}", path=output
+            f"{output} cannot be written: {error.strerror or error}. Check its folder, or write elsewhere",
+            path=output,
         ) from error
     return chosen
 
@@ -304,29 +269,84 @@ def _choose(
     if indices is not None:
         for position in indices:
             if not -size <= position < size:
-                raise IndexError(f"indices: expected -{size} <= index < {size}, found {position}")
+                raise IndexError(f"index {position} is out of range for {size:,} samples")
         chosen = [position % size for position in indices]
     else:
-        among = np.arange(size)
+        candidates = np.arange(size)
         if class_name is not None:
-            classes = index.classes or ()
-            if class_name not in classes:
-                known = ", ".join(f"{name:.60}" for name in classes[:20]) or "none at all"
-                more = f" and {len(classes) - 20:,} more" if len(classes) > 20 else ""
-                raise ValueError(f"class: expected one of {known}{more}, found {class_name!r}")
-            among = np.flatnonzero(index.columns["label"] == classes.index(class_name))
+            candidates = _samples_of(index, class_name)
         if seed < 0:
-            raise ValueError(f"seed: expected 0 or more, found {seed}")
+            raise ValueError(f"seed is {seed}, but must be 0 or more")
         rng = np.random.default_rng(seed)
-        chosen = sorted(rng.choice(among, min(count, len(among)), replace=False).tolist())
+        chosen = sorted(rng.choice(candidates, min(count, len(candidates)), replace=False).tolist())
     if not chosen:
-        raise ValueError("preview: expected at least one sample, found none")
+        raise ValueError("There is no sample to show. Choose another class, or other indices")
     return chosen
 
 
+def _samples_of(index: Index, class_name: str) -> np.ndarray:
+    classes = index.classes or ()
+    if class_name in classes:
+        return np.flatnonzero(index.columns["label"] == classes.index(class_name))
+    names = ", ".join(f"{name:.60}" for name in classes[:20])
+    more = f" and {len(classes) - 20:,} more" if len(classes) > 20 else ""
+    known = f"the classes are {names}{more}" if classes else "this data set has no classes"
+    raise ValueError(f"There is no class {class_name!r}: {known}")
+
+
+def _draw_sheet(index: Index, chosen: Sequence[int], tile: int) -> Image.Image:
+    """Draw samples in rows and columns, about as many pixels high as wide."""
+    height, width, _ = index.image.shape
+    tile_height = min(max(1, round(tile * height / width)), _MAX_TILE_RATIO * tile)
+    step_x, step_y = tile + _GAP, tile_height + _CAPTION_HEIGHT + _GAP
+    columns = min(len(chosen), max(1, round((len(chosen) * step_y / step_x) ** 0.5)))
+    rows = -(-len(chosen) // columns)
+    size = (columns * step_x + _GAP, rows * step_y + _GAP)
+    if size[0] * size[1] > _MAX_SHEET_PIXELS:
+        raise ValueError(
+            f"The preview would have {size[0]:,}×{size[1]:,} pixels: {len(chosen):,} tiles of "
+            f"{tile}×{tile_height}. At most {_MAX_SHEET_PIXELS:,} pixels are possible. Show fewer "
+            "samples or smaller ones"
+        )
+    sheet = Image.new("RGB", size, "white")
+    shards = Shards(index)
+    buffer = np.empty((1, *index.image.shape), index.image.descr)
+    for number, sample in enumerate(chosen):
+        row, column = divmod(number, columns)
+        x, y = _GAP + column * step_x, _GAP + row * step_y
+        image = _to_image(shards.gather(index.row[[sample]], buffer)[0])
+        image = image.resize((tile, tile_height), Image.Resampling.BILINEAR)
+        _draw_points(image, _points(index, sample), tile / width, tile_height / height)
+        sheet.paste(image, (x, y))
+        _draw_caption(sheet, (x, y + tile_height), f"{sample} {_label(index, sample)}", tile)
+    return sheet
+
+
+def _draw_points(
+    image: Image.Image, points: Iterator[tuple[float, float]], scale_x: float, scale_y: float
+) -> None:
+    draw = ImageDraw.Draw(image)
+    for x, y in points:
+        center_x, center_y = (x + 0.5) * scale_x, (y + 0.5) * scale_y
+        if 0 <= center_x <= image.width and 0 <= center_y <= image.height:
+            draw.ellipse(
+                (center_x - 1.5, center_y - 1.5, center_x + 1.5, center_y + 1.5), fill="red"
+            )
+
+
+def _draw_caption(sheet: Image.Image, corner: tuple[int, int], text: str, width: int) -> None:
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    # Names may be long, and hold line breaks or letters that the font lacks.
+    text = text[:width].encode("latin-1", "replace").decode("latin-1")
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    while text and draw.textlength(text, font=font) > width:
+        text = text[:-1]
+    draw.text(corner, text, fill="black", font=font)
+
+
 def _to_image(pixels: np.ndarray) -> Image.Image:
-    if pixels.dtype != np.uint8:  # other types have no range of their own: show what there is
-        with np.errstate(invalid="ignore"):  # of NaN, some kinds of which are told
+    if pixels.dtype != np.uint8:  # other dtypes have no fixed range: show from minimum to maximum
+        with np.errstate(invalid="ignore"):  # some kinds of NaN warn
             values = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
         low, high = float(values.min()), float(values.max())
         pixels = ((values - low) / ((high - low) or 1) * 255).astype(np.uint8)

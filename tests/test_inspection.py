@@ -1,9 +1,8 @@
-"""Describe, verify and picture a data set; through Python and through the command line."""
+"""Describe, verify and picture a data set from Python. tests/test_cli.py tests the commands."""
 
 import errno
 import functools
 import io
-import json
 import os
 import time
 import tracemalloc
@@ -15,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from PIL import Image
 
 import memload
 from memload import inspection
-from memload.cli import main
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.storage.format import npy_header
 from memload.storage.index import Array, Index, Shard
@@ -28,10 +25,6 @@ from memload.storage.keys import Keys
 
 Make = Callable[..., Index]
 Tamper = Callable[..., Path]
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def flip(path: Path, *positions: int) -> None:
@@ -75,131 +68,81 @@ def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> 
     }
 
 
-def test_info_as_json_is_what_python_returns(output: Path) -> None:
-    result = run("info", output, "--json")
-    assert result.exit_code == 0
-    facts = json.loads(result.stdout)
-    assert facts == memload.info(output)
-    assert (facts["samples"], facts["rows"], facts["rejected"]) == (12, 12, 0)
-    assert facts["shape"] == [16, 16, 3]
-    assert facts["build"]["settings"]["size"] == [16, 16]
-
-
-def test_info_for_people_names_the_facts(output: Path) -> None:
-    result = run("info", output)
-    assert result.exit_code == 0
-    for line in ("samples: 12", "classes: ant, bee, cat", "dtype: uint8"):
-        assert line in result.stdout
-
-
-def test_info_finds_a_data_set_by_any_of_its_files(make_dataset: Make, tmp_path: Path) -> None:
+def test_any_file_of_a_data_set_leads_to_its_index(make_dataset: Make, tmp_path: Path) -> None:
     make_dataset(rows=(3, 2))
     names = ("made.bin", "made.idx", "made-00001-of-00002.bin")
     assert len({memload.info(tmp_path / name)["fingerprint"] for name in names}) == 1
 
 
-def test_info_of_nothing_is_one_line_and_status_1(tmp_path: Path) -> None:
-    result = run("info", tmp_path / "none.bin")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith(
-        f"memload: {tmp_path / 'none.idx'}: expected a data set, found no such file"
-    )
-    assert result.stderr.count("\n") == 1
-
-
-def test_info_tells_a_shard_of_the_wrong_size(make_dataset: Make, tmp_path: Path) -> None:
+def test_info_notices_a_shard_of_the_wrong_size(make_dataset: Make, tmp_path: Path) -> None:
     make_dataset()
     os.truncate(tmp_path / "made.bin", 4200)
-    with pytest.raises(FormatError, match=r"made\.bin: expected 4,456 bytes"):
+    with pytest.raises(FormatError, match=r"made\.bin"):
         memload.info(tmp_path / "made.bin")
-
-
-def test_the_environment_names_what_is_loaded_and_what_is_installed() -> None:
-    facts = json.loads(run("info", "--environment", "--json").stdout)
-    assert facts["memload"]
-    assert facts["numpy"] == np.__version__
-    assert {"pillow (installed)", "pillow-simd (installed)"} <= facts.keys()
-    assert any(name.endswith("(loaded)") for name in facts)
 
 
 # ---- verify
 
 
-def test_a_whole_data_set_is_ok(output: Path) -> None:
-    report = memload.verify(output)
-    assert report.ok
-    assert (report.rows, report.bytes) == (12, 12 * 16 * 16 * 3)
-    result = run("verify", output)
-    assert result.exit_code == 0
-    assert result.stdout == f"{output}: 12 rows, 9,216 bytes, all as they were written\n"
-
-
 @pytest.mark.parametrize("position", [0, 71, 72, 3 * 72 - 1, 3 * 72, 4 * 72 + 30, 6 * 72 - 1])
-def test_a_flipped_pixel_names_its_row_and_the_samples_key(
+def test_one_changed_bit_is_found_with_its_row_and_sample(
     position: int, make_dataset: Make, tmp_path: Path
 ) -> None:
     index = make_dataset(rows=(3, 3))
     row = position // 72
+    report = memload.verify(tmp_path / "made.bin")
+    assert report.ok
+    assert (report.rows, report.bytes) == (6, 6 * 72)
     flip(tmp_path / f"made-{row // 3:05d}-of-00002.bin", 4096 + position % 216)
     report = memload.verify(tmp_path / "made.bin")
     assert not report.ok
-    assert list(report.bad_rows) == [row]
-    assert list(report.bad_keys) == [index.keys[row]]
-    assert list(report.problems) == []
-    result = run("verify", tmp_path / "made.bin")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert (
-        f"1 of 6 rows changed after they were written: rows {row} ({index.keys[row]})."
-        in result.stderr
-    )
-
-
-def test_all_bad_rows_are_named_and_the_rest_is_still_read(
-    make_dataset: Make, tmp_path: Path
-) -> None:
-    make_dataset(rows=(40, 2))
-    flip(tmp_path / "made-00000-of-00002.bin", *(4096 + row * 72 for row in range(1, 30)))
-    flip(tmp_path / "made-00001-of-00002.bin", 4096 + 72)
-    report = memload.verify(tmp_path / "made.bin")
-    assert list(report.bad_rows) == [*range(1, 30), 41]
-    assert report.bytes == 42 * 72
-    error = run("verify", tmp_path / "made.bin").stderr
-    assert "30 of 42 rows changed after they were written: rows 1, 2, 3" in error
-    assert "20, … (bee/1.jpg, cat/2.jpg, ant/3.jpg, bee/4.jpg, cat/5.jpg, …)" in error
+    assert (report.bad_rows, report.bad_keys, report.problems) == ([row], [index.keys[row]], [])
 
 
 @pytest.mark.parametrize("num_threads", [1, 5])
-def test_a_shard_read_in_pieces_is_the_same(
-    num_threads: int, make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("piece", [10, 150], ids=["a row in pieces", "two rows in a piece"])
+def test_files_are_verified_in_pieces(
+    num_threads: int,
+    piece: int,
+    make_dataset: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_dataset(rows=(7, 4))
-    monkeypatch.setattr(inspection, "_READ", 150)  # two rows
+    monkeypatch.setattr(inspection, "_READ", piece)
     assert memload.verify(tmp_path / "made.bin", num_threads=num_threads).ok
     flip(tmp_path / "made-00000-of-00002.bin", 4096 + 6 * 72, 4096)
     flip(tmp_path / "made-00001-of-00002.bin", 4096 + 3 * 72)
-    assert list(memload.verify(tmp_path / "made.bin", num_threads=num_threads).bad_rows) == [
-        0,
-        6,
-        10,
-    ]
+    report = memload.verify(tmp_path / "made.bin", num_threads=num_threads)
+    assert report.bad_rows == [0, 6, 10]
+    assert report.bytes == 11 * 72
 
 
-def test_a_row_larger_than_a_piece_is_read(
-    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = make_dataset()
-    monkeypatch.setattr(inspection, "_READ", 10)
-    assert memload.verify(index.path).ok
+def test_a_row_of_any_size_is_verified_in_little_memory(make_dataset: Make, tmp_path: Path) -> None:
+    shape = (1 << 14, 1 << 14, 1)
+    made = make_dataset(rows=(1,), shape=(1, 1, 1))
+    array = Array("image", "|u1", shape, (Shard("made.bin", 1, 4096 + (1 << 28)),))
+    (tmp_path / "made.bin").write_bytes(npy_header("|u1", (1, *shape)))
+    os.truncate(tmp_path / "made.bin", 4096 + (1 << 28))  # a hole
+    zeros = functools.reduce(lambda check, _: zlib.crc32(bytes(1 << 20), check), range(256), 0)
+    for check, ok in ((zeros, True), (zeros ^ 1, False)):
+        replace(made, arrays=(array,), crc32={"image": np.array([check], np.uint32)}).write(
+            made.path
+        )
+        tracemalloc.start()
+        try:
+            assert memload.verify(made.path, num_threads=1).ok == ok
+            assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_bad_row_names_every_sample_that_uses_it(make_dataset: Make, tmp_path: Path) -> None:
     make_dataset(row=np.array([0, 1, 1, 3, 1]))
     flip(tmp_path / "made.bin", 4096 + 72, 4096 + 4 * 72)
     report = memload.verify(tmp_path / "made.bin")
-    assert list(report.bad_rows) == [1, 4]
-    assert list(report.bad_keys) == ["bee/1.jpg", "cat/2.jpg", "bee/4.jpg"]  # row 4 is nobody's
+    assert report.bad_rows == [1, 4]
+    assert report.bad_keys == ["bee/1.jpg", "cat/2.jpg", "bee/4.jpg"]  # no sample uses row 4
 
 
 def test_rows_of_every_array_are_verified(make_dataset: Make, tmp_path: Path) -> None:
@@ -213,120 +156,77 @@ def test_rows_of_every_array_are_verified(make_dataset: Make, tmp_path: Path) ->
     assert list(memload.verify(both.path).bad_rows) == [3]
 
 
-def test_files_that_are_wrong_are_told_and_the_others_read(
-    make_dataset: Make, tmp_path: Path
-) -> None:
+def test_bad_files_are_reported_and_the_others_read(make_dataset: Make, tmp_path: Path) -> None:
     make_dataset(rows=(2,) * 5)
     names = [tmp_path / f"made-{number:05d}-of-00005.bin" for number in range(5)]
     names[0].unlink()
     os.truncate(names[1], 4100)
-    flip(names[2], 30)
+    flip(names[2], 30)  # the header
     flip(names[4], 4096)
     report = memload.verify(tmp_path / "made.bin")
-    assert list(report.bad_rows) == [8]
+    assert report.bad_rows == [8]
     assert report.bytes == 4 * 72
-    assert [problem.split(": ")[0] for problem in report.problems] == [
-        str(name) for name in names[:3]
-    ]
-    for problem, told in zip(
-        report.problems, ("no such file", "truncated", "NPY header"), strict=True
-    ):
-        assert told in problem
-        assert "memload verify" not in problem
-    result = run("verify", tmp_path / "made.bin")
-    assert result.exit_code == 1
-    assert result.stderr.count("\n") == 4
+    assert len(report.problems) == 3
+    for problem, name in zip(report.problems, names, strict=False):
+        assert str(name) in problem
 
 
-def test_a_shard_that_cannot_be_opened_is_told(
-    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["permission", "disk", "truncated"])
+def test_a_file_that_cannot_be_read_is_reported_with_its_rows(
+    fault: str, make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_dataset(rows=(3, 2))
-    real = Path.open
+    shard, real, opened = tmp_path / "made-00001-of-00002.bin", Path.open, list[Path]()
 
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name == "made-00000-of-00002.bin":
+    class BadDisk(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def open_file(path: Path, *arguments: Any, **options: Any) -> Any:
+        opened.append(path)
+        if path == shard and fault == "permission":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        if opened.count(shard) == 2:  # after the header was read
+            if fault == "truncated":
+                os.truncate(shard, 4096 + 100)
+            else:
+                return BadDisk(path)
         return real(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", refuse)
-    report = memload.verify(tmp_path / "made.bin")
+    monkeypatch.setattr(Path, "open", open_file)
+    report = memload.verify(tmp_path / "made.bin", num_threads=1)
     (problem,) = report.problems
-    assert problem.startswith(f"{tmp_path / 'made-00000-of-00002.bin'}: cannot be read: ")
+    reasons = {
+        "permission": "cannot be read: Permission denied",
+        "disk": "rows 3 to 4 cannot be read: Input/output error",
+        "truncated": "rows 3 to 4 cannot be read: the file ends too early",
+    }
+    assert str(shard) in problem
+    assert problem.endswith(reasons[fault])
+    assert report.bad_rows == ([] if fault == "permission" else [3, 4])
     assert not report.ok
 
 
-def test_a_disk_that_cannot_read_names_the_rows(
-    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_dataset(rows=(3, 2))
-
-    class BadDisk(io.FileIO):
-        def readinto(self, buffer: Any) -> int:
-            raise OSError(errno.EIO, "Input/output error")
-
-    real = Path.open
-
-    def unbuffered_is_bad(path: Path, mode: str = "r", **options: Any) -> Any:
-        bad = options.get("buffering") == 0 and path.name == "made-00001-of-00002.bin"
-        return BadDisk(path, mode) if bad else real(path, mode, **options)
-
-    monkeypatch.setattr(Path, "open", unbuffered_is_bad)
-    report = memload.verify(tmp_path / "made.bin")
-    assert list(report.bad_rows) == [3, 4]
-    (problem,) = report.problems
-    assert "made-00001-of-00002.bin: rows 3 to 4 cannot be read" in problem
-    assert "Input/output error" in problem
-
-
-def test_a_shard_cut_while_it_is_read_names_the_rows(
-    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_dataset()
-    path, real = tmp_path / "made.bin", Path.open
-
-    def cut_then_open(opened: Path, mode: str = "r", **options: Any) -> Any:
-        if options.get("buffering") == 0:
-            os.truncate(path, 4096 + 100)
-        return real(opened, mode, **options)
-
-    monkeypatch.setattr(Path, "open", cut_then_open)
-    report = memload.verify(path, num_threads=1)
-    assert list(report.bad_rows) == [0, 1, 2, 3, 4]
-    assert "the file ends before its time" in report.problems[0]
-
-
 @pytest.mark.parametrize("name", ["key/bytes", "key/offsets", "crc32/image", "weight"])
-def test_damage_to_what_open_does_not_check_is_found(
-    name: str, make_dataset: Make, tamper: Tamper
-) -> None:
+def test_damage_to_the_index_is_found(name: str, make_dataset: Make, tamper: Tamper) -> None:
     index = make_dataset(columns={"label": np.arange(5) % 3, "weight": np.arange(5.0)})
 
     def damage(metadata: Any, tensors: dict[str, np.ndarray]) -> None:
         tensors[name].view(np.uint8)[-1] ^= 1
 
     path = tamper(index.path, damage, relist=False)
-    Index.read(path)
-    with pytest.raises(
-        ChecksumError, match=rf"made\.idx: .* of its tensor '{name}'.*the index is damaged"
-    ):
+    with pytest.raises(ChecksumError, match=rf"made\.idx.*{name}"):
         memload.verify(path)
-    result = run("verify", path)
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"memload: {path}: expected checksum")
 
 
-def test_names_outside_their_bytes_are_found_in_an_index_that_is_right_otherwise(
-    make_dataset: Make, tamper: Tamper
-) -> None:
-    path = tamper(
-        make_dataset().path, lambda _, tensors: tensors["key/offsets"].__setitem__(2, 1000)
-    )
-    with pytest.raises(
-        FormatError, match=r"made\.idx: key/offsets: expected numbers that rise from 0 to 45"
-    ) as told:
+def test_wrong_offsets_of_names_are_found(make_dataset: Make, tamper: Tamper) -> None:
+    def change(_: Any, tensors: dict[str, np.ndarray]) -> None:
+        tensors["key/offsets"][2] = 1000
+
+    path = tamper(make_dataset().path, change)
+    with pytest.raises(FormatError, match=r"made\.idx.*key/offsets") as caught:
         memload.verify(path)
-    assert told.value.path == str(path)
+    assert caught.value.path == str(path)
 
 
 def test_checksums_of_rows_that_are_consistently_wrong_are_bad_rows(
@@ -500,125 +400,67 @@ def test_a_label_of_any_shape_can_be_a_caption(make_dataset: Make, tmp_path: Pat
 
 
 @pytest.mark.parametrize("position", [5, -6, 10**30])
-def test_a_sample_that_is_not_there_is_told(
+def test_an_index_out_of_range_is_an_error(
     position: int, make_dataset: Make, tmp_path: Path
 ) -> None:
-    index = make_dataset()
-    with pytest.raises(IndexError, match=rf"indices: expected -5 <= index < 5, found {position}"):
-        memload.preview(index.path, tmp_path / "grid.png", indices=[0, position])
+    with pytest.raises(IndexError, match=f"index {position} is out of range for 5 samples"):
+        memload.preview(make_dataset().path, tmp_path / "grid.png", indices=[0, position])
     assert not (tmp_path / "grid.png").exists()
 
 
-def test_a_class_that_is_not_there_is_told_with_those_that_are(
-    make_dataset: Make, tmp_path: Path
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (("ant", "bee", "cat"), "There is no class 'dog': the classes are ant, bee, cat$"),
+        (tuple(f"c{number}" for number in range(1_020)), r"c18, c19 and 1,000 more$"),
+        (None, "There is no class 'dog': this data set has no classes"),
+    ],
+    ids=["few", "many", "none"],
+)
+def test_an_unknown_class_is_an_error_that_names_the_known_ones(
+    classes: tuple[str, ...] | None, message: str, make_dataset: Make, tmp_path: Path
 ) -> None:
-    index = make_dataset()
-    with pytest.raises(ValueError, match="class: expected one of ant, bee, cat, found 'dog'"):
-        memload.preview(index.path, tmp_path / "grid.png", class_name="dog")
-    without = make_dataset(classes=None)
-    with pytest.raises(ValueError, match="class: expected one of none at all, found 'ant'"):
-        memload.preview(without.path, tmp_path / "grid.png", class_name="ant")
+    with pytest.raises(ValueError, match=message):
+        memload.preview(make_dataset(classes=classes).path, tmp_path / "grid.png", class_name="dog")
 
 
-def test_of_many_classes_the_first_are_told_and_how_many_more_there_are(
-    make_dataset: Make, tmp_path: Path
-) -> None:
-    index = make_dataset(classes=tuple(f"class {number}" for number in range(1_020)))
-    with pytest.raises(ValueError, match=r"class 19 and 1,000 more, found 'dog'$"):
-        memload.preview(index.path, tmp_path / "grid.png", class_name="dog")
-
-
-def test_a_class_without_samples_is_told(make_dataset: Make, tmp_path: Path) -> None:
+def test_a_preview_of_no_samples_is_an_error(make_dataset: Make, tmp_path: Path) -> None:
     index = make_dataset(columns={"label": np.zeros(5, np.int64)})
-    with pytest.raises(ValueError, match="preview: expected at least one sample, found none"):
+    with pytest.raises(ValueError, match="no sample to show"):
         memload.preview(index.path, tmp_path / "grid.png", class_name="cat")
-
-
-@pytest.mark.parametrize("name", ["grid", "grid.xyz", "grid.psd"])
-def test_a_format_that_pillow_cannot_write_is_told(
-    name: str, make_dataset: Make, tmp_path: Path
-) -> None:
-    index = make_dataset()
-    with pytest.raises(
-        ValueError,
-        match=rf"output: expected the name of an image .*found '.*{name}': Pillow cannot",
-    ):
-        memload.preview(index.path, tmp_path / name)
-    assert run("preview", index.path, "-o", tmp_path / name).exit_code == 1
-
-
-def test_an_output_that_cannot_be_written_is_told(make_dataset: Make, tmp_path: Path) -> None:
-    index = make_dataset()
-    (tmp_path / "grid.png").mkdir()
-    with pytest.raises(
-        FormatError, match=r"grid\.png: expected to be able to write an image there, found: "
-    ) as told:
-        memload.preview(index.path, tmp_path / "grid.png")
-    assert told.value.path == str(tmp_path / "grid.png")
-
-
-def test_a_folder_of_a_preview_that_is_not_there_is_told(
-    make_dataset: Make, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        FormatError, match=r"none: expected a folder for .*grid\.png, found none\. Make it first$"
-    ):
-        memload.preview(make_dataset().path, tmp_path / "none" / "grid.png")
-
-
-def test_a_preview_of_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match="expected a data set"):
+    with pytest.raises(MissingError):
         memload.preview(tmp_path / "none.bin", tmp_path / "grid.png")
 
 
-def test_the_command_line_previews_by_number_class_and_seed(output: Path, tmp_path: Path) -> None:
-    grid = tmp_path / "grid.png"
-    result = run("preview", output, "-o", grid, "--indices", "0,5,-1", "--tile", "32")
-    assert (result.exit_code, result.stdout) == (0, f"{grid}: 3 samples of {output}\n")
-    assert len(tiles(grid, 32, 32)) == 3
-    assert run("preview", output, "-o", grid, "--class", "bee", "--tile", "32").stdout.startswith(
-        f"{grid}: 4 samples"
-    )
-    assert len(tiles(grid, 32, 32)) == 4
-    contents = []
-    for seed in (1, 1, 2):
-        run("preview", output, "-o", grid, "--count", "5", "--seed", seed, "--tile", "32")
-        contents.append(grid.read_bytes())
-    assert contents[0] == contents[1] != contents[2]
+def test_a_negative_seed_is_an_error(make_dataset: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="seed is -1"):
+        memload.preview(make_dataset().path, tmp_path / "grid.png", seed=-1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--indices", "99"], "indices: expected -12 <= index < 12, found 99"),
-        (["--class", "dog"], "class: expected one of ant, bee, cat, found 'dog'"),
-    ],
-)
-def test_the_command_line_tells_a_bad_choice_in_one_line(
-    arguments: list[str], told: str, output: Path
+@pytest.mark.parametrize("name", ["grid", "grid.xyz", "grid.psd"])
+def test_a_format_that_pillow_cannot_write_is_an_error(
+    name: str, make_dataset: Make, tmp_path: Path
 ) -> None:
-    result = run("preview", output, "-o", output.with_suffix(".png"), *arguments)
-    assert result.exit_code == 1
-    assert result.stderr == f"memload: {told}\n"
+    with pytest.raises(ValueError, match=rf"{name}'.*Pillow cannot write.*grid\.png$"):
+        memload.preview(make_dataset().path, tmp_path / name)
 
 
-def test_a_row_of_any_size_is_verified_in_little_memory(make_dataset: Make, tmp_path: Path) -> None:
-    shape = (1 << 14, 1 << 14, 1)
-    made = make_dataset(rows=(1,), shape=(1, 1, 1))
-    array = Array("image", "|u1", shape, (Shard("made.bin", 1, 4096 + (1 << 28)),))
-    (tmp_path / "made.bin").write_bytes(npy_header("|u1", (1, *shape)))
-    os.truncate(tmp_path / "made.bin", 4096 + (1 << 28))  # a hole
-    zeros = functools.reduce(lambda check, _: zlib.crc32(bytes(1 << 20), check), range(256), 0)
-    for check, ok in ((zeros, True), (zeros ^ 1, False)):
-        replace(made, arrays=(array,), crc32={"image": np.array([check], np.uint32)}).write(
-            made.path
-        )
-        tracemalloc.start()
-        try:
-            assert memload.verify(made.path, num_threads=1).ok == ok
-            assert tracemalloc.get_traced_memory()[1] < 32 << 20
-        finally:
-            tracemalloc.stop()
+@pytest.mark.parametrize("name", ["folder.png", "none/grid.png"])
+def test_an_output_that_cannot_be_written_is_an_error(
+    name: str, make_dataset: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(FormatError, match=rf"{name} cannot be written: .*Check its") as caught:
+        memload.preview(make_dataset().path, tmp_path / name)
+    assert caught.value.path == str(tmp_path / name)
+
+
+def test_a_preview_that_would_fill_the_memory_is_an_error(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"5 tiles of 9000×6000.* At most 134,217,728 pixels"):
+        memload.preview(make_dataset().path, tmp_path / "grid.png", tile=9000)
+    assert not (tmp_path / "grid.png").exists()
 
 
 @pytest.mark.parametrize("shape", [(100_000, 1, 3), (1, 100_000, 3)])
@@ -638,16 +480,3 @@ def test_a_name_of_a_million_letters_is_a_caption_in_no_time(
     started = time.process_time()
     memload.preview(tmp_path / "made.bin", tmp_path / "grid.png")
     assert time.process_time() - started < 10
-
-
-def test_a_preview_of_more_pixels_than_memory_is_for_is_told(output: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"at most 134,217,728 pixels, found .* for 12 tiles of 9000×9000"
-    ):
-        memload.preview(output, tmp_path / "grid.png", tile=9000)
-    assert not (tmp_path / "grid.png").exists()
-
-
-def test_a_seed_below_zero_is_told(output: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="seed: expected 0 or more, found -1"):
-        memload.preview(output, tmp_path / "grid.png", seed=-1)
