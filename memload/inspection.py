@@ -137,7 +137,6 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     True
     """
     index = Index.open(path)
-    index.check_tensors()
     index.keys.check()
     problems: list[str] = []
     parts: list[_Part] = []

@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader
 
 import memload
 from memload import CudaPrefetcher, Loader, MemmapDataset, ThreadPrefetcher
-from memload.storage import leases
 
 listed = pytest.mark.skipif(
     not Path("/proc/self/map_files").exists(), reason="this system does not list what is held"
@@ -377,7 +376,7 @@ def at_rest(held: Any, wanted: tuple[Any, ...] | None = None) -> tuple[int, int,
     kept are still copying, which takes descriptors."""
     found, since, deadline = counts(held.now()), time.monotonic(), time.monotonic() + 20
     while found != wanted and (now := time.monotonic()) < deadline:
-        if wanted is None and not leases._held and now - since > 0.2:
+        if wanted is None and now - since > 0.2:
             break
         time.sleep(0.01)
         later = counts(held.now())

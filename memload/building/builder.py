@@ -34,8 +34,7 @@ from memload.building.work import RowWork, give_up
 from memload.errors import BuildError, DecodeError, SourceError
 from memload.machine import available_cores
 from memload.storage.format import RESERVED, output_paths
-from memload.storage.header import MAX_HEADER_BYTES, TYPES
-from memload.storage.index import Index, class_counts
+from memload.storage.index import MAX_HEADER_BYTES, TYPES, Index, class_counts
 from memload.storage.keys import Keys
 
 logger = logging.getLogger("memload")

@@ -13,14 +13,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from memload.errors import FormatError
-from memload.storage.format import index_path
 from memload.storage.index import Index
 from memload.storage.keys import Keys
-from memload.storage.mapping import identity
 from memload.storage.shards import Shards
-
-#: How often a data set that is replaced by another build while it is opened is opened anew.
-_TIMES = 3
 
 
 class MemmapDataset(Dataset[Any]):
@@ -55,9 +50,9 @@ class MemmapDataset(Dataset[Any]):
             raise ValueError(
                 "transforms: expected it alone, found transform or target_transform beside it"
             )
-        index, shards = _open_both(Index.open, index_path(path), path)
+        index = Index.open(path)
         # Absolute from here on: the user may change to another folder, and a worker may start in one.
-        self._setup(replace(index, path=index.path.absolute()), shards, None)
+        self._setup(replace(index, path=index.path.absolute()), Shards(index), None)
         if columns is None:
             columns = ("label",) if "label" in self.columns else tuple(self.columns)
         if isinstance(columns, str):  # each of its letters would count as a name
@@ -134,8 +129,7 @@ class MemmapDataset(Dataset[Any]):
         return self._shards
 
     def check_unaltered(self) -> None:
-        """See `Index.check_unaltered`; of a subset, of the whole's index."""
-        self._whole.check_unaltered()
+        """Do nothing: a shim until no caller is left."""
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -147,7 +141,7 @@ class MemmapDataset(Dataset[Any]):
             return self.subset(index)
         position = self._position(index)
         shard, inside = self._shards.locate(int(self.index.row[position]))
-        self._shards.secure_row(shard, inside)
+        self._shards.check_sizes((shard,))
         image: Any = self._images[shard][inside]
         if not self.sample_columns and self.transforms is None:
             return image if self.transform is None else self.transform(image)
@@ -162,7 +156,6 @@ class MemmapDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples; what DataLoader calls for a batch."""
-        self.check_unaltered()
         return [self[operator.index(index)] for index in indices]
 
     def __iter__(self) -> Iterator[Any]:
@@ -175,7 +168,6 @@ class MemmapDataset(Dataset[Any]):
         contiguous CPU tensor of the data set's type. Blocks while pages are read; the GIL is released. Raises
         IndexError, ValueError and TypeError.
         """
-        self.check_unaltered()
         positions = self._positions(indices)
         shape = (len(positions), *self.index.image.shape)
         dtype = self._images[0].dtype
@@ -208,7 +200,6 @@ class MemmapDataset(Dataset[Any]):
             positions = np.arange(*indices.indices(len(self)), dtype=np.int64)
         else:
             positions = self._positions(indices)
-        self.check_unaltered()  # what is copied from it is looked at no more
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._setup(
@@ -237,7 +228,6 @@ class MemmapDataset(Dataset[Any]):
             raise FileExistsError(
                 f"{path}: expected no such file yet, found one. Say overwrite=True to replace it"
             )
-        self.check_unaltered()
         self.index.write(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -290,7 +280,7 @@ def _value(column: Tensor, position: int) -> Any:
 def _reopen(
     kind: type[MemmapDataset], path: str, fingerprint: str, chosen: np.ndarray | None
 ) -> MemmapDataset:
-    index, shards = _open_both(Index.read, Path(path), path)
+    index = Index.read(path)
     if index.fingerprint != fingerprint:
         raise FormatError(
             f"{path}: expected the data set that was opened ({fingerprint[:8]}…), found another "
@@ -298,30 +288,5 @@ def _reopen(
             path=path,
         )
     dataset = kind.__new__(kind)
-    dataset._setup(index, shards, chosen)
+    dataset._setup(index, Shards(index), chosen)
     return dataset
-
-
-def _open_both(
-    read: Callable[[str | Path], Index], own: Path, path: str | Path
-) -> tuple[Index, Shards]:
-    """Open an index and its shards, so that they belong together also where a build replaces them meanwhile.
-
-    A build takes the old index away before it touches a shard: as long as that stands, so do its shards.
-    """
-    for _ in range(_TIMES):
-        before = identity(own)
-        index = read(path)
-        try:
-            shards = Shards(index)
-        except FormatError:  # those of the new one, perhaps
-            if identity(own) == before:
-                raise
-            continue
-        if identity(own) == before:
-            return index, shards
-    raise FormatError(
-        f"{path}: expected an index that stays while its shards are opened, found that it was replaced {_TIMES} times. "
-        "Wait for the builds, and open it again",
-        path=Path(path),
-    )

@@ -1,16 +1,19 @@
 """Read, check and write the index file. `memload.storage.format` is its specification."""
 
+import functools
 import hashlib
 import json
+import math
+import mmap
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
 
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.storage.format import (
@@ -24,24 +27,27 @@ from memload.storage.format import (
     output_paths,
     shard_names,
 )
-from memload.storage.header import Header, header_bytes, load_json, parse_header
 from memload.storage.keys import Keys
-from memload.storage.mapping import address_of, fault_in, forget, identity, map_file
+from memload.storage.mapping import address_of, fault_in
 
-#: So much of an index is asked for when it is opened, 0.4 ms for 1.28 million samples, so that a disk that fails is
-#: told then; of a larger one, which may be a hole of any size, the rest is read through the map when it is used.
-_ASKED = 1 << 30
-
-#: Characters that make more of a file's name than a name: on Windows a drive, a stream or a folder too.
-_NO_NAME = frozenset("/\\:\0" if os.name == "nt" else "/\0")
-
-#: More letters no file system takes.
-_LONGEST_NAME = 255
+#: What reading a damaged or forged file may raise, besides FormatError.
+_DAMAGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+#: safetensors' own limit.
+MAX_HEADER_BYTES = 100_000_000
+#: NumPy's limit.
+_MAX_DIMENSIONS = 64
+#: The longest file name of common file systems.
+_MAX_NAME = 255
+#: Element types of tensors, as safetensors and as NumPy call them, in the order of safetensors' own list.
+TYPES = {
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "F16": "<f2",
+    "I32": "<i4", "U32": "<u4", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One data file: its bare name, how many rows it holds and its exact size in bytes."""
+    """One data file: its name without a folder, how many rows it holds, and its size in bytes."""
 
     file: str
     rows: int
@@ -59,7 +65,7 @@ class Array:
 
     @property
     def rows(self) -> int:
-        """How many rows all shards hold together."""
+        """The number of rows in all shards together."""
         return sum(shard.rows for shard in self.shards)
 
     @property
@@ -70,18 +76,16 @@ class Array:
 
 def row_bytes(descr: str, shape: Sequence[int]) -> int:
     """Return the size in bytes of one row of this element type and shape."""
-    size = int(descr[2:])
-    for extent in shape:
-        size *= extent
-    return size
+    return int(descr[2:]) * math.prod(shape)
 
 
 @dataclass(frozen=True)
 class Index:
-    """All that is known of a data set except its pixels.
+    """Everything that is known of a data set except its pixels.
 
-    ``row`` int64 ``(n,)``, ``flags`` uint8 ``(n,)``, ``keys`` n names, ``columns`` name → ``(n, …)``, ``crc32``
-    name of an array → uint32 ``(rows,)``. Arrays of an index that was read are mapped copy-on-write.
+    ``row`` is int64 ``(n,)``, ``flags`` uint8 ``(n,)``, ``keys`` has n names, ``columns`` maps names to arrays
+    ``(n, …)``, and ``crc32`` maps the name of an array to uint32 ``(rows,)``. All are in memory, but for the names
+    of an index that was read, which are mapped.
     """
 
     path: Path
@@ -96,9 +100,6 @@ class Index:
     build: Mapping[str, Any] = field(default_factory=dict)
     statistics: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
-    checksums: Mapping[str, int] = field(default_factory=dict)
-    #: what the file was when it was last looked at; of an index that was not read, nothing
-    known: list[tuple[int, ...] | None] = field(default_factory=list, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.row)
@@ -108,24 +109,12 @@ class Index:
         """The array of the pixels."""
         return next(array for array in self.arrays if array.name == "image")
 
-    def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield every tensor of the file with its name."""
-        yield "row", self.row
-        yield "flags", self.flags
-        yield "key/offsets", self.keys.offsets
-        yield "key/bytes", self.keys.data
-        for name, checks in self.crc32.items():
-            yield f"crc32/{name}", checks
-        yield from self.columns.items()
-
     def subset(self, indices: np.ndarray) -> "Index":
         """Return the index of some samples, in the order given, over the same shards.
 
-        ``indices`` are int64 within the data set. Statistics of pixels stay those of the whole.
+        ``indices`` are int64 within the data set. Statistics of pixels stay those of the whole data set.
         """
-        columns = {
-            name: np.ascontiguousarray(column[indices]) for name, column in self.columns.items()
-        }
+        columns = {name: column[indices] for name, column in self.columns.items()}
         statistics = dict(self.statistics)
         if "class_counts" in statistics and self.classes is not None:
             statistics["class_counts"] = class_counts(columns["label"], len(self.classes))
@@ -137,23 +126,103 @@ class Index:
             columns=columns,
             statistics=statistics,
             fingerprint="",
-            checksums={},
-            known=[],
         )
 
-    def write(self, path: str | Path) -> "Index":
-        """Write the index to ``path`` through a temporary name, flushed to the disk; return it as written.
+    def check_unaltered(self) -> None:
+        """Do nothing: a shim until no caller is left."""
 
-        What stood at ``path`` is replaced in one step, whoever else writes it at the same time. Raises OSError, and
-        ValueError where the metadata are larger than a reader takes (100 MB: a million classes with names of 80
-        letters).
+    @classmethod
+    def open(cls, path: str | Path) -> "Index":
+        """Read the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or one of its shards.
+
+        Raises FormatError as `read` does, and if ``path`` names pixels of another data set. A copy of ``out.bin`` and
+        ``out.idx`` under another name would otherwise pass for the original, which its index names.
         """
         path = Path(path)
+        index = cls.read(index_path(path))
+        arrays = [[shard.file for shard in array.shards] for array in index.arrays]
+        if path.suffix == ".bin" and not any(
+            path.name in files or files == shard_names(path, len(files)) for files in arrays
+        ):
+            raise FormatError(
+                f"{path} is not a file that {index.path.name} names; it names {arrays[0][0]}. Rename the file back, or "
+                f"open {index.path.name} to read {arrays[0][0]}.",
+                path=path,
+            )
+        return index
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Index":
+        """Read an index file into memory and check it.
+
+        Checks the structure, types and bounds, the fingerprint of the metadata, and the checksums of all tensors but
+        the names, which are checked when they are first used. Raises FormatError, and MissingError (also a
+        FileNotFoundError) if there is no such file.
+        """
+        path = Path(path)
+        try:
+            if path.exists() and not path.is_file():
+                raise OSError("it is a folder, a pipe or a device")
+            with path.open("rb") as file:
+                return _read_index(path, file)
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except OSError as error:
+            raise FormatError(f"{path} cannot be read: {error}.", path=path) from error
+        except _DAMAGE as error:
+            detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise FormatError(
+                f"{path} is damaged or was not written by memload: {_shorten(detail)}. Restore it, or run "
+                "'memload build' again.",
+                path=path,
+            ) from None
+
+    def write(self, path: str | Path) -> "Index":
+        """Write the index to ``path``, flush it to the disk, and return it as written.
+
+        It is written under a temporary name and renamed, so that it replaces what was at ``path`` in one step. Raises
+        OSError, and ValueError if the metadata exceed 100 MB, which is a million classes with names of 80 letters.
+        """
+        path = Path(path)
+        offsets, names = self.keys.pack()
+        tensors = {
+            "row": self.row,
+            "flags": self.flags,
+            "key/offsets": offsets,
+            "key/bytes": names,
+            **{f"crc32/{name}": checks for name, checks in self.crc32.items()},
+            **self.columns,
+        }
         tensors = {
             name: np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<"))
-            for name, tensor in self.tensors()
+            for name, tensor in tensors.items()
         }
-        metadata: dict[str, Any] = {
+        metadata = self._metadata(tensors)
+        fingerprint = hashlib.sha256(_canonical(metadata)).hexdigest()
+        text = _canonical(metadata | {"fingerprint": fingerprint}).decode()
+        header, order = _safetensors_header(tensors, text)
+        # Random, so that two processes that write the same index do not rename each other's file. Short, since the
+        # name of the index may have the maximal length already.
+        temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
+        try:
+            with temporary.open("xb") as file:
+                file.write(header)
+                for name in order:
+                    file.write(tensors[name].reshape(-1).view(np.uint8).data)
+            sync(temporary)
+            temporary.replace(path)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
+        return replace(self, path=path, fingerprint=fingerprint)
+
+    def _metadata(self, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Return the metadata of a file with these tensors, without the fingerprint."""
+        return {
             "format_version": FORMAT_VERSION,
             "samples": len(self),
             "arrays": [_array_json(array) for array in self.arrays],
@@ -164,127 +233,6 @@ class Index:
             "build": dict(self.build),
             "statistics": dict(self.statistics),
         }
-        fingerprint = hashlib.sha256(_canonical(metadata)).hexdigest()
-        text = _canonical(metadata | {"fingerprint": fingerprint}).decode()
-        # not save_file, which makes the file readable by its owner alone, whatever the umask says
-        data = safetensors.numpy.save(tensors, {METADATA_KEY: text})
-        header_bytes(data[:8], len(data))
-        # A name that nobody else has: of two processes that write the same index, one would else rename what the other
-        # is still writing. A short one, as that of the index may be as long as names can be.
-        temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-            sync(temporary)
-            temporary.replace(path)
-        except OSError as error:  # of the name that the caller knows
-            if error.errno is None:
-                raise
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(path.parent)
-        checksums = {name: entry["crc32"] for name, entry in metadata["tensors"].items()}
-        return replace(self, path=path, fingerprint=fingerprint, checksums=checksums)
-
-    @classmethod
-    def open(cls, path: str | Path) -> "Index":
-        """Open the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or one of its shards, as `read` does.
-
-        Raises FormatError also where ``path`` names pixels that are not the index's own: a copy of ``out.bin`` and
-        ``out.idx`` under another name would else pass for the original, which the index names.
-        """
-        path = Path(path)
-        index = cls.read(index_path(path))
-        files = [[shard.file for shard in array.shards] for array in index.arrays]
-        if path.suffix == ".bin" and not any(
-            path.name in own or own == shard_names(path, len(own)) for own in files
-        ):
-            raise FormatError(
-                f"{path}: expected a file that {index.path.name} names, as {files[0][0]}, found another name: pixels "
-                f"are known by their names. Keep the names, or open {index.path.name} to read {files[0][0]}",
-                path=path,
-            )
-        return index
-
-    @classmethod
-    def read(cls, path: str | Path) -> "Index":
-        """Open an index, mapped, and check all of it that does not grow with the pixels.
-
-        Checked are structure, types, bounds, the metadata's fingerprint and the checksums of ``row``,
-        ``flags`` and ``label``; ``memload verify`` checks the rest. Raises FormatError, and MissingError
-        (also a FileNotFoundError) where there is no such file.
-        """
-        path = Path(path)
-        known = [identity(path)]
-        try:
-            mapped = map_file(path)
-            header = _read_header(mapped)
-        except FileNotFoundError:
-            raise _missing(path) from None
-        except OSError as error:
-            raise FormatError(f"{path}: cannot be read: {error}", path=path) from error
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # ValueError: an empty file cannot be mapped either
-            raise FormatError(
-                f"{path}: expected an index written by memload (a safetensors file), found {error}. "
-                "Build it again or restore the file",
-                path=path,
-            ) from None
-        try:
-            index = _parse(path, mapped, header)
-        # no JSON, NaN, nested without end, or numbers and shapes beyond what Python and NumPy can hold
-        except (ValueError, OverflowError, RecursionError) as error:
-            raise FormatError(
-                f"{path}: expected the metadata of an index, found {error}: "
-                "the index is damaged or was not written by memload. Restore it, or build again",
-                path=path,
-            ) from None
-        forget(mapped)  # 22 MB of 1.28 million samples, which were read to be checked
-        return replace(index, known=known)
-
-    def check_unaltered(self) -> None:
-        """See whether the file was written to in place since it was opened, and if so, whether it says the same; 3 µs.
-
-        What is mapped would change with it. One that took its place is not looked at. Raises FormatError.
-        """
-        now = identity(self.path) if self.known else None
-        before = self.known[0] if self.known else None
-        if now is None or before is None or now == before or now[:2] != before[:2]:
-            return
-        meanwhile = "was written to since it was opened. Restore it or build again, and open the data set anew"
-        if now[2] < before[2]:
-            raise FormatError(
-                f"{self.path}: expected {before[2]:,} bytes as when it was opened, found {now[2]:,}: it {meanwhile}",
-                path=self.path,
-            )
-        try:
-            self.check_tensors()
-        except FormatError as error:
-            raise type(error)(f"{self.path}: it {meanwhile}: {error}", path=self.path) from error
-        self.known[0] = now
-
-    def check_tensors(self, names: Sequence[str] | None = None) -> None:
-        """Compare the tensors (or those named) with their checksums. Raises ChecksumError."""
-        for name, tensor in self.tensors():
-            if names is not None and name not in names:
-                continue
-            try:
-                fault_in(address_of(tensor), tensor.nbytes)
-            except OSError as error:
-                raise FormatError(
-                    f"{self.path}: its tensor {_cut(repr(name))} cannot be read: {error.strerror}. Look after the "
-                    "disk, then restore the file or build again",
-                    path=self.path,
-                ) from error
-            if _crc32(tensor) != self.checksums[name]:
-                raise ChecksumError(
-                    f"{self.path}: expected checksum {self.checksums[name]:08x} of its tensor {_cut(repr(name))}, "
-                    f"found {_crc32(tensor):08x}: the index is damaged. Restore it, or build again",
-                    path=self.path,
-                )
 
 
 def class_counts(labels: np.ndarray, classes: int) -> list[int]:
@@ -294,13 +242,11 @@ def class_counts(labels: np.ndarray, classes: int) -> list[int]:
 
 def sync(path: Path) -> None:
     """Flush a file or a folder to the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows has no handle of a folder to flush
-    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        # The kernel takes what it could not write for written, and keeps it: reading it again would find nothing wrong.
+        # After a failed write, the kernel keeps the pages and calls them clean: reading them would find nothing wrong.
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         raise
@@ -308,8 +254,286 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _crc32(tensor: np.ndarray) -> int:
-    return zlib.crc32(tensor.view(np.uint8).data if tensor.size else b"")
+class _Tensor(NamedTuple):
+    """Where a tensor is in the file, and what it is: its type as NumPy writes it, its shape, first byte and size."""
+
+    descr: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+def _safetensors_header(
+    tensors: Mapping[str, np.ndarray], metadata: str
+) -> tuple[bytes, list[str]]:
+    """Return the header of a safetensors file with these tensors, and their names in the order of their data.
+
+    Both are to the byte what the safetensors library makes: wide types first, then by name. The library would copy
+    all tensors twice.
+    """
+    types = {descr: name for name, descr in TYPES.items()}
+    widths = list(types)
+    order = sorted(tensors, key=lambda name: (-widths.index(tensors[name].dtype.str), name))
+    entries: dict[str, Any] = {"__metadata__": {METADATA_KEY: metadata}}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        entries[name] = {
+            "dtype": types[tensor.dtype.str],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + tensor.nbytes],
+        }
+        end += tensor.nbytes
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(
+            f"the metadata take {len(text):,} bytes, but an index may have {MAX_HEADER_BYTES:,} at most"
+        )
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _read_header(file: BufferedReader) -> tuple[dict[str, _Tensor], Any]:
+    """Return the tensors of a safetensors file by name, and memload's metadata. Raises ValueError, KeyError, TypeError.
+
+    Read here and not by the safetensors library, which would map the file, and end the process with SIGBUS if the disk
+    fails.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    _require(8 + length <= size, f"its header of {length:,} bytes does not fit in {size:,} bytes")
+    _require(length <= MAX_HEADER_BYTES, f"its header has {length:,} bytes")
+    entries = _load_json(file.read(length).decode("utf-8"))
+    metadata = entries.pop("__metadata__")[METADATA_KEY]
+    tensors = {}
+    end = 8 + length
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])
+        descr = TYPES[entry["dtype"]]
+        integers = all(
+            type(number) is int and 0 <= number < 2**63 for number in (start, stop, *shape)
+        )
+        _require(integers and len(shape) <= _MAX_DIMENSIONS, f"tensor {name!r} has a wrong shape")
+        _require(8 + length + start == end, f"tensor {name!r} does not follow the one before")
+        _require(stop - start == row_bytes(descr, shape), f"tensor {name!r} has a wrong size")
+        tensors[name] = _Tensor(descr, shape, end, stop - start)
+        end += stop - start
+    _require(end == size, f"it has {size:,} bytes instead of {end:,}")
+    return tensors, _load_json(metadata)
+
+
+def _read_index(path: Path, file: BufferedReader) -> Index:
+    """Read an index. Raises FormatError, KeyError, TypeError, ValueError, OverflowError, RecursionError or OSError."""
+    tensors, metadata = _read_header(file)
+    fingerprint = _check_identity(path, metadata)
+    arrays = _parse_arrays(metadata["arrays"])
+    samples, rows, order = metadata["samples"], arrays[0].rows, metadata["columns"]
+    _check_tensors(tensors, metadata, [array.name for array in arrays], samples, rows)
+
+    checksums = {name: entry["crc32"] for name, entry in metadata["tensors"].items()}
+    stored = {
+        name: _read_tensor(path, file, name, tensor, checksums[name])
+        for name, tensor in tensors.items()
+        if not name.startswith("key/")
+    }
+    columns = {name: stored[name] for name in order}
+    classes, points = metadata["classes"], metadata["points"]
+    _require(_in_range(stored["row"], rows), f"a sample has a row outside of 0 to {rows - 1}")
+    if classes is not None:
+        _require(
+            type(classes) is list and all(type(name) is str for name in classes),
+            "'classes' is no list of names",
+        )
+        label = tensors["label"]
+        _require((label.descr, label.shape) == ("<i8", (samples,)), "labels are not int64 (n,)")
+        _require(_in_range(columns["label"], len(classes)), "a label is outside of the classes")
+    _require_names(points, "points")
+    for name in points:
+        _require(columns[name].shape[2:] == (2,), f"the points {name!r} have no shape (n, k, 2)")
+    for name in ("build", "statistics"):
+        _require(type(metadata[name]) is dict, f"{name!r} is no object")
+        _require(_depth(metadata[name]) <= MAX_DEPTH, f"{name!r} is nested too deeply")
+    return Index(
+        path=path,
+        arrays=arrays,
+        row=stored["row"],
+        flags=stored["flags"],
+        keys=_map_keys(path, file, tensors, checksums),
+        columns=columns,
+        crc32={array.name: stored[f"crc32/{array.name}"] for array in arrays},
+        classes=None if classes is None else tuple(classes),
+        points=tuple(points),
+        build=metadata["build"],
+        statistics=metadata["statistics"],
+        fingerprint=fingerprint,
+    )
+
+
+def _check_identity(path: Path, metadata: Any) -> str:
+    """Check the format's version and the fingerprint of the metadata. Returns the fingerprint."""
+    version = metadata["format_version"]
+    _require(type(version) is int and version >= FORMAT_VERSION, "it has no format version")
+    if version > FORMAT_VERSION:
+        raise FormatError(
+            f"{path} has format version {version}, but this memload reads version {FORMAT_VERSION}. Update it: "
+            "'pip install --upgrade memload'.",
+            path=path,
+        )
+    content = {key: value for key, value in metadata.items() if key != "fingerprint"}
+    expected = hashlib.sha256(_canonical(content)).hexdigest()
+    _require(metadata["fingerprint"] == expected, "its fingerprint does not fit its metadata")
+    return expected
+
+
+def _parse_arrays(entries: Any) -> tuple[Array, ...]:
+    arrays = tuple(_parse_array(entry) for entry in entries)
+    names = [array.name for array in arrays]
+    files = [shard.file for array in arrays for shard in array.shards]
+    _require_names(names, "arrays")
+    _require_names(files, "shards")
+    _require("image" in names, "it has no array named 'image'")
+    _require(len({array.rows for array in arrays}) == 1, "its arrays differ in their rows")
+    return arrays
+
+
+def _parse_array(entry: Any) -> Array:
+    descr, shape = entry["descr"], tuple(entry["shape"])
+    _require(descr in DESCRS, f"its element type is none of {', '.join(DESCRS)}")
+    integers = all(type(extent) is int and 0 < extent < 2**31 for extent in shape)
+    _require(integers and len(shape) == 3, "the shape of its images is not [H, W, C]")
+    shards = tuple(Shard(shard["file"], shard["rows"], shard["bytes"]) for shard in entry["shards"])
+    _require(bool(shards), "it names no shards")
+    for shard in shards:
+        _require(_is_bare(shard.file), f"{shard.file!r} is not a file name without a folder")
+        _require(type(shard.rows) is int and shard.rows > 0, "a shard has no rows")
+        size = HEADER_BYTES + shard.rows * row_bytes(descr, shape)
+        _require(shard.bytes == size < 2**63, f"the size of {shard.file} does not fit its rows")
+    return Array(entry["name"], descr, shape, shards)
+
+
+def _check_tensors(
+    tensors: Mapping[str, _Tensor], metadata: Any, arrays: Sequence[str], samples: Any, rows: int
+) -> None:
+    """Check that the file has the tensors that the metadata list, with the types and shapes that the format says."""
+    listed = {
+        name: _Tensor(
+            entry["dtype"], tuple(entry["shape"]), tensors[name].start, tensors[name].size
+        )
+        for name, entry in metadata["tensors"].items()
+    }
+    _require(listed == tensors, "its tensors differ from those that its metadata list")
+    _require(all(type(entry["crc32"]) is int for entry in metadata["tensors"].values()), "crc32")
+    _require(type(samples) is int, "the number of samples is no integer")
+    required = {
+        "row": ("<i8", (samples,)),
+        "flags": ("|u1", (samples,)),
+        "key/offsets": ("<i8", (samples + 1,)),
+        "key/bytes": ("|u1", (tensors["key/bytes"].size,)),
+        **{f"crc32/{name}": ("<u4", (rows,)) for name in arrays},
+    }
+    for name, expected in required.items():
+        found = (tensors[name].descr, tensors[name].shape)
+        _require(found == expected, f"tensor {name!r} is {found} instead of {expected}")
+    columns = metadata["columns"]
+    _require_names(columns, "columns")
+    _require(sorted([*columns, *required]) == sorted(tensors), "its columns are not its tensors")
+    for name in columns:
+        _require("/" not in name and name not in RESERVED, f"a column has the name {name!r}")
+        _require(tensors[name].shape[:1] == (samples,), f"column {name!r} has no {samples} entries")
+
+
+def _read_tensor(
+    path: Path, file: BufferedReader, name: str, tensor: _Tensor, checksum: int
+) -> np.ndarray:
+    data = np.empty(tensor.size, np.uint8)
+    file.seek(tensor.start)
+    _require(file.readinto(data.data) == tensor.size, "it has become shorter")
+    _check_checksum(path, name, data, checksum)
+    return data.view(tensor.descr).reshape(tensor.shape)
+
+
+def _check_checksum(path: Path, name: str, data: np.ndarray, checksum: int) -> None:
+    found = zlib.crc32(data.data)
+    if found != checksum:
+        raise ChecksumError(
+            f"{path} is damaged: its tensor {_shorten(name)!r} has checksum {found:08x} instead of {checksum:08x}. "
+            "Restore it, or run 'memload build' again.",
+            path=path,
+        )
+
+
+def _map_keys(
+    path: Path, file: BufferedReader, tensors: Mapping[str, _Tensor], checksums: Mapping[str, int]
+) -> Keys:
+    """Return the names, mapped. They are checked when they are first used."""
+    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    parts = {
+        name: mapped[tensors[name].start :][: tensors[name].size]
+        for name in ("key/offsets", "key/bytes")
+    }
+    verify = functools.partial(_check_keys, path, parts, checksums)
+    return Keys(parts["key/offsets"].view("<i8"), parts["key/bytes"], path, verify)
+
+
+def _check_keys(path: Path, parts: Mapping[str, np.ndarray], checksums: Mapping[str, int]) -> None:
+    for name, data in parts.items():
+        try:
+            fault_in(address_of(data), data.nbytes)
+        except OSError as error:
+            raise FormatError(
+                f"{path} cannot be read: {error.strerror}. Check the disk. Then restore the file, or run "
+                "'memload build' again.",
+                path=path,
+            ) from error
+        _check_checksum(path, name, data, checksums[name])
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
+
+
+def _require_names(names: Any, subject: str) -> None:
+    """Raise ValueError unless this is a list of different texts."""
+    fine = type(names) is list and all(type(name) is str for name in names)
+    _require(fine and len(set(names)) == len(names), f"{subject!r} is no list of different names")
+
+
+def _in_range(numbers: np.ndarray, stop: int) -> bool:
+    return not numbers.size or (numbers.min() >= 0 and numbers.max() < stop)
+
+
+def _is_bare(file: Any) -> bool:
+    """Return whether a shard's name stays in the data set's own folder."""
+    try:
+        os.fsencode(file)
+    except UnicodeError:
+        return False
+    return file not in ("", ".", "..") and len(file) <= _MAX_NAME and not set(file) & {"/", "\0"}
+
+
+def _depth(value: object) -> int:
+    """Return how deeply objects and lists are nested; 0 for anything else."""
+    depth, level = 0, [value]
+    while level := [part for part in level if isinstance(part, (dict, list))]:
+        level = [
+            inner for part in level for inner in (part.values() if isinstance(part, dict) else part)
+        ]
+        depth += 1
+    return depth
+
+
+def _load_json(text: str) -> Any:
+    """Return what a JSON text says. Unlike Python's own, it refuses NaN, and two entries of the same name."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    def make_object(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+        _require(len(dict(entries)) == len(entries), "an entry of its metadata is there twice")
+        return dict(entries)
+
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=make_object)
 
 
 def _canonical(value: object) -> bytes:
@@ -324,259 +548,28 @@ def _array_json(array: Array) -> dict[str, Any]:
 
 
 def _tensor_json(tensor: np.ndarray) -> dict[str, Any]:
-    return {"dtype": tensor.dtype.str, "shape": list(tensor.shape), "crc32": _crc32(tensor)}
+    checksum = zlib.crc32(tensor.reshape(-1).view(np.uint8).data)
+    return {"dtype": tensor.dtype.str, "shape": list(tensor.shape), "crc32": checksum}
+
+
+def _shorten(text: str) -> str:
+    """Return a text in at most 200 letters. A name in a forged file may have millions."""
+    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _missing(path: Path) -> MissingError:
+    """Return the error for an index that does not exist, with advice that depends on what does."""
     pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
-    if os.path.exists(building):  # noqa: PTH110  # which no name can be too long for
-        return MissingError(
-            f"{path}: expected an index, found an unfinished build ({building}). "
-            "Run the same 'memload build' again: it goes on where it stopped",
-            path=path,
+    if os.path.exists(building):  # noqa: PTH110  # no name is too long for os.path
+        message = (
+            f"{path} is missing: its build is not complete ({building}). Run the same 'memload build' again; it "
+            "goes on where it stopped."
         )
-    if os.path.exists(pixels):  # noqa: PTH110  # as above
-        return MissingError(
-            f"{path}: expected an index beside {pixels.name}, found none: without it the pixels have no "
-            "labels and no names. Run 'memload build' again, or copy the index here too",
-            path=path,
+    elif os.path.exists(pixels):  # noqa: PTH110
+        message = (
+            f"{path} is missing: without an index, {pixels.name} has no labels and no names. Copy the index here too, "
+            "or run 'memload build' again."
         )
-    return MissingError(
-        f"{path}: expected a data set, found no such file. Check the path, or make it with 'memload build'",
-        path=path,
-    )
-
-
-def _read_header(mapped: np.ndarray) -> Header:
-    fault_in(
-        address_of(mapped), min(8, mapped.size)
-    )  # a disk that does not give it raises OSError, and not SIGBUS
-    length = header_bytes(mapped[:8].tobytes(), mapped.size)
-    fault_in(address_of(mapped), length)
-    header = parse_header(mapped[:length].tobytes(), mapped.size)
-    fault_in(address_of(mapped), min(_ASKED, mapped.size))
-    return header
-
-
-def _parse(path: Path, mapped: np.ndarray, header: Header) -> Index:
-    def expect(fine: bool, subject: str, expected: str, found: object) -> None:
-        if not fine:
-            raise FormatError(
-                f"{path}: {_cut(subject)}: expected {_cut(expected)}, found {_cut(repr(found))}: "
-                "the index is damaged or was not written by memload. Restore it, or build again",
-                path=path,
-            )
-
-    def take(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
-        expect(isinstance(record, dict) and key in record, key, "an entry of the metadata", record)
-        value = record[key]
-        expect(
-            isinstance(value, kind) and not isinstance(value, bool), key, _kind_name(kind), value
-        )
-        return value
-
-    expect(METADATA_KEY in header.metadata, "metadata", f"an entry {METADATA_KEY!r}", "none")
-    metadata = load_json(header.metadata[METADATA_KEY])
-    version = take(metadata, "format_version", int)
-    if version > FORMAT_VERSION:
-        raise FormatError(
-            f"{path}: expected format version {FORMAT_VERSION} or older, found {version}: "
-            "it was written by a newer memload. Run 'pip install --upgrade memload'",
-            path=path,
-        )
-    expect(version == FORMAT_VERSION, "format_version", str(FORMAT_VERSION), version)
-    fingerprint = take(metadata, "fingerprint", str)
-    rest = {key: value for key, value in metadata.items() if key != "fingerprint"}
-    found = hashlib.sha256(_canonical(rest)).hexdigest()
-    expect(found == fingerprint, "fingerprint", found, fingerprint)
-
-    samples = take(metadata, "samples", int)
-    arrays = tuple(_parse_array(array, take, expect) for array in take(metadata, "arrays", list))
-    names = [array.name for array in arrays]
-    expect(
-        len(set(names)) == len(names) and "image" in names,
-        "arrays",
-        "different names and 'image'",
-        names,
-    )
-    rows = arrays[0].rows
-    expect(all(array.rows == rows for array in arrays), "arrays", f"{rows} rows in each", names)
-    files = [shard.file for array in arrays for shard in array.shards]
-    expect(len(set(files)) == len(files), "shards", "different files", files)
-
-    tensors = _map_tensors(mapped, header, take(metadata, "tensors", dict), take, expect)
-    expected = {"row", "flags", "key/offsets", "key/bytes", *(f"crc32/{name}" for name in names)}
-    expect(expected <= tensors.keys(), "tensors", f"{sorted(expected)}", sorted(tensors))
-    order = take(metadata, "columns", list)
-    listed = sorted(name for name in tensors if name not in expected)
-    expect(
-        all(isinstance(name, str) for name in order) and sorted(order) == listed,
-        "columns",
-        f"{listed}",
-        order,
-    )
-    columns = {name: tensors[name] for name in order}
-
-    def shaped(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        tensor = tensors[name]
-        expect(
-            (tensor.dtype.str, tensor.shape) == (dtype, shape),
-            name,
-            f"{dtype} {shape}",
-            (tensor.dtype.str, tensor.shape),
-        )
-        return tensor
-
-    row = shaped("row", "<i8", (samples,))
-    expect(
-        not samples or (row.min() >= 0 and row.max() < rows),
-        "row",
-        f"rows from 0 to {rows - 1}",
-        "others",
-    )
-    keys = Keys(
-        shaped("key/offsets", "<i8", (samples + 1,)),
-        shaped("key/bytes", "|u1", (tensors["key/bytes"].size,)),
-        path,
-    )
-    for name, column in columns.items():
-        expect("/" not in name and name not in RESERVED, "columns", "names without '/'", name)
-        expect(column.shape[:1] == (samples,), name, f"{samples} entries", column.shape)
-    classes = take(metadata, "classes", (list, type(None)))
-    if classes is not None:
-        expect(
-            all(isinstance(name, str) for name in classes), "classes", "a list of names", classes
-        )
-        label = columns.get("label", np.zeros(0, np.float32))
-        expect(
-            label.dtype.str == "<i8" and label.ndim == 1,
-            "label",
-            "int64 (samples,)",
-            label.dtype.str,
-        )
-        fits = not samples or (label.min() >= 0 and label.max() < len(classes))
-        expect(fits, "label", f"labels from 0 to {len(classes) - 1}", "others")
-    points = take(metadata, "points", list)
-    named = all(isinstance(name, str) and name in columns for name in points) and len(
-        set(points)
-    ) == len(points)
-    expect(named, "points", f"different names among {sorted(columns)}", points)
-    for name in points:
-        expect(
-            columns[name].shape[2:] == (2,) and columns[name].ndim == 3,
-            name,
-            "(n, k, 2)",
-            columns[name].shape,
-        )
-    for name in (
-        "build",
-        "statistics",
-    ):  # of any content, but not such that whoever prints it runs out of stack
-        expect(
-            _depth(take(metadata, name, dict)) <= MAX_DEPTH,
-            name,
-            f"at most {MAX_DEPTH} levels",
-            "more",
-        )
-    index = Index(
-        path=path,
-        arrays=arrays,
-        row=row,
-        flags=shaped("flags", "|u1", (samples,)),
-        keys=keys,
-        columns=columns,
-        crc32={name: shaped(f"crc32/{name}", "<u4", (rows,)) for name in names},
-        classes=None if classes is None else tuple(classes),
-        points=tuple(points),
-        build=take(metadata, "build", dict),
-        statistics=take(metadata, "statistics", dict),
-        fingerprint=fingerprint,
-        checksums={name: entry["crc32"] for name, entry in metadata["tensors"].items()},
-    )
-    # What training reads by number; 7 GB/s warm, so that 1.28 million samples cost 3 ms.
-    index.check_tensors(("row", "flags", "label"))
-    return index
-
-
-def _cut(text: str) -> str:
-    """Return a text in at most 100 letters: a name in a hostile file may have millions."""
-    return text if len(text) <= 100 else text[:99] + "…"
-
-
-def _kind_name(kind: type | tuple[type, ...]) -> str:
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    return " or ".join(
-        {dict: "an object", list: "a list", int: "an integer", str: "a text"}.get(k, "null")
-        for k in kinds
-    )
-
-
-def _parse_array(record: Any, take: Any, expect: Any) -> Array:
-    name, descr, shape = (
-        take(record, "name", str),
-        take(record, "descr", str),
-        take(record, "shape", list),
-    )
-    expect(descr in DESCRS, "descr", f"one of {', '.join(DESCRS)}", descr)
-    expect(
-        len(shape) == 3 and all(type(extent) is int and 0 < extent < 2**31 for extent in shape),
-        "shape",
-        "[H, W, C], each from 1 to 2³¹ − 1",
-        shape,
-    )
-    shards = []
-    for shard in take(record, "shards", list):
-        file, rows, size = (
-            take(shard, "file", str),
-            take(shard, "rows", int),
-            take(shard, "bytes", int),
-        )
-        expect(_is_bare(file), "file", "a bare file name, without a folder", file)
-        right = HEADER_BYTES + rows * row_bytes(descr, shape)
-        expect(
-            0 < rows < 2**63 and size == right < 2**63, "bytes", f"{right} for {rows} rows", size
-        )
-        shards.append(Shard(file, rows, size))
-    expect(bool(shards), "shards", "at least one", shards)
-    return Array(name, descr, tuple(shape), tuple(shards))
-
-
-def _depth(value: object) -> int:
-    """Return how deep objects and lists are nested; 0 for anything else."""
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, (dict, list))]:
-        level = [
-            inner for part in level for inner in (part.values() if isinstance(part, dict) else part)
-        ]
-        depth += 1
-    return depth
-
-
-def _is_bare(file: str) -> bool:
-    """Return whether a shard's name stays in the data set's own folder, the only place an index may name."""
-    try:
-        os.fsencode(file)
-    except UnicodeError:
-        return False
-    return file not in ("", ".", "..") and len(file) <= _LONGEST_NAME and not set(file) & _NO_NAME
-
-
-def _map_tensors(
-    mapped: np.ndarray, header: Header, listed: dict[str, Any], take: Any, expect: Any
-) -> dict[str, np.ndarray]:
-    data = mapped[header.start :]
-    expect(
-        header.tensors.keys() == listed.keys(),
-        "tensors",
-        f"{sorted(listed)}",
-        sorted(header.tensors),
-    )
-    tensors = {}
-    for name, tensor in header.tensors.items():
-        known = [take(listed[name], "dtype", str), *take(listed[name], "shape", list)]
-        take(listed[name], "crc32", int)
-        expect(
-            [tensor.dtype, *tensor.shape] == known, name, f"{known}", [tensor.dtype, *tensor.shape]
-        )
-        tensors[name] = data[tensor.start : tensor.stop].view(tensor.dtype).reshape(tensor.shape)
-    return tensors
+    else:
+        message = f"{path} does not exist. Check the path, or make a data set with 'memload build'."
+    return MissingError(message, path=path)

@@ -1,7 +1,8 @@
-"""The names of samples, packed."""
+"""The names of samples, packed into two arrays."""
 
+import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, overload
 
@@ -9,15 +10,31 @@ import numpy as np
 
 from memload.errors import FormatError
 
+#: Names that `Keys.pack` copies at a time. Copying needs 24 bytes of memory for each byte of these names.
+_NAMES_COPIED = 1024
+
 
 class Keys(Sequence[str]):
-    """The names of the samples: text on demand over two mapped arrays, so that opening costs nothing.
+    """The names of samples, a read-only sequence of str. Each is decoded when it is asked for.
 
-    ``path`` is the index that they are of, which errors name.
+    ``data``, uint8, holds the bytes of all names; name ``i`` is ``data[offsets[i]:offsets[i + 1]]``. The names are
+    checked when the first of them is used, which calls ``verify`` too if it is given; that raises FormatError if they
+    are damaged. ``path`` is the index file, which the error names.
+
+    >>> keys = Keys.of(["ant/1.jpg", "bee/2.jpg", "cat/3.jpg"])
+    >>> keys.take(np.array([2, 0]))[0]
+    'cat/3.jpg'
     """
 
-    def __init__(self, offsets: np.ndarray, data: np.ndarray, path: Path | None = None) -> None:
-        self.offsets, self.data, self.path = offsets, data, path
+    def __init__(
+        self,
+        offsets: np.ndarray,
+        data: np.ndarray,
+        path: Path | None = None,
+        verify: Callable[[], None] | None = None,
+    ) -> None:
+        self._names = _PackedNames(offsets, data, path, verify)
+        self._chosen: np.ndarray | None = None
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Self:
@@ -28,7 +45,7 @@ class Keys(Sequence[str]):
         return cls(offsets, np.frombuffer(b"".join(encoded), np.uint8))
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self._names.offsets) - 1 if self._chosen is None else len(self._chosen)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -38,14 +55,12 @@ class Keys(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"key: expected -{len(self)} <= index < {len(self)}, found {index}")
-        index = index % len(self)
-        start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
-        if not 0 <= start <= stop <= self.data.size:
-            raise self._damaged(
-                f"0 <= start <= stop <= {self.data.size}, found {start} and {stop} for sample {index}"
-            )
-        return os.fsdecode(self.data[start:stop].tobytes())
+            raise IndexError(f"key {index} is out of range: there are {len(self)} names")
+        self._names.check()
+        position = index % len(self)
+        number = position if self._chosen is None else int(self._chosen[position])
+        start, stop = self._names.offsets[number : number + 2].tolist()
+        return os.fsdecode(self._names.data[start:stop].tobytes())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
@@ -59,29 +74,77 @@ class Keys(Sequence[str]):
         return f"Keys([{shown}{', …' if len(self) > 3 else ''}], {len(self)} names)"
 
     def take(self, indices: np.ndarray) -> "Keys":
-        """Return the keys of some samples, in their order. Raises FormatError where the offsets are damaged."""
-        self.check()
-        starts, lengths = self.offsets[:-1][indices], np.diff(self.offsets)[indices]
-        offsets = np.zeros(len(indices) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        # every byte's place: where its name starts, less where that comes to lie, and then one by one
-        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Keys(offsets, self.data[places], self.path)
+        """Return a view of some names, in the order given. ``indices`` are int64 in range; no name is copied."""
+        view = copy.copy(self)
+        view._chosen = indices if self._chosen is None else self._chosen[indices]
+        return view
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """A shim until no caller is left."""
+        return self.pack()[0]
+
+    @property
+    def data(self) -> np.ndarray:
+        """A shim until no caller is left."""
+        return self.pack()[1]
+
+    def pack(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the offsets, int64 ``(n + 1,)``, and the bytes of these names, as an index file stores them.
+
+        Copies the names of a view. Raises FormatError if they are damaged.
+        """
+        self._names.check()
+        offsets, data, chosen = self._names.offsets, self._names.data, self._chosen
+        if chosen is None:
+            return offsets, data
+        lengths = offsets[1:][chosen]
+        lengths -= offsets[:-1][chosen]
+        packed_offsets = np.zeros(len(chosen) + 1, np.int64)
+        np.cumsum(lengths, out=packed_offsets[1:])
+        packed_data = np.empty(packed_offsets[-1], np.uint8)
+        for first in range(0, len(chosen), _NAMES_COPIED):
+            part = slice(first, first + _NAMES_COPIED)
+            start, stop = (
+                packed_offsets[first],
+                packed_offsets[first:][: len(lengths[part]) + 1][-1],
+            )
+            # for each byte of these names, its distance from where it is copied to
+            distances = np.repeat(offsets[chosen[part]] - packed_offsets[:-1][part], lengths[part])
+            packed_data[start:stop] = data[distances + np.arange(start, stop)]
+        return packed_offsets, packed_data
 
     def check(self) -> None:
-        """Raise FormatError unless every name lies within the bytes, which `__getitem__` checks one by one."""
-        steps_back = np.flatnonzero(
-            self.offsets[1:] < self.offsets[:-1]
-        )  # a difference could overflow
-        if steps_back.size or self.offsets[0] != 0 or self.offsets[-1] != self.data.size:
-            position = int(steps_back[0]) if steps_back.size else len(self)
-            raise self._damaged(
-                f"numbers that rise from 0 to {self.data.size}, found {self.offsets[position]} at {position}"
-            )
+        """Check the names now instead of at first use. Raises FormatError if they are damaged."""
+        self._names.check()
 
-    def _damaged(self, told: str) -> FormatError:
-        place = "" if self.path is None else f"{self.path}: "
-        return FormatError(
-            f"{place}key/offsets: expected {told}: the index is damaged. Restore it, or build again",
-            path=self.path,
-        )
+
+class _PackedNames:
+    """The names that a sequence of keys and all views of it share, and whether they have been checked."""
+
+    def __init__(
+        self,
+        offsets: np.ndarray,
+        data: np.ndarray,
+        path: Path | None = None,
+        verify: Callable[[], None] | None = None,
+    ) -> None:
+        self.offsets, self.data = offsets, data
+        self._path, self._verify, self._checked = path, verify, False
+
+    def check(self) -> None:
+        """Check the names, once. Raises FormatError if they are damaged."""
+        if self._checked:
+            return
+        if self._verify is not None:
+            self._verify()
+        offsets = self.offsets
+        rises = not np.any(offsets[1:] < offsets[:-1])  # a difference could overflow
+        if not rises or offsets[0] != 0 or offsets[-1] != self.data.size:
+            where = "key/offsets" if self._path is None else f"{self._path}: key/offsets"
+            raise FormatError(
+                f"{where} is damaged: the offsets of the names do not rise from 0 to {self.data.size}. "
+                "Restore the index, or run 'memload build' again.",
+                path=self._path,
+            )
+        self._checked = True

@@ -154,15 +154,6 @@ def test_an_image_is_the_mapped_file_itself(path: Path) -> None:
 
 
 @on_linux
-def test_columns_are_the_mapped_file_itself(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    ranges = mapped_ranges(".idx")
-    for column in dataset.columns.values():
-        assert any(start <= column.data_ptr() < stop for start, stop in ranges)
-    assert dataset.labels is not None
-    assert dataset.labels.data_ptr() == dataset.columns["label"].data_ptr()
-
-
 def test_negative_indices_count_from_the_end(path: Path) -> None:
     dataset = MemmapDataset(path)
     assert torch.equal(dataset[-1][0], expected_image(SAMPLES - 1))
@@ -703,7 +694,9 @@ def test_a_data_set_that_has_moved_is_told_missing(tmp_path: Path) -> None:
 def test_pixels_of_another_build_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "out.bin", PIXELS, ROWS, COLUMNS)
     path.write_bytes(npy_header("|u1", PIXELS.shape) + some_pixels(seed=2).tobytes())
-    with pytest.raises(memload.ChecksumError, match=r"out.bin: expected checksum .* of row"):
+    with pytest.raises(
+        memload.ChecksumError, match=r"out.bin is damaged or belongs to another data set: row 0"
+    ):
         MemmapDataset(path)
 
 
@@ -845,7 +838,9 @@ def test_a_subclass_reaches_spawned_workers_by_path(tmp_path: Path) -> None:
 
 
 @on_linux
-def test_opening_many_samples_takes_next_to_no_memory(tmp_path: Path) -> None:
+def test_opening_many_samples_takes_the_memory_of_rows_flags_labels_and_checksums(
+    tmp_path: Path,
+) -> None:
     samples, shape = 150_000, (8, 8, 3)
     row_bytes = int(np.prod(shape))
     small = write(tmp_path / "small.bin", PIXELS, ROWS, COLUMNS, classes=CLASSES)
@@ -866,7 +861,7 @@ def test_opening_many_samples_takes_next_to_no_memory(tmp_path: Path) -> None:
         classes=[f"class {number}" for number in range(1000)],
     )
     index.write(index.path)
-    # Without the pages of files, which belong to all processes. The columns alone would take 6 MB.
+    # Without the pages of files, which all processes share. 21 bytes a sample are 3.1 MB; the names would take 5 MB more.
     script = """
     import sys
     from pathlib import Path
@@ -885,7 +880,7 @@ def test_opening_many_samples_takes_next_to_no_memory(tmp_path: Path) -> None:
     assert dataset.classes[5] == "class 5"
     print(own() - before)
     """
-    assert int(in_new_process(script, small, path)) < 1000
+    assert int(in_new_process(script, small, path)) < 4500
 
 
 def test_samples_are_the_same_from_one_shard_as_from_many(folder: Path, tmp_path: Path) -> None:
@@ -929,99 +924,23 @@ def test_a_transform_may_be_a_method_of_the_data_set(path: Path) -> None:
     assert torch.equal(copy.deepcopy(dataset[1:])[0][0], dataset[1][0])
 
 
-def _readers(path: Path) -> dict[str, Callable[[], Any]]:
-    """Ways to read the first samples of a data set that is open, each as often as it is called."""
-    dataset, loader = MemmapDataset(path), memload.Loader(path, 2, device="cpu")
-    numbers = memload.Loader(path, 2, device="cpu", sampler=[0, 1, 2])
-    return {
-        "gather": lambda: dataset.gather([0, 1]),
-        "items": lambda: dataset.__getitems__([0, 1]),
-        "loader": lambda: next(iter(loader)),
-        "sampler": lambda: next(iter(numbers)),
-    }
+def test_samples_written_to_and_files_touched_are_no_damage(path: Path) -> None:
+    dataset = MemmapDataset(path)
+    image, _ = dataset[1]
+    image += 1
+    assert dataset.labels is not None
+    dataset.labels.add_(1)
+    for file in path.parent.iterdir():
+        os.utime(file)
+    assert torch.equal(dataset.gather([1])[0], expected_batch([1])[0] + 1)
+    assert dataset[1][1] == LABELS[1] + 1
+    assert memload.verify(path).ok
 
 
-@pytest.mark.parametrize("way", ["gather", "items", "loader", "sampler"])
-def test_an_index_that_is_written_over_in_place_is_noticed(way: str, make_dataset: Any) -> None:
-    index = make_dataset(rows=(2, 3))
-    read = _readers(index.path)[way]
-    read()
-    content = index.path.read_bytes()
-    with index.path.open("r+b") as file:  # the same again, as a copy over itself has it
-        file.write(content)
-    read()
-
-    start = content.index(index.columns["label"].tobytes())
-    with index.path.open("r+b") as file:
-        file.seek(start)
-        file.write((index.columns["label"] + 1).tobytes())
-    with pytest.raises(
-        memload.ChecksumError, match=r"made.idx: it was written to since it was opened.*'label'"
-    ):
-        read()
-
-    index.path.write_bytes(content)
-    os.truncate(index.path, 4096 if len(content) > 4096 else len(content) // 2)
-    with pytest.raises(
-        memload.FormatError, match=r"made.idx: expected [\d,]+ bytes as when it was opened, found"
-    ):
-        read()
-
-
-def test_an_index_that_takes_its_place_is_not_read(make_dataset: Any) -> None:
+def test_an_index_that_takes_the_place_of_an_open_one_is_not_read(make_dataset: Any) -> None:
     index = make_dataset()
-    read = _readers(index.path)
-    index.subset(np.array([3, 1])).write(index.path)
-    assert all(way() is not None for way in read.values())
-
-
-def _write_over(path: Path, content: bytes) -> None:
-    with path.open("r+b") as file:
-        file.write(content)
-
-
-def test_what_is_made_of_an_index_that_was_written_over_is_refused(
-    make_dataset: Any, tmp_path: Path
-) -> None:
-    index = make_dataset(rows=(4, 4))
     dataset = MemmapDataset(index.path)
-    part = dataset.subset([1, 2, 3])
-    content = index.path.read_bytes()
-    labels = index.columns["label"]
-    _write_over(index.path, content.replace(labels.tobytes(), ((labels + 1) % 3).tobytes()))
-    for make in (
-        lambda: dataset.subset([1]),
-        lambda: dataset[1:3],
-        lambda: dataset.save(tmp_path / "s.idx"),
-        lambda: next(iter(memload.Loader(part, 2, device="cpu"))),
-    ):
-        with pytest.raises(memload.ChecksumError, match="written to since it was opened"):
-            make()
-    assert not (tmp_path / "s.idx").exists()
-
-
-@pytest.mark.parametrize("num_threads", [0, 2])
-def test_a_loader_notices_within_an_epoch_that_the_index_was_cut_short(
-    num_threads: int, make_dataset: Any
-) -> None:
-    index = make_dataset(rows=(3000,), shape=(2, 2, 3))
-    loader = memload.Loader(index.path, 8, device="cpu", num_threads=num_threads)
-    batches = iter(loader)
-    next(batches)
-    os.truncate(index.path, 8192)
-    with pytest.raises(memload.FormatError, match="bytes as when it was opened"):
-        for _ in batches:
-            pass
-
-
-def test_an_index_and_its_shard_that_are_both_written_over_are_noticed(
-    make_dataset: Any, tmp_path: Path
-) -> None:
-    dataset = MemmapDataset(make_dataset("made.bin", rows=(6,), seed=1).path)
-    other = make_dataset("next.bin", rows=(6,), seed=2)
-    pixels, content = (tmp_path / "next.bin").read_bytes(), other.path.read_bytes()
-    assert len(content) == dataset.path.stat().st_size
-    _write_over(tmp_path / "made.bin", pixels)
-    _write_over(dataset.path, content)
-    with pytest.raises(memload.FormatError, match="written to since it was opened"):
-        dataset.gather(range(6))
+    before = list(dataset.keys), dataset.gather([3, 1])
+    index.subset(np.array([3, 1])).write(index.path)
+    assert (len(dataset), list(dataset.keys)) == (5, before[0])
+    assert torch.equal(dataset.gather([3, 1]), before[1])

@@ -2,17 +2,16 @@
 
 import errno
 import hashlib
+import io
 import json
 import math
 import os
 import random
-import re
 import shutil
 import stat
 import tempfile
 import time
 import tracemalloc
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -97,15 +96,19 @@ def indexes(draw: st.DrawFn) -> Index:
     )
 
 
+def tensors(index: Index) -> dict[str, np.ndarray]:
+    return {"row": index.row, "flags": index.flags, **index.crc32, **index.columns}
+
+
 def assert_same(found: Index, expected: Index) -> None:
     assert len(found) == len(expected)
     assert found.arrays == expected.arrays
     assert list(found.keys) == list(expected.keys)
     for name in ("classes", "points", "build", "statistics"):
         assert getattr(found, name) == getattr(expected, name), name
-    theirs = dict(expected.tensors())
-    assert {name for name, _ in found.tensors()} == theirs.keys()
-    for name, tensor in found.tensors():
+    theirs = tensors(expected)
+    assert tensors(found).keys() == theirs.keys()
+    for name, tensor in tensors(found).items():
         assert tensor.shape == theirs[name].shape, name
         assert tensor.dtype == theirs[name].dtype, name
         assert tensor.tobytes() == theirs[name].tobytes(), name  # bytes, so that NaN equals NaN
@@ -118,9 +121,7 @@ def test_what_is_written_comes_back(index: Index) -> None:
         written = index.write(Path(folder) / "a.idx")
         found = Index.read(Path(folder) / "a.idx")
         assert_same(found, index)
-        found.check_tensors()
         assert found.fingerprint == written.fingerprint
-        assert found.checksums == written.checksums
         again = found.write(Path(folder) / "b.idx")
         assert again.fingerprint == found.fingerprint
         assert (Path(folder) / "b.idx").read_bytes() == (Path(folder) / "a.idx").read_bytes()
@@ -275,9 +276,7 @@ def test_a_value_that_json_cannot_say_is_refused_before_anything_is_written(
 
 
 def test_a_missing_data_set_is_told(tmp_path: Path) -> None:
-    with pytest.raises(
-        MissingError, match=r"none\.idx: expected a data set, found no such file.*memload build"
-    ) as told:
+    with pytest.raises(MissingError, match=r"none\.idx does not exist\. .*memload build") as told:
         Index.read(tmp_path / "none.idx")
     assert isinstance(told.value, FileNotFoundError)
     assert told.value.path == str(tmp_path / "none.idx")
@@ -288,7 +287,7 @@ def test_pixels_without_an_index_are_told(make_dataset: Make) -> None:
     index.path.unlink()
     with pytest.raises(
         MissingError,
-        match=r"made\.idx: expected an index beside made\.bin, found none: .*copy the index",
+        match=r"made\.idx is missing: without an index, made\.bin has .*Copy the index",
     ):
         Index.read(index.path)
 
@@ -299,7 +298,7 @@ def test_an_unfinished_build_is_told(make_dataset: Make, tmp_path: Path) -> None
     (tmp_path / "made.building").mkdir()
     with pytest.raises(
         MissingError,
-        match=r"made\.idx: .*found an unfinished build \(.*made\.building\)\. Run the same",
+        match=r"made\.idx is missing: its build is not complete \(.*made\.building\)\. Run the same",
     ):
         Index.read(index.path)
 
@@ -343,7 +342,7 @@ def test_a_safetensors_file_of_another_kind_is_told(tmp_path: Path) -> None:
         safetensors.numpy.save_file({"row": np.zeros(3)}, path, metadata)
         with pytest.raises(
             FormatError,
-            match=r"metadata: expected an entry 'memload', found 'none'.*not written by",
+            match=r"was not written by memload: '(memload|__metadata__)' is missing",
         ):
             Index.read(path)
 
@@ -428,25 +427,30 @@ def test_a_changed_label_is_told_at_open(make_dataset: Make) -> None:
     index.path.write_bytes(whole.replace(labels, (index.columns["label"][::-1]).tobytes()))
     with pytest.raises(
         ChecksumError,
-        match=r"made\.idx: expected checksum .* of its tensor 'label', found .*damaged",
+        match=r"made\.idx is damaged: its tensor 'label' has checksum .* instead of",
     ):
         Index.read(index.path)
 
 
-def test_a_changed_key_is_found_by_verify(make_dataset: Make) -> None:
+def test_a_changed_name_is_an_error_when_a_name_is_first_used(make_dataset: Make) -> None:
     path = make_dataset().path
     path.write_bytes(path.read_bytes().replace(b"cat/2.jpg", b"cat/3.jpg"))
-    assert Index.read(path).keys[2] == "cat/3.jpg"
-    with pytest.raises(ChecksumError, match=r"made\.idx: .* of its tensor 'key/bytes'"):
-        memload.verify(path)
+    index = Index.read(path)
+    for use in (
+        lambda: index.keys[0],
+        lambda: index.subset(np.array([1])).write(path.with_name("some.idx")),
+        lambda: memload.verify(path),
+    ):
+        with pytest.raises(
+            ChecksumError, match=r"made\.idx is damaged: its tensor 'key/bytes' has"
+        ):
+            use()
 
 
 def test_changed_metadata_do_not_fit_their_fingerprint(make_dataset: Make) -> None:
     path = make_dataset().path
     path.write_bytes(path.read_bytes().replace(b"ant", b"bat", 1))
-    with pytest.raises(
-        FormatError, match=r"made\.idx: fingerprint: expected '?[0-9a-f]{64}.*damaged"
-    ):
+    with pytest.raises(FormatError, match=r"made\.idx is damaged .*fingerprint"):
         Index.read(path)
 
 
@@ -461,7 +465,7 @@ def test_a_newer_format_says_to_upgrade_whatever_else_it_holds(
     path = tamper(make_dataset().path, newer)
     with pytest.raises(
         FormatError,
-        match=r"expected format version 1 or older, found 2: .*pip install --upgrade memload",
+        match=r"has format version 2, .* reads version 1\. .*pip install --upgrade memload",
     ):
         Index.read(path)
 
@@ -483,134 +487,93 @@ def _sized(rows: int) -> Change:
     return lambda metadata, tensors: _shard(metadata).update(rows=rows, bytes=4096 + rows * 72)
 
 
-HOSTILE: dict[str, tuple[str, Change]] = {
-    "version 0": ("format_version", lambda m, t: m.update(format_version=0)),
-    "version is true": ("format_version", lambda m, t: m.update(format_version=True)),
-    "version is text": ("format_version", lambda m, t: m.update(format_version="1")),
-    "no version": ("format_version", lambda m, t: m.pop("format_version")),
-    "row too large": ("row: expected rows from 0 to 4", lambda m, t: t["row"].__setitem__(2, 5)),
-    "row negative": ("row: expected rows from 0 to 4", lambda m, t: t["row"].__setitem__(2, -1)),
-    "row enormous": ("row: expected rows", lambda m, t: t["row"].__setitem__(0, 2**63 - 1)),
-    "row int32": ("row: expected", lambda m, t: t.update(row=t["row"].astype(np.int32))),
-    "row unsigned": ("row: expected", lambda m, t: t.update(row=t["row"].astype(np.uint64))),
-    "row too short": ("row: expected", lambda m, t: t.update(row=t["row"][:4].copy())),
-    "row 2-D": ("row: expected", lambda m, t: t.update(row=t["row"][:, None].copy())),
-    "no row": ("tensors: expected", lambda m, t: t.pop("row")),
-    "no flags": ("tensors: expected", lambda m, t: t.pop("flags")),
-    "no offsets": ("tensors: expected", lambda m, t: t.pop("key/offsets")),
-    "no names": ("tensors: expected", lambda m, t: t.pop("key/bytes")),
-    "no checksums": ("tensors: expected", lambda m, t: t.pop("crc32/image")),
-    "no tensors": ("tensors: expected", lambda m, t: t.clear()),
-    "flags too long": ("flags: expected", lambda m, t: t.update(flags=np.zeros(6, np.uint8))),
-    "offsets too short": (
-        "key/offsets: expected",
-        lambda m, t: t.update({"key/offsets": np.zeros(5, np.int64)}),
-    ),
-    "names 0-D": (
-        "key/bytes: expected",
-        lambda m, t: t.update({"key/bytes": np.array(7, np.uint8)}),
-    ),
-    "names 2-D": (
-        "key/bytes: expected",
-        lambda m, t: t.update({"key/bytes": np.zeros((2, 9), np.uint8)}),
-    ),
-    "checksums of other rows": (
-        "crc32/image",
-        lambda m, t: t.update({"crc32/image": np.zeros(4, np.uint32)}),
-    ),
-    "checksums signed": (
-        "crc32/image",
-        lambda m, t: t.update({"crc32/image": np.zeros(5, np.int32)}),
-    ),
-    "label out of the classes": (
-        "label: expected labels from 0 to 2",
-        lambda m, t: t["label"].__setitem__(0, 3),
-    ),
-    "label negative": ("label: expected labels", lambda m, t: t["label"].__setitem__(0, -1)),
-    "label is float": (
-        "label: expected int64",
-        lambda m, t: t.update(label=t["label"].astype(np.float64)),
-    ),
-    "label 2-D": ("label: expected int64", lambda m, t: t.update(label=np.zeros((5, 1), np.int64))),
-    "classes without label": ("label: expected", lambda m, t: t.pop("label")),
-    "classes are numbers": ("classes: expected", lambda m, t: m.update(classes=[1, 2, 3])),
-    "classes are an object": ("classes: expected", lambda m, t: m.update(classes={})),
-    "no classes at all": ("label: expected labels", lambda m, t: m.update(classes=[])),
-    "column of other length": (
-        "extra: expected 5 entries",
-        lambda m, t: t.update(extra=np.zeros(4)),
-    ),
-    "column 0-D": ("extra: expected 5 entries", lambda m, t: t.update(extra=np.array(1.0))),
-    "column with a folder": (
-        "columns: expected",
-        lambda m, t: t.update({"crc32/other": np.zeros(5)}),
-    ),
-    "column with a reserved name": (
-        "columns: expected",
-        lambda m, t: t.update({"key": np.zeros(5)}),
-    ),
-    "columns name nothing": ("columns: expected", lambda m, t: m.update(columns=["label", "eyes"])),
-    "columns name one twice": (
-        "columns: expected",
-        lambda m, t: m.update(columns=["label", "label"]),
-    ),
-    "columns are numbers": ("columns: expected", lambda m, t: m.update(columns=[1])),
-    "columns are an object": ("columns: expected", lambda m, t: m.update(columns={})),
-    "points name nothing": ("points: expected", lambda m, t: m.update(points=["eyes"])),
-    "points name an object": ("points: expected", lambda m, t: m.update(points=[{}])),
-    "points of one number": ("label: expected", lambda m, t: m.update(points=["label"])),
-    "points is text": ("points: expected", lambda m, t: m.update(points="label")),
-    "samples huge": ("row: expected", lambda m, t: m.update(samples=2**62)),
-    "samples of 4,300 digits": ("", lambda m, t: m.update(samples=10**4299)),
-    "samples negative": ("row: expected", lambda m, t: m.update(samples=-5)),
-    "samples a fraction": ("samples: expected an integer", lambda m, t: m.update(samples=5.0)),
-    "samples missing": ("samples: expected", lambda m, t: m.pop("samples")),
-    "arrays empty": ("arrays: expected", lambda m, t: m.update(arrays=[])),
-    "arrays of nothing": ("name: expected", lambda m, t: m.update(arrays=[None])),
-    "array twice": (
-        "arrays: expected different names",
-        lambda m, t: m["arrays"].append(m["arrays"][0]),
-    ),
-    "no image": ("arrays: expected different names", lambda m, t: _array(m).update(name="mask")),
-    "objects": ("descr: expected", lambda m, t: _array(m).update(descr="|O")),
-    "big-endian": ("descr: expected", lambda m, t: _array(m).update(descr=">u2")),
-    "descr is a list": ("descr: expected", lambda m, t: _array(m).update(descr=[])),
-    "shape of two": ("shape: expected", lambda m, t: _array(m).update(shape=[4, 6])),
-    "shape with 0": ("shape: expected", lambda m, t: _array(m).update(shape=[4, 0, 3])),
-    "shape negative": ("shape: expected", lambda m, t: _array(m).update(shape=[-4, -6, 3])),
-    "shape with true": ("shape: expected", lambda m, t: _array(m).update(shape=[4, True, 3])),
-    "shape enormous": ("bytes: expected", lambda m, t: _array(m).update(shape=[2**31 - 1] * 3)),
-    "shape beyond": ("shape: expected", lambda m, t: _array(m).update(shape=[2**31, 1, 1])),
-    "no shards": ("shards: expected", lambda m, t: _array(m).update(shards=[])),
-    "shard of nothing": ("file: expected", lambda m, t: _array(m).update(shards=[1])),
-    "no rows": ("bytes: expected", _sized(0)),
-    "rows negative": ("bytes: expected", _sized(-5)),
-    "rows 2**40": ("crc32/image: expected", _sized(2**40)),
-    "rows 2**62": ("bytes: expected", _sized(2**62)),
-    "rows of 4,300 digits": ("", lambda m, t: _shard(m).update(rows=10**4299)),
-    "size negative": ("bytes: expected", lambda m, t: _shard(m).update(bytes=-1)),
-    "size off by one": (
-        "bytes: expected 4456 for 5 rows, found 4457",
-        lambda m, t: _shard(m).update(bytes=4457),
-    ),
-    "build is a list": ("build: expected an object", lambda m, t: m.update(build=[])),
-    "statistics missing": ("statistics: expected", lambda m, t: m.pop("statistics")),
-    "deep samples": (
-        "samples: expected",
-        lambda m, t: m.update(samples=json.loads("[" * 400 + "]" * 400)),
-    ),
+HOSTILE: dict[str, Change] = {
+    "version 0": lambda m, t: m.update(format_version=0),
+    "version is true": lambda m, t: m.update(format_version=True),
+    "version is text": lambda m, t: m.update(format_version="1"),
+    "no version": lambda m, t: m.pop("format_version"),
+    "row too large": lambda m, t: t["row"].__setitem__(2, 5),
+    "row negative": lambda m, t: t["row"].__setitem__(2, -1),
+    "row enormous": lambda m, t: t["row"].__setitem__(0, 2**63 - 1),
+    "row int32": lambda m, t: t.update(row=t["row"].astype(np.int32)),
+    "row unsigned": lambda m, t: t.update(row=t["row"].astype(np.uint64)),
+    "row too short": lambda m, t: t.update(row=t["row"][:4].copy()),
+    "row 2-D": lambda m, t: t.update(row=t["row"][:, None].copy()),
+    "no row": lambda m, t: t.pop("row"),
+    "no flags": lambda m, t: t.pop("flags"),
+    "no offsets": lambda m, t: t.pop("key/offsets"),
+    "no names": lambda m, t: t.pop("key/bytes"),
+    "no checksums": lambda m, t: t.pop("crc32/image"),
+    "no tensors": lambda m, t: t.clear(),
+    "flags too long": lambda m, t: t.update(flags=np.zeros(6, np.uint8)),
+    "offsets too short": lambda m, t: t.update({"key/offsets": np.zeros(5, np.int64)}),
+    "names 0-D": lambda m, t: t.update({"key/bytes": np.array(7, np.uint8)}),
+    "names 2-D": lambda m, t: t.update({"key/bytes": np.zeros((2, 9), np.uint8)}),
+    "checksums of other rows": lambda m, t: t.update({"crc32/image": np.zeros(4, np.uint32)}),
+    "checksums signed": lambda m, t: t.update({"crc32/image": np.zeros(5, np.int32)}),
+    "label out of the classes": lambda m, t: t["label"].__setitem__(0, 3),
+    "label negative": lambda m, t: t["label"].__setitem__(0, -1),
+    "label is float": lambda m, t: t.update(label=t["label"].astype(np.float64)),
+    "label 2-D": lambda m, t: t.update(label=np.zeros((5, 1), np.int64)),
+    "classes without label": lambda m, t: t.pop("label"),
+    "classes are numbers": lambda m, t: m.update(classes=[1, 2, 3]),
+    "classes are an object": lambda m, t: m.update(classes={}),
+    "no classes at all": lambda m, t: m.update(classes=[]),
+    "column of other length": lambda m, t: t.update(extra=np.zeros(4)),
+    "column 0-D": lambda m, t: t.update(extra=np.array(1.0)),
+    "column with a folder": lambda m, t: t.update({"crc32/other": np.zeros(5)}),
+    "column with a reserved name": lambda m, t: t.update({"key": np.zeros(5)}),
+    "columns name nothing": lambda m, t: m.update(columns=["label", "eyes"]),
+    "columns name one twice": lambda m, t: m.update(columns=["label", "label"]),
+    "columns are numbers": lambda m, t: m.update(columns=[1]),
+    "columns are an object": lambda m, t: m.update(columns={}),
+    "points name nothing": lambda m, t: m.update(points=["eyes"]),
+    "points name an object": lambda m, t: m.update(points=[{}]),
+    "points of one number": lambda m, t: m.update(points=["label"]),
+    "points is text": lambda m, t: m.update(points="label"),
+    "samples huge": lambda m, t: m.update(samples=2**62),
+    "samples of 4,300 digits": lambda m, t: m.update(samples=10**4299),
+    "samples negative": lambda m, t: m.update(samples=-5),
+    "samples a fraction": lambda m, t: m.update(samples=5.0),
+    "samples missing": lambda m, t: m.pop("samples"),
+    "arrays empty": lambda m, t: m.update(arrays=[]),
+    "arrays of nothing": lambda m, t: m.update(arrays=[None]),
+    "array twice": lambda m, t: m["arrays"].append(m["arrays"][0]),
+    "no image": lambda m, t: _array(m).update(name="mask"),
+    "objects": lambda m, t: _array(m).update(descr="|O"),
+    "big-endian": lambda m, t: _array(m).update(descr=">u2"),
+    "descr is a list": lambda m, t: _array(m).update(descr=[]),
+    "shape of two": lambda m, t: _array(m).update(shape=[4, 6]),
+    "shape with 0": lambda m, t: _array(m).update(shape=[4, 0, 3]),
+    "shape negative": lambda m, t: _array(m).update(shape=[-4, -6, 3]),
+    "shape with true": lambda m, t: _array(m).update(shape=[4, True, 3]),
+    "shape enormous": lambda m, t: _array(m).update(shape=[2**31 - 1] * 3),
+    "shape beyond": lambda m, t: _array(m).update(shape=[2**31, 1, 1]),
+    "no shards": lambda m, t: _array(m).update(shards=[]),
+    "shard of nothing": lambda m, t: _array(m).update(shards=[1]),
+    "no rows": _sized(0),
+    "rows negative": _sized(-5),
+    "rows 2**40": _sized(2**40),
+    "rows 2**62": _sized(2**62),
+    "rows of 4,300 digits": lambda m, t: _shard(m).update(rows=10**4299),
+    "size negative": lambda m, t: _shard(m).update(bytes=-1),
+    "size off by one": lambda m, t: _shard(m).update(bytes=4457),
+    "build is a list": lambda m, t: m.update(build=[]),
+    "statistics missing": lambda m, t: m.pop("statistics"),
+    "deep samples": lambda m, t: m.update(samples=json.loads("[" * 400 + "]" * 400)),
 }
 
 
-@pytest.mark.parametrize(("told", "change"), HOSTILE.values(), ids=HOSTILE)
-def test_a_malicious_index_is_told(
-    told: str, change: Change, make_dataset: Make, tamper: Tamper
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_malicious_index_is_refused_in_little_memory(
+    change: Change, make_dataset: Make, tamper: Tamper
 ) -> None:
     path = tamper(make_dataset().path, change)
     tracemalloc.start()
     try:
         with pytest.raises(
-            FormatError, match=rf"(?s)^.{{1,200}}made\.idx: .{{0,5000}}{re.escape(told)}"
+            FormatError,
+            match=r"(?s)made\.idx is damaged or was not written by memload: .{,200}\. Restore",
         ):
             Index.read(path)
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
@@ -632,19 +595,18 @@ def test_a_shard_elsewhere_is_refused_and_not_opened(
         folder / "other.idx", lambda metadata, tensors: _shard(metadata).update(file=file)
     )
     opened: list[str] = []
-    real = os.open
+    real = io.open
 
-    def watched(name: Any, *arguments: Any, **options: Any) -> int:
+    def watched(name: Any, *arguments: Any, **options: Any) -> Any:
         opened.append(str(name))
         return real(name, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", watched)
+    monkeypatch.setattr(io, "open", watched)
     for use in (Index.read, memload.info, memload.verify, memload.MemmapDataset):
-        with pytest.raises(
-            FormatError, match="file: expected a bare file name, without a folder, found"
-        ):
+        with pytest.raises(FormatError, match="is not a file name without a folder"):
             use(path)
-    assert set(opened) == {str(path)}
+    assert opened.count(str(path)) == 4
+    assert not [name for name in opened if name.endswith(("other.bin", "passwd", "b.bin"))]
 
 
 @pytest.mark.parametrize(
@@ -790,7 +752,7 @@ def test_tensors_that_are_not_aligned_are_read_all_the_same_or_told(make_dataset
     except FormatError:
         return
     assert index.columns["label"].tolist() == [0, 1, 2, 0, 1]
-    assert zlib.crc32(index.row.tobytes()) == index.checksums["row"]
+    assert index.row.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_pixels_under_another_name_are_not_passed_for_the_original(
@@ -800,11 +762,11 @@ def test_pixels_under_another_name_are_not_passed_for_the_original(
     for name in ("copy.bin", "copy.idx"):
         shutil.copy(index.with_suffix(Path(name).suffix), tmp_path / name)
     with pytest.raises(
-        FormatError, match=r"copy\.bin: expected a file that copy\.idx names, as made\.bin"
+        FormatError, match=r"copy\.bin is not a file that copy\.idx names; it names made\.bin"
     ):
         Index.open(tmp_path / "copy.bin")
     (tmp_path / "copy.bin").unlink()
-    with pytest.raises(FormatError, match="expected a file that"):
+    with pytest.raises(FormatError, match="is not a file that"):
         Index.open(tmp_path / "copy.bin")
     assert (
         len(Index.open(tmp_path / "copy.idx")) == 5
@@ -820,30 +782,15 @@ def test_a_pipe_and_a_device_are_no_index_and_are_not_waited_for(tmp_path: Path)
     os.mkfifo(tmp_path / "pipe.idx")
     (tmp_path / "zero.idx").symlink_to("/dev/zero")
     for name in ("pipe.idx", "zero.idx"):
-        with pytest.raises(FormatError, match=rf"{name}: cannot be read: .*a pipe or a device"):
+        with pytest.raises(FormatError, match=rf"{name} cannot be read: .*a pipe or a device"):
             Index.read(tmp_path / name)
-
-
-def test_an_index_that_is_replaced_while_it_is_read_is_the_old_one(
-    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_dataset("new.bin", rows=(3,))
-    old, real = make_dataset("old.bin"), memload.storage.index.map_file
-
-    def replaced(path: Path) -> np.ndarray:
-        mapped = real(path)
-        (tmp_path / "new.idx").rename(tmp_path / "old.idx")
-        return mapped
-
-    monkeypatch.setattr("memload.storage.index.map_file", replaced)
-    assert_same(Index.read(tmp_path / "old.idx"), old)
 
 
 @pytest.mark.parametrize(
     "name", ["x" * 300 + ".bin", "x" * 300, "x" * 250 + ".bin", "x" * 250 + ".idx"]
 )
 def test_a_name_that_no_file_can_have_is_told(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"x+(\.idx)?: "):
+    with pytest.raises(FormatError, match=r"x+(\.idx)? (cannot be read|does not exist)"):
         memload.MemmapDataset(tmp_path / name)
 
 
@@ -858,8 +805,8 @@ def test_metadata_that_no_reader_would_take_are_not_written(
 ) -> None:
     index = make_dataset()
     before = index.path.read_bytes()
-    monkeypatch.setattr("memload.storage.header.MAX_HEADER_BYTES", 500)
-    with pytest.raises(ValueError, match="where 500 are allowed"):
+    monkeypatch.setattr("memload.storage.index.MAX_HEADER_BYTES", 500)
+    with pytest.raises(ValueError, match="may have 500 at most"):
         index.write(index.path)
     assert index.path.read_bytes() == before
 
@@ -869,8 +816,12 @@ def test_names_outside_their_bytes_are_told_with_the_index(
 ) -> None:
     path = tamper(make_dataset().path, lambda m, t: t["key/offsets"].__setitem__(3, 2**62))
     index = Index.read(path)
-    for use in (lambda: index.keys[3], index.keys.check, lambda: index.subset(np.array([0]))):
-        with pytest.raises(FormatError, match=r"made\.idx: key/offsets: expected") as told:
+    for use in (
+        lambda: index.keys[0],
+        lambda: index.subset(np.array([0])).keys[0],
+        index.keys.check,
+    ):
+        with pytest.raises(FormatError, match=r"made\.idx: key/offsets is damaged") as told:
             use()
         assert told.value.path == str(path)
 
@@ -894,10 +845,10 @@ def test_an_error_stays_short_whatever_the_names_in_a_file(
     path = tamper(make_dataset().path, change)
     if where == "checksum":
         data = bytearray(path.read_bytes())
-        data[-1] ^= 1  # of the largest types the last tensor by name, which is the long one
+        data[data.rindex(bytes(40))] ^= 1
         path.write_bytes(data)
     with pytest.raises(FormatError) as told:
-        memload.MemmapDataset(path).index.check_tensors()
+        memload.MemmapDataset(path)
     assert len(str(told.value)) < 1000
 
 
@@ -910,6 +861,6 @@ def test_columns_named_as_points_again_and_again_are_told_at_once(
 
     path = tamper(make_dataset().path, many)
     started = time.process_time()
-    with pytest.raises(FormatError, match="points: expected different names"):
+    with pytest.raises(FormatError, match="'points' is no list of different names"):
         Index.read(path)
     assert time.process_time() - started < 5

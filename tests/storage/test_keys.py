@@ -1,6 +1,7 @@
 """Names of samples, packed."""
 
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -28,10 +29,10 @@ def test_names_come_back_as_they_were(names: list[str]) -> None:
 
 
 def test_names_are_packed_as_the_bytes_of_the_filesystem() -> None:
-    keys = Keys.of(["é", "\udcff", ""])
-    assert keys.data.tobytes() == b"\xc3\xa9\xff"
-    assert keys.offsets.tolist() == [0, 2, 3, 3]
-    assert keys.offsets.dtype == np.int64
+    offsets, data = Keys.of(["é", "\udcff", ""]).pack()
+    assert data.tobytes() == b"\xc3\xa9\xff"
+    assert offsets.tolist() == [0, 2, 3, 3]
+    assert offsets.dtype == np.int64
 
 
 def test_a_slice_is_a_list_of_names() -> None:
@@ -49,7 +50,7 @@ def test_keys_are_a_sequence() -> None:
 
 @pytest.mark.parametrize("index", [3, -4, 2**70])
 def test_an_index_out_of_range_is_told(index: int) -> None:
-    with pytest.raises(IndexError, match=rf"key: expected -3 <= index < 3, found {index}"):
+    with pytest.raises(IndexError, match=rf"key {index} is out of range: there are 3 names"):
         Keys.of(["a", "b", "c"])[index]
 
 
@@ -68,10 +69,33 @@ def test_the_repr_is_short() -> None:
     assert repr(Keys.of(["name"] * 10**4)) == "Keys(['name', 'name', 'name', …], 10000 names)"
 
 
-def test_taken_names_are_in_the_order_asked_for() -> None:
-    taken = Keys.of(NAMES).take(np.array([4, 0, 4, 1]))
-    assert list(taken) == [NAMES[4], NAMES[0], NAMES[4], NAMES[1]]
-    taken.check()
+@given(st.lists(st.text(max_size=9), min_size=1, max_size=8), st.data())
+@settings(max_examples=60, deadline=None, database=None)
+def test_taken_names_are_in_the_order_asked_for(names: list[str], data: st.DataObject) -> None:
+    numbers = st.lists(st.integers(0, len(names) - 1), min_size=1, max_size=9)
+    first = data.draw(numbers)
+    second = data.draw(st.lists(st.integers(0, len(first) - 1), max_size=9))
+    taken = Keys.of(names).take(np.array(first)).take(np.array(second, np.int64))
+    expected = [names[first[position]] for position in second]
+    assert list(taken) == expected
+    assert list(Keys(*taken.pack())) == expected
+
+
+def test_taking_and_packing_many_names_needs_little_memory() -> None:
+    count = 100_000
+    keys = Keys.of([f"train/n01440764/image_{number:08d}.JPEG" for number in range(count)])
+    size = keys.pack()[1].nbytes
+    indices = np.random.default_rng(0).permutation(count)
+    tracemalloc.start()
+    try:
+        taken = keys.take(indices)
+        assert taken[5] == keys[int(indices[5])]
+        assert tracemalloc.get_traced_memory()[1] < size / 10
+        offsets, data = taken.pack()
+        assert tracemalloc.get_traced_memory()[1] < 3 * size
+    finally:
+        tracemalloc.stop()
+    assert (len(offsets), len(data)) == (count + 1, size)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +109,26 @@ def test_taken_names_are_in_the_order_asked_for() -> None:
         [0, 2**62, -(2**63), -(2**62), 4],  # a step back so long that the difference overflows
     ],
 )
-def test_offsets_that_do_not_fit_the_bytes_are_found(offsets: list[int]) -> None:
-    with pytest.raises(
-        FormatError, match=r"^key/offsets: expected numbers that rise from 0 to 4, found .* damaged"
+def test_names_with_wrong_offsets_are_never_read(offsets: list[int]) -> None:
+    def keys() -> Keys:
+        return Keys(np.array(offsets), np.zeros(4, np.uint8))
+
+    for use in (
+        lambda: keys()[0],
+        lambda: keys().take(np.array([2])).pack(),
+        lambda: keys().check(),
     ):
-        Keys(np.array(offsets), np.zeros(4, np.uint8)).check()
+        with pytest.raises(
+            FormatError, match=r"^key/offsets is damaged: .* rise from 0 to 4\. Restore"
+        ):
+            use()
 
 
-@pytest.mark.parametrize(
-    "offsets", [[3, 2], [-1, 2], [0, 5], [2**63 - 1, 2**63 - 1], [-(2**63), 4]]
-)
-def test_a_name_outside_the_bytes_is_never_read(offsets: list[int]) -> None:
-    with pytest.raises(
-        FormatError, match=r"^key/offsets: expected 0 <= start <= stop <= 4, found .* for sample 0"
-    ):
-        Keys(np.array(offsets), np.zeros(4, np.uint8))[0]
+def test_names_are_verified_once_when_the_first_is_used() -> None:
+    calls: list[int] = []
+    offsets, data = Keys.of(NAMES).pack()
+    keys = Keys(offsets, data, verify=lambda: calls.append(1))
+    taken = keys.take(np.array([1, 0]))
+    assert (len(keys), len(taken), calls) == (len(NAMES), 2, [])
+    assert [taken[1], keys[1]] == NAMES[:2]
+    assert calls == [1]

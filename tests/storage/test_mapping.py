@@ -1,89 +1,99 @@
-"""Files as arrays: mapped, private to the process, and let go of."""
+"""Files mapped side by side: private to the process, and asked for page by page."""
 
 import mmap
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memload.storage.mapping import address_of, fault_in, find_map, forget, map_file
+from memload.storage.mapping import address_of, fault_in, forget, map_side_by_side, will_need
 
-
-def resident(path: Path) -> int:
-    """Return how many KiB of a mapped file this process holds."""
-    maps = Path("/proc/self/smaps").read_text()
-    found = re.findall(rf"{re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB", maps)
-    assert found
-    return sum(map(int, found))
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="reads /proc or needs MADV_POPULATE_READ"
+)
+Map = Callable[..., tuple[np.ndarray, list[int]]]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "file"
-    path.write_bytes(np.arange(1 << 18, dtype=np.uint8).tobytes())
-    return path
+def paths(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"file{number}" for number in range(3)]
+    for number, path in enumerate(paths):
+        path.write_bytes(np.random.default_rng(number).bytes(70_000 + number))
+    return paths
 
 
-def test_a_map_is_the_bytes_of_the_file(path: Path) -> None:
-    mapped = map_file(path)
-    assert mapped.dtype == np.uint8
-    assert mapped.tobytes() == path.read_bytes()
+def map_files(paths: Sequence[Path], unit: int = 1) -> tuple[np.ndarray, list[int]]:
+    descriptors = [os.open(path, os.O_RDONLY) for path in paths]
+    try:
+        return map_side_by_side(descriptors, [path.stat().st_size for path in paths], unit)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def test_a_map_can_be_written_to_and_the_file_and_other_maps_stay(path: Path) -> None:
-    before = path.read_bytes()
-    mapped, other = map_file(path), map_file(path)
+@pytest.mark.parametrize("unit", [1, 7, 4096, 5000, 12_288])
+def test_each_file_is_found_at_its_offset_a_whole_number_of_units_from_the_first(
+    unit: int, paths: list[Path]
+) -> None:
+    mapped, offsets = map_files(paths, unit)
+    for path, offset in zip(paths, offsets, strict=True):
+        content = path.read_bytes()
+        assert mapped[offset : offset + len(content)].tobytes() == content
+        assert offset % unit == 0
+
+
+def test_what_is_written_changes_neither_the_file_nor_another_map(paths: list[Path]) -> None:
+    before = paths[0].read_bytes()
+    (mapped, _), (other, _) = map_files(paths[:1]), map_files(paths[:1])
     mapped[:] = 7
-    assert path.read_bytes() == before
-    assert other.tobytes() == before
+    assert paths[0].read_bytes() == other.tobytes() == before
 
 
-def test_a_map_outlives_the_name_of_its_file(path: Path) -> None:
-    before = path.read_bytes()
-    mapped = map_file(path)
-    path.unlink()
+def test_a_map_outlives_the_names_and_descriptors_of_its_files(paths: list[Path]) -> None:
+    before = paths[0].read_bytes()
+    mapped, _ = map_files(paths[:1])
+    paths[0].unlink()
     assert mapped[100:].tobytes() == before[100:]
 
 
-def test_an_empty_or_missing_file_cannot_be_mapped(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    with pytest.raises(ValueError, match="empty"):
-        map_file(tmp_path / "empty")
-    with pytest.raises(FileNotFoundError):
-        map_file(tmp_path / "none")
+def test_what_cannot_be_mapped_raises(paths: list[Path]) -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        map_side_by_side([10**6], [4096], 1)
+    with paths[0].open("rb") as file, pytest.raises((OSError, OverflowError)):
+        map_side_by_side([file.fileno()] * 2, [1, 1], 2**62 + 1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
-def test_a_forgotten_map_holds_no_memory_and_still_reads(path: Path) -> None:
-    mapped = map_file(path)
+@linux
+def test_a_forgotten_map_holds_no_memory_and_still_reads(paths: list[Path]) -> None:
+    def resident() -> int:
+        maps = Path("/proc/self/smaps").read_text()
+        return sum(
+            map(int, re.findall(rf"{re.escape(str(paths[0]))}\n(?:.*\n)*?Rss: +(\d+) kB", maps))
+        )
+
+    mapped, _ = map_files(paths[:1])
     total = int(mapped.sum())
-    assert resident(path) > 0
+    assert resident() > 0
     forget(mapped)
-    assert resident(path) == 0
+    assert resident() == 0
+    will_need(address_of(mapped), mapped.nbytes)
     assert int(mapped.sum()) == total
 
 
-def test_an_array_that_is_no_map_is_left_alone() -> None:
-    array = np.arange(5, dtype=np.uint8)
-    forget(array)
-    assert array.tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
-def test_pages_that_their_file_does_not_have_any_more_are_told_and_not_touched(path: Path) -> None:
-    mapped = map_file(path)
+@linux
+def test_pages_that_a_file_has_lost_are_an_error(paths: list[Path]) -> None:
+    mapped, _ = map_files(paths[:1])
     fault_in(address_of(mapped), mapped.size)
-    os.truncate(path, mmap.PAGESIZE)
-    fault_in(address_of(mapped) + 5, mmap.PAGESIZE - 5)  # what is there still is
+    os.truncate(paths[0], mmap.PAGESIZE)
+    fault_in(address_of(mapped) + 5, mmap.PAGESIZE - 5)
     with pytest.raises(OSError, match="Input/output error"):
         fault_in(address_of(mapped), mmap.PAGESIZE + 1)
 
 
-def test_memory_that_is_no_file_is_there(path: Path) -> None:
+def test_pages_of_ordinary_memory_are_there() -> None:
     array = np.arange(100)
     fault_in(address_of(array), array.nbytes)
-    assert find_map(array) is None
-    assert find_map(map_file(path)[5:].view("<u1").reshape(-1)) is not None
