@@ -397,7 +397,7 @@ def test_wrong_data_sets_are_reported_in_one_line(run: Run, output: Path, name: 
     assert_one_line(inspect_it(output), index)
     index.write_bytes(content)
     os.truncate(output, 5000)
-    assert_one_line(inspect_it(output), output, "13,312 bytes", "truncated")
+    assert_one_line(inspect_it(output), output, "instead of 13,312", "truncated")
 
 
 def test_info_describes_a_data_set(run: Run, output: Path) -> None:
