@@ -5,7 +5,7 @@
 IMAGES is a folder of JPEGs, one folder a class; without it 240 photograph-like ones are made. Files are in memory,
 torch has one thread.
 
-"pixels": for each decoder and fit, as it is by default, with `--fast` and with `--resizer torch`, against pictures
+"pixels": for each decoder and fit, as it is by default and with `--fast`, against pictures
 that were made without memload: decoded by Pillow, `Resize` and `CenterCrop` of torchvision for crop, `Resize` for
 squash, Pillow's `ImageOps.pad` for pad. Where torchvision is not installed, its arithmetic on PIL images stands in,
 written out here. PSNR in dB over all pixels of a picture; equal pictures count as 99.
@@ -55,7 +55,6 @@ except (ImportError, RuntimeError):  # the latter where it is of another build o
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "fast": {"fast": True},
-    "torch": {"resizer": "torch"},
 }
 BATCH, STORED, SEED = 32, 64, 1
 #: Pictures a class below which nothing would be learned.

@@ -90,3 +90,12 @@ class DependencyError(MemloadError, ImportError):
 
     def __init__(self, message: str, *, name: str = "") -> None:
         ImportError.__init__(self, message, name=name)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and message of any exception, such as ``KeyError: 'a'``, even one whose ``__str__`` raises."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  # it comes from a data set of the user's, which may raise anything
+        message = "(its message cannot be read: __str__ raises an exception)"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

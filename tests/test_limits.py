@@ -462,21 +462,21 @@ def test_normalize_takes_the_statistics_of_floats(tmp_path: Path) -> None:
 def test_what_is_unlike_the_first_array_costs_itself_alone(tmp_path: Path) -> None:
     first, last = arrays("<u2", (4, 6), 2)
     others = {
-        "array: expected (4, 6, 1) of uint16 as in the first, found (6, 4, 1) of uint16": first.T,
-        "array: expected (4, 6, 1) of uint16 as in the first, found (4, 6, 2) of uint16": np.stack(
+        "the array is (6, 4, 1) of uint16, but the first one is (4, 6, 1) of uint16": first.T,
+        "the array is (4, 6, 2) of uint16, but the first one is (4, 6, 1) of uint16": np.stack(
             [first, last], 2
         ),
-        "array: expected (4, 6, 1) of uint16 as in the first, found (4, 6, 1) of float32": first.astype(
+        "the array is (4, 6, 1) of float32, but the first one is (4, 6, 1) of uint16": first.astype(
             np.float32
         ),
-        "found (4, 6) of int32. Convert it": first.astype(np.int32),
-        "found (4, 6) of bool. Convert it": first > 0,
-        "found (4, 6) of float64. Convert it": first.astype(np.float64),
-        "found (4,) of uint16. Convert it": first[:, 0],
-        "found (0, 6) of uint16. Convert it": first[:0],
-        "found PIL.Image.Image: mode 'array' decodes nothing": Image.new("L", (6, 4)),
-        "found bytes: mode 'array' decodes nothing": b"bytes",
-        "Path: mode 'array' decodes nothing": "picture.png",
+        "int32 and shape (4, 6) cannot be stored. Convert it": first.astype(np.int32),
+        "bool and shape (4, 6) cannot be stored. Convert it": first > 0,
+        "float64 and shape (4, 6) cannot be stored. Convert it": first.astype(np.float64),
+        "uint16 and shape (4,) cannot be stored. Convert it": first[:, 0],
+        "uint16 and shape (0, 6) cannot be stored. Convert it": first[:0],
+        "decodes nothing, but this is PIL.Image.Image": Image.new("L", (6, 4)),
+        "decodes nothing, but this is bytes": b"bytes",
+        "decodes nothing, but this is pathlib": "picture.png",
     }
     report = build_arrays([None, first, *others.values(), last], tmp_path / "out.bin")
     assert report.ledger is not None

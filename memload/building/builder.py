@@ -21,12 +21,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from memload.building import workers
-from memload.building.arrays import ArraySettings
-from memload.building.conversion import Settings
+from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.journal import DONE, REJECTED, remove
 from memload.building.manifest import Manifest
-from memload.building.resizing import Fit, Interpolation, Resizer
+from memload.building.resizing import Fit, Interpolation
 from memload.building.sources import Column, DatasetSource, ImageFolder, Source
 from memload.building.statistics import statistics
 from memload.building.unfinished import Unfinished, size_text
@@ -98,7 +97,6 @@ def build(
     interpolation: Interpolation = "bilinear",
     mode: Mode | Literal["array"] = "RGB",
     decoder: Literal["pillow", "jpeg4py"] = "pillow",
-    resizer: Resizer = "pillow",
     fast: bool = False,
     strict: bool = False,
     exif: bool = True,
@@ -120,8 +118,8 @@ def build(
     ``size`` is the side of the stored pictures, or (height, width); by default 256. ``fit`` says how they come to it:
     ``crop`` covers it and cuts evenly (torchvision's Resize and CenterCrop, to the bit), ``squash`` changes the
     aspect ratio, ``pad`` puts ``fill`` around. ``fast`` computes only what is kept, from a JPEG decoded at a half, a
-    quarter or an eighth where that leaves twice the size or more. ``resizer="torch"`` uses torch's. ``strict``,
-    ``decoder``, ``mode``, ``background``, ``exif`` and ``max_pixels`` are those of `memload.building.decoders.get_decoder`.
+    quarter or an eighth where that leaves twice the size or more. ``strict``, ``decoder``,
+    ``mode``, ``background``, ``exif`` and ``max_pixels`` are those of `memload.building.decoders.Decoder`.
 
     ``mode="array"`` stores the samples of a data set that are arrays ``(H, W)`` or ``(H, W, C)``, or tensors ``(C, H,
     W)``, as they are, bit for bit: uint8, uint16, float16 or float32 of any number of channels. The first that can be
@@ -147,7 +145,6 @@ def build(
         "fit": fit,
         "interpolation": interpolation,
         "decoder": decoder,
-        "resizer": resizer,
         "fast": fast,
         "strict": strict,
         "exif": exif,

@@ -1,4 +1,8 @@
-"""One record to the bytes of its row: read, decode, resize, turn, and what is learned on the way."""
+"""Converts one record to the bytes of its row, and collects what is to be known of it.
+
+`Settings` make a `Converter`, which decodes and resizes pictures. `ArraySettings` make an `ArrayConverter`, which
+stores arrays as they are.
+"""
 
 import errno
 import os
@@ -12,45 +16,56 @@ import numpy as np
 from PIL import Image
 
 from memload.building.decoders import (
+    DECODERS,
     MAX_PIXELS,
     MODES,
+    Decoder,
     Picture,
-    get_decoder,
     loaded_libraries,
     parse_colour,
 )
 from memload.building.resizing import (
     FITS,
     INTERPOLATIONS,
-    RESIZERS,
-    TORCH_INTERPOLATIONS,
     Placement,
-    flip,
-    import_torch,
-    place,
     resize,
-    turn,
     turn_points,
+    turn_size,
 )
-from memload.building.sources import Column, Record
-from memload.errors import BuildError, DecodeError
-from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
+from memload.building.sources import Column, Record, Source
+from memload.errors import BuildError, DecodeError, SourceError, describe_error
+from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
-# In double precision, where all sums of a picture are whole numbers below 2⁵³ and so exact: 4 µs, against 65 in int64.
-_LEVELS = np.arange(256, dtype=np.float64)
-_POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
+
+class Row(NamedTuple):
+    """The pixels of a record, row-major ``H × W × C``, and what the journal keeps of it.
+
+    ``file_size`` (bytes) and ``file_mtime_ns`` (nanoseconds since 1970) are those of the open file; both are -1 if
+    the record is no file. They tell an unfinished build whether the file has changed.
+    """
+
+    pixels: bytes
+    flags: int
+    size: tuple[int, int]  #: width and height as stored
+    total: np.ndarray  #: the sum of the pixels, one number a channel
+    squares: np.ndarray  #: the sum of their squares; of floats, of their differences from the mean
+    columns: Mapping[str, Any]
+    file_size: int = -1
+    file_mtime_ns: int = -1
+
+
+# ---------------------------------------------------------------------------------------------------- pictures
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides what pixels a picture becomes. ``size`` is (height, width)."""
+    """Everything that decides what pixels a picture becomes. ``size`` is (height, width)."""
 
     size: tuple[int, int] = (256, 256)
     fit: str = "crop"
     interpolation: str = "bilinear"
     mode: str = "RGB"
     decoder: str = "pillow"
-    resizer: str = "pillow"
     fast: bool = False
     strict: bool = False
     exif: bool = True
@@ -59,82 +74,62 @@ class Settings:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        _one_of("fit", self.fit, FITS)
-        _one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        _one_of("mode", self.mode, MODES)
-        _one_of("resizer", self.resizer, RESIZERS)
+        choices = {
+            "fit": FITS,
+            "interpolation": INTERPOLATIONS,
+            "mode": MODES,
+            "decoder": DECODERS,
+        }
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         parse_colour(self.fill, "fill")
         if not all(isinstance(side, int) and 0 < side <= 65535 for side in self.size):
-            raise ValueError(
-                f"size: expected a height and a width from 1 to 65535, found {self.size}"
-            )
+            raise ValueError(f"size must be a height and a width from 1 to 65535, not {self.size}")
         if self.max_pixels < 1:
-            raise ValueError(f"max_pixels: expected 1 or more, found {self.max_pixels}")
-        if self.resizer == "torch":
-            _one_of(
-                "interpolation for the resizer 'torch'", self.interpolation, TORCH_INTERPOLATIONS
-            )
-            if self.fast:
-                raise ValueError(
-                    "fast: expected the resizer 'pillow', found 'torch', which has no matched box"
-                )
+            raise ValueError(f"max_pixels must be 1 or more, not {self.max_pixels}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(H, W, C) of what is stored."""
-        return (*self.size, self.channels)
+        """The shape (H, W, C) of a stored picture."""
+        return (*self.size, 3 if self.mode == "RGB" else 1)
 
     @property
     def descr(self) -> str:
-        """The element type of what is stored."""
+        """The element type of a stored picture."""
         return "|u1"
 
-    @property
-    def channels(self) -> int:
-        """3 for RGB, 1 for L."""
-        return 3 if self.mode == "RGB" else 1
-
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON has them."""
+        """Return the settings for the index, which is JSON."""
         return asdict(self) | {"size": list(self.size)}
 
     def converter(self, schema: Mapping[str, Column]) -> "Converter":
-        """Return what turns records into rows. Raises DependencyError if it cannot be."""
+        """Return what turns records into rows. Raises DependencyError if a library is missing."""
         return Converter(self, schema)
 
     def libraries(self) -> dict[str, str]:
         """Return name and version of the libraries that take part."""
-        versions = loaded_libraries(self.decoder, strict=self.strict)
-        return versions | (
-            {"torch": str(import_torch().__version__)} if self.resizer == "torch" else {}
-        )
+        return loaded_libraries(self.decoder, strict=self.strict)
 
 
-class Row(NamedTuple):
-    """What a record became: its pixels, row-major ``H × W × C``, and what the journal keeps of it.
-
-    ``file_size`` and ``file_mtime_ns`` (bytes, and nanoseconds since 1970) are those of the file that was read, taken
-    from the open file; both are -1 where the sample is no file. An unfinished build tells by them that a file changed.
-    """
-
-    pixels: bytes
-    flags: int
-    size: tuple[int, int]
-    total: np.ndarray
-    squares: np.ndarray
-    columns: Mapping[str, Any]
-    file_size: int = -1
-    file_mtime_ns: int = -1
+# The sum of a channel and that of its squares are products with its histogram. In double precision, where all these
+# sums are whole numbers below 2⁵³ and so exact, that takes 4 µs; in int64 65.
+_LEVELS = np.arange(256, dtype=np.float64)
+_POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
 
 
 class Converter:
-    """Turns records into rows. Made in the process that uses it; raises DependencyError if it cannot be."""
+    """Converts records that hold pictures. It is made in the process that uses it.
+
+    Raises DependencyError if a library is missing.
+    """
 
     def __init__(self, settings: Settings, schema: Mapping[str, Column]) -> None:
         self.settings = settings
         self._points = [name for name, column in schema.items() if column.points]
         self._fill = parse_colour(settings.fill, "fill")
-        self._decoder = get_decoder(
+        self._decoder = Decoder(
             settings.decoder,
             mode=settings.mode,  # type: ignore[arg-type]  # checked by Settings
             background=settings.background,
@@ -142,23 +137,65 @@ class Converter:
             max_pixels=settings.max_pixels,
             strict=settings.strict,
         )
-        if settings.resizer == "torch":
-            import_torch()
 
     def __call__(self, record: Record) -> Row:
         """Return the row of a record. Raises DecodeError."""
         settings = self.settings
-        encoded, file_size, file_mtime_ns = self._read(record.image)
-        picture = self._decoder.open(encoded, self._draft if settings.fast else None)
-        placement = self._place(
-            picture.image.size if picture.turned > 1 else picture.size, picture.orientation
+        data, file_size, file_mtime_ns = self._read(record.image)
+        picture = self._decoder.open(data, self._draft if settings.fast else None)
+        placement = self._place(turn_size(picture.size, picture.orientation))
+        stored = self._resize(picture, placement)
+        flags = FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
+        columns = dict(record.columns)
+        for name in self._points:
+            points = np.asarray(columns[name], np.float64)
+            points = turn_points(points, picture.size, picture.orientation)
+            columns[name] = placement.points(points)
+            flags |= FLAG_OUTSIDE * _any_outside(columns[name], settings.size)
+        counts = np.array(stored.histogram(), np.float64).reshape(-1, 256)
+        total, squares = (counts @ _POWERS).T.astype(np.uint64)
+        return Row(
+            stored.tobytes(),
+            flags,
+            picture.size,
+            total,
+            squares,
+            columns,
+            file_size,
+            file_mtime_ns,
         )
+
+    def _read(self, image: Any) -> tuple[bytes | Image.Image, int, int]:
+        """Return an image for the decoder, and size and time of its file."""
+        if isinstance(image, Path):
+            # No picture within max_pixels is larger, at 8 bytes a pixel and with some metadata.
+            data, status = _read_file(image, 8 * self.settings.max_pixels + (16 << 20))
+            return data, status.st_size, status.st_mtime_ns
+        if isinstance(image, np.ndarray):
+            return _to_image(image), -1, -1
+        if isinstance(image, (bytes, Image.Image)):
+            return image, -1, -1
+        if isinstance(image, (bytearray, memoryview)):
+            return bytes(image), -1, -1
+        raise DecodeError(
+            f"an image must be a PIL image, an array, bytes or a path, not {_type_name(image)}"
+        )
+
+    def _place(self, size: tuple[int, int]) -> Placement:
+        height, width = self.settings.size
+        return Placement.of(size, (width, height), self.settings.fit)  # type: ignore[arg-type]  # checked
+
+    def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
+        width, height = self._place(size).resized
+        return 2 * width, 2 * height
+
+    def _resize(self, picture: Picture, placement: Placement) -> Image.Image:
+        settings = self.settings
         try:
-            small = resize(
+            return resize(
                 picture.image,
                 placement,
                 interpolation=settings.interpolation,  # type: ignore[arg-type]  # checked by Settings
-                resizer=settings.resizer,  # type: ignore[arg-type]  # checked by it
                 fill=self._fill,
                 box=picture.box if settings.fast else None,
             )
@@ -166,124 +203,184 @@ class Converter:
             ValueError,
             MemoryError,
             RuntimeError,
-        ) as error:  # a side of millions of pixels, or no memory
+        ) as error:  # e.g. a side of millions of pixels
             width, height = picture.size
-            reason = str(error) or type(error).__name__
-            raise DecodeError(f"cannot be resized from {width}×{height}: {reason}") from error
-        small = turn(
-            small, picture.orientation
-        )  # here, where it is 50 times smaller than when it was read
-        flags = (
-            FLAG_ORIENTED * (picture.orientation > 1 or picture.turned > 1)
-            | FLAG_FALLBACK * picture.fallback
-        )
-        columns = dict(record.columns)
-        for name in self._points:
-            columns[name] = self._move(columns[name], picture, placement)
-            flags |= FLAG_OUTSIDE * outside(columns[name], settings.size)
-        counts = np.array(small.histogram(), np.float64).reshape(settings.channels, 256)
-        total, squares = (counts @ _POWERS).T.astype(np.uint64)
-        return Row(
-            pixels=small.tobytes(),
-            flags=flags,
-            size=picture.size,
-            total=total,
-            squares=squares,
-            columns=columns,
-            file_size=file_size,
-            file_mtime_ns=file_mtime_ns,
-        )
-
-    def _read(self, image: Any) -> tuple[bytes | Image.Image, int, int]:
-        """Return an image for the decoder, and the size and time of change of its file, or -1 and -1."""
-        if isinstance(image, Path):
-            # No picture within max_pixels is larger, at 8 bytes a pixel and with some metadata.
-            data, status = _read_file(image, 8 * self.settings.max_pixels + (16 << 20))
-            return data, status.st_size, status.st_mtime_ns
-        if isinstance(image, np.ndarray):
-            return _image_of(image), -1, -1
-        if isinstance(image, (bytes, Image.Image)):
-            return image, -1, -1
-        if isinstance(image, (bytearray, memoryview)):
-            return bytes(image), -1, -1
-        raise DecodeError(
-            f"expected a PIL image, an array, bytes or a path, found {type(image).__name__}"
-        )
-
-    def _place(self, source: tuple[int, int], orientation: int) -> Placement:
-        height, width = self.settings.size
-        target = (
-            (height, width) if orientation >= 5 else (width, height)
-        )  # turned by a quarter afterwards
-        placement = place(source, target, self.settings.fit)  # type: ignore[arg-type]  # checked by Settings
-        return flip(placement, orientation)
-
-    def _draft(self, source: tuple[int, int], orientation: int) -> tuple[int, int]:
-        width, height = self._place(source, orientation).resized
-        return 2 * width, 2 * height
-
-    def _move(self, points: np.ndarray, picture: Picture, placement: Placement) -> np.ndarray:
-        points = turn_points(np.asarray(points, np.float64), picture.size, picture.turned)
-        return turn_points(placement.points(points), placement.target, picture.orientation)
+            raise DecodeError(
+                f"it cannot be resized from {width}×{height}: {describe_error(error)}"
+            ) from error
 
 
-def outside(points: np.ndarray, size: tuple[int, int]) -> bool:
-    """Say whether one of the points ``(k, 2)`` lies outside a picture of ``size`` (height, width)."""
-    height, width = size
-    inside = (points >= -0.5) & (points < np.array([width - 0.5, height - 0.5]))
-    return not bool(inside.all())  # NaN is nowhere, and so outside
-
-
-def _one_of(argument: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{argument}: expected one of {', '.join(choices)}, found {value!r}")
-
-
-#: What a process runs out of, which says nothing of a picture.
-_RUN_OUT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+#: What a process runs out of, which says nothing about a picture.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def _read_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
+    """Return the bytes of a file and its state. Raises DecodeError, or BuildError if this process is at fault."""
     try:
-        # Not waiting for somebody to write, if it is a pipe. And not Path.open: 40 µs a file instead of 160.
-        descriptor = os.open(
-            path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        )
+        # O_NONBLOCK: a pipe is not waited for. Path.open would take 160 µs a file instead of 40.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise DecodeError("expected a file, found a folder, a pipe or a device")
+                raise DecodeError("not a file, but a folder, a pipe or a device")
             if status.st_size > limit:
                 raise DecodeError(
-                    f"expected a file of at most {limit:,} bytes, found {status.st_size:,}"
+                    f"the file is too large: it has {status.st_size:,} bytes, and at most {limit:,} are read"
                 )
-            with open(descriptor, "rb", buffering=0, closefd=False) as file:  # as above
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
                 return file.read(), status
         finally:
             os.close(descriptor)
     except FileNotFoundError:
-        raise DecodeError("a link to nothing" if path.is_symlink() else "no such file") from None
+        is_link = path.is_symlink()
+        raise DecodeError(
+            "a link to a file that does not exist" if is_link else "no such file"
+        ) from None
     except OSError as error:
-        if error.errno in _RUN_OUT:
+        if error.errno in _EXHAUSTED:
             raise BuildError(
-                f"{path}: expected to be able to read it, found: {error.strerror}. Mend that, then run the same "
-                "command again: it goes on where it stopped",
+                f"{path} cannot be read: {error.strerror}. Free some, then run the same command again: it goes on "
+                "where it stopped",
                 path=path,
             ) from error
-        raise DecodeError(f"cannot be read: {error.strerror or error}") from error
+        raise DecodeError(f"the file cannot be read: {error.strerror or error}") from error
 
 
-def _image_of(array: np.ndarray) -> Image.Image:
-    if np.ma.is_masked(array):
-        raise DecodeError("expected an array of values, found some that are masked. Fill them")
+def _to_image(array: np.ndarray) -> Image.Image:
+    _check_unmasked(array)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    fine = array.dtype == np.uint8 and (
-        array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
-    )
-    if not array.size or not (fine or (array.dtype == np.uint16 and array.ndim == 2)):
+    is_grey = array.ndim == 2 and array.dtype in (np.uint8, np.uint16) and array.dtype.isnative
+    is_colour = array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8
+    if not array.size or not (is_grey or is_colour):
         raise DecodeError(
-            "expected an array (H, W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16 (others: mode='array'), "
-            f"found {array.shape} of {array.dtype}"
+            f"an array of {array.dtype} and shape {array.shape} is not a picture: those are (H, W) or (H, W, 1, 3 or "
+            "4) of uint8, or (H, W) of uint16. Store others with mode='array'"
         )
     return Image.fromarray(array)
+
+
+# ------------------------------------------------------------------------------------------------------ arrays
+
+_TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS)
+
+#: The first samples of a data set may be broken. So many are tried to find out shape and type.
+_MAX_FIRST = 100
+
+
+@dataclass(frozen=True)
+class ArraySettings:
+    """What all arrays of a build have in common: shape (H, W, C), and element type, one of the format's."""
+
+    shape: tuple[int, int, int]
+    descr: str
+
+    @classmethod
+    def of(cls, source: Source) -> "ArraySettings":
+        """Return shape and type of the first record that can be used. Raises SourceError if there is none."""
+        reasons = []
+        for index in range(min(_MAX_FIRST, len(source))):
+            try:
+                return cls._of_array(_as_stored(source[index].image))
+            except DecodeError as error:
+                reasons.append(error.reason or "no reason was given")
+            except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
+                reasons.append(describe_error(error))
+        different = "; ".join(f"{reason:.300}" for reason in list(dict.fromkeys(reasons))[:3])
+        raise SourceError(
+            f"mode 'array': none of the first {len(reasons)} samples is an array that can be stored: {different}"
+        )
+
+    @classmethod
+    def _of_array(cls, array: np.ndarray) -> "ArraySettings":
+        height, width, channels = array.shape
+        return cls((height, width, channels), array.dtype.str)
+
+    def __str__(self) -> str:
+        return f"{self.shape} of {np.dtype(self.descr).name}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings for the index, which is JSON."""
+        height, width, channels = self.shape
+        dtype = np.dtype(self.descr).name
+        return {"mode": "array", "size": [height, width], "channels": channels, "dtype": dtype}
+
+    def converter(self, schema: Mapping[str, Column]) -> "ArrayConverter":
+        """Return what turns records into rows."""
+        return ArrayConverter(self, schema)
+
+    def libraries(self) -> dict[str, str]:
+        """Return name and version of the library that takes part."""
+        return {"numpy": np.__version__}
+
+
+class ArrayConverter:
+    """Converts records that hold arrays of one shape and type. Their values are stored as they are."""
+
+    def __init__(self, settings: ArraySettings, schema: Mapping[str, Column]) -> None:
+        self.settings = settings
+        self._points = [name for name, column in schema.items() if column.points]
+
+    def __call__(self, record: Record) -> Row:
+        """Return the row of a record. Raises DecodeError."""
+        pixels = _as_stored(record.image)
+        found = ArraySettings._of_array(pixels)
+        if found != self.settings:
+            raise DecodeError(f"the array is {found}, but the first one is {self.settings}")
+        height, width, channels = pixels.shape
+        is_outside = any(
+            _any_outside(np.asarray(record.columns[name]), (height, width)) for name in self._points
+        )
+        total, squares = _sums(pixels.reshape(-1, channels))
+        flags = FLAG_OUTSIDE * is_outside
+        return Row(pixels.tobytes(), flags, (width, height), total, squares, record.columns)
+
+
+def _as_stored(image: Any) -> np.ndarray:
+    """Return an array as a shard holds it: ``(H, W, C)``, contiguous, little-endian. Raises DecodeError."""
+    if not isinstance(image, np.ndarray):
+        raise DecodeError(
+            f"mode 'array' stores NumPy arrays and tensors and decodes nothing, but this is {_type_name(image)}"
+        )
+    _check_unmasked(image)
+    descr = image.dtype.newbyteorder("<").str
+    if descr not in DESCRS or image.ndim not in (2, 3) or not image.size:
+        raise DecodeError(
+            f"an array of {image.dtype.name} and shape {image.shape} cannot be stored. Convert it to (H, W) or "
+            f"(H, W, C) of one of {_TYPES}"
+        )
+    return np.ascontiguousarray(image, descr).reshape(*image.shape[:2], -1)
+
+
+def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``total`` and ``squares`` (see `Row`) of values ``(H × W, C)``."""
+    if values.dtype.kind == "u":
+        integers = values.astype(np.uint64)
+        return integers.sum(axis=0), (integers * integers).sum(axis=0)
+    with np.errstate(
+        all="ignore"
+    ):  # NaN and infinities may be there, and give sums like themselves
+        floats = values.astype(np.float64)
+        total = floats.sum(axis=0)
+        return total, np.square(floats - total / len(floats)).sum(axis=0)
+
+
+# -------------------------------------------------------------------------------------------------------- both
+
+
+def _any_outside(points: np.ndarray, size: tuple[int, int]) -> bool:
+    """Return whether one of the points ``(k, 2)`` lies outside a picture of ``size`` (height, width)."""
+    height, width = size
+    is_inside = (points >= -0.5) & (points < np.array([width - 0.5, height - 0.5]))
+    return not bool(is_inside.all())  # NaN is nowhere, and so outside
+
+
+def _check_unmasked(array: np.ndarray) -> None:
+    if np.ma.is_masked(array):
+        raise DecodeError(
+            "some values of the array are masked, and a mask cannot be stored. Fill them"
+        )
+
+
+def _type_name(image: Any) -> str:
+    return f"{type(image).__module__}.{type(image).__qualname__}".removeprefix("builtins.")

@@ -1,33 +1,33 @@
-"""Any picture to the fixed shape: where its pixels, and the points upon it, come to lie."""
+"""Fits pictures of any size and EXIF orientation into the fixed shape, and moves points with them."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from PIL import Image
 
-from memload.errors import DependencyError
-
 Fit = Literal["crop", "squash", "pad"]
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
-Resizer = Literal["pillow", "torch"]
 
 FITS: tuple[str, ...] = get_args(Fit)
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
-RESIZERS: tuple[str, ...] = get_args(Resizer)
-#: the filters that torch has for uint8 with antialias
-TORCH_INTERPOLATIONS = ("bilinear", "bicubic")
-#: So many pixels, 256 MiB, may be resized only to be cut off: a strip of 60,000×1 would be 15 million wide at 256.
-_CUT_OFF = 1 << 26
+
+#: A box (left, top, right, bottom) in pixels.
+Box = tuple[float, float, float, float]
+
+#: More pixels than these (3 bytes each) are not computed only to be cropped. A strip of 1×60,000 pixels, resized to
+#: cover 256×256, would be 15 million pixels high.
+_MAX_CUT_OFF = 1 << 26
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How a picture of ``source`` (width, height) comes to the ``target`` (width, height).
+    """How an upright picture of size ``source`` is brought to size ``target``.
 
-    It is resized to ``resized``; then the window of the target's size whose top left corner lies at ``left``,
-    ``top`` of the resized picture is taken. Negative values leave room at that side, to be filled.
+    It is resized to ``resized``. Then a window of the target's size is cut out, whose top left corner lies at
+    (``left``, ``top``) in the resized picture. Where the window reaches beyond the picture, a margin remains to be
+    filled. All sizes are (width, height).
     """
 
     source: tuple[int, int]
@@ -36,31 +36,54 @@ class Placement:
     left: int
     top: int
 
+    @classmethod
+    def of(cls, source: tuple[int, int], target: tuple[int, int], fit: Fit = "crop") -> "Placement":
+        """Return where a picture of size ``source`` goes in a ``target``; both are (width, height).
+
+        ``crop`` covers the target and cuts off the rest evenly. For a square target this is torchvision's
+        ``Resize(side)`` and ``CenterCrop(side)``, with the same rounding. ``squash`` changes the aspect ratio.
+        ``pad`` shows the whole picture with an even margin, as Pillow's ``ImageOps.pad`` does.
+        """
+        (width, height), (target_width, target_height) = source, target
+        is_wider = width * target_height > height * target_width
+        resized_width, resized_height = target
+        if fit == "crop":  # torchvision truncates the longer side
+            if is_wider:
+                resized_width = max(target_width, int(target_height * width / height))
+            else:
+                resized_height = max(target_height, int(target_width * height / width))
+        elif fit == "pad":
+            if is_wider:
+                resized_height = max(1, round(target_width * height / width))
+            else:
+                resized_width = max(1, round(target_height * width / height))
+        left = round((resized_width - target_width) / 2)  # half to even, as torchvision does
+        top = round((resized_height - target_height) / 2)
+        return cls(source, (resized_width, resized_height), target, left, top)
+
+    @property
+    def visible(self) -> tuple[int, int, int, int]:
+        """The box of the resized picture that lies inside the window."""
+        return (
+            max(0, self.left),
+            max(0, self.top),
+            min(self.resized[0], self.left + self.target[0]),
+            min(self.resized[1], self.top + self.target[1]),
+        )
+
+    @property
+    def pixels_cut_off(self) -> int:
+        """How many pixels of the resized picture lie outside the window."""
+        left, top, right, bottom = self.visible
+        return math.prod(self.resized) - (right - left) * (bottom - top)
+
     def points(self, points: np.ndarray) -> np.ndarray:
-        """Carry points ``(k, 2)``, x and y in pixels where (0, 0) is the centre of the top left one."""
+        """Move points ``(k, 2)`` of the source to the target.
+
+        A point is x and y in pixels, where (0, 0) is the centre of the top left pixel.
+        """
         scale = np.array(self.resized) / np.array(self.source)
         return np.asarray((points + 0.5) * scale - 0.5 - np.array([self.left, self.top]))
-
-
-def place(source: tuple[int, int], target: tuple[int, int], fit: Fit = "crop") -> Placement:
-    """Say where a picture of ``source`` (width, height) goes in a ``target`` (width, height).
-
-    ``crop`` covers the target and cuts what stands over, evenly; for a square this is torchvision's
-    ``Resize(side)`` and ``CenterCrop(side)``, with their rounding. ``squash`` changes the aspect ratio.
-    ``pad`` shows the whole picture and leaves an even margin, as Pillow's ``ImageOps.pad`` does.
-    """
-    (w, h), (tw, th) = source, target
-    if fit == "squash":
-        return Placement(source, target, target, 0, 0)
-    wide = w * th > h * tw  # wider than the target
-    if fit == "crop":
-        # torchvision truncates the longer side and rounds the margins half to even
-        rw, rh = (max(tw, int(th * w / h)), th) if wide else (tw, max(th, int(tw * h / w)))
-        return Placement(source, (rw, rh), target, round((rw - tw) / 2), round((rh - th) / 2))
-    if fit == "pad":
-        rw, rh = (tw, max(1, round(tw * h / w))) if wide else (max(1, round(th * w / h)), th)
-        return Placement(source, (rw, rh), target, round((rw - tw) / 2), round((rh - th) / 2))
-    raise ValueError(f"fit: expected one of {', '.join(FITS)}, found {fit!r}")
 
 
 def resize(
@@ -68,51 +91,71 @@ def resize(
     placement: Placement,
     *,
     interpolation: Interpolation = "bilinear",
-    resizer: Resizer = "pillow",
     fill: tuple[int, ...] = (0, 0, 0),
-    box: tuple[float, float, float, float] | None = None,
+    box: Box | None = None,
 ) -> Image.Image:
-    """Return a picture in modes L or RGB at the placement's target size.
+    """Return an upright picture in mode L or RGB at the placement's target size.
 
-    ``box`` asks for the matched box: only the pixels inside the target are computed, in one step. It is the
-    region of ``image`` that shows the whole source, which a decoder may already have scaled down. Results
-    differ from the exact way by a level here and there, since Pillow keeps boxes in single precision. A strip
-    of which nearly all is cut off is always done so, by Pillow.
+    Pixels are those of Pillow's ``resize`` of the whole picture, then cropped or padded, to the bit.
+
+    With ``box``, only the pixels inside the target are computed, in one step. ``box`` is the part of ``image`` that
+    shows the whole source, since a decoder may already have scaled it down. The result differs from the exact one
+    by a level here and there, because Pillow keeps boxes in single precision. If nearly all of an enormous resized
+    picture would be cropped, it is always computed in this way.
     """
-    inner, size = _window(placement)
-    if math.prod(placement.resized) - math.prod(size) > max(_CUT_OFF, 8 * math.prod(size)):
-        box = box or (0.0, 0.0, float(image.width), float(image.height))
-    if resizer == "torch" and box is None:
-        image = _resize_torch(image, placement.resized, interpolation)
-        image = image.crop(inner) if inner != (0, 0, *placement.resized) else image
-    elif box is not None:
-        sx, sy = (box[2] - box[0]) / placement.resized[0], (box[3] - box[1]) / placement.resized[1]
-        matched = (
-            inner[0] * sx,
-            inner[1] * sy,
-            min(inner[2] * sx, box[2]),
-            min(inner[3] * sy, box[3]),
-        )
-        image = image.resize(size, Image.Resampling[interpolation.upper()], box=matched)
-    else:
-        width, height = placement.resized
-        if size[0] < width and interpolation != "nearest":
-            # Pillow resizes along the rows and then along the columns, rounding between. So the columns that
-            # are cut off can go in between, and every pixel stays as it is; 3 % of a photograph saved.
-            image = image.resize((width, image.height), Image.Resampling[interpolation.upper()])
-            image = image.crop((inner[0], 0, inner[2], image.height))
-            inner, width = (0, inner[1], size[0], inner[3]), size[0]
-        image = image.resize((width, height), Image.Resampling[interpolation.upper()])
-        image = image.crop(inner) if inner != (0, 0, width, height) else image
-    if size == placement.target:
+    if box is None and placement.pixels_cut_off > max(
+        _MAX_CUT_OFF, 8 * math.prod(placement.target)
+    ):
+        box = (0.0, 0.0, float(image.width), float(image.height))
+    resample = Image.Resampling[interpolation.upper()]
+    image = (
+        _resize_whole(image, placement, resample)
+        if box is None
+        else _resize_visible(image, placement, resample, box)
+    )
+    if image.size == placement.target:
         return image
-    padded = Image.new(image.mode, placement.target, fill if image.mode != "L" else fill[0])
+    padded = Image.new(image.mode, placement.target, fill if image.mode == "RGB" else fill[0])
     padded.paste(image, (max(0, -placement.left), max(0, -placement.top)))
     return padded
 
 
-#: EXIF orientation → what Pillow does to the stored picture to show it upright
-_TURNS = {
+def _resize_whole(
+    image: Image.Image, placement: Placement, resample: Image.Resampling
+) -> Image.Image:
+    """Resize the whole picture, and return the part that is visible."""
+    width, height = placement.resized
+    left, top, right, bottom = placement.visible
+    if right - left < width and image.width >= image.height:
+        # Pillow resizes a picture that is wider than high along its rows, rounds, and then resizes along its columns.
+        # Columns outside the window can be cropped in between: no pixel changes, and it takes 8 % less time.
+        image = image.resize((width, image.height), resample)
+        image = image.crop((left, 0, right, image.height))
+        left, right, width = 0, right - left, right - left
+    image = image.resize((width, height), resample)
+    visible = (left, top, right, bottom)
+    return image if visible == (0, 0, width, height) else image.crop(visible)
+
+
+def _resize_visible(
+    image: Image.Image, placement: Placement, resample: Image.Resampling, box: Box
+) -> Image.Image:
+    """Compute the visible part alone, out of the part of ``image`` that shows it."""
+    left, top, right, bottom = placement.visible
+    box_left, box_top, box_right, box_bottom = box
+    scale_x = (box_right - box_left) / placement.resized[0]
+    scale_y = (box_bottom - box_top) / placement.resized[1]
+    source = (
+        box_left + left * scale_x,
+        box_top + top * scale_y,
+        min(box_left + right * scale_x, box_right),
+        min(box_top + bottom * scale_y, box_bottom),
+    )
+    return image.resize((right - left, bottom - top), resample, box=source)
+
+
+#: EXIF orientation → what Pillow does to a stored picture to show it upright.
+_TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -124,23 +167,29 @@ _TURNS = {
 
 
 def turn(image: Image.Image, orientation: int) -> Image.Image:
-    """Show upright a picture that was stored with this EXIF orientation (1 to 8)."""
-    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+    """Return upright a picture that was stored with this EXIF orientation (1 to 8)."""
+    return image if orientation == 1 else image.transpose(_TRANSPOSE[orientation])
 
 
-def flip(placement: Placement, orientation: int) -> Placement:
-    """Mirror the window, whose margins may differ by a pixel, as `turn` will: the rounding is the upright picture's."""
-    (rw, rh), (tw, th) = placement.resized, placement.target
-    left = rw - tw - placement.left if orientation in (2, 3, 7, 8) else placement.left
-    top = rh - th - placement.top if orientation in (3, 4, 6, 7) else placement.top
-    return replace(placement, left=left, top=top)
+def turn_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Return the (width, height) that `turn` gives a picture of this size."""
+    return size[::-1] if orientation >= 5 else size
+
+
+def turn_box(box: Box, size: tuple[int, int], orientation: int) -> Box:
+    """Return where `turn` brings a box of a picture of ``size`` (width, height)."""
+    corners = np.reshape(box, (2, 2)) - 0.5  # as points, whose (0, 0) is the centre of a pixel
+    corners = np.sort(turn_points(corners, size, orientation) + 0.5, axis=0)
+    left, top, right, bottom = corners.ravel().tolist()
+    return left, top, right, bottom
 
 
 def turn_points(points: np.ndarray, size: tuple[int, int], orientation: int) -> np.ndarray:
-    """Carry points ``(k, 2)`` through `turn` of a picture of ``size`` (width, height)."""
+    """Move points ``(k, 2)`` as `turn` moves the pixels of a picture of ``size`` (width, height)."""
     x, y = points[:, 0], points[:, 1]
     right, bottom = size[0] - 1, size[1] - 1
     turned = {
+        1: (x, y),
         2: (right - x, y),
         3: (right - x, bottom - y),
         4: (x, bottom - y),
@@ -148,47 +197,5 @@ def turn_points(points: np.ndarray, size: tuple[int, int], orientation: int) -> 
         6: (bottom - y, x),
         7: (bottom - y, right - x),
         8: (y, right - x),
-    }.get(orientation, (x, y))
-    return np.stack(turned, axis=1)
-
-
-def _window(placement: Placement) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
-    """Return the part of the resized picture that shows, and its size."""
-    (rw, rh), (tw, th) = placement.resized, placement.target
-    left, top = max(0, placement.left), max(0, placement.top)
-    right, bottom = min(rw, placement.left + tw), min(rh, placement.top + th)
-    return (left, top, right, bottom), (right - left, bottom - top)
-
-
-def _resize_torch(image: Image.Image, size: tuple[int, int], interpolation: str) -> Image.Image:
-    torch = import_torch()
-    pixels = torch.from_numpy(np.array(image)).view(image.height, image.width, -1)
-    batch = pixels.permute(2, 0, 1)[
-        None
-    ]  # channels_last in memory, for which torch has its fast uint8 path
-    mode, to = interpolation, (size[1], size[0])
-    if mode not in TORCH_INTERPOLATIONS:
-        raise ValueError(
-            f"interpolation: expected one of {', '.join(TORCH_INTERPOLATIONS)} for torch, found {mode!r}"
-        )
-    resized = torch.nn.functional.interpolate(batch, to, mode=mode, antialias=True)[0].permute(
-        1, 2, 0
-    )
-    return Image.fromarray(
-        resized.contiguous().numpy().squeeze(2)
-        if image.mode == "L"
-        else resized.contiguous().numpy()
-    )
-
-
-def import_torch() -> Any:
-    """Import torch, which everything else here does without. Raises DependencyError."""
-    try:
-        import torch  # the one place: it takes a second, and only this resizer needs it
-    except ImportError as error:
-        raise DependencyError(
-            f"resizer 'torch': expected torch to be installed, found {error}. "
-            "Install it, or leave --resizer at 'pillow'",
-            name="torch",
-        ) from None
-    return torch
+    }
+    return np.stack(turned[orientation], axis=1)

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from memload.building.arrays import ArraySettings
-from memload.building.conversion import Settings
+from memload.building.conversion import ArraySettings, Settings
 from memload.building.journal import (
     DONE,
     OWNER,
@@ -35,7 +34,7 @@ from memload.building.journal import (
 from memload.building.sources import Source
 from memload.building.workers import here
 from memload.building.writer import ShardWriter, plan_shards
-from memload.errors import BuildError, FormatError
+from memload.errors import BuildError, FormatError, describe_error
 from memload.storage.format import HEADER_BYTES, output_paths, shard_names
 from memload.storage.index import Array, Index, Shard, row_bytes, sync
 from memload.storage.shards import describe
@@ -241,7 +240,9 @@ class Unfinished:
                 found = convert(self.source[row])
                 set_columns(now, schema, found.columns)
             except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
-                return f"its sample {row} could be used, and now cannot: {type(error).__name__}: {error!s:.200}"
+                return (
+                    f"its sample {row} could be used, and now cannot: {describe_error(error):.200}"
+                )
             if zlib.crc32(found.pixels) != int(before["crc32"]):
                 return f"its sample {row} has other pixels, as another data set has, or one that draws at random"
             for name in schema:

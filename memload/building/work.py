@@ -11,12 +11,11 @@ from PIL import Image
 
 from memload.building.conversion import Row, Settings
 from memload.building.journal import DONE, REJECTED, intact, seal, set_columns
-from memload.building.resizing import import_torch
 from memload.building.sources import DatasetSource
 from memload.building.unfinished import Unfinished
 from memload.building.workers import Task, limit_memory
 from memload.building.writer import ShardWriter
-from memload.errors import BuildError, DecodeError
+from memload.errors import BuildError, DecodeError, describe_error
 
 #: Below 32 MiB, the largest block that teaches glibc.
 _LARGE = (32 << 20) - (64 << 10)
@@ -53,8 +52,6 @@ class RowWork:
             bytes(_LARGE)
             # One process a core is what shares the cores out; and the threads that the parent's torch may have
             # did not come along when it forked, so that the first operation to use them would never end.
-            if pictures is not None and pictures.resizer == "torch":
-                import_torch()
             if "torch" in sys.modules:
                 sys.modules["torch"].set_num_threads(1)
             if pictures is not None and not own_code:
@@ -109,7 +106,7 @@ class RowWork:
         except (
             Exception
         ) as error:  # a data set of the user's may raise anything; it costs this one record
-            raise DecodeError(f"{type(error).__name__}: {error}") from error
+            raise DecodeError(describe_error(error)) from error
         if self.classes is not None and not 0 <= record["column/label"] < self.classes:
             raise DecodeError(
                 f"label: expected 0 to {self.classes - 1}, found {record['column/label']}"

@@ -162,16 +162,16 @@ PICTURES: dict[str, tuple[Callable[[], bytes], str | None]] = {
     ),
     "big.tif": (
         lambda: b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 2**60) + bytes(100),
-        "not a picture",
+        "not an image",
     ),
     "size.ppm": (lambda: b"P6 60000 60000 255\n" + bytes(9), TOO_LARGE),
     "digits.ppm": (lambda: b"P6 " + b"9" * (1 << 20), "."),
     "cut.ppm": (lambda: b"P6 9000 9000 255\n" + bytes(9), "."),
     "script.png": (
         lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(/etc/passwd) (r) file\n",
-        "not a picture",
+        "not an image",
     ),
-    "zip.png": (lambda: b"PK\3\4" + bytes(1000), "not a picture"),
+    "zip.png": (lambda: b"PK\3\4" + bytes(1000), "not an image"),
     "empty.png": (lambda: b"", "the file is empty"),
 }
 if features.check("avif"):
@@ -277,11 +277,9 @@ def test_what_is_no_file_costs_its_own_sample(
         "folder.jpg",
     }
     assert (
-        ledger["pipe.jpg"]
-        == ledger["zero.jpg"]
-        == "expected a file, found a folder, a pipe or a device"
+        ledger["pipe.jpg"] == ledger["zero.jpg"] == "not a file, but a folder, a pipe or a device"
     )
-    assert ledger["nothing.jpg"] == "a link to nothing"
+    assert ledger["nothing.jpg"] == "a link to a file that does not exist"
     assert "symbolic links" in ledger["loop.jpg"]
     assert megabytes < 500
     check_the_good(pictures, tmp_path / "out.bin", odd=1)

@@ -124,7 +124,7 @@ def test_a_link_to_nothing_ends_in_the_ledger(tmp_path: Path, folder: Path) -> N
     report = memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0)
     assert report.rejected == 1
     assert report.ledger is not None
-    assert "bee/gone.jpg,a link to nothing" in report.ledger.read_text()
+    assert "bee/gone.jpg,a link to a file that does not exist" in report.ledger.read_text()
 
 
 def test_an_image_that_is_gone_when_its_turn_comes_ends_in_the_ledger(
