@@ -167,8 +167,7 @@ def test_the_defaults_of_the_command_are_those_of_the_function(
     parameters = inspect.signature(build_function).parameters
     assert parameters["size"].default is None  # 256 for images
     assert {name: parameters[name].default for name in call} == call
-    missing = parameters.keys() - call.keys() - {"source", "output", "size"}
-    assert missing <= {"resizer"}
+    assert parameters.keys() - call.keys() == {"source", "output", "size"}
 
 
 @pytest.mark.parametrize(

@@ -492,7 +492,8 @@ def test_what_is_unlike_the_first_array_costs_itself_alone(tmp_path: Path) -> No
 
 def test_nothing_but_other_arrays_is_told_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(
-        memload.SourceError, match=r"found none in the first 3: array: expected .* of float64"
+        memload.SourceError,
+        match=r"none of the first 3 samples .*: an array of float64 .* cannot be stored",
     ):
         build_arrays(np.zeros((3, 4, 6)), tmp_path / "out.bin")
     assert list(tmp_path.iterdir()) == []
