@@ -95,8 +95,8 @@ def test_the_disk_is_asked_for_rows_first_and_as_long_as_it_has_to_be_waited_for
         return gather(rows, out)
 
     monkeypatch.setattr(shards, "ask_for", record)
-    monkeypatch.setattr(gathering, "_major_faults", lambda: faults)
-    monkeypatch.setattr(gathering, "_ASK_AFTER_WAIT", 2)
+    monkeypatch.setattr(gathering, "_disk_reads", lambda: faults)
+    monkeypatch.setattr(gathering, "_ASK_AFTER_READ", 2)
     feed = CpuFeed(samples_of(shards), CPU, keep=1)
     for row in (0, 1):  # nothing is known of the first; it shows that all is in RAM
         feed.prepare(np.array([row]))(0, 1)
