@@ -27,7 +27,7 @@ class Gatherer:
         """Copy rows into ``out`` ``(N, H, W, C)``; see `Shards.gather`."""
         before = _disk_reads()
         if self._gathers_to_ask:
-            self._shards.ask_for(rows)
+            self._shards.will_need(rows)
         self._shards.gather(rows, out)
         if _disk_reads() > before:
             self._gathers_to_ask = _ASK_AFTER_READ

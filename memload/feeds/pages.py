@@ -27,7 +27,7 @@ from memload.errors import FeedError, FormatError
 from memload.feeds.interface import Fetch, Samples, require_cuda, upload
 from memload.feeds.pinned import PinnedFeed, register, unregister
 from memload.storage.format import HEADER_BYTES
-from memload.storage.mapping import address_of, fault_in
+from memload.storage.mapping import fault_in
 from memload.storage.shards import Shards
 
 #: Bytes registered at a time: 3 ms if they are in RAM (12.5 ms a gigabyte on one H200's host).
@@ -66,10 +66,9 @@ class PageCacheFeed:
 
     def prepare(self, positions: np.ndarray) -> Fetch:
         """See `Feed.prepare`. Fetching blocks for rows that are not registered yet."""
-        self._pages.check_sizes()
         rows = self._samples.row[positions]
         columns = [upload(column[positions], self.device) for column in self._samples.columns]
-        shape, dtype = self._samples.shape, self._samples.dtype
+        shards, shape, dtype = self._samples.shards, self._samples.shape, self._samples.dtype
         if self._pages.complete:
             self._pinned = None  # chunks of other iterators may go on using theirs
         pinned = self._pinned
@@ -80,6 +79,7 @@ class PageCacheFeed:
         )
 
         def fetch(start: int, stop: int) -> list[Tensor]:
+            shards.check_sizes(range(len(shards.maps)))
             out = torch.empty(shape(stop - start), dtype=dtype, device=self.device)
             copy_batch(start, stop, out)
             return [out, *(column[start:stop] for column in columns)]
@@ -147,6 +147,7 @@ class Pages:
     """
 
     def __init__(self, shards: Shards, rows: np.ndarray, device: torch.device) -> None:
+        shards.check_sizes(range(len(shards.maps)))
         row_bytes = shards.array.row_bytes
         if row_bytes > WINDOW_BYTES:
             raise FeedError(
@@ -156,7 +157,10 @@ class Pages:
         self.windows = Windows(shards)
         self._used = self.windows.used_by(rows)
         self._device = device
-        self._files = open_files(shards)
+        expected = zip(shards.paths, shards.descriptors, shards.array.shards, strict=True)
+        self._files = [
+            _shared_file(path, descriptor, shard.bytes) for path, descriptor, shard in expected
+        ]
         self._addresses = np.array([file.address for file in self._files], np.int64)
         self._complete = False
         self._files[0].probe(device)
@@ -181,11 +185,6 @@ class Pages:
         """Wait until the thread has registered what can be registered; return `complete`."""
         self._thread.join(timeout)
         return self.complete
-
-    def check_sizes(self) -> None:
-        """Raise FormatError if a file has been truncated since it was opened. 0.4 µs a file."""
-        for file in self._files:
-            _check_size(file.path, file.mapped.size(), len(file.bytes))
 
     def are_registered(self, rows: np.ndarray) -> np.ndarray:
         """Return whether the device can read each row: bool ``(N,)``."""
@@ -287,10 +286,10 @@ def bytes_to_register(shards: Shards, rows: np.ndarray) -> int:
 class RegisteredFile:
     """One shard, mapped shared and read-only, and which of its windows are registered."""
 
-    def __init__(self, path: Path, descriptor: int, size: int, identity: tuple[int, ...]) -> None:
-        self.path, self.identity = path, identity
-        self.mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self.bytes = np.frombuffer(self.mapped, np.uint8)
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        self.path = path
+        mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self.bytes = np.frombuffer(mapped, np.uint8)
         self.address = self.bytes.ctypes.data
         self.registered = np.zeros(-(-size // WINDOW_BYTES), bool)
         #: The streams that may be reading the pages.
@@ -338,55 +337,29 @@ class RegisteredFile:
             ) from None
 
 
-#: The files that Loaders read, by identity: process, device, inode and time of the last change.
+#: The files that Loaders of this process read, by identity.
 _files: weakref.WeakValueDictionary[tuple[int, ...], RegisteredFile] = weakref.WeakValueDictionary()
 _files_lock = threading.Lock()
 
 
-def open_files(shards: Shards) -> list[RegisteredFile]:
-    """Return the files of all shards, shared with the other Loaders of this process.
-
-    Raises FeedError if a file was replaced since the data set was opened, FormatError if one was
-    truncated.
-    """
-    expected = zip(shards.paths, shards.array.shards, shards.maps, strict=True)
-    return [_open_file(path, shard.bytes, pixels) for path, shard, pixels in expected]
+def identity_of(descriptor: int) -> tuple[int, ...]:
+    """Return what tells an open file, in this process, from every other file."""
+    status = os.fstat(descriptor)
+    return os.getpid(), status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _open_file(path: Path, size: int, pixels: np.ndarray) -> RegisteredFile:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise FeedError(f"{path} cannot be opened: {error.strerror}") from error
-    try:
-        status = os.fstat(descriptor)
-        _check_size(path, status.st_size, size)
-        identity = (os.getpid(), status.st_dev, status.st_ino, status.st_mtime_ns)
-        with _files_lock:
-            file = _files.get(identity)
-            if file is None:
-                file = RegisteredFile(path, descriptor, size, identity)
-                _files[identity] = file
-    except OSError as error:
-        raise FeedError(f"{path} cannot be mapped: {error}") from error
-    finally:
-        os.close(descriptor)
-    # The header holds a checksum over all rows, so that another build's file is noticed.
-    header_at_open = ctypes.string_at(address_of(pixels) - HEADER_BYTES, HEADER_BYTES)
-    if header_at_open != file.mapped[:HEADER_BYTES]:
-        raise FeedError(
-            f"{path} was replaced after the data set was opened. Open the data set again"
-        )
-    return file
-
-
-def _check_size(path: Path, size: int, expected: int) -> None:
-    if size < expected:
-        raise FormatError(
-            f"{path} is truncated: it has {size:,} bytes instead of {expected:,}. Restore it, or "
-            "run 'memload build' again",
-            path=path,
-        )
+def _shared_file(path: Path, descriptor: int, size: int) -> RegisteredFile:
+    """Return the file that other Loaders of this process read already, or map it."""
+    identity = identity_of(descriptor)
+    with _files_lock:
+        file = _files.get(identity)
+        if file is None:
+            try:
+                file = RegisteredFile(path, descriptor, size)
+            except OSError as error:
+                raise FeedError(f"{path} cannot be mapped: {error.strerror}") from error
+            _files[identity] = file
+        return file
 
 
 def _register_windows(

@@ -1,7 +1,7 @@
 """All samples in the device's memory, where each batch is gathered."""
 
+import contextlib
 import hashlib
-import os
 import threading
 import weakref
 from typing import ClassVar
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memload.errors import FeedError
 from memload.feeds.interface import Fetch, Samples, require_cuda, upload, widest_word
-from memload.feeds.pages import Pages, open_files
+from memload.feeds.pages import Pages, identity_of
 from memload.feeds.pinned import PinnedFeed
 
 #: Types of the same size for those that `torch.index_select` does not take on CUDA.
@@ -86,12 +86,8 @@ def _shared_rows(
     samples: Samples, used_rows: np.ndarray, device: torch.device, num_threads: int
 ) -> Tensor:
     """Return the used rows on the device, ``(rows, words)`` of the widest type that fits."""
-    try:
-        files = open_files(samples.shards)
-    except FeedError:  # a file was replaced since: only this data set still has the old one
-        return _load(samples, used_rows, device, num_threads)
-    digest = hashlib.sha256(used_rows.data).digest()
-    key = (os.getpid(), device, *(file.identity for file in files), digest)
+    files = [identity_of(descriptor) for descriptor in samples.shards.descriptors]
+    key = (device, *files, hashlib.sha256(used_rows.data).digest())
     with _lock:
         rows = _shared.get(key)
         if rows is None:
@@ -102,38 +98,30 @@ def _shared_rows(
 def _load(
     samples: Samples, used_rows: np.ndarray, device: torch.device, num_threads: int
 ) -> Tensor:
-    row_bytes = samples.shards.array.row_bytes
+    shards = samples.shards
+    row_bytes = shards.array.row_bytes
     word = widest_word(row_bytes)
     rows = torch.empty((len(used_rows), row_bytes // word.itemsize), dtype=word, device=device)
     rows_as_bytes = rows.view(torch.uint8).view(len(used_rows), row_bytes)
-    if len(used_rows) < len(samples.shards) or not _copy_pages(samples, rows_as_bytes):
+    pages = None
+    if len(used_rows) == len(shards):
+        with contextlib.suppress(FeedError):  # if the pages cannot be registered
+            pages = Pages(shards, used_rows, device)
+    if pages is None:
         _gather(samples, used_rows, rows_as_bytes, num_threads)
+    else:
+        with contextlib.closing(pages):
+            pages.copy_all(rows_as_bytes.view(-1))
     torch.cuda.current_stream(device).synchronize()
     return rows
-
-
-def _copy_pages(samples: Samples, out: Tensor) -> bool:
-    """Copy all rows from the registered page cache; return whether it can be registered."""
-    try:
-        pages = Pages(samples.shards, samples.used_rows(), out.device)
-    except FeedError:
-        return False
-    try:
-        pages.copy_all(out.view(-1))
-        torch.cuda.current_stream(out.device).synchronize()
-    finally:
-        pages.close()
-    return True
 
 
 def _gather(samples: Samples, rows: np.ndarray, out: Tensor, num_threads: int) -> None:
     """Copy some rows through page-locked memory."""
     pinned = PinnedFeed(samples, out.device, num_threads=num_threads, callers=1, soft_limit=2)
     rows_per_part = max(1, _PART_BYTES // samples.shards.array.row_bytes)
-    try:
+    with contextlib.closing(pinned):
         for start in range(0, len(rows), rows_per_part):
             part = slice(start, start + rows_per_part)
             pixels = pinned.fetch_rows(rows[part])
             out[part].copy_(pixels.view(torch.uint8).view(len(pixels), -1))
-    finally:
-        pinned.close()

@@ -27,7 +27,8 @@ class Shards:
     """All rows of one array, mapped from its shards. ``maps[s]`` is ``(rows, H, W, C)`` of shard ``s``.
 
     The maps are copy-on-write: writing to them changes neither the files nor what other processes see. ``paths`` are
-    the files, and ``starts`` the first row of every shard, followed by the number of all rows.
+    the files, ``descriptors`` the open files, and ``starts`` the first row of every shard, followed by the number of
+    all rows.
 
     Opening checks that each file exists, has the size and the header that the index requires, and holds the index's
     first and last row. Reading is thread-safe.
@@ -45,11 +46,11 @@ class Shards:
             0,
             *np.cumsum([shard.rows for shard in self.array.shards]).tolist(),
         ]
-        self._descriptors: list[int] = []
-        weakref.finalize(self, _close, self._descriptors)
+        self.descriptors: list[int] = []
+        weakref.finalize(self, _close, self.descriptors)
         for path, shard in zip(self.paths, self.array.shards, strict=True):
             check_shard(path, shard, self.array, index.path)
-            self._descriptors.append(_open(path))
+            self.descriptors.append(_open(path))
         self._next_size_check = 0.0
         headers = self._map()
         checks = np.split(index.crc32[name], self.starts[1:-1])
@@ -65,7 +66,7 @@ class Shards:
         row_bytes = self.array.row_bytes
         sizes = [shard.bytes for shard in self.array.shards]
         try:
-            mapped, offsets = map_side_by_side(self._descriptors, sizes, row_bytes)
+            mapped, offsets = map_side_by_side(self.descriptors, sizes, row_bytes)
         except (OSError, OverflowError) as error:
             path = self.paths[0]
             raise FormatError(f"{path} cannot be mapped: {error}.", path=path) from error
@@ -129,17 +130,13 @@ class Shards:
         np.take(self._table, rows + self._gaps[shards], axis=0, out=out, mode="clip")
         return out
 
-    def ask_for(self, rows: np.ndarray) -> None:
-        """A shim until no caller is left."""
-        self.will_need(rows)
-
     def check_sizes(self, shards: Collection[int]) -> None:
         """Raise FormatError if a shard is shorter than when it was opened: touching its map could end the process."""
         many = len(shards) > _SHARDS_CHECKED_EACH_TIME
         if many and time.monotonic() < self._next_size_check:
             return
         for shard in range(len(self.maps)) if many else shards:
-            size = os.lseek(self._descriptors[shard], 0, os.SEEK_END)
+            size = os.lseek(self.descriptors[shard], 0, os.SEEK_END)
             expected = self.array.shards[shard].bytes
             if size < expected:
                 path = self.paths[shard]

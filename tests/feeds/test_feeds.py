@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_the_disk_is_asked_for_rows_first_and_as_long_as_it_has_to_be_waited_for
     shards = open_shards()
     faults = 0
     asked: list[list[int]] = []
-    ask, gather = shards.ask_for, shards.gather
+    ask, gather = shards.will_need, shards.gather
 
     def record(rows: np.ndarray) -> None:
         asked.append(rows.tolist())
@@ -94,7 +95,7 @@ def test_the_disk_is_asked_for_rows_first_and_as_long_as_it_has_to_be_waited_for
         faults += 1
         return gather(rows, out)
 
-    monkeypatch.setattr(shards, "ask_for", record)
+    monkeypatch.setattr(shards, "will_need", record)
     monkeypatch.setattr(gathering, "_disk_reads", lambda: faults)
     monkeypatch.setattr(gathering, "_ASK_AFTER_READ", 2)
     feed = CpuFeed(samples_of(shards), CPU, keep=1)
@@ -160,7 +161,7 @@ def test_only_windows_that_hold_rows_in_use_are_registered(
     rows = np.array(rows, np.int64)
     opened = pages.Pages(shards, rows, CUDA)
     assert opened.wait(30)
-    starts = [file.address for file in pages.open_files(shards)]
+    starts = [file.address for file in opened._files]
     expected = {starts[shard] + 8192 * window for shard, window in windows}
     assert set(registered) == expected
     assert sum(registered.values()) == pages.bytes_to_register(shards, rows)
@@ -203,32 +204,22 @@ def test_a_row_in_two_windows_says_how_much_is_in_the_first(
     assert sum(part > 0 for part in before) == 4
 
 
-def test_a_file_truncated_before_or_after_it_is_registered_is_an_error(
+def test_a_file_that_was_truncated_or_replaced_before_it_is_registered(
     make_dataset: Callable[..., Index], registered: dict[int, int]
 ) -> None:
     shards = Shards(make_dataset(rows=(10,), shape=(10, 100, 3)))
+    make_dataset("other.bin", rows=(10,), shape=(10, 100, 3), seed=9)
+    path = shards.paths[0]
+    os.link(path, path.with_name("old.bin"))
+    path.with_name("other.bin").replace(path)
     opened = pages.Pages(shards, np.arange(10), CUDA)
     assert opened.wait(30)
-    opened.check_sizes()
-    with shards.paths[0].open("r+b") as file:
-        file.truncate(20_000)
-    message = "made.bin is truncated: it has 20,000 bytes instead of 34,096. Restore it"
-    with pytest.raises(FormatError, match=message):
-        opened.check_sizes()
-    with pytest.raises(FormatError, match=message):
+    old = np.frombuffer(path.with_name("old.bin").read_bytes(), np.uint8)
+    np.testing.assert_array_equal(opened._files[0].bytes, old)
+    os.truncate(path.with_name("old.bin"), 20_000)
+    with pytest.raises(FormatError, match=r"truncated .* 20,000 bytes instead of 34,096"):
         pages.Pages(shards, np.arange(10), CUDA)
     opened.close()
-
-
-def test_a_file_replaced_after_opening_is_not_registered(
-    output: Path, folder: Path, registered: dict[int, int]
-) -> None:
-    import memload
-
-    dataset = memload.MemmapDataset(output)
-    memload.build(folder, output, size=16, fit="pad", num_workers=0, overwrite=True)
-    with pytest.raises(FeedError, match="was replaced after the data set was opened"):
-        pages.open_files(dataset.shards)
 
 
 @pytest.fixture
