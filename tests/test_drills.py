@@ -1,77 +1,207 @@
-"""The fault drills in their short form, by their own command."""
+"""Real accidents, at random moments: builds are killed, files are damaged, a data set is replaced."""
 
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[1]
-LIMIT = 300
+import memload
 
-#: The drills with one that fails among them.
-BROKEN = """
-import sys
-from tests.drills import __main__ as drills
-from tests.drills.ground import Failed, Skipped, expect
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_collections")]
 
-def fine(ground):
-    return "all well"
-
-def skipped(ground):
-    raise Skipped("not here")
-
-def failed(ground):
-    expect(ground.place.is_dir(), "no ground")
-    expect(False, "what must not be")
-
-def broken(ground):
-    raise KeyError("a fault of the drill's own")
-
-drills.DRILLS = {"fine": fine, "skipped": skipped, "failed": failed, "broken": broken}
-sys.exit(drills.main())
-"""
+IMAGES, SIDE = 120, 16
+SHARD_BYTES = 4096 + 20 * SIDE * SIDE * 3
 
 
-def drill(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT,
-    )
+def draw(folder: Path, seed: int) -> Path:
+    """Write images that take some time to decode, in three classes, two of them broken."""
+    rng = np.random.default_rng(seed)
+    for number in range(IMAGES):
+        path = folder / f"class {number % 3}" / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if number in (5, 6):
+            path.write_bytes(b"not an image")
+        else:
+            small = Image.fromarray(rng.integers(0, 256, (60, 60, 3), np.uint8))
+            small.resize((480, 480), Image.Resampling.NEAREST).save(path, quality=90)
+    return folder
 
 
-@pytest.mark.timeout(LIMIT + 10)
-def test_every_drill_ends_as_it_should() -> None:
-    done = drill("-m", "tests.drills")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) > 10
-    assert all(line.startswith(("ok ", "skipped ")) for line in lines), done.stdout
-    assert sum(line.startswith("ok ") for line in lines) >= (
-        10 if sys.platform == "linux" else 2
-    ), done.stdout
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("drills") / "images", seed=0)
 
 
-def test_a_drill_that_fails_is_told_and_the_others_are_held() -> None:
-    done = drill("-c", BROKEN, "failed", "broken", "skipped", "fine")
-    assert done.returncode == 1, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "FAILED",
-        "FAILED",
-        "skipped",
-        "ok",
-    ]
-    assert "failed: what must not be" in done.stdout
-    assert "broken: KeyError" in done.stdout
-    assert drill("-c", BROKEN, "fine", "skipped").returncode == 0
+def command(images: Path, output: Path) -> list[str]:
+    """Return the command line of a build with two workers and six shards."""
+    options = ["--size", str(SIDE), "--num-workers", "2", "--shard-size", str(SHARD_BYTES)]
+    return [sys.executable, "-m", "memload", "build", str(images), str(output), *options]
 
 
-def test_a_drill_that_is_none_is_wrong_usage() -> None:
-    done = drill("-m", "tests.drills", "nonsense")
-    assert done.returncode == 2
-    assert "no such drill: nonsense; there are killed, " in done.stderr
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.glob("out*"))
+    }
+
+
+def processes_of_group(group: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, its_group, *_ = stat.read_text().rpartition(")")[2].split()
+            if state not in "ZX" and int(its_group) == group:
+                found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a build that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    subprocess.run(command(images, folder / "out.bin"), check=True, capture_output=True, timeout=60)
+    return folder
+
+
+@pytest.mark.parametrize("victim", ["parent", "group", "worker", "ctrl-c"])
+def test_a_build_killed_at_random_moments_ends_with_the_same_bytes(
+    victim: str, images: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    dice = random.Random(victim)
+    output, kills = tmp_path / "out.bin", 0
+    for attempt in range(30):
+        with subprocess.Popen(
+            command(images, output), stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as build:
+            time.sleep(dice.uniform(0.1, 0.4 * 1.15**attempt))  # later and later, so that it ends
+            members = processes_of_group(build.pid)
+            if victim == "parent":
+                build.kill()
+            elif victim == "group":
+                os.killpg(build.pid, signal.SIGKILL)
+            elif victim == "ctrl-c":
+                os.killpg(build.pid, signal.SIGINT)
+            elif workers := [member for member in members if member != build.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(dice.choice(workers), signal.SIGKILL)
+            _, stderr = build.communicate(timeout=60)
+        deadline = time.monotonic() + 10
+        while processes_of_group(build.pid):
+            assert time.monotonic() < deadline, "a worker outlived its parent"
+            time.sleep(0.01)
+        published = output.with_suffix(".idx").exists()
+        if published and not output.with_suffix(".building").exists():
+            break  # or it was killed after its last step
+        assert build.returncode < 0 or build.returncode == 130, stderr
+        kills += 1
+        if not published:
+            with pytest.raises(memload.MissingError):
+                memload.MemmapDataset(output)
+    assert kills or victim == "worker"
+    assert digests(tmp_path) == digests(undisturbed)
+
+
+def problem(path: Path) -> str:
+    """Open a data set and verify it. Return the kind of error that this finds, or nothing."""
+    try:
+        dataset = memload.MemmapDataset(path)
+        dataset.gather(range(len(dataset)))
+        list(dataset.keys)
+        report = memload.verify(path)
+    except memload.FormatError as error:
+        return type(error).__name__
+    return "" if report.ok else "verify"
+
+
+@pytest.fixture
+def copy(undisturbed: Path, tmp_path: Path) -> Path:
+    for path in undisturbed.iterdir():
+        shutil.copy(path, tmp_path)
+    return tmp_path / "out.bin"
+
+
+def changed_bits(dice: random.Random, whole: bytes, count: int) -> bytes:
+    damaged = bytearray(whole)
+    for position in dice.sample(range(len(whole)), count):
+        damaged[position] ^= 1 << dice.randrange(8)
+    return bytes(damaged)
+
+
+def test_every_damage_to_a_shard_is_found(copy: Path) -> None:
+    dice, files = random.Random(1), sorted(copy.parent.glob("out-*.bin"))
+    assert len(files) == 6
+    for _ in range(60):
+        file = dice.choice(files)
+        whole = file.read_bytes()
+        file.write_bytes(whole[: dice.randrange(len(whole))])
+        assert problem(copy) == "FormatError"
+        file.write_bytes(whole + bytes(dice.randrange(1, 5000)))
+        assert problem(copy) == "FormatError"
+        file.write_bytes(changed_bits(dice, whole, 1))
+        assert problem(copy)
+        file.write_bytes(whole)
+    first, second = files[0].read_bytes(), files[1].read_bytes()
+    files[0].write_bytes(second)
+    files[1].write_bytes(first)
+    assert problem(copy) == "ChecksumError"
+    files[0].write_bytes(first)
+    files[1].unlink()
+    assert problem(copy) == "MissingError"
+    files[1].write_bytes(second)
+    assert problem(copy) == ""
+
+
+def test_every_damage_to_an_index_is_a_format_error(copy: Path) -> None:
+    dice, path = random.Random(2), copy.with_suffix(".idx")
+    whole = path.read_bytes()
+    for _ in range(300):
+        path.write_bytes(whole[: dice.randrange(len(whole))])
+        assert problem(copy) == "FormatError"
+        path.write_bytes(changed_bits(dice, whole, dice.choice((1, 1, 1, 2, 8))))
+        assert problem(copy) in ("FormatError", "ChecksumError")
+    path.write_bytes(whole)
+    assert problem(copy) == ""
+
+
+def test_readers_keep_their_data_set_while_it_is_replaced(
+    images: Path, undisturbed: Path, copy: Path, tmp_path: Path
+) -> None:
+    others = draw(tmp_path / "others", seed=1)
+    old = memload.MemmapDataset(copy)
+    loader = memload.Loader(copy, 7, num_threads=2)
+    expected = old.gather(range(len(old))).numpy().copy()
+
+    def epoch() -> Iterator[np.ndarray]:
+        for pixels, _ in loader:
+            yield pixels.permute(0, 2, 3, 1).numpy()
+
+    for number in range(4):
+        batches = epoch()
+        read = [next(batches)]  # in the midst of an epoch
+        memload.build(
+            others if number % 2 == 0 else images,
+            copy,
+            size=SIDE,
+            num_workers=2,
+            shard_size=SHARD_BYTES,
+            overwrite=True,
+        )
+        np.testing.assert_array_equal(np.concatenate([*read, *batches]), expected)
+        np.testing.assert_array_equal(old.gather(range(len(old))).numpy(), expected)
+        new = memload.MemmapDataset(copy)
+        same = np.array_equal(new.gather(range(len(new))).numpy(), expected)
+        assert same == (number % 2 == 1)
+    assert digests(undisturbed) == {
+        name: digest for name, digest in digests(copy.parent).items() if name != "out.building"
+    }
