@@ -181,7 +181,9 @@ def data_loader(
     """Return a function that iterates over an epoch in torch's DataLoader, with the Loader's order and draws."""
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        order = ShuffledSampler(len(dataset), seed=SEED).take(epoch, 0, len(dataset)).tolist()
+        order = (
+            ShuffledSampler(len(dataset), seed=SEED).take(epoch, np.arange(len(dataset))).tolist()
+        )
         batches = DataLoader(dataset, BATCH, sampler=order, collate_fn=memload.fast_collate)
         for number, (images, labels) in enumerate(batches):
             samples = order[number * BATCH : (number + 1) * BATCH]

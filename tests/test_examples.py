@@ -217,7 +217,9 @@ def test_an_example_that_was_stopped_in_an_epoch_goes_on_at_the_very_sample(
     )
     before = run(name, *checkpoint, "--stop-after", STOP, ranks=ranks)
     after = run(name, *checkpoint, ranks=resumed)
-    orders = [ShuffledSampler(SAMPLES).take(epoch, 0, SAMPLES).tolist() for epoch in range(EPOCHS)]
+    orders = [
+        ShuffledSampler(SAMPLES).take(epoch, np.arange(SAMPLES)).tolist() for epoch in range(EPOCHS)
+    ]
     if ranks == resumed:
         steps = [
             first + second for first, second in zip(before.trained, after.trained, strict=True)
@@ -244,7 +246,9 @@ def test_an_example_that_was_stopped_at_the_end_of_an_epoch_loses_none(
     )
     before = run(name, *checkpoint, "--stop-after", 6)
     after = run(name, *checkpoint)
-    orders = [ShuffledSampler(SAMPLES).take(epoch, 0, SAMPLES).tolist() for epoch in range(EPOCHS)]
+    orders = [
+        ShuffledSampler(SAMPLES).take(epoch, np.arange(SAMPLES)).tolist() for epoch in range(EPOCHS)
+    ]
     assert epochs([before.trained[0] + after.trained[0]], 1) == orders
 
 

@@ -1,12 +1,9 @@
 """Run any iterable ahead of its consumer: on a thread, or on a CUDA stream."""
 
 import contextlib
-import copy
 import functools
+import itertools
 import os
-import queue
-import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -15,87 +12,95 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from memload.reading.ahead import ahead, on_thread
+from memload.reading.batches import bind_dataset
+from memload.reading.epochs import tell_epoch
 from memload.reading.samplers import ShuffledSampler
-from memload.reading.streams import SideStream, find_device, map_tensors
-from memload.storage.index import Index
+from memload.reading.streams import CurrentStream, SideStream, find_device, map_tensors
 from memload.transforms import Transform
 from memload.transforms.compose import here
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: How long an early exit waits for the thread, which may be inside the iterable's own ``next()``.
-_GRACE = 10.0
-
-
-class _End:
-    """The last thing in the queue: the iterable has ended, with an exception or without."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
 
 class ThreadPrefetcher(Generic[T]):
     """Iterate over ``iterable`` on a thread, at most ``prefetch_factor`` items ahead of the consumer.
 
-    Every `iter` begins the iterable anew on a thread of its own, which ends with the iteration, however that ends:
-    exhausted, left early, or with an exception, which is raised where the loop is, with the traceback of
-    where it came from. ``len()`` is that of the iterable. Leaving early waits for the item that the thread is at,
-    for 10 seconds at most. Gains something where the iterable releases the GIL: reading, decoding, waiting.
+    >>> for batch in ThreadPrefetcher(read_batches()):
+    ...     ...
 
-    Raises ValueError for a ``prefetch_factor`` below 1, and RuntimeError where an iterator is used in a forked child.
+    It helps if the iterable releases the GIL: when it reads, decodes or waits. Each `iter` begins the
+    iterable anew, on a thread of its own that starts with the first item and ends with the iteration. An
+    exception is raised in the loop, after the items before it and with its own traceback. Leaving early waits
+    for the item that the thread is working on, for at most 10 seconds. ``len()`` is that of the iterable.
+
+    Raises ValueError for a ``prefetch_factor`` below 1, and RuntimeError if an iterator from before a fork is
+    used in the child.
     """
 
     def __init__(self, iterable: Iterable[T], prefetch_factor: int = 2) -> None:
-        _check(prefetch_factor)
+        _check_prefetch_factor(prefetch_factor)
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
 
     def __len__(self) -> int:
-        return len(self.iterable)  # type: ignore[arg-type]  # raises TypeError, as it should, if it has none
+        return len(self.iterable)  # type: ignore[arg-type]  # raises TypeError if it has no length
 
     def __iter__(self) -> Iterator[T]:
-        return ahead_on_thread(self.iterable, self.prefetch_factor)
+        return on_thread(self.iterable, self.prefetch_factor)
 
 
 def background(
     function: Callable[P, Iterable[T]] | None = None, *, prefetch_factor: int = 2
-) -> Any:  # with or without parentheses, which no type of a decorator says well
-    """Decorate a generator function so that what it yields is made ahead, on a thread: see `ThreadPrefetcher`.
+) -> Any:  # no type fits a decorator with or without parentheses
+    """Decorate a generator function, so that its items are made ahead on a thread. See `ThreadPrefetcher`.
 
-    Used as ``@background`` or ``@background(prefetch_factor=4)``. The thread starts with the first item asked for.
+    >>> @background(prefetch_factor=4)      # or @background
+    ... def read_batches():
+    ...     yield ...
     """
-    _check(prefetch_factor)
+    _check_prefetch_factor(prefetch_factor)
     if function is None:
         return functools.partial(background, prefetch_factor=prefetch_factor)
 
     @functools.wraps(function)
-    def ahead(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return ahead_on_thread(function(*args, **kwargs), prefetch_factor)
+    def prefetched(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return on_thread(function(*args, **kwargs), prefetch_factor)
 
-    return ahead
+    return prefetched
 
 
 class CudaPrefetcher:
-    """Moves batches to a CUDA device ahead of the training loop, on a stream of its own.
+    """Move batches to a CUDA device ahead of the training loop, on a stream of its own.
 
-    ``iterable`` is a DataLoader or whatever gives batches: tensors in nested tuples, lists and mappings, moved with
-    the rest left as it is. Copies overlap with training where the batches are page-locked
-    (``DataLoader(pin_memory=True)``); from other memory they are made while the caller waits.
-    Or it is a dataset whose samples are made on the device, that has ``dataset[i]`` and no iterator: each is made on
-    the stream, ahead of time, in order or, with ``shuffle=True``, in that of `ShuffledSampler` for (``seed``, epoch).
+    >>> batches = DataLoader(dataset, 256, collate_fn=memload.fast_collate, pin_memory=True)
+    >>> for images, labels in CudaPrefetcher(batches, transform=memload.transforms.Normalize()):
+    ...     ...
 
-    ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the first element of
-    a tuple or list, else the whole batch; one of `memload.transforms` changes labels too where a batch is images
-    and labels, and of a DataLoader over a `MemmapDataset` takes all columns, such as points, and mean and std. Its
-    draws are those for (``seed``, epoch, rank, place in the epoch), or the number of the sample where samples have
-    numbers.
-    ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a thread does all this,
-    which takes the waiting for ``iterable`` off the training loop too. ``device`` is by default the current CUDA
-    device where there is one; on the CPU nothing is moved, and all else is the same.
+    ``iterable`` is one of two:
 
-    A batch is ready for the stream that is current when it is asked for, and is never overwritten. Iterate, each time
-    anew; or call `next` as with Apex's data_prefetcher. ``len()`` is that of the iterable. An exception arrives
-    behind the batches before it; leaving early leaves nothing behind. Raises ValueError for arguments that do not fit.
+    - A DataLoader, or any other iterable of batches. These are tensors in nested tuples, lists and mappings;
+      the tensors are moved, everything else stays as it is. Copies overlap with training if the batches are
+      in page-locked memory (``pin_memory=True``). Otherwise the caller waits for each.
+    - A dataset that makes its samples on the device: it has ``dataset[i]``, ``len()``, and no iterator.
+      Samples are made ahead on the stream, in order or, with ``shuffle=True``, in the order of
+      `ShuffledSampler` for (``seed``, epoch).
+
+    ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the first
+    element of a tuple or list, otherwise the whole batch. One of `memload.transforms` also gets the labels of
+    a batch of images and labels. For a DataLoader over a `MemmapDataset` it gets all columns, such as points,
+    and the data set's mean and std. It draws at random for (``seed``, epoch, rank, position in the epoch),
+    or for the number of the sample if samples have numbers.
+
+    ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a thread does all
+    of this, so that the training loop does not wait for ``iterable`` either. ``device`` is by default the
+    current CUDA device. On the CPU, nothing is moved and everything else is the same.
+
+    A batch is ready for the stream that is current when you ask for it, and is never overwritten. Iterate, as
+    often as you like, or call `next` as with Apex's data_prefetcher. ``len()`` is that of the iterable. An
+    exception is raised after the batches before it. Leaving early leaves no threads behind.
+
+    Raises ValueError and TypeError for wrong arguments.
     """
 
     def __init__(
@@ -109,257 +114,173 @@ class CudaPrefetcher:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        _check(prefetch_factor)
-        if isinstance(iterable, str | bytes | os.PathLike):
-            raise TypeError(
-                f"iterable: expected a DataLoader or a dataset, found {iterable!r}. A Loader takes a data set's path"
-            )
-        self._by_number = not hasattr(iterable, "__iter__")
-        if self._by_number and not (
-            hasattr(iterable, "__getitem__") and hasattr(iterable, "__len__")
-        ):
-            raise TypeError(
-                f"iterable: expected an iterable or a dataset with a length, found {iterable!r}"
-            )
+        _check_prefetch_factor(prefetch_factor)
+        self._by_number = _is_dataset(iterable)
         if shuffle and not self._by_number:
             raise ValueError(
-                "shuffle: expected a dataset of samples, found an iterable, which has an order of its own"
+                "shuffle is for a dataset of samples, but an iterable has an order of its own. "
+                "Shuffle there."
             )
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
-        self.transform = bound(transform, getattr(iterable, "dataset", None))
-        #: of what a DataLoader brings behind the images
-        self._names: tuple[str, ...] = ()
+        self.transform = bind_dataset(transform, getattr(iterable, "dataset", None))
+        #: What a DataLoader gives behind the images.
+        self._columns: tuple[str, ...] = ()
         if isinstance(iterable, DataLoader):
-            self._names = getattr(iterable.dataset, "sample_columns", ())
+            self._columns = getattr(iterable.dataset, "sample_columns", ())
         self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
         self.device = find_device(device)
-        self._side = (
-            SideStream(self.device, prefetch_factor) if self.device.type == "cuda" else None
-        )
+        self._stream: CurrentStream | SideStream = CurrentStream(self.device)
+        if self.device.type == "cuda":
+            self._stream = SideStream(self.device, prefetch_factor)
         self._epoch = 0
         self._batches: Iterator[Any] | None = None
-        self._nothing: tuple[None, ...] = (None, None)
+        self._after_the_last: tuple[None, ...] = (None, None)
 
     def __len__(self) -> int:
         return len(self.iterable)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is; told to the iterable's sampler too, where it wants to know."""
+        """Choose the epoch of the next iteration, also for the iterable and its samplers if they have epochs."""
         self._epoch = epoch
-        told: Any
-        for told in (self.iterable, getattr(self.iterable, "sampler", None)):
-            if hasattr(told, "set_epoch"):
-                told.set_epoch(epoch)
+        if hasattr(self.iterable, "set_epoch"):
+            self.iterable.set_epoch(epoch)
+        tell_epoch(epoch, self.iterable)
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        consumer = None if self._side is None else self._side.consumer()
-        alone = copy.copy(
-            self
-        )  # what `next` keeps is not to hold what keeps it: DataLoaders end when they are dropped
-        alone._batches = self._batches = None
-        return alone._iterate(alone._made(epoch, consumer))
+        epoch, self._epoch, self._batches = self._epoch, self._epoch + 1, None
+        make_batch = _BatchMaker(self, epoch)
+        items = self._numbers(epoch) if self._by_number else self.iterable
+        # Nothing from here on refers to this object, which refers to it in turn when `next` is used. So a
+        # DataLoader and its workers end as soon as the prefetcher is dropped.
+        jobs = _jobs(make_batch, items, self._stream.consumer())
+        if self.own_thread:
+            begun = on_thread(itertools.starmap(self._stream.begin, jobs), self.prefetch_factor)
+        else:
+            begun = ahead(self._stream.begin, jobs, 1 + self.prefetch_factor)
+        return _hand_over(begun, self._stream)
 
     def next(self) -> Any:
-        """Return the next batch; after the last, ``(None, None)``: as many as a batch has elements, and at least one.
+        """Return the next batch; after the last, ``(None, None)``: a None for each element of a batch.
 
-        The first call begins an epoch. After the end it stays at that; `iter` or a new prefetcher begins anew.
+        The first call begins an epoch. After the end, further calls return the same: use `iter` or a new
+        prefetcher to begin anew.
         """
         if self._batches is None:
             self._batches = iter(self)
         for batch in self._batches:
             if isinstance(batch, tuple | list):
-                self._nothing = (None,) * max(1, len(batch))
+                self._after_the_last = (None,) * max(1, len(batch))
             return batch
-        return self._nothing
+        return self._after_the_last
 
-    def _made(self, epoch: int, consumer: Any) -> Iterator[Any]:
-        """Yield all batches, begun."""
-        items: Iterator[tuple[Callable[[], Any], int | None]]
-        if self._by_number:
-            size = len(self.iterable)
-            order = (
-                ShuffledSampler(size, seed=self.seed).take(epoch, 0, size).tolist()
-                if self.shuffle
-                else range(size)
-            )
-            items = (
-                (functools.partial(self.iterable.__getitem__, number), number) for number in order
-            )
+    def _numbers(self, epoch: int) -> Iterable[int]:
+        size = len(self.iterable)
+        if not self.shuffle:
+            return range(size)
+        order = ShuffledSampler(size, seed=self.seed)
+        return [int(number) for number in order.take(epoch, np.arange(size))]
+
+
+def _jobs(
+    make_batch: "_BatchMaker", items: Iterable[Any], consumer: Any
+) -> Generator[tuple[Any, ...], None, None]:
+    """Yield what `SideStream.begin` takes, for each item."""
+    for item in items:
+        yield make_batch, item, consumer
+        del item  # its memory may be what the next one takes
+
+
+def _hand_over(
+    begun: Generator[Any, None, None], stream: CurrentStream | SideStream
+) -> Generator[Any, None, None]:
+    with contextlib.closing(begun):
+        for batch in map(stream.hand_over, begun):
+            yield batch
+            del batch  # its memory may be what the next one takes
+
+
+class _BatchMaker:
+    """Makes the batches of one epoch of a `CudaPrefetcher`: moves them to the device and transforms them."""
+
+    def __init__(self, prefetcher: CudaPrefetcher, epoch: int) -> None:
+        self._dataset = prefetcher.iterable if prefetcher._by_number else None
+        self._device, self._transform = prefetcher.device, prefetcher.transform
+        self._columns, self._seed, self._epoch = prefetcher._columns, prefetcher.seed, epoch
+        self._samples_seen = 0
+
+    def __call__(self, item: Any) -> Any:
+        """Return a batch on the device, of one from the iterable or of the number of a sample."""
+        number = None if self._dataset is None else item
+        batch = map_tensors(self._move, item if self._dataset is None else self._dataset[item])
+        if self._transform is None:
+            return batch
+        is_sequence = isinstance(batch, tuple | list) and len(batch) > 0
+        images, *values = batch if is_sequence else [batch]
+        if isinstance(self._transform, Transform):
+            images, values = self._transform_columns(images, values, number)
         else:
-            items = ((functools.partial(_same, item), None) for item in self.iterable)
-        draws = _Draws(self.seed, epoch)
-        for item, number in items:
-            make = functools.partial(self._make, item, functools.partial(draws, number))
-            yield make() if self._side is None else self._side.make(make, consumer)
-            del item, make  # their memory is the next batch's
-
-    def _make(self, item: Callable[[], Any], draws: Callable[[Any], dict[str, Any]]) -> Any:
-        batch = map_tensors(self._move, item())
-        if self.transform is None:
-            return batch
-        ours = isinstance(self.transform, Transform)
-        if isinstance(batch, tuple | list) and len(batch):
-            images, *rest = batch
-            options = draws(images) if ours else {}
-            names: tuple[str, ...] = ("label",)
-            if len(rest) == len(self._names) and all(_is_of_batch(one, images) for one in rest):
-                names = self._names
-            if ours and len(rest) == len(names) and all(isinstance(one, Tensor) for one in rest):
-                columns = dict(zip(names, rest, strict=True))
-                changed, columns = self.transform(
-                    images, columns, **options
-                )  # MixUp changes labels too
-                rest = [columns[name] for name in names]
-            else:
-                changed = self.transform(images, **options)
-            both = [changed, *rest]
-            return type(batch)(*both) if hasattr(batch, "_fields") else type(batch)(both)
-        return self.transform(batch, **(draws(batch) if ours else {}))
+            images = self._transform(images)
+        if not is_sequence:
+            return images
+        is_named = hasattr(batch, "_fields")
+        return type(batch)(images, *values) if is_named else type(batch)([images, *values])
 
     def _move(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+        return tensor.to(self._device, non_blocking=True)
 
-    def _iterate(self, made: Iterator[Any]) -> Iterator[Any]:
-        source = (
-            ahead_on_thread(made, self.prefetch_factor)
-            if self.own_thread
-            else _begun(made, self.prefetch_factor)
-        )
-        with contextlib.closing(source):
-            for batch in source:
-                yield batch if self._side is None else self._side.hand_over(batch)
-                del batch
-
-
-class _Draws:
-    """What transforms of ours are told of each batch, so that nothing counts but its place in the epoch."""
-
-    def __init__(self, seed: int, epoch: int) -> None:
-        self._options = {"seed": int(seed) + here(), "epoch": epoch}
-        self._seen = 0
-
-    def __call__(self, number: int | None, images: Any) -> dict[str, Any]:
-        count = len(images) if isinstance(images, Tensor) and images.ndim else 0
-        first = self._seen
+    def _transform_columns(
+        self, images: Any, values: list[Any], number: int | None
+    ) -> tuple[Any, list[Any]]:
+        """Call a transform of memload's with images and, if their names are known, columns."""
+        draws = self._draw_options(images, number)
+        names: tuple[str, ...] = ("label",)
+        if len(values) == len(self._columns) and all(_is_column(one, images) for one in values):
+            names = self._columns
         if (
-            number is not None
-        ):  # which is a sample's, or that of a batch, whose samples then have numbers of their own
-            first = number if count == 1 else number + 1 << 32
-        self._seen += count
-        return {"samples": np.arange(first, first + count), **self._options}
+            not values
+            or len(values) != len(names)
+            or not all(isinstance(one, Tensor) for one in values)
+        ):
+            return self._transform(images, **draws), values
+        columns = dict(zip(names, values, strict=True))
+        images, columns = self._transform(images, columns, **draws)  # MixUp changes labels too
+        return images, [columns[name] for name in names]
+
+    def _draw_options(self, images: Any, number: int | None) -> dict[str, Any]:
+        """Return what random draws depend on, so that they are the same for the same batch of an epoch."""
+        count = len(images) if isinstance(images, Tensor) and images.ndim else 0
+        first = self._samples_seen
+        if number is not None:  # batches that have numbers get 2³² draws each
+            first = number if count == 1 else (number + 1) << 32
+        self._samples_seen += count
+        samples = np.arange(first, first + count)
+        return {"samples": samples, "seed": int(self._seed) + here(), "epoch": self._epoch}
 
 
-def bound(transform: Any, dataset: Any) -> Any:
-    """Return a transform of ours with what the data set knows filled in; any other as it is."""
-    index = getattr(dataset, "index", None)
-    if not isinstance(transform, Transform) or not isinstance(index, Index):
-        return transform
-    mean, std = index.statistics.get("mean"), index.statistics.get("std")
-    known = {"mean": mean, "std": std} if isinstance(mean, list) and isinstance(std, list) else {}
-    return transform.bind(**known, num_classes=len(index.classes) if index.classes else None)
+def _is_dataset(iterable: Any) -> bool:
+    """Return whether this is a dataset whose samples are taken by number; raise TypeError if it is nothing usable."""
+    if isinstance(iterable, str | bytes | os.PathLike):
+        raise TypeError(
+            f"iterable is the path {iterable!r}. Give a DataLoader or a dataset, or use a Loader, which "
+            "takes a path."
+        )
+    if hasattr(iterable, "__iter__"):
+        return False
+    if not (hasattr(iterable, "__getitem__") and hasattr(iterable, "__len__")):
+        raise TypeError(
+            f"iterable must be an iterable or a dataset with a length, not {iterable!r}."
+        )
+    return True
 
 
-def _check(prefetch_factor: int) -> None:
+def _is_column(value: Any, images: Any) -> bool:
+    """Return whether a value has a row for each image."""
+    are_tensors = isinstance(value, Tensor) and isinstance(images, Tensor)
+    return are_tensors and value.ndim > 0 and len(value) == len(images)
+
+
+def _check_prefetch_factor(prefetch_factor: int) -> None:
     if not isinstance(prefetch_factor, int) or prefetch_factor < 1:
         raise ValueError(
-            f"prefetch_factor: expected an integer of 1 or more, found {prefetch_factor!r}"
+            f"prefetch_factor must be an integer of at least 1, not {prefetch_factor!r}."
         )
-
-
-def _is_of_batch(value: Any, images: Any) -> bool:
-    """Return whether a value is a column: a row for each image."""
-    return (
-        isinstance(value, Tensor)
-        and value.ndim > 0
-        and isinstance(images, Tensor)
-        and len(value) == len(images)
-    )
-
-
-def _same(item: T) -> T:
-    return item
-
-
-def _begun(items: Iterator[T], ahead: int) -> Generator[T, None, None]:
-    """Yield items, with ``ahead`` more of them begun; an exception comes when its turn does."""
-    waiting: deque[T] = deque()
-    failure: Exception | None = None
-    ended = False
-    try:
-        while True:
-            while not ended and len(waiting) <= ahead:
-                try:
-                    waiting.append(next(items))
-                except StopIteration:
-                    ended = True
-                except Exception as error:  # noqa: BLE001  # raised below
-                    failure, ended = error, True
-            if not waiting:
-                break
-            yield waiting.popleft()
-        if failure is not None:
-            raise failure
-    finally:
-        del failure  # it holds this frame
-
-
-def ahead_on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
-    """Yield what an iterable gives, made on a thread that ends with this generator."""
-    items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # a queue in C, since an interrupt within Python's own semaphore would leave that locked for ever
-    room: queue.SimpleQueue[None] = queue.SimpleQueue()
-    for _ in range(prefetch_factor):
-        room.put(None)
-    stop = threading.Event()
-
-    def produce() -> None:
-        error = None
-        iterator = None
-        try:
-            iterator = iter(iterable)
-            while True:
-                room.get()
-                if stop.is_set():
-                    break
-                items.put((next(iterator),))
-        except StopIteration:
-            pass
-        except BaseException as caught:  # noqa: BLE001  # whatever it is, it is raised where the loop is
-            error = caught
-        if stop.is_set() and isinstance(iterator, Generator):
-            with contextlib.suppress(Exception):  # nobody is there to be told
-                iterator.close()
-        items.put(_End(error))
-
-    thread = threading.Thread(target=produce, name="memload-prefetch", daemon=True)
-    process = os.getpid()
-    try:
-        thread.start()
-        while True:
-            item = items.get()
-            if isinstance(item, _End):
-                error, item = item.error, None
-                if error is None:
-                    return
-                try:
-                    raise error
-                finally:
-                    del error  # it holds this frame
-            room.put(None)
-            yield item[0]
-            if os.getpid() != process:
-                raise RuntimeError(
-                    "iterator: expected to be used in the process that made it, found a forked child, which has "
-                    "none of its threads. Iterate anew there"
-                )
-    finally:
-        if (
-            os.getpid() == process
-        ):  # in a forked child the thread is gone, and may have held their locks
-            stop.set()
-            room.put(None)
-            if (
-                thread.ident is not None and thread is not threading.current_thread()
-            ):  # which collects garbage, and cannot wait for itself
-                thread.join(_GRACE)

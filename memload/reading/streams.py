@@ -8,88 +8,130 @@ import torch
 from torch import Tensor
 
 
-class Made(NamedTuple):
-    """A batch on its way, and the event behind which it is there."""
+class Begun(NamedTuple):
+    """A batch on its way, and the event after which it is there."""
 
     batch: Any
     ready: torch.cuda.Event
 
 
+class CurrentStream:
+    """Makes batches where the caller is: on the CPU, or on the current stream of a CUDA device.
+
+    It has the methods of `SideStream`, so that a Loader need not ask which of the two it uses.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The stream that the next batch is made on; None on the CPU."""
+        return _current_stream(self.device) if self.device.type == "cuda" else None
+
+    def consumer(self) -> None:
+        """Return None: batches are made on the consumer's stream, and wait for nothing."""
+
+    def begin(self, make: Callable[[Any], Any], job: Any, consumer: None) -> Any:
+        """Return ``make(job)``."""
+        return make(job)
+
+    def hand_over(self, batch: Any) -> Any:
+        """Return the batch, which needs no handing over."""
+        return batch
+
+
 class SideStream:
-    """A stream that batches are made on ahead of the consumer, ``prefetch_factor`` of them.
+    """A CUDA stream that batches are made on, ``prefetch_factor`` of them ahead of the consumer.
 
-    `make` first has the stream wait for what the consumer has asked of the device so far, so that what is made may be
-    made of what the consumer made. `hand_over` has the consumer's stream wait for the batch, and tells torch's
-    allocator that its tensors are used there, so that their memory is not written to before it was read. It also holds
-    the host back where that is more than some batches ahead of the device, since memory would be taken for every one.
+    The consumer is whoever uses the batches, on the stream that is current there. Three rules make that safe:
 
-    With ``waits=False``, for what is made of the stream's own tensors alone and is handed over as tensors that
-    `tensors_of` finds, the stream waits for an earlier state of the consumer, which it reaches before the host asks:
-    where a wait is pending on one stream, the GPU takes longer from kernel to kernel on another, for some pairs of
-    streams. ResNet-50 and ResNet-18 beside the feed "dma" on an H200: 0.985 and 0.980 of synthetic, or 1.000, as it
-    happens; without pending waits 0.999 and 0.996 always.
+    - `begin` lets this stream wait for what the consumer has asked of the device so far. So a batch may be
+      made of what the consumer has made.
+    - `hand_over` lets the consumer's stream wait for the batch. It also tells torch's allocator that the
+      consumer uses the tensors, so that their memory is not reused before they were read.
+    - `hand_over` blocks the host while it is more than ``2 × prefetch_factor`` batches ahead of the device.
+      Otherwise memory would be taken for each of them.
+
+    ``waits=False`` replaces the first rule: this stream waits for an earlier state of the consumer, one that
+    the host has almost waited for already. That is safe only if batches are made of this stream's own tensors
+    alone and `tensors_of` finds all tensors in them. The reason is speed: while a wait is pending on one
+    stream, the GPU takes longer from kernel to kernel on the other, for some pairs of streams. Beside the
+    feed "dma" on an H200, ResNet-50 and ResNet-18 trained at 0.985 and 0.980 of synthetic data, or at 1.000,
+    depending on the pair. Without pending waits it was always 0.999 and 0.996.
     """
 
     def __init__(self, device: torch.device, prefetch_factor: int, *, waits: bool = True) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # short, and waited for
-        # one for all: whoever waits for it waits for at least what the consumer had asked for then
+        # High priority: the kernels are short, and the consumer waits for them.
+        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
+        # One event for all batches: whoever waits for it waits at least for what was asked for until then.
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
-        self._waits, self._lead = waits, 2 * prefetch_factor
-        #: of the last batches, when they were there, or without waits when the consumer had come to them
+        self._waits = waits
+        self._max_handed_over = 2 * prefetch_factor
+        #: For each of the last batches: the event of the batch itself or, with waits=False, of the consumer
+        #: at the time of handing it over.
         self._handed_over: deque[torch.cuda.Event] = deque()
 
     def consumer(self) -> torch.cuda.Stream:
         """Return the stream that is current for the caller."""
-        return torch.cuda.current_stream(self.device.index)  # by index it takes 1 µs, by device 3
+        return _current_stream(self.device)
 
-    def make(self, function: Callable[[], Any], consumer: torch.cuda.Stream) -> Made:
-        """Call a function with this stream as the current one."""
+    def begin(self, make: Callable[[Any], Any], job: Any, consumer: torch.cuda.Stream) -> Begun:
+        """Call ``make(job)`` with this stream as the current one. Does not wait for the device."""
         with torch.cuda.stream(self.stream):
             if self._waits or not self._handed_over:
                 self._asked.record(consumer)
                 self.stream.wait_event(self._asked)
             else:
                 self.stream.wait_event(self._handed_over[0])
-            batch = function()
+            batch = make(job)
             ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             ready.record(self.stream)
-        return Made(batch, ready)
+        return Begun(batch, ready)
 
-    def hand_over(self, made: Made) -> Any:
-        """Return the batch, for what follows on the stream that is current for the caller."""
+    def hand_over(self, begun: Begun) -> Any:
+        """Return the batch, ready for whatever follows on the stream that is current for the caller."""
+        batch, ready = begun
         consumer = self.consumer()
-        consumer.wait_event(made.ready)
-        for tensor in tensors_of(made.batch):
+        consumer.wait_event(ready)
+        for tensor in tensors_of(batch):
             if tensor.is_cuda:
                 tensor.record_stream(consumer)
-        reached = made.ready
+        reached = ready
         if not self._waits:
             reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             reached.record(consumer)
         self._handed_over.append(reached)
-        if len(self._handed_over) > self._lead:
+        if len(self._handed_over) > self._max_handed_over:
             self._handed_over.popleft().synchronize()
-        return made.batch
+        return batch
+
+
+def _current_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.current_stream(device.index)  # by index it takes 1 µs, by device 3
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """Return the device asked for, by default the current CUDA device or, without any, the CPU."""
+    """Return the device asked for, by default the current CUDA device or, where there is none, the CPU.
+
+    Raises ValueError for a device that is neither, or that torch does not find.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(
-            device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
-        )
+        wanted = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device: expected 'cpu', 'cuda' or 'cuda:1', found {device!r}") from None
-    if found.type not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected the CPU or a CUDA device, found {found}")
-    if found.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"device: expected one that torch finds, found {found}, and torch finds no CUDA device"
-        )
-    if found.type == "cuda" and found.index is None:
+            f"device: {device!r} is no device. Use 'cpu', 'cuda' or one such as 'cuda:1'."
+        ) from None
+    if wanted.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: {wanted} is not supported. Use the CPU or a CUDA device.")
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: torch finds no CUDA device, but {wanted} was asked for.")
+    if wanted.type == "cuda" and wanted.index is None:
         return torch.device("cuda", torch.cuda.current_device())
-    return found
+    return wanted
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
@@ -105,7 +147,10 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Return the same nest of tuples, named tuples, lists and mappings with other tensors; all else stays as it is."""
+    """Return the same nested tuples, named tuples, lists and mappings with ``function`` called for each tensor.
+
+    Everything else stays as it is. The order of the calls is that of `tensors_of`.
+    """
     result: Any = batch
     if isinstance(batch, Tensor):
         result = function(batch)
@@ -119,10 +164,10 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return result
 
 
-def _like(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
     """Return a mapping of the same kind, such as transformers' BatchEncoding, that holds these values."""
-    if hasattr(batch, "copy") and hasattr(batch, "update"):
-        made: Any = batch.copy()
-        made.update(values)
-        return made  # type: ignore[no-any-return]  # of the type it is copied from
+    if hasattr(mapping, "copy") and hasattr(mapping, "update"):
+        copied: Any = mapping.copy()
+        copied.update(values)
+        return copied  # type: ignore[no-any-return]  # of the mapping's own type
     return values

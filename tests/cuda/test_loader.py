@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_no_batch_is_overwritten_while_the_consumer_is_behind(
     dataset = MemmapDataset(path)
     expected = torch.stack([dataset[sample][0].double().sum() for sample in range(SIZE)])
     order = np.concatenate(
-        [ShuffledSampler(SIZE, seed=1).take(epoch, 0, SIZE) for epoch in range(4)]
+        [ShuffledSampler(SIZE, seed=1).take(epoch, np.arange(SIZE)) for epoch in range(4)]
     )
     assert torch.cat([numbers for _, numbers in sums]).tolist() == order.tolist()
     assert torch.equal(
@@ -183,29 +184,52 @@ def test_small_data_sets_are_resident_and_the_log_says_so(
 
 
 @every_feed
-def test_static_buffers_feed_a_captured_graph(path: Path, feed: Any) -> None:
-    loader = Loader(path, 50, drop_last=True, static_buffers=True, columns=["number"], feed=feed)
-    expected = [
-        batch.images.double().sum((1, 2, 3))
-        for batch in Loader(path, 50, drop_last=True, columns=["number"])
-    ]
-    batches = iter(loader)
-    first = next(batches)
-    total = torch.zeros(50, dtype=torch.float64, device="cuda")
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        total.copy_(first.images.double().sum((1, 2, 3)))
+def test_static_buffers_feed_a_captured_graph_in_all_epochs(path: Path, feed: Any) -> None:
+    options: Any = {"drop_last": True, "shuffle": True, "columns": ["number"]}
+    loader = Loader(path, 50, static_buffers=True, feed=feed, **options)
+    first = next(iter(loader))
+    images_read = torch.zeros_like(first.images)
+    numbers_read = torch.zeros_like(first.number)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        total.copy_(first.images.double().sum((1, 2, 3)))
-    graph.replay()
-    assert torch.equal(total, expected[0])
-    for batch, right in zip(batches, expected[1:], strict=True):
-        assert batch is first
-        graph.replay()
-        assert torch.equal(total, right)
+        images_read.copy_(first.images)
+        numbers_read.copy_(first.number)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        for batch, expected in zip(loader, _epoch(path, epoch, options), strict=True):
+            assert batch.images.data_ptr() == first.images.data_ptr()
+            graph.replay()
+            assert torch.equal(images_read.cpu(), expected.images)
+            assert torch.equal(numbers_read.cpu(), expected.number)
+        next(iter(loader))  # an early exit, which changes nothing
+
+
+def _epoch(path: Path, epoch: int, options: Any) -> Loader:
+    """Return what an epoch has on the CPU."""
+    loader = Loader(path, 50, device="cpu", **options)
+    loader.set_epoch(epoch)
+    return loader
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_pinned_gathers_ahead_only_with_threads(path: Path, num_threads: int) -> None:
+    made: list[str] = []
+
+    def note(images: torch.Tensor) -> torch.Tensor:
+        made.append(threading.current_thread().name)
+        return images
+
+    loader = Loader(path, 20, transform=note, feed="pinned", num_threads=num_threads)
+    batches = iter(loader)
+    next(batches)
+    if num_threads:
+        assert threading.current_thread().name not in made
+    else:
+        assert made == [threading.current_thread().name]
+        next(batches)
+        assert len(made) == 2
+    del batches
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def batches(side: SideStream, cuda: Recorded, count: int) -> list[list[tuple[Any
     asked = []
     for _ in range(count):
         cuda.asked.clear()
-        assert side.hand_over(side.make(lambda: "batch", side.consumer())) == "batch"
+        assert side.hand_over(side.begin(str, "batch", side.consumer())) == "batch"
         asked.append(list(cuda.asked))
     return asked
 
@@ -104,9 +104,9 @@ def test_only_what_has_no_code_of_others_in_it_need_not_wait() -> None:
         """A user's."""
 
     ours = transforms.train(8)
-    assert loader._is_all_ours(None)
-    assert loader._is_all_ours(ours)
-    assert loader._is_all_ours(transforms.Normalize("imagenet"))
+    assert loader._is_all_own(None)
+    assert loader._is_all_own(ours)
+    assert loader._is_all_own(transforms.Normalize("imagenet"))
     for step in (torch.nn.Identity(), lambda images: images, Own()):
-        assert not loader._is_all_ours(step)
-        assert not loader._is_all_ours(transforms.Compose([*ours.transforms, step]))
+        assert not loader._is_all_own(step)
+        assert not loader._is_all_own(transforms.Compose([*ours.transforms, step]))

@@ -207,7 +207,7 @@ def test_the_state_can_be_saved(way: str, name: str, make: Callable[[str], Any])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_torchdata_loads_a_data_set_in_an_order_of_ours(path: Path, num_workers: int) -> None:
     # Orders are functions of the epoch, no iterables: a list of one epoch's is, and torchdata skips in it.
-    order = ShuffledSampler(SIZE, seed=3).take(1, 0, SIZE).tolist()
+    order = ShuffledSampler(SIZE, seed=3).take(1, np.arange(SIZE)).tolist()
 
     def make() -> Any:
         return stateful.StatefulDataLoader(
@@ -272,7 +272,7 @@ def test_under_torchdatas_nodes_epochs_follow_each_other(
 
 def test_torchdatas_nodes_gather_batches_of_a_data_set(path: Path) -> None:
     dataset = MemmapDataset(path)
-    order = ShuffledSampler(SIZE).take(0, 0, SIZE).tolist()
+    order = ShuffledSampler(SIZE).take(0, np.arange(SIZE)).tolist()
 
     def make() -> Any:
         batches = nodes.Batcher(nodes.SamplerWrapper(order), BATCH, drop_last=False)

@@ -1,0 +1,163 @@
+"""Keep the next items in flight: `ahead` begins them early, `on_thread` iterates on a thread of its own.
+
+Both are generators that end with everything they started, however their loop ends: exhausted, left early,
+or with an exception, which is raised after the items before it. What is in flight does not survive a fork:
+in the child, the next item raises RuntimeError. While the interpreter shuts down nothing is waited for. By
+then threads are gone and the globals of modules are None, so what is needed to see that is bound to local
+names beforehand.
+"""
+
+import contextlib
+import itertools
+import os
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: Seconds that an early exit waits for each thread of a pool, which may be inside of the user's transform or
+#: reading from a slow disk; and for the thread of an iterable, which may wait for anything.
+_MAX_WAIT = 60.0
+_MAX_WAIT_FOR_ITERABLE = 10.0
+#: One for each pool, so that its threads can be told from others.
+_pool_numbers = itertools.count()
+
+
+def ahead(
+    begin: Callable[..., T],
+    jobs: Generator[tuple[Any, ...], None, None],
+    in_flight: int,
+    num_threads: int = 0,
+) -> Generator[T, None, None]:
+    """Yield ``begin(*job)`` for every job, in order, with ``in_flight`` of them begun at a time.
+
+    ``in_flight``, at least 1, counts the item that is yielded next. Jobs are taken on the caller's thread,
+    and closed in the end. ``num_threads`` threads call ``begin``. With 0 the caller's thread calls it, which
+    is ahead of the consumer if ``begin`` only starts something, as on a CUDA stream.
+
+    >>> list(ahead(pow, ((number, 2) for number in range(4)), in_flight=2))
+    [0, 1, 4, 9]
+    """
+    is_finalizing, getpid, this_process = sys.is_finalizing, os.getpid, os.getpid()
+    name = f"memload-{next(_pool_numbers)}"
+    pool = ThreadPoolExecutor(num_threads, name) if num_threads else None
+    begun: deque[Any] = deque()
+    more_jobs = True
+    failure: Exception | None = None
+    try:
+        while True:
+            while more_jobs and len(begun) < in_flight:
+                try:
+                    job = next(jobs, None)
+                    if job is None:
+                        more_jobs = False
+                    else:
+                        begun.append(begin(*job) if pool is None else pool.submit(begin, *job))
+                    job = None  # its memory may be what the next item takes
+                except Exception as error:  # noqa: BLE001  # raised below, when its turn comes
+                    failure, more_jobs = error, False
+            if not begun:
+                break
+            yield begun.popleft() if pool is None else _result(begun.popleft())
+            if in_flight > 1:
+                _check_process(this_process)
+        if failure is not None:
+            raise failure
+    finally:
+        failure = job = None  # a traceback may hold this frame
+        jobs.close()
+        if pool is not None and not is_finalizing() and getpid() == this_process:
+            _end(pool, name)
+
+
+def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
+    """Yield what an iterable gives, taken from it on a thread, at most ``prefetch_factor`` items ahead.
+
+    >>> list(on_thread(range(3), prefetch_factor=2))
+    [0, 1, 2]
+    """
+    is_finalizing, getpid, this_process = sys.is_finalizing, os.getpid, os.getpid()
+    # SimpleQueue is written in C. An interrupt inside of queue.Queue could leave its lock held for ever.
+    items: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(prefetch_factor):
+        room.put(None)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_produce, args=(iterable, items, room, stop), name="memload-prefetch", daemon=True
+    )
+    del iterable  # the thread alone holds it
+    try:
+        thread.start()
+        while True:
+            is_item, value = items.get()
+            if not is_item:
+                break
+            room.put(None)
+            yield value
+            del value  # its memory may be what the next item takes
+            _check_process(this_process)
+        if value is not None:
+            raise value
+    finally:
+        value = None  # the traceback of an exception holds this frame
+        if not is_finalizing() and getpid() == this_process:
+            stop.set()
+            room.put(None)
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(_MAX_WAIT_FOR_ITERABLE)
+
+
+def _produce(
+    iterable: Iterable[Any],
+    items: "queue.SimpleQueue[tuple[bool, Any]]",
+    room: "queue.SimpleQueue[None]",
+    stop: threading.Event,
+) -> None:
+    """Put (True, item) for each item, as soon as there is room, then (False, None or an exception)."""
+    error, iterator = None, None
+    try:
+        iterator = iter(iterable)
+        while True:
+            room.get()
+            if stop.is_set():
+                break
+            items.put((True, next(iterator)))
+    except StopIteration:
+        pass
+    except BaseException as caught:  # noqa: BLE001  # whatever it is, the loop raises it
+        error = caught
+    if stop.is_set() and isinstance(iterator, Generator):
+        with contextlib.suppress(Exception):  # the loop has ended: nobody is there to catch it
+            iterator.close()
+    items.put((False, error))
+
+
+def _result(future: "Future[T]") -> T:
+    try:
+        return future.result()
+    finally:
+        del future  # its exception would hold this frame, and this frame the future
+
+
+def _check_process(process: int) -> None:
+    if os.getpid() != process:
+        raise RuntimeError(
+            "This iterator is used in a forked child, but what it has in flight stayed in the parent "
+            "process. Iterate anew in the child."
+        )
+
+
+def _end(pool: ThreadPoolExecutor, name: str) -> None:
+    """Drop what a pool has not begun, and wait for its threads."""
+    # shutdown(wait=True) would wait without end, and for the current thread, if that is one of the pool's
+    # which happens to collect garbage.
+    pool.shutdown(wait=False, cancel_futures=True)
+    for thread in threading.enumerate():
+        if thread.name.startswith(f"{name}_") and thread is not threading.current_thread():
+            thread.join(_MAX_WAIT)
