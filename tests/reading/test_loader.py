@@ -810,7 +810,7 @@ def test_a_feed_for_cuda_says_why_it_cannot_serve_the_cpu(path: Path) -> None:
             Loader(path, 4, device="cpu", feed=feed)
     with pytest.raises(
         ValueError,
-        match="feed: there is no 'gpu'. Choose one of auto, resident, dma, uva, pinned, cpu",
+        match=r"feed: there is no 'gpu'\. Choose one of auto, resident, dma, uva, pinned, cpu",
     ):
         Loader(path, 4, feed="gpu")  # type: ignore[arg-type]
 

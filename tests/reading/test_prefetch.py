@@ -495,7 +495,7 @@ def test_wrong_arguments_of_a_prefetcher_are_refused() -> None:
         TypeError, match="iterable must be an iterable or a dataset with a length, not 3"
     ):
         prefetched(3)
-    with pytest.raises(TypeError, match="iterable is the path 'out.bin'"):
+    with pytest.raises(TypeError, match=r"iterable is the path 'out\.bin'"):
         prefetched("out.bin")
     with pytest.raises(ValueError, match="device: meta is not supported"):
         CudaPrefetcher([], device="meta")

@@ -329,13 +329,13 @@ def test_labels_may_be_a_tensor() -> None:
     ids=str,
 )
 def test_weights_that_are_none_are_refused(weights: Any) -> None:
-    with pytest.raises(ValueError, match="^weights "):
+    with pytest.raises(ValueError, match=r"^weights "):
         WeightedSampler(weights)
 
 
 @pytest.mark.parametrize("labels", [[], [-1, 2], [0.5, 1], [[1, 2]], 3, [True, False]], ids=str)
 def test_labels_that_are_none_are_refused(labels: Any) -> None:
-    with pytest.raises(ValueError, match="^labels must be integers "):
+    with pytest.raises(ValueError, match=r"^labels must be integers "):
         ClassBalancedSampler(labels)
 
 
