@@ -1,12 +1,12 @@
-"""Bring the rows of samples to the device. One file for each way, and the choice among them.
+"""Bring the rows of samples to the device: one file for each way, and the choice among them.
 
-    choice ─▶ a feed ─▶ prepare(positions), once a chunk ─▶ fetch(start, stop), once a batch ─▶ tensors
+    choice ─▶ feed ─▶ prepare(positions): once a chunk ─▶ fetch(start, stop): once a batch
 
-    page cache ─┬─ threads copy rows to memory ───────────────────────────────▶ batch on the CPU   cpu
-                ├─ threads copy rows to page-locked memory, one copy a batch ─▶ batch on the GPU   pinned
-                ├─ copy engines of the GPU read the pages themselves ─────────▶ batch on the GPU   dma
-                ├─ a kernel reads the pages itself ───────────────────────────▶ batch on the GPU   uva
-                └─ all rows, once ─▶ memory of the GPU ─▶ index_select ───────▶ batch on the GPU   resident
+    page cache ─┬─ threads copy rows to memory ────────────────────▶ batch on the CPU   cpu
+                ├─ threads copy rows to page-locked memory ─ copy ─▶ batch on the GPU   pinned
+                ├─ the GPU's copy engines read the page cache ─────▶ batch on the GPU   dma
+                ├─ a kernel on the GPU reads the page cache ───────▶ batch on the GPU   uva
+                └─ all rows, once ─▶ GPU memory ─ index_select ────▶ batch on the GPU   resident
 
 - choice.py: which feed serves some samples on some device, and why.
 - interface.py: what a feed is given, and what it promises.

@@ -115,7 +115,7 @@ def first_that_serves(
         try:
             feed = create(name)
         except FeedError as error:
-            refusals.append(f"{name}: {error}")
+            refusals.append(f"{name}: {str(error).removesuffix('.')}")
             continue
         reasons = [f"{_gigabytes(size)} fits in {limit_in_words}", *refusals]
         return feed, Choice(name, "; ".join(reasons))

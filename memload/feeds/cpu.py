@@ -26,7 +26,7 @@ class CpuFeed:
         if device.type != "cpu":
             raise FeedError(
                 f"feed='cpu' needs device='cpu', but the device is {device}. Use another feed or "
-                "device"
+                "device."
             )
         self._samples, self.device = samples, device
         self._gatherer = Gatherer(samples.shards)

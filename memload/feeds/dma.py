@@ -61,7 +61,8 @@ class DmaFeed(PageCacheFeed):
         )
         if int(status):
             raise FeedError(
-                f"feed='dma': CUDA cannot start {len(size)} copies: {status.name}. Use feed='pinned'"
+                f"feed='dma': CUDA cannot start {len(size)} copies: {status.name}. "
+                "Use feed='pinned'."
             )
 
 
@@ -72,12 +73,12 @@ def _load_driver() -> Any:
     except ImportError:
         raise FeedError(
             "feed='dma' needs NVIDIA's CUDA bindings, which are not installed. "
-            "Run 'pip install cuda-bindings'"
+            "Run 'pip install cuda-bindings'."
         ) from None
     status, version = driver.cuDriverGetVersion()
     if not hasattr(driver, "cuMemcpyBatchAsync") or int(status) or version < 12080:
         raise FeedError(
             "feed='dma' needs a driver and cuda-bindings of CUDA 12.8 or later, but the driver is "
-            f"of CUDA {version // 1000}.{version % 1000 // 10}. Use feed='uva'"
+            f"of CUDA {version // 1000}.{version % 1000 // 10}. Use feed='uva'."
         )
     return driver

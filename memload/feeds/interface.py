@@ -72,7 +72,7 @@ def require_cuda(feed: str, device: torch.device) -> None:
     """Raise FeedError unless the device is a CUDA device."""
     if device.type != "cuda":
         raise FeedError(
-            f"feed={feed!r} needs a CUDA device, but the device is {device}. Use feed='cpu'"
+            f"feed={feed!r} needs a CUDA device, but the device is {device}. Use feed='cpu'."
         )
 
 

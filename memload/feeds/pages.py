@@ -1,6 +1,6 @@
 """The page cache registered with CUDA, so that the device reads the pages of files by itself.
 
-    shards ─▶ maps, shared and read-only ─▶ windows, registered by a thread ─▶ addresses for the device
+    shards ─▶ shared, read-only maps ─▶ windows, registered by a thread ─▶ addresses for the GPU
 
 Each file is mapped once more, shared and read-only, as CUDA cannot register the private maps of
 `Shards`. It is registered in windows of 256 MiB, and only those windows that hold rows in use. All
@@ -48,8 +48,7 @@ class PageCacheFeed:
     """The common part of the feeds whose device reads the page cache: `DmaFeed` and `UvaFeed`.
 
     They differ in who copies; see `_plan_chunk`. Rows whose windows are not registered yet come
-    through `PinnedFeed`, whose threads and page-locked memory end with the last chunk that was
-    prepared before all windows were registered.
+    through `PinnedFeed`, which is closed once all are.
     """
 
     name: ClassVar[str]
@@ -59,9 +58,7 @@ class PageCacheFeed:
         self._check_support()
         self._samples, self.device = samples, device
         self._row_bytes = samples.shards.array.row_bytes
-        self._pinned: PinnedFeed | None = PinnedFeed(
-            samples, device, num_threads=num_threads, callers=1, soft_limit=2
-        )
+        self._pinned = PinnedFeed(samples, device, num_threads=num_threads, callers=1, soft_limit=2)
         self._pages = Pages(samples.shards, samples.used_rows(), device)
 
     def prepare(self, positions: np.ndarray) -> Fetch:
@@ -69,19 +66,19 @@ class PageCacheFeed:
         rows = self._samples.row[positions]
         columns = [upload(column[positions], self.device) for column in self._samples.columns]
         shards, shape, dtype = self._samples.shards, self._samples.shape, self._samples.dtype
-        if self._pages.complete:
-            self._pinned = None  # chunks of other iterators may go on using theirs
-        pinned = self._pinned
-        copy_batch = (
-            self._plan_chunk(rows)
-            if pinned is None
-            else self._plan_chunk_while_registering(rows, pinned)
-        )
+        copy_batch: CopyBatch | None = None
 
         def fetch(start: int, stop: int) -> list[Tensor]:
+            nonlocal copy_batch
             shards.check_sizes(range(len(shards.maps)))
+            if copy_batch is None and self._pages.complete:
+                copy_batch = self._plan_chunk(rows)
+                self._pinned.close()  # other iterators may still be using it
             out = torch.empty(shape(stop - start), dtype=dtype, device=self.device)
-            copy_batch(start, stop, out)
+            if copy_batch is not None:
+                copy_batch(start, stop, out)
+            else:
+                self._copy_both_ways(rows[start:stop], out)
             return [out, *(column[start:stop] for column in columns)]
 
         return fetch
@@ -89,8 +86,7 @@ class PageCacheFeed:
     def close(self) -> None:
         """See `Feed.close`."""
         self._pages.close()
-        if self._pinned is not None:
-            self._pinned.close()
+        self._pinned.close()
 
     def _check_support(self) -> None:
         """Raise FeedError if a library or driver for this way of copying is missing."""
@@ -100,22 +96,7 @@ class PageCacheFeed:
         """Return a function that copies some of these rows, all of them registered."""
         raise NotImplementedError
 
-    def _plan_chunk_while_registering(self, rows: np.ndarray, pinned: PinnedFeed) -> CopyBatch:
-        """Return the same for rows that are not all registered yet; it gets faster once they are."""
-        copy_registered: CopyBatch | None = None
-
-        def copy_batch(start: int, stop: int, out: Tensor) -> None:
-            nonlocal copy_registered
-            if copy_registered is None and self._pages.complete:
-                copy_registered = self._plan_chunk(rows)
-            if copy_registered is not None:
-                copy_registered(start, stop, out)
-            else:
-                self._copy_both_ways(rows[start:stop], out, pinned)
-
-        return copy_batch
-
-    def _copy_both_ways(self, rows: np.ndarray, out: Tensor, pinned: PinnedFeed) -> None:
+    def _copy_both_ways(self, rows: np.ndarray, out: Tensor) -> None:
         """Copy one batch: registered rows from the page cache, the others through the CPU."""
         is_registered = self._pages.are_registered(rows)
         registered = np.flatnonzero(is_registered)
@@ -131,7 +112,7 @@ class PageCacheFeed:
         rows_per_part = max(1, _PART_BYTES // self._row_bytes)
         for start in range(0, len(missing), rows_per_part):
             part = missing[start : start + rows_per_part]
-            self._scatter(pinned.fetch_rows(rows[part]), part, out)
+            self._scatter(self._pinned.fetch_rows(rows[part]), part, out)
 
     def _scatter(self, pixels: Tensor, positions: np.ndarray, out: Tensor) -> None:
         """Copy pixels to positions of a batch, on the device."""
@@ -152,7 +133,7 @@ class Pages:
         if row_bytes > WINDOW_BYTES:
             raise FeedError(
                 f"rows of {row_bytes:,} bytes are too large to register: the limit is "
-                f"{WINDOW_BYTES:,} bytes. Use feed='pinned'"
+                f"{WINDOW_BYTES:,} bytes. Use feed='pinned'."
             )
         self.windows = Windows(shards)
         self._used = self.windows.used_by(rows)
@@ -257,7 +238,7 @@ class Windows:
         return first_window + offset // WINDOW_BYTES, first_window + end // WINDOW_BYTES
 
     def bytes_before_boundary(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many bytes of each row lie in the first of its two windows; 0 if it has one."""
+        """Return how many bytes of each row lie in its first window if it has two, else 0."""
         _, offset = self.shard_and_offset(rows)
         boundary = (offset + self._row_bytes - 1) // WINDOW_BYTES * WINDOW_BYTES
         return np.asarray(np.maximum(boundary - offset, 0))
@@ -318,7 +299,7 @@ class RegisteredFile:
         except OSError as error:  # touching the pages would end the process
             raise FormatError(
                 f"{self.path} cannot be read: {error.strerror}. Check the disk, then restore the "
-                "file or run 'memload build' again",
+                "file or run 'memload build' again.",
                 path=self.path,
             ) from error
         np.add.reduce(pages[:: mmap.PAGESIZE], dtype=np.int64)  # before Linux 5.14
@@ -333,7 +314,7 @@ class RegisteredFile:
         except FeedError as error:
             raise FeedError(
                 f"the pages of {self.path} cannot be registered with CUDA, perhaps because of its "
-                f"file system ({error}). Use feed='pinned'"
+                f"file system ({error}). Use feed='pinned'."
             ) from None
 
 
@@ -357,7 +338,7 @@ def _shared_file(path: Path, descriptor: int, size: int) -> RegisteredFile:
             try:
                 file = RegisteredFile(path, descriptor, size)
             except OSError as error:
-                raise FeedError(f"{path} cannot be mapped: {error.strerror}") from error
+                raise FeedError(f"{path} cannot be mapped: {error.strerror}.") from error
             _files[identity] = file
         return file
 

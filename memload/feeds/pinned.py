@@ -84,11 +84,11 @@ class PinnedFeed:
         return out
 
     def close(self) -> None:
-        """See `Feed.close`."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        """See `Feed.close`. Fetching stays possible, also while this is called."""
+        with self._lock:
+            # A fetch under way keeps both to its end. Then threads end and memory is freed.
             self._pool = None
-        self._staging = None
+            self._staging = None
 
     def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         parts = min(self._parts, max(1, out.nbytes // _PART_BYTES))
@@ -142,7 +142,7 @@ class Staging:
 
     def give_back(self, buffer: Tensor) -> None:
         """Accept a buffer back, once the last copy out of it was put on the current stream."""
-        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # sleeps in a wait
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # sleeps
         copied.record(torch.cuda.current_stream(self.device))
         with self._lock:
             self._free.append((buffer, copied))

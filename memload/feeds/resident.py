@@ -46,7 +46,7 @@ class ResidentFeed:
             needed = len(used_rows) * samples.shards.array.row_bytes
             raise FeedError(
                 f"feed='resident' needs {needed:,} bytes of memory on {device}, which has {free:,} "
-                "bytes free. Use feed='auto', or fewer samples"
+                "bytes free. Use feed='auto', or fewer samples."
             ) from error
         self._dtypes = [column.dtype for column in columns]
         self._columns = [

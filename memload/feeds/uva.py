@@ -28,7 +28,7 @@ class UvaFeed(PageCacheFeed):
             from memload.feeds.uva_kernel import gather_rows
         except ImportError:
             raise FeedError(
-                "feed='uva' needs Triton, which is not installed. Run 'pip install triton'"
+                "feed='uva' needs Triton, which is not installed. Run 'pip install triton'."
             ) from None
         self._kernel: Any = gather_rows
 

@@ -31,7 +31,7 @@ def initialised() -> None:
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
-    """The addresses that are registered with CUDA. Fails a test that leaves one, or that leaks memory."""
+    """The addresses registered with CUDA. Fails a test that leaves one, or that leaks memory."""
     from memload.feeds import pages, pinned
 
     addresses: set[int] = set()
@@ -61,7 +61,7 @@ def _memory_in_use() -> tuple[int, int]:
     if not torch.cuda.is_available():
         return 0, 0
     torch.cuda.synchronize()  # batches that were handed over are free once the device is done
-    torch._C._cuda_clearCublasWorkspaces()  # the first matrix product on a stream takes these for good
+    torch._C._cuda_clearCublasWorkspaces()  # that the first matrix product on a stream takes
     torch._C._host_emptyCache()  # memory that is kept for the next use counts as allocated
     return torch.cuda.memory_allocated(), torch.cuda.host_memory_stats().get(
         "allocated_bytes.current", 0

@@ -327,23 +327,6 @@ def test_torch_works_on_after_a_refusal() -> None:
     assert torch.ones(3, device=DEVICE).sum().item() == 3
 
 
-@pytest.mark.parametrize("feed_name", ["dma"])
-def test_feeds_of_one_file_register_it_once(
-    make_feed: Callable[..., Any], make_dataset: Callable[..., Index], registered: set[int]
-) -> None:
-    path = make_dataset(rows=(12, 9)).path
-    one, other = make_feed(Shards(Index.read(path))), make_feed(Shards(Index.read(path)))
-    wait_for_pages(one)
-    wait_for_pages(other)
-    assert len(registered) == 2  # one window of each shard
-    one.close()
-    gc.collect()
-    assert len(registered) == 2
-    np.testing.assert_array_equal(
-        on_host(fetch(other, np.array([3]))[0]), Shards(Index.read(path)).maps[0][[3]]
-    )
-
-
 @resident
 @pytest.mark.parametrize("row", [range(40), [5, 39, 5]], ids=["all rows", "some rows"])
 def test_feeds_of_the_same_rows_hold_them_on_the_device_once(

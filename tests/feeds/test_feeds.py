@@ -1,5 +1,6 @@
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from memload import FeedError, FormatError, Index
-from memload.feeds import choice, gathering, pages
+from memload.feeds import choice, gathering, pages, pinned
 from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.interface import Samples, widest_word
@@ -108,6 +109,23 @@ def test_the_disk_is_asked_for_rows_first_and_as_long_as_it_has_to_be_waited_for
     for row in (3, 4, 5):
         feed.prepare(np.array([row]))(0, 1)
     assert asked == [[0], [3], [4]]
+
+
+def test_a_pinned_feed_may_be_closed_while_a_thread_gathers(
+    open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ClosingExecutor(ThreadPoolExecutor):
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            feed.close()
+            return super().submit(*arguments, **options)
+
+    monkeypatch.setattr(pinned, "ThreadPoolExecutor", ClosingExecutor)
+    monkeypatch.setattr(pinned, "_PART_BYTES", 1)
+    shards = open_shards()
+    feed = pinned.PinnedFeed(samples_of(shards), CUDA, num_threads=3, callers=1, soft_limit=2)
+    out = np.zeros_like(stored(shards))
+    feed._gather(np.arange(12), out)  # without the copy to the device
+    np.testing.assert_array_equal(out, stored(shards))
 
 
 def test_words_are_as_wide_as_rows_allow() -> None:
