@@ -1,4 +1,9 @@
-"""What each stage and each feed reaches on this machine, next to its limit measured in the same run."""
+"""What each stage and each feed reaches on this machine, next to its limit measured in the same run.
+
+measure(path) ─▶ decoding, cold disk        each alone, with its limit
+              ─▶ Stages: disk, gathering, copies, feeds, transform, Loader     in turn, warm
+              ─▶ Report of Lines ─▶ text(), as_dict(), plot()
+"""
 
 import contextlib
 import functools
@@ -6,13 +11,13 @@ import itertools
 import math
 import os
 import platform
-import shutil
+import resource
 import statistics
-import tempfile
+import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,122 +25,250 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from memload import inspection
-from memload.bench_report import Line, Report
-from memload.errors import FeedError, MemloadError
+from memload.errors import DependencyError, FeedError, MemloadError
 from memload.machine import available_cores
-from memload.storage.format import HEADER_BYTES, npy_header
-from memload.storage.index import Array, Index, Shard
+from memload.storage.format import HEADER_BYTES
+from memload.storage.index import Array
 from memload.storage.mapping import forget
-from memload.storage.shards import Shards
 
 if TYPE_CHECKING:
     import torch
 
     from memload.feeds.choice import Choice
-    from memload.feeds.gathering import Gatherer
     from memload.reading.dataset import MemmapDataset
 
-#: Bytes of pixels that are measured on, at most: more than a cache of the CPU's holds, read within seconds.
-_PART_BYTES = 512 << 20
+#: Bytes of pixels to measure on, at most: more than a CPU's cache holds, read within seconds.
+_SAMPLE_BYTES = 512 << 20
 #: Bytes of pixels in a batch, at most: 256 pictures of 256×256×3.
 _BATCH_BYTES = 64 << 20
-#: Read at a time by a thread: large enough for any disk's full speed.
+#: Bytes that a thread reads at a time, large enough for the full speed of any disk.
 _BLOCK_BYTES = 8 << 20
-#: Seconds of one measurement, and those of one that reads from the disk or decodes.
-_SLOT, _LONG_SLOT = 0.2, 1.0
+#: Seconds of one measurement, and of one that reads from the disk or decodes.
+_SECONDS, _LONG_SECONDS = 0.2, 1.0
 _ROUNDS, _LONG_ROUNDS = 5, 3
-#: Seconds from the start after which no further round begins.
-_ENOUGH = 45.0
-#: Batches that transforms are prepared for at a time, as in a Loader.
-_STRETCH = 32
-#: Samples that one measurement asks for, at most.
-_MOST = 1 << 20
+#: Seconds from the start after which no new round begins.
+_LAST_ROUND_AFTER = 45.0
+#: Batches that the GPU is asked for before it is waited for; and a transform, as in a Loader.
+_CHUNK = 32
+_SHARE = "Share: the median, over the rounds, of a rate divided by its limit in the same round."
 
-#: Makes ready for so many images; what it returns goes through that many, and returns how many they were.
-Prepare = Callable[[int], Callable[[], int]]
+#: Does a part of the work, waits for the device, and returns how many images it was.
+Step = Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The rate of a subject and the rate that limits it, or the reason why there is none."""
+
+    subject: str
+    images_s: float | None = None  #: images a second, the median of all rounds
+    lower_quartile: float = 0.0
+    upper_quartile: float = 0.0
+    gb_s: float | None = None  #: the same in gigabytes of stored pixels a second
+    rounds: int = 0
+    limit: str = ""  #: what the limit is
+    limit_images_s: float | None = None
+    share: float | None = None  #: the median of the shares of all rounds
+    reason: str = ""
+
+    @classmethod
+    def of(
+        cls, subject: str, rates: Sequence[float], limit: str, limits: Sequence[float], size: int
+    ) -> "Line":
+        """Return the line for the rates of all rounds, of images of ``size`` bytes."""
+        if not rates:
+            return cls(subject, reason="not measured")
+        low, middle, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else [rates[0]] * 3
+        line = (subject, middle, low, high, middle * size / 1e9, len(rates))
+        if not limits:
+            return cls(*line)
+        share = statistics.median(rate / most for rate, most in zip(rates, limits, strict=True))
+        return cls(*line, limit, statistics.median(limits), share)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the quartiles are further apart than 40 % of the median."""
+        return self.upper_quartile - self.lower_quartile > 0.4 * (self.images_s or 0)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `measure` found. ``facts`` say on what data and machine, ready for JSON."""
+
+    facts: dict[str, Any]
+    lines: Sequence[Line]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        return {**self.facts, "results": [asdict(line) for line in self.lines]}
+
+    def heading(self) -> list[str]:
+        """Return two lines: the data, and the machine."""
+        facts, machine = self.facts, self.facts["machine"]
+        whole = facts["sampled"] == facts["samples"]
+        part = "" if whole else f", measured on {facts['sampled']:,} of them"
+        shape = "×".join(map(str, facts["shape"]))
+        return [
+            f"{Path(facts['path']).name}: {facts['samples']:,} samples of {shape} {facts['dtype']}"
+            f"{part}; batches of {facts['batch_size']:,}, medians of {facts['rounds']} rounds, "
+            f"{facts['seconds']:.0f} s in all",
+            f"{machine['cpu']}, {machine['cores']} cores; {machine.get('gpu', 'no GPU')}; "
+            f"torch {facts['versions']['torch']}",
+        ]
+
+    def text(self) -> str:
+        """Return a table, with the heading above and notes below."""
+        rows = [("", "images/s", "GB/s", "share", "of its limit, images/s")]
+        for line in self.lines:
+            if line.images_s is None:
+                rows.append((line.subject, "–", "–", "", line.reason))
+                continue
+            limit, share = "", ""
+            if line.limit_images_s is not None and line.share is not None:
+                limit, share = f"{_number(line.limit_images_s)}  {line.limit}", f"{line.share:.2f}"
+            rows.append((line.subject, _number(line.images_s), f"{line.gb_s:.3g}", share, limit))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            "  ".join(
+                [
+                    subject.ljust(widths[0]),
+                    *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=False)),
+                    limit,
+                ]
+            ).rstrip()
+            for subject, *cells, limit in rows
+        ]
+        return "\n".join([*self.heading(), "", *table, "", _SHARE, *self.facts["notes"]])
+
+    def plot(self, path: Path) -> None:
+        """Write a picture with a bar for each rate and a mark at its limit. See `check_plot`."""
+        from matplotlib.figure import Figure
+
+        lines = [line for line in self.lines if line.images_s is not None][::-1]
+        rates = [line.images_s or 0.0 for line in lines]
+        figure = Figure(figsize=(10, 1.8 + 0.35 * len(lines)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.barh([line.subject for line in lines], rates, color="#4c78a8")
+        for place, line in enumerate(lines):
+            end = max(rates[place], line.limit_images_s or 0.0)
+            if line.limit_images_s is not None:
+                axes.plot([line.limit_images_s] * 2, [place - 0.4, place + 0.4], "k", linewidth=2)
+            share = "" if line.share is None else f"   share {line.share:.2f}"
+            axes.text(1.05 * end, place, f" {_number(rates[place])}{share}", va="center")
+        axes.set_xscale("log")
+        axes.set_xlim(right=20 * axes.get_xlim()[1])  # room for the texts
+        axes.set_xlabel(f"images a second; black marks are limits. {_SHARE}", fontsize="small")
+        figure.suptitle("\n".join(self.heading()), fontsize="small")
+        figure.savefig(path)
+
+
+def check_plot(path: Path) -> None:
+    """Check that `Report.plot` can write a file, before a minute of measuring.
+
+    Raises DependencyError if matplotlib is not installed, and ValueError for a bad path.
+    """
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise DependencyError(
+            f"--plot needs matplotlib, which cannot be imported: {error}. Run "
+            "pip install 'memload[plot]'",
+            name="matplotlib",
+        ) from error
+    endings = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in endings:
+        known = ", ".join(sorted(endings))
+        raise ValueError(f"plot: {path} is no picture. Give a name that ends in one of {known}.")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"plot: {path} cannot be written. Give a file in a folder that exists.")
 
 
 def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
-    """Measure for less than a minute, on a part of the data set.
+    """Measure on at most 512 MiB of a data set, for less than a minute.
 
-    ``images`` is the folder that the data set was built from, for its pictures to be decoded in a DataLoader. A part
-    of a large data set is copied to a temporary folder, beside it if possible, which is removed in the end. Pages of
-    that part are dropped from the page cache. Raises FormatError, ValueError and OSError.
+    ``images`` is the folder that the data set was built from; its pictures are then decoded in a
+    DataLoader, too. Drops the pages that it measures on from the page cache. Raises FormatError,
+    FeedError, ValueError and OSError.
     """
     start = time.perf_counter()
     from memload.reading.dataset import MemmapDataset
 
     dataset = MemmapDataset(path)
-    if not len(dataset) or not len(dataset.shards):
-        raise ValueError(
-            f"{path}: expected at least one sample, found none. Build it from a folder with pictures"
-        )
-    row_bytes = dataset.shards.array.row_bytes
-    rows = max(1, min(len(dataset.shards), _PART_BYTES // row_bytes))
-    files = None if images is None else _files(dataset, Path(images))
-    # First, while this process has none of the threads and devices that do not survive a fork.
-    jpegs = [] if files is None else [_jpegs(files, dataset)]
-    cold, from_disk = _cold(dataset.shards, rows, min(8, available_cores()))
-    if from_disk:
-        rows = max(1, min(rows, int(4 * from_disk)))  # what is read within seconds
-    with _sample(dataset, rows) as sample:
-        batch = 1 << int(math.log2(max(1, min(2048, len(sample), _BATCH_BYTES // row_bytes))))
+    if not len(dataset):
+        raise ValueError(f"{path} has no samples. Build it from a folder with pictures.")
+    array = dataset.shards.array
+    # The samples that lie first in the files, so that these are read from start to end.
+    count = max(1, _SAMPLE_BYTES // array.row_bytes)
+    sample = dataset.subset(np.sort(np.argsort(dataset.index.row, kind="stable")[:count]))
+    batch = min(2048, len(sample), max(1, _BATCH_BYTES // array.row_bytes))
+    batch = 1 << (batch.bit_length() - 1)
+    # First, while this process has no threads and devices yet, as those do not survive a fork.
+    jpegs = [] if images is None else [_measure_decoding(_find_files(dataset, Path(images)), array)]
+    files, stages = _Files(sample, batch), Stages()
+    with files.pool:
+        cold = _measure_cold_disk(files)
         try:
-            lines, facts, notes = _warm(dataset, sample, batch, start + _ENOUGH)
-        except RuntimeError as error:  # torch's: there is no room for the limits
+            choice = _add_stages(stages, dataset, files, batch)
+            rounds = stages.measure(start + _LAST_ROUND_AFTER)
+        except RuntimeError as error:  # torch's, where there is no room for the limits
             raise FeedError(
-                f"{path}: expected 2 GB of free memory for measuring, on the GPU too if there is one, found: "
-                f"{_first_line(error)}. Make room, or let CUDA_VISIBLE_DEVICES name another GPU, or none"
+                "Measuring takes 2 GB of free memory, on the GPU too if there is one: "
+                f"{_first_line(error)}. Make room, or let CUDA_VISIBLE_DEVICES name another GPU"
             ) from error
+    lines = [cold, *stages.lines(array.row_bytes)]
+    facts = {
+        "path": str(path),
+        "samples": len(dataset),
+        "sampled": len(sample),
+        "shape": list(array.shape),
+        "dtype": np.dtype(array.descr).name,
+        "bytes": len(dataset.shards) * array.row_bytes,
+        "batch_size": batch,
+        "rounds": rounds,
+        "feed": str(choice),
+        "threads": available_cores(),
+        "seconds": time.perf_counter() - start,
+        "machine": _machine(),
+        "versions": inspection.environment(),
+        "notes": [f'feed="auto" takes {choice}.', *_notes(lines, jpegs)],
+    }
+    return Report(facts, [*lines, *jpegs])
+
+
+def _notes(lines: Sequence[Line], jpegs: Sequence[Line]) -> Iterator[str]:
+    """Say what follows from the lines, of which the Loader's is the last."""
     for line in jpegs:
         if line.images_s and lines[-1].images_s:
-            faster = lines[-1].images_s / line.images_s
-            notes.append(
-                f"The Loader, crops and normalisation included, brings {faster:.3g} times the images of the JPEGs "
-                "in a DataLoader, which are decoded and resized alone."
+            yield (
+                f"The Loader with crops and normalisation is {lines[-1].images_s / line.images_s:.3g} "
+                "times as fast as a DataLoader that only decodes and resizes the JPEGs."
             )
-    uneven = [line.subject for line in [cold, *lines, *jpegs] if line.spread > 0.4]
+    uneven = [line.subject for line in [*lines, *jpegs] if line.uneven]
     if uneven:
-        notes.append(
-            f"Rounds differ much: {'; '.join(uneven)}. If other processes are at work, run it again without."
+        yield (
+            f"The rounds of these differ by more than 40 %: {'; '.join(uneven)}. If other "
+            "processes are running, end them and measure again."
         )
-    array = dataset.shards.array
-    return Report(
-        {
-            "path": str(path),
-            "samples": len(dataset),
-            "sampled": len(sample),
-            "sample_in": str(sample.path.parent),
-            "shape": list(array.shape),
-            "dtype": np.dtype(array.descr).name,
-            "bytes": len(dataset.shards) * row_bytes,
-            "batch_size": batch,
-            **facts,
-            "seconds": time.perf_counter() - start,
-            "machine": _machine(),
-            "versions": inspection.environment(),
-            "notes": notes,
-        },
-        [cold, *lines, *jpegs],
-    )
 
 
-def _files(dataset: "MemmapDataset", images: Path) -> list[Path]:
-    """Return the files of some samples, at random."""
-    chosen = np.random.default_rng(0).permutation(len(dataset))[:1000]
-    files = [
-        file for sample in chosen.tolist() if (file := images / dataset.keys[sample]).is_file()
-    ]
-    if not files:
+# Decoding
+
+
+def _find_files(dataset: "MemmapDataset", images: Path) -> list[Path]:
+    """Return the source files of up to 1,000 random samples."""
+    chosen = np.random.default_rng(0).permutation(len(dataset))[:1000].tolist()
+    files = [images / dataset.keys[sample] for sample in chosen]
+    found = [file for file in files if file.is_file()]
+    if not found:
         raise ValueError(
-            f"images: expected the folder that {dataset.path.name} was built from, with files such as "
-            f"{dataset.keys[int(chosen[0])]!r}, found none of {len(chosen):,} in {str(images)!r}. Give that folder"
+            f"images: {str(images)!r} has none of the {len(files):,} files looked for, such as "
+            f"{dataset.keys[chosen[0]]!r}. Give the folder that {dataset.path.name} was built from"
         )
-    return files
+    return found
 
 
 class _Pictures:
-    """Pictures decoded and brought to one size, without end; what torch calls a map-style data set."""
+    """A map-style data set without end that decodes pictures and resizes them."""
 
     def __init__(self, files: Sequence[Path], shape: tuple[int, ...]) -> None:
         self.files, self.shape = files, shape
@@ -144,463 +277,417 @@ class _Pictures:
         return 1 << 30
 
     def __getitem__(self, number: int) -> np.ndarray:
+        height, width, channels = self.shape
         with Image.open(self.files[number % len(self.files)]) as image:
-            upright = image.convert("L" if self.shape[2] == 1 else "RGB")
-        return np.array(
-            ImageOps.fit(upright, (self.shape[1], self.shape[0]), Image.Resampling.BILINEAR)
-        )
+            converted = image.convert("L" if channels == 1 else "RGB")
+        return np.array(ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR))
 
 
-def _jpegs(files: Sequence[Path], dataset: "MemmapDataset") -> Line:
+def _measure_decoding(files: Sequence[Path], array: Array) -> Line:
+    """Decode in a DataLoader with one worker a core; the limit is one process times the cores."""
     from torch.utils.data import DataLoader
 
-    workers, shape = available_cores(), dataset.shards.array.shape
+    workers = available_cores()
     subject = f"JPEGs in a DataLoader, {workers} worker{'s' * (workers > 1)}"
+    end = time.perf_counter() + _LONG_SECONDS
     try:
-        read: list[Path] = []
-        end = time.perf_counter() + _LONG_SLOT
-        for file in itertools.takewhile(lambda _: not read or time.perf_counter() < end, files):
-            file.read_bytes()  # from here on it comes from the page cache
-            read.append(file)
-        pictures = _Pictures(read, shape)
-        start, alone = time.perf_counter(), 0
-        while not alone or time.perf_counter() < start + _LONG_SLOT:
-            pictures[alone]
-            alone += 1
-        limit = workers * alone / (time.perf_counter() - start)
+        warm = [file for file in files if time.perf_counter() < end and file.read_bytes()]
+        pictures, numbers = _Pictures(warm or files, array.shape), itertools.count()
+        limit = workers * _rate(lambda: len([pictures[next(numbers)]]), _LONG_SECONDS)
         batch = max(1, min(64, int(limit / workers / 5)))  # a worker takes a fifth of a second
         batches = iter(DataLoader(cast("Any", pictures), batch, num_workers=workers))
-        for _ in range(2 * workers):  # until every worker is at work
+        for _ in range(2 * workers):  # until all workers are busy
             next(batches)
-        rates = []
-        for _ in range(_LONG_ROUNDS):
-            start, count = time.perf_counter(), 0
-            while not count or time.perf_counter() < start + 1.5 * _LONG_SLOT:
-                count += len(next(batches))
-            rates.append(count / (time.perf_counter() - start))
+        rates = [
+            _rate(lambda: len(next(batches)), 1.5 * _LONG_SECONDS) for _ in range(_LONG_ROUNDS)
+        ]
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         return Line(subject, reason=_first_line(error))
-    what = f"decoding {len(read):,} of them in one process, × {workers} cores"
-    return Line.of(subject, rates, what, [limit] * len(rates), dataset.shards.array.row_bytes)
+    what = f"decoding {len(pictures.files):,} of them in one process, × {workers} cores"
+    return Line.of(subject, rates, what, [limit] * len(rates), array.row_bytes)
 
 
-def _in_turn(
-    pieces: Sequence[Any], workers: Sequence[Callable[[Any], int]], seconds: float = math.inf
-) -> int:
-    """Have each worker take its share of pieces, on a thread of its own; return what they did in time."""
-    end = time.perf_counter() + seconds
+# The disk
 
-    def work(number: int) -> int:
-        in_time = itertools.takewhile(
-            lambda _: time.perf_counter() < end, pieces[number :: len(workers)]
+
+class _Buffer(threading.local):
+    """Memory, of its own for each thread."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = np.zeros(size, np.uint8)
+
+
+class _Files:
+    """The part of the files that holds a sample: read from start to end, or gathered by rows."""
+
+    def __init__(self, sample: "MemmapDataset", batch: int) -> None:
+        from memload.feeds.gathering import Gatherer
+
+        self.sample, self.rows = sample, sample.index.row
+        self.shards, self.array = sample.shards, sample.shards.array
+        self._gatherer, row_bytes = Gatherer(self.shards), self.array.row_bytes
+        self._buffer = _Buffer(max(_BLOCK_BYTES, batch * row_bytes))
+        self.threads = available_cores()
+        self.pool = ThreadPoolExecutor(self.threads)
+        #: File, offset and size of one block after another.
+        self.blocks: list[tuple[Path, int, int]] = []
+        first, last = int(self.rows.min()), int(self.rows.max())
+        last = min(last, first + _SAMPLE_BYTES // row_bytes)  # used rows may be far apart
+        for path, start, stop in zip(
+            self.shards.paths, self.shards.starts, self.shards.starts[1:], strict=False
+        ):
+            end = HEADER_BYTES + (min(last + 1, stop) - start) * row_bytes
+            offset = HEADER_BYTES + (max(first, start) - start) * row_bytes
+            for at in range(offset, end, _BLOCK_BYTES):
+                self.blocks.append((path, at, min(_BLOCK_BYTES, end - at)))
+
+    def read(self, block: tuple[Path, int, int]) -> int:
+        """Read a block and return its number of rows, a fraction included."""
+        path, offset, size = block
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.readinto(self._buffer.memory[:size].data) or 0
+
+    def gather(self, rows: np.ndarray) -> int:
+        """Copy rows as the feeds do, and return how many."""
+        memory = self._buffer.memory[: len(rows) * self.array.row_bytes]
+        out = memory.view(self.array.descr).reshape(len(rows), *self.array.shape)
+        self._gatherer.gather(rows, out)
+        return len(rows)
+
+    def on_threads(
+        self, work: Callable[[Any], int], items: Iterable[Any], seconds: float = math.inf
+    ) -> int:
+        """Call work on all threads for each item, until so many seconds have passed; add up."""
+        end = time.perf_counter() + seconds
+        return sum(
+            self.pool.map(lambda item: work(item) if time.perf_counter() < end else 0, items)
         )
-        return sum(workers[number](piece) for piece in in_time)
 
-    with ThreadPoolExecutor(len(workers)) as pool:
-        return sum(pool.map(work, range(len(workers))))
+    def drop(self) -> None:
+        """Remove the blocks from the page cache, unless another process maps them."""
+        self.forget()
+        for path, offset, size in self.blocks:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)  # pages that are not written yet would stay
+                os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
 
-
-def _blocks(shards: Shards, rows: int) -> list[tuple[Path, int, int]]:
-    """Return where the first rows are: file, offset and size, of `_BLOCK_BYTES` or less."""
-    blocks = []
-    for path, first, stop in zip(shards.paths, shards.starts, shards.starts[1:], strict=False):
-        size = (min(rows, stop) - first) * shards.array.row_bytes
-        blocks += [
-            (path, HEADER_BYTES + at, min(_BLOCK_BYTES, size - at))
-            for at in range(0, size, _BLOCK_BYTES)
-        ]
-    return blocks
-
-
-def _drop(blocks: Sequence[tuple[Path, int, int]], shards: Shards) -> None:
-    """Have no page of some blocks in the page cache, if nobody else holds them."""
-    for pixels in shards.maps:
-        forget(pixels)
-    for path, offset, size in blocks:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # a page that is still to be written stays
-            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+    def forget(self) -> None:
+        """Unmap all pages; those that are in the page cache stay there."""
+        for pixels in self.shards.maps:
+            forget(pixels)
 
 
-def _read(buffer: memoryview, block: tuple[Path, int, int]) -> int:
-    """Read a block, and return its size."""
-    with block[0].open("rb", buffering=0) as file:
-        file.seek(block[1])
-        return file.readinto(buffer[: block[2]]) or 0
-
-
-def _readers(threads: int) -> list[Callable[[Any], int]]:
-    return [functools.partial(_read, memoryview(bytearray(_BLOCK_BYTES))) for _ in range(threads)]
-
-
-def _gather(gatherer: "Gatherer", out: np.ndarray, rows: np.ndarray) -> int:
-    """Copy rows as the feeds do, and return how many."""
-    gatherer.gather(rows, out[: len(rows)])
-    return len(rows)
-
-
-def _gatherers(shards: Shards, size: int, threads: int) -> list[Callable[[Any], int]]:
-    from memload.feeds.gathering import Gatherer
-
-    buffers = [np.zeros((size, *shards.array.shape), shards.array.descr) for _ in range(threads)]
-    gatherer = Gatherer(shards)
-    return [functools.partial(_gather, gatherer, buffer) for buffer in buffers]
-
-
-def _pieces(order: np.ndarray, size: int) -> list[np.ndarray]:
-    return [order[start : start + size] for start in range(0, len(order), size)]
-
-
-def _cold(shards: Shards, rows: int, threads: int) -> tuple[Line, float]:
-    """Return the line of a disk nothing of which is in RAM, and the rows a second that it gives from start to end."""
-    subject, row_bytes = "disk cold, random order", shards.array.row_bytes
+def _measure_cold_disk(files: _Files) -> Line:
+    """Gather random rows, none of which is in RAM; the limit is reading from start to end."""
+    subject, row_bytes = "disk cold, random order", files.array.row_bytes
     if not hasattr(os, "posix_fadvise"):
-        return Line(subject, reason="this system has no posix_fadvise, which makes it cold"), 0.0
-    import resource
-
-    rates, limits, blocks = [], [], _blocks(shards, rows)
-    size = max(1, min(64, rows // threads, _BLOCK_BYTES // row_bytes))
-    readers, gatherers = _readers(threads), _gatherers(shards, size, threads)
+        return Line(subject, reason="this system cannot drop pages from its cache")
+    rates: list[float] = []
+    limits: list[float] = []
     for number in range(_LONG_ROUNDS):
         try:
-            _drop(blocks, shards)
-            start = time.perf_counter()
-            done = _in_turn(blocks, readers, _LONG_SLOT) / row_bytes
-            limits.append(done / (time.perf_counter() - start))
-            _drop(blocks, shards)
+            files.drop()
+            read = functools.partial(files.on_threads, files.read, files.blocks, _LONG_SECONDS)
+            limits.append(_rate(read) / row_bytes)
+            files.drop()
         except OSError as error:
-            return Line(subject, reason=f"its pages cannot be dropped: {error}"), 0.0
+            return Line(subject, reason=f"its pages cannot be dropped: {error}")
+        order = np.random.default_rng(number).permutation(files.rows)
+        pieces = _split(order, max(1, min(64, len(order) // files.threads)))
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        count = _in_turn(
-            _pieces(np.random.default_rng(number).permutation(rows), size), gatherers, _LONG_SLOT
-        )
+        count = files.on_threads(files.gather, pieces, _LONG_SECONDS)
         rates.append(count / (time.perf_counter() - start))
         after = resource.getrusage(resource.RUSAGE_SELF)
-        read, faults = (
-            512 * (after.ru_inblock - before.ru_inblock),
-            after.ru_majflt - before.ru_majflt,
-        )
-        # Some filesystems do not count what is read. Then a wait for a page has to do.
-        if read < count * row_bytes / 2 and (read or not faults):
-            return Line(
-                subject, reason="its pages stay in RAM: a filesystem in memory, or others hold them"
-            ), 0.0
-    return Line.of(
-        subject, rates, "the file from start to end, cold", limits, row_bytes
-    ), statistics.median(limits)
+        # Some filesystems do not count what is read; then a wait for a page shows it.
+        bytes_read = 512 * (after.ru_inblock - before.ru_inblock)
+        waited = after.ru_majflt > before.ru_majflt
+        if bytes_read < count * row_bytes / 2 and (bytes_read or not waited):
+            reason = "its pages stay in RAM: the disk is in memory, or another process maps them"
+            return Line(subject, reason=reason)
+    return Line.of(subject, rates, "the file from start to end, cold", limits, row_bytes)
 
 
-@contextlib.contextmanager
-def _sample(dataset: "MemmapDataset", rows: int) -> Iterator["MemmapDataset"]:
-    """Yield the data set itself, or a copy of its first rows."""
-    from memload.reading.dataset import MemmapDataset
-
-    if rows == len(dataset.shards):
-        yield dataset
-        return
-    size, folder = rows * dataset.shards.array.row_bytes, dataset.shards.folder
-    if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < 2 * size:
-        folder = Path(tempfile.gettempdir())
-    if (free := shutil.disk_usage(folder).free) < 2 * size:
-        raise OSError(
-            f"{folder}: expected {2 * size:,} bytes of free disk for a part of the data set, found {free:,}. "
-            "Make room, or let TMPDIR name another folder"
-        )
-    with tempfile.TemporaryDirectory(
-        prefix="memload-bench-", dir=folder, ignore_cleanup_errors=True
-    ) as temporary:
-        path = Path(temporary) / "sample.bin"
-        _copy(dataset, rows, path)
-        yield MemmapDataset(path)
+# All that is warm
 
 
-def _copy(dataset: "MemmapDataset", rows: int, path: Path) -> None:
-    """Write a data set of the first rows, one sample each, with columns of the same kind."""
-    array, index = dataset.shards.array, dataset.index
-    pixels = dataset.shards.gather(np.arange(rows), np.empty((rows, *array.shape), array.descr))
-    with path.open("wb") as file:
-        file.write(npy_header(array.descr, pixels.shape))
-        file.write(pixels.view(np.uint8).data)
-    samples = np.arange(rows) % len(index)
-    Index(
-        path=path.with_suffix(".idx"),
-        arrays=(
-            Array(
-                "image",
-                array.descr,
-                array.shape,
-                (Shard(path.name, rows, HEADER_BYTES + pixels.nbytes),),
-            ),
-        ),
-        row=np.arange(rows),
-        flags=np.zeros(rows, np.uint8),
-        keys=index.keys.take(samples),
-        columns={
-            name: np.ascontiguousarray(index.columns[name][samples])
-            for name in dataset.sample_columns
-        },
-        crc32={"image": np.array([zlib.crc32(image) for image in pixels], np.uint32)},
-        classes=index.classes,
-    ).write(path.with_suffix(".idx"))
+class Stages:
+    """Subjects and their limits, which are measured in turn; or why a subject is not."""
 
-
-class _Rounds:
-    """Ways that are measured in turn, each for about the same time; or the reason why one is not."""
-
-    def __init__(self, batch: int, least: int, wait: Callable[[], object]) -> None:
-        self._batch, self._least, self._wait = batch, least, wait
-        self._runs: dict[str, Callable[[], int]] = {}
+    def __init__(self) -> None:
+        self._steps: dict[str, Step] = {}
+        self._limits: dict[str, str] = {}
+        self._derived: dict[str, Callable[[], list[float]]] = {}
+        #: Images a second in each round.
         self.rates: dict[str, list[float]] = {}
         self.reasons: dict[str, str] = {}
 
-    def add(self, name: str, prepare: Prepare) -> None:
-        """Try a way, and find the number of images that it brings in a slot's time."""
-        count = self._least
-        try:
-            self._rate(prepare(count))  # compiles, loads and registers what there is to
-            while count / (rate := self._rate(prepare(count))) < _SLOT / 4 and count < _MOST:
-                count *= 4
-            count = max(self._least, round(min(_MOST, rate * _SLOT) / self._batch) * self._batch)
-            self._runs[name], self.rates[name] = prepare(count), []
-        except (MemloadError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            self.reasons[name] = _first_line(error)
+    def add(self, name: str, step: Step, limit: str = "") -> None:
+        """Add a subject with its limit; or without one, something that limits subjects."""
+        step()  # compiles, loads and registers
+        self._steps[name], self.rates[name] = step, []
+        if limit:
+            self._limits[name] = limit
 
-    def add_batches(self, name: str, work: Callable[[int], object]) -> None:
-        """Add a way that is called with the number of each batch."""
+    def derive(self, limit: str, compute: Callable[[], list[float]]) -> None:
+        """Add a limit that is computed from `rates`."""
+        self._derived[limit] = compute
 
-        def run(batches: int) -> int:
-            for number in range(batches):
-                work(number)
-            return batches * self._batch
+    def leave_out(self, subject: str, reason: str) -> None:
+        """Add a subject that cannot be measured."""
+        self._limits[subject], self.reasons[subject] = "", reason
 
-        self.add(name, lambda count: lambda: run(count // self._batch))
-
-    def go(self, end: float) -> int:
-        """Measure all in turn, several times, and once before that does not count; return how often."""
-        for number in range(_ROUNDS + 1):
-            if number > 1 and time.perf_counter() > end:
-                return number - 1
-            for name, run in self._runs.items():
-                rate = self._rate(run)
-                self.rates[name] += [rate] * (number > 0)
+    def measure(self, end: float) -> int:
+        """Measure all in turn, in one round at least; return the number of rounds."""
+        for number in range(_ROUNDS):
+            if number and time.perf_counter() > end:
+                return number
+            for name, step in self._steps.items():
+                self.rates[name].append(_rate(step, _SECONDS))
         return _ROUNDS
 
-    def _rate(self, run: Callable[[], int]) -> float:
-        self._wait()
-        start = time.perf_counter()
-        count = run()
-        self._wait()
-        return count / (time.perf_counter() - start)
+    def lines(self, row_bytes: int) -> list[Line]:
+        """Return a line for each subject."""
+        limits = self.rates | {name: compute() for name, compute in self._derived.items()}
+        return [
+            Line(subject, reason=self.reasons[subject])
+            if subject in self.reasons
+            else Line.of(subject, self.rates[subject], limit, limits[limit], row_bytes)
+            for subject, limit in self._limits.items()
+        ]
 
 
-def _warm(
-    dataset: "MemmapDataset", sample: "MemmapDataset", batch: int, end: float
-) -> tuple[list[Line], dict[str, Any], list[str]]:
-    """Return the lines of everything whose pages are in RAM, facts, and what to say of it."""
+def _rate(step: Step, seconds: float = 0.0) -> float:
+    """Return images a second of a step, repeated until so many seconds have passed."""
+    start, images = time.perf_counter(), 0
+    while True:
+        images += step()
+        if (passed := time.perf_counter() - start) >= seconds:
+            return images / passed
+
+
+def _add_stages(stages: Stages, dataset: "MemmapDataset", files: "_Files", batch: int) -> "Choice":
+    """Add all stages; return the feed that ``"auto"`` chooses for the whole data set."""
     import torch
 
-    from memload.feeds.choice import FEEDS
-    from memload.feeds.interface import widest_word
-    from memload.reading.loader import Loader
-    from memload.reading.streams import find_device
-    from memload.transforms.recipes import train
+    cuda, sample = torch.cuda.is_available(), files.sample
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    _add_memory(stages, files, batch)
+    if cuda:
+        _add_copies(stages, sample, batch, device)
+    else:
+        stages.leave_out("to the GPU", "torch finds no CUDA device")
+    _add_feeds(stages, sample, batch, device)
+    choice = _choose_feed(dataset, stages, device)
+    _add_transform(stages, files, batch, device, choice.name)
+    return choice
 
-    device, shards, threads = find_device(None), sample.shards, available_cores()
-    array, cuda = shards.array, device.type == "cuda"
-    callers = 1 if cuda else min(8, threads)  # of transforms: on the CPU as many as the Loader has
-    rounds = _Rounds(
-        batch,
-        callers * batch,
-        functools.partial(torch.cuda.synchronize, device) if cuda else lambda: None,
-    )
 
-    blocks, readers = _blocks(shards, len(shards)), _readers(min(8, threads))
-    _in_turn(blocks, readers)  # into RAM
-    order = sample.index.row[np.random.default_rng(1).permutation(len(sample))]
-    parts = _pieces(order[: len(order) // batch * batch], batch)
-    pixels = max(shards.maps, key=len)
-    taken, out = (
-        [part % len(pixels) for part in parts],
-        np.zeros((batch, *array.shape), array.descr),
-    )
-    each = max(1, -(-batch // threads), min(batch, (4 << 20) // array.row_bytes))
-    pieces, gather, gatherers = (
-        _pieces(order, each),
-        _gatherers(shards, batch, 1)[0],
-        _gatherers(shards, each, threads),
-    )
+def _add_memory(stages: Stages, files: _Files, batch: int) -> None:
+    """Add reading and gathering what is in the page cache."""
+    array, threads = files.array, files.threads
+    order = np.random.default_rng(1).permutation(files.rows)
+    batches = _split(order[: len(order) // batch * batch], batch)
+    pieces = _split(order, max(1, min(-(-batch // threads), (4 << 20) // array.row_bytes)))
+    pixels = max(files.shards.maps, key=len)
+    out = np.zeros((batch, *array.shape), array.descr)
+
+    def take() -> int:
+        for rows in batches:
+            np.take(pixels, rows % len(pixels), axis=0, out=out, mode="clip")
+        return batch * len(batches)
 
     def touch() -> int:
-        for mapped in shards.maps:
-            forget(mapped)
-        return _in_turn(pieces, gatherers)
+        files.forget()
+        return files.on_threads(files.gather, pieces)
 
-    def gather_all(count: int) -> Callable[[], int]:
-        many = [pieces[number % len(pieces)] for number in range(-(-count // each))]
-        return lambda: _in_turn(many, gatherers)
+    read, one_buffer = "the file from start to end, warm", "np.take into one buffer"
+    stages.add(read, lambda: files.on_threads(files.read, files.blocks) // array.row_bytes)
+    stages.add("disk warm, first touch", touch, read)
+    stages.add(one_buffer, take)
+    stages.add("gather, 1 thread", lambda: sum(map(files.gather, batches)), one_buffer)
+    subject = f"gather, {threads} thread{'s' * (threads > 1)}"
+    stages.add(subject, lambda: files.on_threads(files.gather, pieces), one_buffer)
 
-    rounds.add("read", lambda _: lambda: _in_turn(blocks, readers) // array.row_bytes)
-    rounds.add("touch", lambda _: touch)
-    rounds.add_batches(
-        "take", lambda n: np.take(pixels, taken[n % len(taken)], axis=0, out=out, mode="clip")
+
+def _add_copies(
+    stages: Stages, sample: "MemmapDataset", batch: int, device: "torch.device"
+) -> None:
+    """Add copies to the GPU, and the bare operations that limit feeds."""
+    import torch
+
+    from memload.feeds.interface import widest_word
+
+    images, row_bytes = sample.gather(np.arange(batch)), sample.shards.array.row_bytes
+    pinned = images.pin_memory()
+    # One copy of 256 MB, as a copy of a single batch would show what it costs to start it.
+    many = max(1, (256 << 20) // images.nbytes)
+    block = torch.empty((many, *images.shape), dtype=images.dtype, pin_memory=True)
+    target = torch.empty_like(block, device=device)
+    stored = torch.zeros((len(sample), row_bytes), dtype=torch.uint8, device=device)
+    words = stored.view(widest_word(row_bytes))
+    numbers = torch.randperm(len(sample), device=device)[:batch]
+    out = torch.empty((batch, words.shape[1]), dtype=words.dtype, device=device)
+
+    def repeat(operation: Callable[[], object], images: int = batch) -> Step:
+        def step() -> int:
+            for _ in range(_CHUNK):
+                operation()
+            torch.cuda.synchronize(device)
+            return _CHUNK * images
+
+        return step
+
+    one_copy = "one copy from page-locked memory"
+    stages.add(one_copy, repeat(lambda: target.copy_(block, non_blocking=True), many * batch))
+    stages.add(
+        "index_select on the GPU",
+        repeat(lambda: torch.index_select(words, 0, numbers, out=out)),
     )
-    rounds.add_batches("gather", lambda n: gather(parts[n % len(parts)]))
-    rounds.add("gather all", gather_all)
+    to_device = functools.partial(pinned.to, device, non_blocking=True)
+    stages.add("to the GPU, page-locked batches", repeat(to_device), one_copy)
+    stages.add("to the GPU, ordinary memory", repeat(lambda: images.to(device)), one_copy)
 
-    images = sample.gather(np.arange(batch))
-    if cuda:
-        many = max(1, (256 << 20) // images.nbytes)
-        block = torch.empty((many, *images.shape), dtype=images.dtype, pin_memory=True)
-        whole = torch.empty_like(block, device=device)
-        stored = torch.zeros((len(shards), array.row_bytes), dtype=torch.uint8, device=device)
-        stored = stored.view(widest_word(array.row_bytes))
-        numbers = torch.from_numpy(order[:batch]).to(device)
-        chosen = torch.empty((batch, stored.shape[1]), dtype=stored.dtype, device=device)
 
-        def copy(passes: int) -> int:
-            for _ in range(passes):
-                whole.copy_(block, non_blocking=True)
-            return passes * len(block) * batch
+def _epoch(
+    sample: "MemmapDataset", batch: int, device: "torch.device", feed: str, transform: Any = None
+) -> Step:
+    """Return a step that is an epoch of a Loader. The images come again if the sample has few."""
+    import torch
 
-        rounds.add("copy", lambda count: lambda: copy(-(-count // (len(block) * batch))))
-        rounds.add_batches("copies", lambda n: block[n % len(block)].to(device, non_blocking=True))
-        rounds.add_batches("ordinary", lambda _: images.to(device))
-        rounds.add_batches("select", lambda _: torch.index_select(stored, 0, numbers, out=chosen))
+    from memload.reading.loader import Loader
 
-    held: dict[
-        str, Loader
-    ] = {}  # the newest of each, so that pages stay registered and rows on the device
+    cuda = device.type == "cuda"
+    count = batch * (256 if cuda else 16)  # 0.1 to 0.2 s where nothing is transformed
+    loader = Loader(
+        sample.subset(np.arange(count) % len(sample)),
+        batch,
+        shuffle=True,
+        rank=0,
+        num_replicas=1,
+        device="cpu" if feed == "cpu" else device,
+        feed=cast("Any", feed),
+        transform=transform,
+    )
 
-    def load(feed: str, transform: Any, count: int) -> Callable[[], int]:
-        again, on = (
-            sample.subset(np.arange(count) % len(sample)),
-            "cpu" if feed == "cpu" else device,
-        )
-        loader = Loader(
-            again,
-            batch,
-            shuffle=True,
-            rank=0,
-            num_replicas=1,
-            device=on,
-            feed=cast("Any", feed),
-            transform=transform,
-        )
-        held[feed] = loader
-        return lambda: sum(len(made[0]) for made in loader)
+    def step() -> int:
+        images = sum(len(batch[0]) for batch in loader)
+        if cuda:
+            torch.cuda.synchronize(device)
+        return images
 
+    return step
+
+
+def _add_feeds(stages: Stages, sample: "MemmapDataset", batch: int, device: "torch.device") -> None:
+    """Add a Loader with each feed."""
+    from memload.feeds.choice import FEEDS
+
+    limits = {"resident": "index_select on the GPU", "cpu": "np.take into one buffer"}
     for feed in FEEDS[1:]:
-        if cuda or feed == "cpu":
-            rounds.add(feed, functools.partial(load, feed, None))
-        else:
-            rounds.reasons[feed] = "for a CUDA device, and there is none"
-    choice = _automatic(dataset, rounds.reasons, device)
-
-    side = min(224, *array.shape[:2])
-    transform = train(side) if array.shape[2] == 3 else train(side, mean=[0.5], std=[0.5])
-    inputs = images.to(device).permute(0, 3, 1, 2)
-    shape, stretch = (batch, array.shape[2], side, side), np.arange(_STRETCH * batch)
-    cast_to = torch.empty(shape, device=device, memory_format=torch.channels_last)
-
-    @functools.lru_cache(4)  # of more than the stretch that each thread is at
-    def prepared(epoch: int) -> Any:
-        return transform.prepare(stretch, epoch=epoch)
-
-    def transformed(
-        number: int,
-    ) -> int:  # for a stretch of batches at a time, as the Loader does it
-        epoch, place = divmod(number, _STRETCH)
-        return len(prepared(epoch)(inputs, None, place * batch, (place + 1) * batch))
-
-    def converted(_: int) -> int:
-        return len(cast_to.copy_(inputs[:, :, :side, :side]))
-
-    if cuda:
-        rounds.add_batches("cast", converted)
-        rounds.add_batches("transform", transformed)
-    else:  # on threads, as the Loader does it
-        rounds.add("cast", lambda count: lambda: _in_turn(range(count // batch), [converted]))
-        rounds.add(
-            "transform",
-            lambda count: lambda: _in_turn(range(count // batch), [transformed] * callers),
-        )
-    rounds.add("loader", functools.partial(load, choice.name, transform))
-    done, rates = rounds.go(end), rounds.rates
-    both = list(zip(rates.get(choice.name, []), rates.get("transform", []), strict=False))
-    rates["both"] = [min(pair) if cuda else 1 / (1 / pair[0] + 1 / pair[1]) for pair in both]
-
-    def line(subject: str, way: str, limit: str, what: str) -> Line:
-        if way in rounds.reasons:
-            return Line(subject, reason=rounds.reasons[way])
-        return Line.of(subject, rates[way], what, rates.get(limit, []), array.row_bytes)
-
-    take, bus = ("take", "np.take into one buffer"), ("copy", "one copy from page-locked memory")
-    lines = [
-        line("disk warm, first touch", "touch", "read", "the file from start to end, warm"),
-        line("gather, 1 thread", "gather", *take),
-        line(f"gather, {threads} thread{'s' * (threads > 1)}", "gather all", *take),
-    ]
-    if cuda:
-        lines.append(line("to the GPU, page-locked batches", "copies", *bus))
-        lines.append(line("to the GPU, ordinary memory", "ordinary", *bus))
-    else:
-        lines.append(Line("to the GPU", reason="torch finds no CUDA device"))
-    limits = {"resident": ("select", "index_select on the GPU"), "cpu": take}
-    lines += [line(f"feed {feed}", feed, *limits.get(feed, bus)) for feed in FEEDS[1:]]
-    lines.append(line(f"transform train({side})", "transform", "cast", "one cast to float32"))
-    what = (
-        f"the slower of feed {choice.name} and transform"
-        if cuda
-        else "feed and transform, one after the other"
-    )
-    lines.append(line(f"Loader, {choice.name}, train({side})", "loader", "both", what))
-    return (
-        lines,
-        {"rounds": done, "feed": str(choice), "threads": threads},
-        [f'feed="auto" takes {choice}.'],
-    )
+        if feed != "cpu" and device.type != "cuda":
+            stages.leave_out(f"feed {feed}", "it needs a CUDA device, and there is none")
+            continue
+        try:
+            limit = limits.get(feed, "one copy from page-locked memory")
+            stages.add(f"feed {feed}", _epoch(sample, batch, device, feed), limit)
+        except (MemloadError, RuntimeError, MemoryError) as error:
+            stages.leave_out(f"feed {feed}", _first_line(error))
 
 
-def _automatic(
-    dataset: "MemmapDataset", reasons: dict[str, str], device: "torch.device"
-) -> "Choice":
-    """Return the feed that the whole data set would get, of those that serve its sample."""
-    from memload.feeds import choice as feeds
+def _choose_feed(dataset: "MemmapDataset", stages: Stages, device: "torch.device") -> "Choice":
+    """Choose as ``feed="auto"`` does for the whole data set, among the feeds that work here."""
+    from memload.feeds import choice
     from memload.feeds.interface import Feed, Samples
 
     if device.type != "cuda":
-        return feeds.Choice("cpu", f"the device is {device}")
+        return choice.Choice("cpu", f"the device is {device}")
 
-    def make(name: str) -> Feed:
-        if name in reasons:
-            raise FeedError(reasons[name])
-        return cast("Feed", None)  # none is made: it would load or register all of the files
+    def create(name: str) -> Feed:
+        if f"feed {name}" in stages.reasons:
+            raise FeedError(stages.reasons[f"feed {name}"])
+        return cast("Feed", None)  # a real one would load or register all of the files
 
     columns = [dataset.index.columns[name] for name in dataset.sample_columns]
-    return feeds.first_that_serves(
-        make, Samples(dataset.shards, dataset.index.row, columns), device
-    )[1]
+    samples = Samples(dataset.shards, dataset.index.row, columns)
+    return choice.first_that_serves(create, samples, device)[1]
+
+
+def _add_transform(
+    stages: Stages, files: _Files, batch: int, device: "torch.device", feed: str
+) -> None:
+    """Add a transform, and a Loader with it, which the feed and the transform limit together."""
+    import torch
+
+    from memload.transforms.recipes import train
+
+    (height, width, channels), cuda = files.array.shape, device.type == "cuda"
+    side, plain = min(224, height, width), {} if channels == 3 else {"mean": [0.5], "std": [0.5]}
+    transform = train(side, **cast("Any", plain))
+    images = files.sample.gather(np.arange(batch)).to(device).permute(0, 3, 1, 2)
+    # On the CPU, the Loader calls transforms on threads, each with a batch of its own.
+    batches = range(_CHUNK if cuda else files.threads)
+    shape, positions = (batch, channels, side, side), np.arange(len(batches) * batch)
+    floats = torch.empty(shape, device=device, memory_format=torch.channels_last)
+    epochs = itertools.count()
+
+    def transform_chunk() -> int:
+        prepared = transform.prepare(positions, epoch=next(epochs))
+
+        def one(place: int) -> int:
+            return len(prepared(images, None, place * batch, (place + 1) * batch))
+
+        return wait(sum(map(one, batches)) if cuda else files.on_threads(one, batches))
+
+    def cast_chunk() -> int:
+        return wait(sum(len(floats.copy_(images[:, :, :side, :side])) for _ in batches))
+
+    def wait(images: int) -> int:
+        if cuda:
+            torch.cuda.synchronize(device)
+        return images
+
+    def rates_together() -> list[float]:
+        pairs = zip(stages.rates[f"feed {feed}"], stages.rates[subject], strict=True)
+        return [min(pair) if cuda else 1 / (1 / pair[0] + 1 / pair[1]) for pair in pairs]
+
+    subject, together = f"transform train({side})", "feed and transform, one after the other"
+    if cuda:
+        together = f"the slower of feed {feed} and transform"
+    stages.add("one cast to float32", cast_chunk)
+    stages.add(subject, transform_chunk, "one cast to float32")
+    loader = _epoch(files.sample, batch, device, feed, transform)
+    stages.add(f"Loader, {feed}, train({side})", loader, together)
+    stages.derive(together, rates_together)
+
+
+def _split(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _first_line(error: BaseException) -> str:
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
+def _number(value: float) -> str:
+    """Return a number with at most four significant digits."""
+    return f"{float(f'{value:.4g}'):,.10g}"
 
 
 def _machine() -> dict[str, Any]:
+    """Return the processor, its cores, the system and the GPU, ready for JSON."""
     import torch
 
-    cpu = platform.processor() or platform.machine()
+    found = {"cpu": platform.machine(), "cores": available_cores(), "system": platform.platform()}
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(
-            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu
-        )
-    found: dict[str, Any] = {"cpu": cpu, "cores": available_cores(), "system": platform.platform()}
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                found["cpu"] = line.partition(":")[2].strip()
+                break
     if torch.cuda.is_available():
         found |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
         with contextlib.suppress(OSError):

@@ -382,10 +382,9 @@ def bench(path: str, images: str | None, as_json: bool, plot: str | None) -> Non
     from pathlib import Path
 
     from memload import bench as measuring
-    from memload.bench_report import check_plot
 
     if plot is not None:
-        check_plot(Path(plot))
+        measuring.check_plot(Path(plot))
     report = measuring.measure(path, images=images)
     if as_json:
         click.echo(json.dumps(report.as_dict(), indent=1))
@@ -393,4 +392,4 @@ def bench(path: str, images: str | None, as_json: bool, plot: str | None) -> Non
         for line in report.text().splitlines():
             _echo(line)
     if plot is not None:  # last, because this may fail when the disk is full
-        report.plot().save(plot)
+        report.plot(Path(plot))
