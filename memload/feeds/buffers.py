@@ -1,4 +1,4 @@
-"""Memory for batches, used again once nothing refers to it any more."""
+"""Memory for batches, reused once nothing refers to it any more."""
 
 import weakref
 from collections import deque
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class BufferPool:
-    """Hands out memory; what was handed out comes back when its last reference dies, never before.
+    """Hands out memory, and takes it back when the last reference to it dies, never before.
 
-    Fresh memory costs a page fault every 4 KiB, which takes longer than copying a batch into it. At most ``keep``
-    buffers that nobody uses are held. Thread-safe.
+    Fresh memory costs a page fault every 4 KiB, which takes longer than copying a batch into it. The
+    pool keeps at most ``keep`` buffers that are not in use. Thread-safe.
     """
 
     def __init__(self, keep: int) -> None:
@@ -21,22 +21,22 @@ class BufferPool:
     def take(self, size: int) -> Tensor:
         """Return an uninitialised uint8 tensor ``(size,)``."""
         buffer = self._find(size)
-        lease = buffer[:size]
-        # The tensor's storage holds this view, and whatever shares the storage holds that: when the view dies,
-        # no batch can reach the memory any more.
-        weakref.finalize(lease, self._free.append, buffer).atexit = False
-        return torch.from_numpy(lease)
+        view = buffer[:size]
+        # The tensor's storage refers to this view, and all tensors that share the storage refer to
+        # the storage. So once the view dies, no tensor can reach the memory any more.
+        weakref.finalize(view, self._free.append, buffer).atexit = False
+        return torch.from_numpy(view)
 
     def _find(self, size: int) -> np.ndarray:
-        """Return a free buffer of at least this size and at most twice that, or a new one."""
-        others = []
+        """Return a free buffer of this size or up to twice as large, or a new one."""
+        unfit = []
         try:
             while True:
                 buffer = self._free.pop()
                 if size <= buffer.size <= 2 * size:
                     return buffer
-                others.append(buffer)  # for a mask, say, beside the image
-        except IndexError:  # no more
+                unfit.append(buffer)  # such as one for masks, while this is for images
+        except IndexError:
             return np.empty(size, np.uint8)
         finally:
-            self._free.extendleft(others)  # as the oldest, which give way first
+            self._free.extendleft(unfit)  # as the oldest, which are dropped first

@@ -1,5 +1,6 @@
-"""Gather a batch of samples into one tensor."""
+"""Collate the samples of a batch into tensors."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,100 +11,109 @@ from torch.utils.data import default_collate, get_worker_info
 
 from memload.feeds.buffers import BufferPool
 
-#: Two are what a consumer needs that holds one batch while it asks for the next, and all that stays in the end.
+#: A consumer that asks for the next batch while it holds one needs two buffers.
 _pool = BufferPool(2)
 
 
 def fast_collate(samples: Sequence[Any]) -> Any:
-    """Turn samples into a batch: each position's images into one tensor, in one copy.
+    """Collate samples into a batch, like torch's ``default_collate``, but copy each image only once.
 
-    Images are uint8 tensors ``(C, H, W)``, arrays ``(H, W)`` or ``(H, W, C)`` and PIL images, all of one shape. They
-    become ``(N, C, H, W)``, channels-last in memory unless the samples are tensors that are not. Everything else is
-    collated as torch does it. Samples may be tuples, lists, dicts or images. Samples that are None, or whose
-    first entry is None (a broken image), are dropped; if none is left the batch is None.
+    Samples may be images, tuples, lists or dicts. Images of uint8 are collated as follows; all
+    images at one position of the samples must have the same shape. Everything else is left to
+    ``default_collate``.
 
-    The memory of a batch is used again once nothing refers to it any more, never before. In a worker process
-    it is shared memory, so that it is not copied again on its way. Thread-safe. Raises ValueError where
-    images differ in shape or type.
+    - Tensors ``(C, H, W)`` become a tensor ``(N, C, H, W)`` in the same memory format.
+    - NumPy arrays ``(H, W, C)`` and PIL images become ``(N, C, H, W)``, channels-last in memory.
+    - NumPy arrays ``(H, W)``, such as masks, become ``(N, H, W)``.
+
+    Samples that are None, or whose first entry (in a dict, ``"image"``) is None, are dropped. If no
+    sample is left, the batch is None.
+
+    The memory of a batch is reused once nothing refers to it any more. In a worker process it is
+    shared memory, so that the batch is not copied again on its way. Thread-safe. Raises ValueError
+    if images differ in shape or dtype.
+
+    >>> loader = DataLoader(dataset, batch_size=32, collate_fn=memload.fast_collate)
     """
-    kept = [sample for sample in samples if not _broken(sample)]
+    kept = [sample for sample in samples if not _is_broken(sample)]
     return _collate(kept) if kept else None
 
 
-def _broken(sample: Any) -> bool:
+def _is_broken(sample: Any) -> bool:
     if isinstance(sample, Mapping):
         return sample.get("image", sample) is None
-    return sample is None or (
-        isinstance(sample, (tuple, list)) and bool(sample) and sample[0] is None
-    )
+    if isinstance(sample, (tuple, list)):
+        return bool(sample) and sample[0] is None
+    return sample is None
 
 
 def _collate(samples: Sequence[Any]) -> Any:
     first = samples[0]
-    if _is_image(first):
-        return _stack(samples)
-    if isinstance(first, Mapping):
+    if isinstance(first, Tensor):
+        if first.dtype == torch.uint8 and first.ndim == 3 and first.device.type == "cpu":
+            return _stack_tensors(samples)
+    elif isinstance(first, np.ndarray):
+        if first.dtype == np.uint8 and first.ndim in (2, 3):
+            return _stack_arrays(samples)
+    elif type(first).__module__.startswith("PIL."):
+        return _stack_arrays(samples)
+    elif isinstance(first, Mapping):
         return {name: _collate([sample[name] for sample in samples]) for name in first}
-    if isinstance(first, (tuple, list)):
+    elif isinstance(first, (tuple, list)):
         columns = [_collate(column) for column in zip(*samples, strict=True)]
-        if hasattr(first, "_fields"):
-            return type(first)(*columns)
-        return columns  # a list, as torch's own gives
+        return type(first)(*columns) if hasattr(first, "_fields") else columns
     return default_collate(list(samples))
 
 
-def _is_image(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.dtype == torch.uint8 and value.ndim == 3 and value.device.type == "cpu"
-    if isinstance(value, np.ndarray):
-        return value.dtype == np.uint8 and value.ndim in (2, 3)
-    return type(value).__module__.startswith("PIL.")
-
-
-def _stack(images: Sequence[Any]) -> Tensor:
+def _stack_tensors(images: Sequence[Any]) -> Tensor:
     first = images[0]
-    if isinstance(first, Tensor):
-        for position, image in enumerate(images):
-            _check(image, position, first.shape, torch.uint8)
-        channels_last = first.stride(0) == 1
-        views = [image.permute(1, 2, 0) for image in images] if channels_last else list(images)
-        batch = _allocate((len(views), *views[0].shape))
-        torch.stack(views, out=batch)
-        return batch.permute(0, 3, 1, 2) if channels_last else batch
-    shape = np.shape(_array(first))
+    for position, image in enumerate(images):
+        _check_image(image, position, first.shape, torch.uint8)
+    channels_last = first.stride(0) == 1
+    views = [image.permute(1, 2, 0) for image in images] if channels_last else list(images)
+    batch = _allocate((len(views), *views[0].shape))
+    torch.stack(views, out=batch)
+    return batch.permute(0, 3, 1, 2) if channels_last else batch
+
+
+def _stack_arrays(images: Sequence[Any]) -> Tensor:
+    shape = _as_array(images[0]).shape
     batch = _allocate((len(images), *shape))
-    # One after another, so that what a picture's pixels pass through is the same memory for all. By NumPy: torch
-    # takes read-only arrays, as pictures give them, only with a warning or a copy.
+    # One image at a time, so that PIL can use the same memory for the pixels of each. Copied by
+    # NumPy, since PIL's arrays are read-only and torch warns of those.
     for position, (row, image) in enumerate(zip(batch.numpy(), images, strict=True)):
-        array = _array(image)
-        _check(array, position, shape, np.dtype(np.uint8))
+        array = _as_array(image)
+        _check_image(array, position, shape, np.dtype(np.uint8))
         row[:] = array
-    return batch.permute(0, 3, 1, 2)
+    return batch.permute(0, 3, 1, 2) if len(shape) == 3 else batch
 
 
-def _array(image: Any) -> np.ndarray:
+def _as_array(image: Any) -> np.ndarray:
+    """Return an image as an array, and one that PIL has in shades of gray as ``(H, W, 1)``."""
+    if isinstance(image, np.ndarray):
+        return image
     array = np.asarray(image)
     return array[:, :, np.newaxis] if array.ndim == 2 else array
 
 
-def _check(image: Any, position: int, shape: Sequence[int], dtype: object) -> None:
+def _check_image(image: Any, position: int, shape: Sequence[int], dtype: object) -> None:
     found = getattr(image, "dtype", type(image).__name__)
     if found != dtype:
         raise ValueError(
-            f"samples: expected images of {dtype}, found {found} at {position}. Convert it"
+            f"image {position} of the batch is {found} instead of {dtype}. Convert it."
         )
     if image.shape != shape:
         raise ValueError(
-            f"samples: expected images of one shape, found {tuple(shape)} at 0 and {tuple(image.shape)} at "
-            f"{position}. Give the data set a fixed size"
+            f"image {position} of the batch has shape {tuple(image.shape)}, but the first has "
+            f"{tuple(shape)}. Resize or crop all images to one size."
         )
 
 
 def _allocate(shape: tuple[int, ...]) -> Tensor:
-    """Return an uninitialised uint8 tensor: shared in a worker, else of memory that is used again."""
-    size = int(np.prod(shape, dtype=np.int64))
-    if get_worker_info() is not None:
-        # as torch's default_collate does it; share_memory_() would copy
-        shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]  # torch's
-        return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
-    return _pool.take(size).view(shape)
+    """Return an uninitialised uint8 tensor: in a worker, of shared memory, else of reused memory."""
+    size = math.prod(shape)
+    if get_worker_info() is None:
+        return _pool.take(size).view(shape)
+    # As torch's default_collate does it. share_memory_() would copy.
+    shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)

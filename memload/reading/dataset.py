@@ -1,4 +1,4 @@
-"""Map-style random access to a memory map, as torch's DataLoader and its users expect it."""
+"""Random access to the samples of a data set, as torch's DataLoader and its users expect it."""
 
 import hashlib
 import operator
@@ -19,22 +19,34 @@ from memload.storage.shards import Shards
 
 
 class MemmapDataset(Dataset[Any]):
-    """The samples of ``out.bin``: ``dataset[i]`` is ``(image, label)``, and no pixel is decoded or copied.
+    """The samples of a data set: ``dataset[i]`` is ``(image, label)``. No pixel is decoded or copied.
 
-    ``image`` is a tensor ``(C, H, W)``, uint8 unless other arrays were built, whose memory is channels-last
-    (``H × W × C``) and is the mapped file itself. It can be written to: that changes neither the file nor what other
-    processes see, but it does change what this process reads from that row until the data set is opened again; clone
-    before working in place. After the image come the values of ``columns``: by default ``label`` if there is one, else
-    all columns; a data set without any gives the image alone. Single numbers are Python numbers, arrays are tensors.
+    ``image`` is a tensor ``(C, H, W)``, uint8 unless arrays of another dtype were built. Its memory
+    is channels-last (``H × W × C``) and is the mapped file itself. It can be written to. That changes
+    neither the file nor what other processes see, but this process sees the change until it opens
+    the data set again. Clone an image before you work on it in place.
 
-    ``transform`` is called with the image, ``target_transform`` with the first column's value, as in torchvision;
-    ``transforms`` is called with image and columns together and returns the sample, as torchvision's v2 does.
+    The image is followed by the values of ``columns``: by default ``label`` if there is one,
+    otherwise all columns. A data set without columns gives the image alone. Single numbers are
+    Python numbers; arrays are tensors.
 
-    ``path`` is ``out.bin`` or an index such as ``out.idx`` or a saved subset. Opening takes milliseconds and private
-    memory for neither pixels nor columns, whose pages all processes share. It pickles as its path (and, for
-    an unsaved subset, the samples' numbers) and opens again in the worker. Reading is thread-safe.
+    ``transform`` is called with the image, and ``target_transform`` with the value of the first
+    column, as in torchvision. ``transforms`` is called with the image and the columns together and
+    returns the sample, as in torchvision's v2.
 
-    Raises FormatError, and MissingError (also a FileNotFoundError), where files are missing or damaged.
+    ``path`` is ``out.bin``, or an index such as ``out.idx`` or a saved subset. Opening takes
+    milliseconds: it reads rows, labels and other columns into memory, 21 bytes a sample, and maps
+    the rest. A data set pickles as its path, and an unsaved subset also as the numbers of its
+    samples; the worker opens it again. Reading is thread-safe.
+
+    The files must not change while they are open. Do not truncate or rewrite a shard in place;
+    replace it by renaming another file, as ``memload build`` does. See `Shards`.
+
+    Raises FormatError if files are damaged, and MissingError (also a FileNotFoundError) if they are
+    missing.
+
+    >>> dataset = MemmapDataset("train.bin")
+    >>> image, label = dataset[0]
     """
 
     def __init__(
@@ -48,34 +60,33 @@ class MemmapDataset(Dataset[Any]):
     ) -> None:
         if transforms is not None and (transform is not None or target_transform is not None):
             raise ValueError(
-                "transforms: expected it alone, found transform or target_transform beside it"
+                "transforms cannot be combined with transform or target_transform. Give either."
             )
         index = Index.open(path)
-        # Absolute from here on: the user may change to another folder, and a worker may start in one.
-        self._setup(replace(index, path=index.path.absolute()), Shards(index), None)
+        # Absolute, since the user may change the folder, and a worker may start in another one.
+        index = replace(index, path=index.path.absolute())
+        self._open(index, Shards(index), None)
         if columns is None:
             columns = ("label",) if "label" in self.columns else tuple(self.columns)
-        if isinstance(columns, str):  # each of its letters would count as a name
-            raise TypeError(
-                f"columns: expected a sequence of names such as [{columns!r}], found {columns!r}"
-            )
-        if any(name not in self.columns for name in columns):
+        if isinstance(columns, str):
+            raise TypeError(f"columns is {columns!r} instead of a list. Write [{columns!r}].")
+        unknown = [name for name in columns if name not in self.columns]
+        if unknown:
             raise ValueError(
-                f"columns: expected names among {', '.join(self.columns) or 'none at all'}, found {columns!r}"
+                f"columns names {unknown[0]!r}, which the data set does not have. It has "
+                f"{', '.join(self.columns) or 'no columns'}."
             )
         self.sample_columns = tuple(columns)
-        self.transform, self.target_transform, self.transforms = (
-            transform,
-            target_transform,
-            transforms,
-        )
+        self.transform = transform
+        self.target_transform = target_transform
+        self.transforms = transforms
 
-    def _setup(self, index: Index, shards: Shards, chosen: np.ndarray | None) -> None:
+    def _open(self, index: Index, shards: Shards, chosen: np.ndarray | None) -> None:
+        """Set everything that is not pickled. ``chosen`` are the samples of a subset, int64."""
         self.index = index if chosen is None else index.subset(chosen)
-        self._whole, self._shards, self._chosen = index, shards, chosen
-        # one view a shard, made once: (rows, C, H, W) over rows of H × W × C
+        self._whole_index, self._chosen, self._shards = index, chosen, shards
         self._images = [torch.from_numpy(pixels).permute(0, 3, 1, 2) for pixels in shards.maps]
-        #: every column of the data set by name, tensors ``(n, …)``, mapped
+        #: every column of the data set by name, tensors ``(n, …)``
         self.columns: Mapping[str, Tensor] = {
             name: torch.from_numpy(column) for name, column in self.index.columns.items()
         }
@@ -106,7 +117,7 @@ class MemmapDataset(Dataset[Any]):
 
     @property
     def labels(self) -> Tensor | None:
-        """The labels, ``(n,)`` and int64 as a rule, mapped; None if there are none."""
+        """The labels, ``(n,)`` and usually int64; None if there are none."""
         return self.columns.get("label")
 
     @property
@@ -116,16 +127,15 @@ class MemmapDataset(Dataset[Any]):
 
     @property
     def fingerprint(self) -> str:
-        """The identity of the data set, 64 hexadecimal digits; of a subset, that of the whole and its samples."""
+        """64 hexadecimal digits that identify the data set, or a subset with the order of its samples."""
         if self._chosen is None:
             return self.index.fingerprint
-        return hashlib.sha256(
-            self._whole.fingerprint.encode() + self._chosen.astype("<i8").tobytes()
-        ).hexdigest()
+        whole = self._whole_index.fingerprint.encode()
+        return hashlib.sha256(whole + self._chosen.astype("<i8").tobytes()).hexdigest()
 
     @property
     def shards(self) -> Shards:
-        """The mapped pixels: all rows, also those that no sample uses."""
+        """The mapped pixels: all rows, including those that no sample uses."""
         return self._shards
 
     def check_unaltered(self) -> None:
@@ -136,13 +146,16 @@ class MemmapDataset(Dataset[Any]):
     @overload
     def __getitem__(self, index: slice) -> "MemmapDataset": ...
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a sample, or for a slice a subset. Raises IndexError, and FormatError where its file has changed."""
+        """Return a sample, or a subset for a slice.
+
+        Raises IndexError, and FormatError if the sample's shard has been truncated.
+        """
         if isinstance(index, slice):
             return self.subset(index)
         position = self._position(index)
-        shard, inside = self._shards.locate(int(self.index.row[position]))
+        shard, row = self._shards.locate(int(self.index.row[position]))
         self._shards.check_sizes((shard,))
-        image: Any = self._images[shard][inside]
+        image: Any = self._images[shard][row]
         if not self.sample_columns and self.transforms is None:
             return image if self.transform is None else self.transform(image)
         values = [_value(self.columns[name], position) for name in self.sample_columns]
@@ -155,18 +168,19 @@ class MemmapDataset(Dataset[Any]):
         return (image, *values)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return samples; what DataLoader calls for a batch."""
+        """Return several samples. torch's DataLoader calls this for a batch."""
         return [self[operator.index(index)] for index in indices]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[position] for position in range(len(self)))
 
     def gather(self, indices: Any, out: Tensor | None = None) -> Tensor:
-        """Copy the images of samples into ``out`` ``(n, H, W, C)`` and return it; without ``out``, into new memory.
+        """Copy images into ``out`` ``(n, H, W, C)`` and return it.
 
-        ``indices`` are integers (a sequence, array or tensor), negative ones counted from the end. ``out`` is a
-        contiguous CPU tensor of the data set's type. Blocks while pages are read; the GIL is released. Raises
-        IndexError, ValueError and TypeError.
+        ``indices`` are integers (a sequence, array or tensor); negative ones count from the end.
+        ``out`` is a contiguous CPU tensor of the data set's dtype; without it, memory is allocated.
+        Blocks while pages are read from the disk; the GIL is released meanwhile. Raises IndexError,
+        ValueError and TypeError, and FormatError if a shard has been truncated.
         """
         positions = self._positions(indices)
         shape = (len(positions), *self.index.image.shape)
@@ -175,99 +189,89 @@ class MemmapDataset(Dataset[Any]):
             out = torch.empty(shape, dtype=dtype)
         if not isinstance(out, Tensor):
             raise TypeError(
-                f"out: expected a tensor, found {type(out).__name__}: wrap an array in torch.from_numpy()"
+                f"out is of type {type(out).__name__} instead of a tensor. Wrap an array in "
+                "torch.from_numpy()."
             )
-        if (
-            tuple(out.shape) != shape
-            or out.dtype != dtype
-            or not out.is_contiguous()
-            or out.device.type != "cpu"
-        ):
+        fits = tuple(out.shape) == shape and out.dtype == dtype
+        if not fits or out.device.type != "cpu" or not out.is_contiguous():
+            layout = "contiguous" if out.is_contiguous() else "not contiguous"
             raise ValueError(
-                f"out: expected a contiguous CPU tensor {shape} of {dtype}, found {tuple(out.shape)} of {out.dtype} "
-                f"on {out.device}{'' if out.is_contiguous() else ', not contiguous'}"
+                f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, {layout}, but "
+                f"{shape} of {dtype} on cpu, contiguous, is needed"
             )
         self._shards.gather(self.index.row[positions], out.numpy())
         return out
 
     def subset(self, indices: Any) -> "MemmapDataset":
-        """Return a view of some samples in the order given; no pixel is copied.
+        """Return a view of some samples, in the order given. No pixel is copied.
 
-        ``indices`` are integers (a sequence, array, tensor or slice) or a mask of booleans ``(n,)``. Transforms are
-        kept. Raises IndexError.
+        ``indices`` are integers (a sequence, array, tensor or slice) or a mask of booleans ``(n,)``.
+        Transforms are kept. Raises IndexError.
         """
         if isinstance(indices, slice):
             positions = np.arange(*indices.indices(len(self)), dtype=np.int64)
         else:
             positions = self._positions(indices)
+        chosen = positions if self._chosen is None else self._chosen[positions]
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._setup(
-            self._whole,
-            self._shards,
-            positions if self._chosen is None else self._chosen[positions],
-        )
+        view._open(self._whole_index, self._shards, chosen)
         return view
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write an index of these samples, in this order, over the same pixels; ``MemmapDataset(path)`` opens it.
+        """Write an index of these samples, in this order; ``MemmapDataset(path)`` opens it.
 
-        ``path`` ends in ``.idx`` and lies in the folder of the pixels, since an index names no other. Raises
-        ValueError, FileExistsError and OSError.
+        ``path`` ends in ``.idx`` and is in the folder of the pixels, since an index can name no
+        other. Raises ValueError, FileExistsError and OSError.
         """
         path = Path(path)
         folder = self.index.path.parent
         if path.suffix != ".idx":
-            raise ValueError(f"path: expected a file name that ends in '.idx', found {str(path)!r}")
+            raise ValueError(f"path is {str(path)!r}, but its name must end in '.idx'")
         if path.resolve().parent != folder.resolve():
             raise ValueError(
-                f"path: expected a file beside the pixels in {folder.resolve()}, found {str(path)!r}: "
-                f"write '{folder / path.name}'"
+                f"path is {str(path)!r}, but the index must be in the folder of the pixels. Write "
+                f"'{folder / path.name}'."
             )
         if path.exists() and not overwrite:
-            raise FileExistsError(
-                f"{path}: expected no such file yet, found one. Say overwrite=True to replace it"
-            )
+            raise FileExistsError(f"{path} exists already. Say overwrite=True to replace it.")
         self.index.write(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("index", "columns", "_whole", "_shards", "_images", "_chosen")
-        }
-        # The rest as state, which is pickled once the object itself is known: a transform may be a method of it.
-        return (
-            _reopen,
-            (type(self), str(self._whole.path), self._whole.fingerprint, self._chosen),
-            options,
-        )
+        unpickled = ("index", "columns", "_whole_index", "_chosen", "_shards", "_images")
+        state = {name: value for name, value in self.__dict__.items() if name not in unpickled}
+        whole = self._whole_index
+        # The state is pickled after the object, so that a transform may be a method of the object.
+        return _reopen, (type(self), str(whole.path), whole.fingerprint, self._chosen), state
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.index.image.shape))
         columns = ", ".join(self.columns) or "no columns"
-        return f"{type(self).__name__}({str(self.path)!r}: {len(self):,} samples of {shape}, {columns})"
+        name = type(self).__name__
+        return f"{name}({str(self.path)!r}: {len(self):,} samples of {shape}, {columns})"
 
     def _position(self, index: int) -> int:
-        size, index = len(self), operator.index(index)
-        if not -size <= index < size:
-            raise IndexError(f"index: expected -{size} <= index < {size}, found {index}")
-        return index + size if index < 0 else index
+        size, position = len(self), operator.index(index)
+        if not -size <= position < size:
+            raise IndexError(f"index {position} is out of range: the data set has {size:,} samples")
+        return position + size if position < 0 else position
 
     def _positions(self, indices: Any) -> np.ndarray:
-        positions = np.asarray(indices)
-        size = len(self)
+        """Return indices or a mask as int64 positions ``(k,)``, none of them negative."""
+        positions, size = np.asarray(indices), len(self)
         if positions.dtype == bool and positions.shape == (size,):
             return np.flatnonzero(positions)
         if not positions.size:
             positions = positions.astype(np.int64)
         if positions.ndim != 1 or positions.dtype.kind not in "iu":
             raise IndexError(
-                f"indices: expected integers (k,) or booleans ({size},), found {positions.dtype} {positions.shape}"
+                f"indices are {positions.dtype} {positions.shape}, but must be integers (k,) or "
+                f"booleans ({size},)"
             )
-        if positions.size and not (-size <= positions.min() and positions.max() < size):
+        outside = positions[(positions < -size) | (positions >= size)]
+        if outside.size:
             raise IndexError(
-                f"indices: expected -{size} <= index < {size}, found {positions.min()} to {positions.max()}"
+                f"index {outside[0]} is out of range: the data set has {size:,} samples"
             )
         positions = positions.astype(np.int64)
         return np.where(positions < 0, positions + size, positions)
@@ -280,13 +284,14 @@ def _value(column: Tensor, position: int) -> Any:
 def _reopen(
     kind: type[MemmapDataset], path: str, fingerprint: str, chosen: np.ndarray | None
 ) -> MemmapDataset:
+    """Return a data set out of a pickle, but for its state."""
     index = Index.read(path)
     if index.fingerprint != fingerprint:
         raise FormatError(
-            f"{path}: expected the data set that was opened ({fingerprint[:8]}…), found another "
-            f"({index.fingerprint[:8]}…): it was built again meanwhile. Open it anew",
+            f"{path} is another data set (fingerprint {index.fingerprint[:8]}…) than the one that was "
+            f"opened ({fingerprint[:8]}…): it was built again meanwhile. Open it anew.",
             path=path,
         )
     dataset = kind.__new__(kind)
-    dataset._setup(index, Shards(index), chosen)
+    dataset._open(index, Shards(index), chosen)
     return dataset
