@@ -112,31 +112,15 @@ def test_tensors_of_both_layouts_mix(first: int) -> None:
     assert torch.equal(fast_collate(samples), torch.stack(samples))
 
 
-def test_arrays_with_channels_become_channels_first() -> None:
-    arrays = [pixels(seed) for seed in range(3)]
-    images = fast_collate(arrays)
-    assert torch.equal(images.permute(0, 2, 3, 1), default_collate(arrays))
-    assert is_channels_last(images)
-
-
-def test_grey_arrays_get_a_channel() -> None:
-    arrays = [pixels(seed, (HEIGHT, WIDTH)) for seed in range(3)]
-    images = fast_collate(arrays)
-    assert images.shape == (3, 1, HEIGHT, WIDTH)
-    assert torch.equal(images[:, 0], default_collate(arrays))
+def test_masks_keep_their_two_dimensions_as_with_torch() -> None:
+    samples = [(pixels(seed), pixels(seed, (HEIGHT, WIDTH))) for seed in range(3)]
+    _, masks = fast_collate(samples)
+    assert masks.shape == (3, HEIGHT, WIDTH)
+    assert torch.equal(masks, default_collate(samples)[1])
 
 
 def test_arrays_with_gaps_or_turned_round_keep_their_pixels() -> None:
     arrays = [pixels(seed, (HEIGHT * 2, WIDTH, 3))[::-2, ::-1] for seed in range(3)]
-    np.testing.assert_array_equal(
-        fast_collate(arrays).permute(0, 2, 3, 1).numpy(), np.stack(arrays)
-    )
-
-
-def test_arrays_that_cannot_be_written_to_are_fine() -> None:
-    arrays = [pixels(seed) for seed in range(3)]
-    for array in arrays:
-        array.flags.writeable = False
     np.testing.assert_array_equal(
         fast_collate(arrays).permute(0, 2, 3, 1).numpy(), np.stack(arrays)
     )
@@ -162,12 +146,6 @@ def test_samples_may_be_tuples_with_labels_floats_and_landmarks() -> None:
         assert torch.equal(one, other)
         assert one.dtype == other.dtype
     assert list(found[4]) == list(expected[4]) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
-
-
-def test_samples_may_be_lists() -> None:
-    images, labels = fast_collate([[stored(0), 5], [stored(1), 6]])
-    assert torch.equal(images, torch.stack([stored(0), stored(1)]))
-    assert labels.tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
@@ -266,26 +244,18 @@ def test_any_batch_holds_torchs_own_values(
     assert kind == "contiguous" or is_channels_last(images)
 
 
-def test_images_of_different_shapes_are_named_by_their_positions() -> None:
-    samples = [(stored(0), 0), (stored(1), 1), (stored(2, (HEIGHT, WIDTH + 1, 3)), 2)]
-    with pytest.raises(
-        ValueError, match=r"samples: expected images of one shape, found .* at 0 and .* at 2\. Give"
-    ):
-        fast_collate(samples)
-
-
 @pytest.mark.parametrize(
     "shape", [(WIDTH, HEIGHT, 3), (HEIGHT, WIDTH, 4), (HEIGHT, WIDTH), (1, 1, 1), (1, WIDTH, 3)]
 )
 def test_arrays_of_different_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(
         ValueError,
-        match=r"samples: expected images of one shape, found \(6, 8, 3\) at 0 and .* at 1",
+        match=r"image 1 of the batch has shape .*, but the first has \(6, 8, 3\)",
     ):
         fast_collate([pixels(0), pixels(1, shape)])
     with pytest.raises(
         ValueError,
-        match=r"samples: expected images of one shape, found .* at 0 and \(6, 8, 3\) at 1",
+        match=r"image 1 of the batch has shape \(6, 8, 3\), but the first has",
     ):
         fast_collate([pixels(1, shape), pixels(0)])
 
@@ -295,15 +265,15 @@ def test_arrays_of_different_shapes_are_refused(shape: tuple[int, ...]) -> None:
     [
         (
             [stored(0), stored(1), stored(2).long() * 300],
-            r"images of torch.uint8, found torch.int64 at 2",
+            "2 of the batch is torch.int64 instead of torch.uint8",
         ),
-        ([stored(0), stored(1).float()], r"images of torch.uint8, found torch.float32 at 1"),
-        ([pixels(0), pixels(1).astype(np.int32) * 300], r"images of uint8, found int32 at 1"),
-        ([stored(0), pixels(1)], r"images of torch.uint8, found uint8 at 1"),
-        ([stored(0), 3], r"images of torch.uint8, found int at 1"),
-        ([pixels(0), "text"], r"images of uint8, found <U4 at 1"),
-        ([Image.new("F", (8, 6))], r"images of uint8, found float32 at 0"),
-        ([Image.new("I", (8, 6), 1000)], r"images of uint8, found int32 at 0"),
+        ([stored(0), stored(1).float()], "1 of the batch is torch.float32 instead of torch.uint8"),
+        ([pixels(0), pixels(1).astype(np.int32) * 300], "1 of the batch is int32 instead of uint8"),
+        ([stored(0), pixels(1)], "1 of the batch is uint8 instead of torch.uint8"),
+        ([stored(0), 3], "1 of the batch is int instead of torch.uint8"),
+        ([pixels(0), "text"], "1 of the batch is <U4 instead of uint8"),
+        ([Image.new("F", (8, 6))], "0 of the batch is float32 instead of uint8"),
+        ([Image.new("I", (8, 6), 1000)], "0 of the batch is int32 instead of uint8"),
     ],
     ids=[
         "int64",
@@ -317,7 +287,7 @@ def test_arrays_of_different_shapes_are_refused(shape: tuple[int, ...]) -> None:
     ],
 )
 def test_values_that_would_be_lost_are_refused(samples: list[Any], told: str) -> None:
-    with pytest.raises(ValueError, match=rf"samples: expected {told}\. Convert it"):
+    with pytest.raises(ValueError, match=rf"image {told}\. Convert it"):
         fast_collate(samples)
 
 
@@ -328,10 +298,6 @@ def test_broken_samples_are_dropped_with_their_labels() -> None:
     assert torch.equal(images, torch.stack([stored(0), stored(3)]))
 
 
-def test_a_broken_image_alone_is_dropped() -> None:
-    assert torch.equal(fast_collate([None, stored(1), None]), stored(1)[None])
-
-
 def test_a_dict_without_its_image_is_dropped() -> None:
     batch = fast_collate([{"image": None, "label": 0}, {"image": stored(1), "label": 1}])
     assert batch["label"].tolist() == [1]
@@ -340,11 +306,6 @@ def test_a_dict_without_its_image_is_dropped() -> None:
 @pytest.mark.parametrize("samples", [[None, None], [(None, 1)], [{"image": None}], []])
 def test_an_all_broken_batch_is_none(samples: list[Any]) -> None:
     assert fast_collate(samples) is None
-
-
-def test_a_number_of_zero_is_not_broken() -> None:
-    assert fast_collate([0, 0]).tolist() == [0, 0]
-    assert fast_collate([(0, stored(1)), (0, stored(2))])[0].tolist() == [0, 0]
 
 
 def collate_over(times: int = 12) -> None:
@@ -382,13 +343,6 @@ def test_what_is_held_of_a_batch_is_never_overwritten(keep: Any) -> None:
     collate_over()
     np.testing.assert_array_equal(np.asarray(held), before)
     assert before.any()
-
-
-def test_held_labels_are_never_overwritten() -> None:
-    held = fast_collate([(stored(seed), seed, seed / 2) for seed in range(4)])[1:]
-    for _ in range(12):
-        fast_collate([(stored(0), 9, 9.0)] * 4)
-    assert [column.tolist() for column in held] == [[0, 1, 2, 3], [0, 0.5, 1, 1.5]]
 
 
 def test_a_batch_does_not_follow_what_it_was_made_of() -> None:
@@ -447,15 +401,6 @@ def test_an_image_and_its_mask_both_use_memory_again(made: list[int]) -> None:
     assert sorted(made) == sorted([4 * 64 * 66 * 3, 4 * 64 * 66] * 2)
 
 
-def test_a_shorter_last_batch_gets_its_own_size() -> None:
-    samples = [stored(seed) for seed in range(4)]
-    del samples[2:]
-    fast_collate([stored(seed) for seed in range(4)])
-    images = fast_collate(samples)
-    assert images.shape == (2, 3, HEIGHT, WIDTH)
-    assert torch.equal(images, torch.stack(samples))
-
-
 def test_little_memory_stays_when_all_batches_are_dropped() -> None:
     samples = [stored(seed, (64, 64, 3)) for seed in range(4)]
     tracemalloc.start()
@@ -467,27 +412,6 @@ def test_little_memory_stays_when_all_batches_are_dropped() -> None:
         assert tracemalloc.get_traced_memory()[0] < 2.5 * size
     finally:
         tracemalloc.stop()
-
-
-def test_memory_of_a_size_that_is_no_longer_used_is_given_back() -> None:
-    tracemalloc.start()
-    try:
-        large = [fast_collate([stored(0, (256, 256, 3))]) for _ in range(3)]
-        size = large[0].numel()
-        del large
-        small = [fast_collate([stored(0)]) for _ in range(3)]
-        del small
-        assert tracemalloc.get_traced_memory()[0] < size
-    finally:
-        tracemalloc.stop()
-
-
-def test_all_batches_of_a_loader_are_distinct_and_right() -> None:
-    batches = list(DataLoader(Broken(40), 4, collate_fn=fast_collate))
-    assert len({images.data_ptr() for images, _ in batches}) == 10
-    for images, labels in batches:
-        for image, label in zip(images, labels.tolist(), strict=True):
-            assert torch.equal(image, stored(label))
 
 
 def test_threads_never_share_a_batch() -> None:
@@ -542,14 +466,6 @@ def test_it_works_in_forked_workers(options: dict[str, Any]) -> None:
     del loader
 
 
-def test_an_all_broken_batch_reaches_the_loop_as_none() -> None:
-    batches = list(DataLoader(Broken(6, none=[2], imageless=[3]), 2, collate_fn=fast_collate))
-    assert batches[1] is None
-    assert_right(
-        DataLoader(Broken(6, none=[2], imageless=[3]), 2, collate_fn=fast_collate), [0, 1, 4, 5]
-    )
-
-
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but")
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=forks)])
 def test_it_works_with_pinned_memory(num_workers: int) -> None:
@@ -573,15 +489,6 @@ def test_a_worker_collates_into_shared_memory() -> None:
 
 
 @forks
-def test_batches_held_from_workers_are_never_overwritten() -> None:
-    loader = DataLoader(
-        Broken(60), 3, collate_fn=fast_collate, num_workers=2, multiprocessing_context="fork"
-    )
-    for images, labels in list(loader):
-        assert torch.equal(images, torch.stack([stored(label) for label in labels.tolist()]))
-
-
-@forks
 def test_a_shape_that_differs_in_a_worker_is_told_to_the_loop() -> None:
     loader = DataLoader(
         [pixels(0), pixels(1), pixels(2, (3, 3, 3)), pixels(3)],  # type: ignore[arg-type]
@@ -592,13 +499,6 @@ def test_a_shape_that_differs_in_a_worker_is_told_to_the_loop() -> None:
     )
     batches = iter(loader)
     assert len(next(batches)) == 2
-    with pytest.raises(ValueError, match=r"found \(3, 3, 3\) at 0 and \(6, 8, 3\) at 1"):
+    with pytest.raises(ValueError, match=r"shape \(6, 8, 3\), but the first has \(3, 3, 3\)"):
         next(batches)
     assert next(batches, None) is None  # and the worker ends in peace
-
-
-def test_it_works_where_the_loader_makes_no_batches() -> None:
-    images = list(
-        DataLoader([pixels(0)] * 3, None, collate_fn=lambda sample: fast_collate([sample]))
-    )  # type: ignore[arg-type]
-    assert [image.shape for image in images] == [(1, 3, HEIGHT, WIDTH)] * 3

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
+from torch.utils.data import DataLoader
 
 import memload
 from memload import MemmapDataset
@@ -129,6 +129,7 @@ def test_a_sample_is_an_image_and_its_label(path: Path) -> None:
     assert torch.equal(image, expected_image(3))
     assert (image.dtype, image.shape) == (torch.uint8, (CHANNELS, HEIGHT, WIDTH))
     assert dataset.shape == (CHANNELS, HEIGHT, WIDTH)
+    assert image.stride() == (1, WIDTH * CHANNELS, CHANNELS)
     assert type(label) is int
     assert label == 0
 
@@ -136,11 +137,6 @@ def test_a_sample_is_an_image_and_its_label(path: Path) -> None:
 def test_all_samples_come_in_order(path: Path) -> None:
     dataset = MemmapDataset(path)
     assert_is(dataset, range(SAMPLES))
-
-
-def test_an_image_lies_channels_last(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    assert dataset[0][0].stride() == (1, WIDTH * CHANNELS, CHANNELS)
 
 
 @on_linux
@@ -153,17 +149,10 @@ def test_an_image_is_the_mapped_file_itself(path: Path) -> None:
     assert dataset[1:][0][0].data_ptr() == dataset[1][0].data_ptr()
 
 
-@on_linux
-def test_negative_indices_count_from_the_end(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    assert torch.equal(dataset[-1][0], expected_image(SAMPLES - 1))
-    assert torch.equal(dataset[-SAMPLES][0], expected_image(0))
-
-
 @pytest.mark.parametrize("index", [SAMPLES, -SAMPLES - 1, 10**30])
 def test_an_index_out_of_bounds_raises_index_error(path: Path, index: int) -> None:
     dataset = MemmapDataset(path)
-    with pytest.raises(IndexError, match=rf"index: expected -10 <= index < 10, found {index}$"):
+    with pytest.raises(IndexError, match=rf"index {index} is out of range: .* 10 samples"):
         dataset[index]
 
 
@@ -184,11 +173,6 @@ def test_what_is_no_whole_number_is_no_index(path: Path, index: Any) -> None:
         dataset.__getitems__([index])
 
 
-def test_a_data_set_can_be_iterated_twice(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    assert [label for _, label in dataset] == [label for _, label in dataset] == LABELS.tolist()
-
-
 def test_getitems_returns_samples_one_by_one(path: Path) -> None:
     dataset = MemmapDataset(path)
     samples = dataset.__getitems__([3, -1, 3])
@@ -205,30 +189,6 @@ def test_classes_are_named_in_the_order_of_their_labels(path: Path) -> None:
     assert dataset.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
 
 
-def test_labels_are_one_tensor(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    assert dataset.labels is not None
-    assert dataset.labels.dtype == torch.int64
-    assert dataset.labels.tolist() == LABELS.tolist()
-
-
-def test_the_pictures_of_a_folder_come_as_torchvision_orders_them(
-    folder: Path, output: Path
-) -> None:
-    dataset = MemmapDataset(output)
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
-    assert list(dataset.keys) == names
-    assert [dataset.classes[label] for _, label in dataset] == [
-        name.split("/")[0] for name in names
-    ]
-
-
-def test_a_label_comes_alone_unless_columns_are_asked_for(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    assert dataset.sample_columns == ("label",)
-    assert len(dataset[0]) == 2
-
-
 def test_columns_come_in_the_order_asked_for(path: Path) -> None:
     _, sharp, landmarks, weight = MemmapDataset(path, columns=["sharp", "landmarks", "weight"])[7]
     assert sharp is True
@@ -243,14 +203,12 @@ def test_no_columns_give_the_image_alone(path: Path) -> None:
 
 
 def test_unknown_columns_are_refused(path: Path) -> None:
-    with pytest.raises(ValueError, match=r"columns: expected names among .*sharp.*, found"):
+    with pytest.raises(ValueError, match=r"columns names 'lable', which .* It has .*sharp"):
         MemmapDataset(path, columns=["label", "lable"])
 
 
 def test_a_name_in_place_of_columns_is_told_how_to_be_written(path: Path) -> None:
-    with pytest.raises(
-        TypeError, match=r"columns: expected a sequence .* such as \['label'\], found 'label'"
-    ):
+    with pytest.raises(TypeError, match=r"columns is 'label' .* Write \['label'\]"):
         MemmapDataset(path, columns="label")
 
 
@@ -297,15 +255,6 @@ def test_transform_gets_the_image_and_target_transform_the_label(path: Path) -> 
     assert label == -2
 
 
-def test_target_transform_gets_the_first_column(path: Path) -> None:
-    dataset = MemmapDataset(
-        path, columns=["landmarks", "label"], target_transform=lambda points: points.sum().item()
-    )
-    _, total, label = dataset[5]
-    assert total == pytest.approx(LANDMARKS[5].sum())
-    assert label == 2
-
-
 def test_transforms_gets_image_and_columns_together_and_returns_the_sample(path: Path) -> None:
     def joint(image: torch.Tensor, landmarks: torch.Tensor, label: int) -> dict[str, Any]:
         return {"image": image.flip(2), "landmarks": WIDTH - 1 - landmarks, "label": label}
@@ -319,7 +268,7 @@ def test_transforms_gets_image_and_columns_together_and_returns_the_sample(path:
 @pytest.mark.parametrize("other", ["transform", "target_transform"])
 def test_transforms_stands_alone(path: Path, other: str) -> None:
     options: dict[str, Any] = {other: str}
-    with pytest.raises(ValueError, match="transforms: expected it alone"):
+    with pytest.raises(ValueError, match="transforms cannot be combined"):
         MemmapDataset(path, transforms=lambda image, label: image, **options)
 
 
@@ -350,11 +299,6 @@ def test_gather_and_subset_take_any_kind_of_whole_numbers(path: Path, indices: A
     assert_is(dataset.subset(indices), [3, 9, 3, 0])
 
 
-def test_a_number_beyond_int64_is_out_of_bounds(path: Path) -> None:
-    with pytest.raises(IndexError, match="found 18446744073709551615 to 18446744073709551615"):
-        MemmapDataset(path).gather(np.array([2**64 - 1], np.uint64))
-
-
 def test_gather_fills_the_memory_it_is_given(path: Path) -> None:
     dataset = MemmapDataset(path)
     whole = torch.zeros((5, HEIGHT, WIDTH, CHANNELS), dtype=torch.uint8)
@@ -363,15 +307,6 @@ def test_gather_fills_the_memory_it_is_given(path: Path) -> None:
     assert torch.equal(whole[1:4], expected_batch([8, 2, 0]))
     assert not whole[0].any()
     assert not whole[4].any()
-
-
-def test_gather_without_out_gives_memory_of_its_own(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    first = dataset.gather([1, 2])
-    dataset.gather([3, 4])
-    first[0] = 0
-    assert torch.equal(first[1], expected_batch([2])[0])
-    assert torch.equal(dataset.gather([1, 2]), expected_batch([1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -386,9 +321,9 @@ def test_gather_and_subset_of_nothing_are_empty(path: Path, nothing: Any) -> Non
 @pytest.mark.parametrize(
     ("out", "told"),
     [
-        (torch.empty(1, HEIGHT, WIDTH, CHANNELS, dtype=torch.uint8), r"found \(1, 5, 7, 3\)"),
-        (torch.empty(2, CHANNELS, HEIGHT, WIDTH, dtype=torch.uint8), r"found \(2, 3, 5, 7\)"),
-        (torch.empty(2, HEIGHT, WIDTH, CHANNELS), r"found .* of torch.float32"),
+        (torch.empty(1, HEIGHT, WIDTH, CHANNELS, dtype=torch.uint8), r"\(1, 5, 7, 3\)"),
+        (torch.empty(2, CHANNELS, HEIGHT, WIDTH, dtype=torch.uint8), r"\(2, 3, 5, 7\)"),
+        (torch.empty(2, HEIGHT, WIDTH, CHANNELS), "of torch.float32"),
         (torch.empty(4, HEIGHT, WIDTH, CHANNELS, dtype=torch.uint8)[::2], "not contiguous"),
         (torch.empty(2, HEIGHT, WIDTH, CHANNELS, dtype=torch.uint8, device="meta"), "on meta"),
     ],
@@ -398,15 +333,8 @@ def test_gather_refuses_memory_that_does_not_fit(path: Path, out: torch.Tensor, 
     dataset = MemmapDataset(path)
     with pytest.raises(
         ValueError,
-        match=rf"out: expected a contiguous CPU tensor \(2, 5, 7, 3\) of torch.uint8.*{told}",
+        match=rf"out is .*{told}.*, but \(2, 5, 7, 3\) of torch.uint8 on cpu, contiguous, is needed",
     ):
-        dataset.gather([0, 1], out=out)
-
-
-def test_gather_refuses_an_array_to_fill(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    out: Any = np.empty((2, HEIGHT, WIDTH, CHANNELS), np.uint8)
-    with pytest.raises(TypeError, match=r"out: expected a tensor, found ndarray: wrap"):
         dataset.gather([0, 1], out=out)
 
 
@@ -427,9 +355,9 @@ def test_gather_refuses_an_array_to_fill(path: Path) -> None:
 )
 def test_wrong_indices_raise_index_error(path: Path, indices: Any) -> None:
     dataset = MemmapDataset(path)
-    with pytest.raises(IndexError, match="indices: expected"):
+    with pytest.raises(IndexError, match=r"out of range|indices are .* must be integers"):
         dataset.subset(indices)
-    with pytest.raises(IndexError, match="indices: expected"):
+    with pytest.raises(IndexError, match=r"out of range|indices are .* must be integers"):
         dataset.gather(indices)
 
 
@@ -440,13 +368,6 @@ def test_a_mask_chooses_samples(path: Path) -> None:
     assert dataset.labels is not None
     assert_is(dataset.subset(dataset.labels == 1), chosen)
     assert_is(dataset.subset((LABELS == 1).tolist()), chosen)
-
-
-def test_a_subset_leaves_the_whole_alone(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    subset = dataset[2:5]
-    assert_is(subset, [2, 3, 4])
-    assert_is(dataset, range(SAMPLES))
 
 
 def test_a_subset_has_a_fingerprint_of_its_own(path: Path) -> None:
@@ -486,28 +407,13 @@ def test_a_saved_subset_opens_over_the_same_pixels(path: Path) -> None:
     assert_is(MemmapDataset(path), range(SAMPLES))
 
 
-def test_an_empty_subset_can_be_saved(tmp_path: Path) -> None:
-    path = write(tmp_path / "out.bin", PIXELS, ROWS, COLUMNS, classes=CLASSES)
-    MemmapDataset(path)[:0].save(tmp_path / "none.idx")
-    assert_is(MemmapDataset(tmp_path / "none.idx"), [])
-
-
-def test_a_file_name_alone_is_saved_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "out.bin", PIXELS, ROWS, COLUMNS)
-    monkeypatch.chdir(tmp_path)
-    MemmapDataset("out.bin")[::2].save("half.idx")
-    assert_is(MemmapDataset("half.idx"), range(0, SAMPLES, 2))
-
-
 def test_an_index_is_saved_beside_its_pixels_only(tmp_path: Path) -> None:
     path = write(tmp_path / "out.bin", PIXELS, ROWS, COLUMNS)
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(
         ValueError,
-        match=r"path: expected a file beside the pixels in .*, found .*part.idx': write '",
+        match=r"part.idx', but the index must be in the folder of the pixels. Write '",
     ):
         MemmapDataset(path)[:2].save(other / "part.idx")
     assert not list(other.iterdir())
@@ -516,7 +422,7 @@ def test_an_index_is_saved_beside_its_pixels_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["part.bin", "part", "part.idx.txt"])
 def test_an_index_is_saved_under_a_name_of_its_kind_only(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "out.bin", PIXELS, ROWS, COLUMNS)
-    with pytest.raises(ValueError, match=r"path: expected a file name that ends in '\.idx'"):
+    with pytest.raises(ValueError, match=r"its name must end in '\.idx'"):
         MemmapDataset(path)[:2].save(tmp_path / name)
 
 
@@ -526,9 +432,7 @@ def test_saving_overwrites_only_when_told_to(tmp_path: Path) -> None:
     dataset = MemmapDataset(path)
     dataset[:2].save(target)
     before = target.read_bytes()
-    with pytest.raises(
-        FileExistsError, match=r"part.idx: expected no such file yet, found one. Say overwrite=True"
-    ):
+    with pytest.raises(FileExistsError, match=r"part.idx exists already. Say overwrite=True"):
         dataset[:3].save(target)
     assert target.read_bytes() == before
     dataset[:3].save(target, overwrite=True)
@@ -608,11 +512,6 @@ def test_writing_into_a_tensor_leaves_the_file_alone(path: Path) -> None:
     assert_is(MemmapDataset(path), range(SAMPLES))
 
 
-def test_an_image_outlives_its_data_set(path: Path) -> None:
-    image, _ = MemmapDataset(path)[3]
-    assert torch.equal(image, expected_image(3))
-
-
 @on_linux
 def test_what_is_only_read_stays_in_the_page_cache(path: Path) -> None:
     dataset = MemmapDataset(path)
@@ -637,13 +536,6 @@ def test_a_pickle_keeps_columns_and_transforms(path: Path) -> None:
     image, weight, label = pickle.loads(pickle.dumps(dataset))[6]
     assert torch.equal(image, expected_image(6).float())
     assert (weight, label) == (str(WEIGHTS[6]), 0)
-
-
-def test_a_subset_pickles_as_numbers_of_samples(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    data = pickle.dumps(dataset[2:][::3])
-    assert len(data) < 1000
-    assert_is(pickle.loads(data), [2, 5, 8])
 
 
 def test_a_saved_subset_pickles_as_its_path(tmp_path: Path) -> None:
@@ -688,15 +580,6 @@ def test_a_data_set_that_has_moved_is_told_missing(tmp_path: Path) -> None:
     with pytest.raises(memload.MissingError):
         pickle.loads(data)
     with pytest.raises(FileNotFoundError):
-        MemmapDataset(path)
-
-
-def test_pixels_of_another_build_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "out.bin", PIXELS, ROWS, COLUMNS)
-    path.write_bytes(npy_header("|u1", PIXELS.shape) + some_pixels(seed=2).tobytes())
-    with pytest.raises(
-        memload.ChecksumError, match=r"out.bin is damaged or belongs to another data set: row 0"
-    ):
         MemmapDataset(path)
 
 
@@ -749,16 +632,6 @@ def test_threads_read_the_same(path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(read, range(8)))
-
-
-def test_torch_splits_and_joins_it_as_any_other(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    first, second = random_split(dataset, [7, 3], generator=torch.Generator().manual_seed(0))
-    joined = ConcatDataset([first, Subset(dataset, second.indices)])
-    order = [*first.indices, *second.indices]
-    images, labels = next(iter(DataLoader(joined, batch_size=SAMPLES)))
-    assert torch.equal(images.permute(0, 2, 3, 1), expected_batch(order))
-    assert labels.tolist() == LABELS[order].tolist()
 
 
 def test_the_stock_loader_with_its_own_collate_reads_it(path: Path) -> None:
@@ -896,16 +769,6 @@ def test_samples_are_the_same_from_one_shard_as_from_many(folder: Path, tmp_path
     for (image, label), (other, other_label) in zip(first, second, strict=True):
         assert torch.equal(image, other)
         assert label == other_label
-
-
-def test_reading_costs_no_call_of_a_transform_before_its_time(path: Path) -> None:
-    calls = list[int]()
-    note: Callable[[Any], Any] = lambda image: calls.append(1) or image  # noqa: E731
-    dataset = MemmapDataset(path, transform=note)
-    dataset[2:5].gather([0, 1])
-    assert not calls
-    dataset[0]
-    assert calls == [1]
 
 
 class OwnMethod(MemmapDataset):
