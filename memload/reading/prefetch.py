@@ -18,7 +18,7 @@ from memload.reading.epochs import tell_epoch
 from memload.reading.samplers import ShuffledSampler
 from memload.reading.streams import CurrentStream, SideStream, find_device, map_tensors
 from memload.transforms import Transform
-from memload.transforms.compose import here
+from memload.transforms.transform import seed_offset
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -254,7 +254,7 @@ class _BatchMaker:
             first = number if count == 1 else (number + 1) << 32
         self._samples_seen += count
         samples = np.arange(first, first + count)
-        return {"samples": samples, "seed": int(self._seed) + here(), "epoch": self._epoch}
+        return {"samples": samples, "seed": int(self._seed) + seed_offset(), "epoch": self._epoch}
 
 
 def _is_dataset(iterable: Any) -> bool:

@@ -1,11 +1,46 @@
-"""Transforms of whole batches, on their device, with a random draw of its own for every sample.
+"""Transforms of whole batches, on their device, with random numbers for every sample on its own.
 
->>> train = transforms.Compose([transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(),
-...                             transforms.Normalize()])
+>>> train = transforms.Compose([transforms.RandomCrop(32, padding=4),
+...                             transforms.RandomHorizontalFlip(), transforms.Normalize()])
 >>> images, columns = train(images, columns, samples=samples, seed=0, epoch=3)
 
-Names, arguments, defaults and arithmetic are torchvision's; see `Transform` for how they are called, and `Compose`
-for what is fused. ``train(224)`` and ``evaluate(224)`` are the usual recipe for ImageNet.
+Names, arguments, defaults and arithmetic are those of torchvision. See `Transform` for how to call
+a transform, and `Compose` for what is fused. ``train(224)`` and ``evaluate(224)`` are the usual
+recipes for ImageNet.
+
+The way of a batch:
+
+    Compose, or a Transform alone       groups its steps, once
+        │ prepare(samples, seed, epoch)
+        ▼
+    Prepared ─▶ Fused.plan(draws)       where pixels come from, for 2,048 samples at a time
+        │            │ Plan
+        │            ▼
+        ├─────▶ Fused ─▶ kernel         CUDA: one Triton kernel
+        │            └─▶ reference      elsewhere: plain torch operations
+        └─────▶ Transform.apply(draws)  what cannot be fused
+        ▼
+    images, columns
+
+Each module imports only modules above it:
+
+    arguments   checks of arguments and their messages
+    upload      small arrays to a device
+    draws       random numbers as a function of (seed, epoch, sample, position, view)
+    geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
+    kernel      a plan as a Triton kernel
+    reference   a plan by torch operations; defines the pixels
+    fused       steps that make one plan together
+    prepared    a list of steps, applied to parts of a chunk of samples
+    transform   Transform, the base of all
+    compose     Compose, the list
+    boxes       random boxes of given area and ratio
+    cropping    crops, resizes and flips
+    pixels      Normalize and ToDtype
+    color       ColorJitter and RandomGrayscale
+    erasing     RandomErasing and Cutout
+    mixing      MixUp and CutMix
+    recipes     train and evaluate
 """
 
 from memload.transforms.color import ColorJitter, RandomGrayscale

@@ -1,4 +1,4 @@
-"""Boxes of random area and aspect ratio, as RandomResizedCrop and RandomErasing draw them."""
+"""Boxes of random area and aspect ratio, for RandomResizedCrop and RandomErasing."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from memload.transforms.draws import Draws
 
-_TRIES = 10
+_ATTEMPTS = 10
 
 
 def random_boxes(
@@ -14,27 +14,33 @@ def random_boxes(
     size: tuple[int, int],
     scale: tuple[float, float],
     ratio: tuple[float, float],
-    least: int,
+    smallest: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return starts and lengths on two axes, int64 ``(2, N)`` each, and which of ten tries found one, bool ``(N,)``.
+    """Draw a box within ``size`` for each sample.
 
-    A box has ``scale`` of the area of ``size``, drawn evenly, and is ``ratio`` times as long on the second axis as
-    on the first, drawn evenly in its logarithm. It fits with ``least`` pixels or more and fewer than ``least`` more
-    than ``size``. torchvision's algorithm. Uses the numbers 0 to 21 of the draws.
+    Returns the starts and the lengths of the boxes on two axes, int64 ``(2, N)`` each, and whether
+    one of ten attempts found a box that fits, bool ``(N,)``.
+
+    The area of a box is uniform between ``scale[0]`` and ``scale[1]`` times the area of ``size``.
+    The logarithm of (length on the second axis / length on the first) is uniform over ``ratio``. A
+    box fits if ``smallest <= length < size + smallest`` on both axes. This is the algorithm of
+    torchvision's ``RandomResizedCrop.get_params`` and ``RandomErasing.get_params``. It uses the
+    numbers 0 to 21 of the draws.
     """
     sizes = np.array(size)[:, np.newaxis]
     drawn = draws.uniform(4)
-    length, found = _attempt(drawn[2:], sizes, scale, ratio, least)
-    again = np.flatnonzero(~found)
-    if again.size:  # all other tries at once: NumPy's overhead is paid twice, not as often as the unluckiest needs
-        tries = draws.uniform(2 * (_TRIES - 1), 4, again).reshape(
-            2, -1
-        )  # areas of all tries, then ratios
-        lengths, fits = _attempt(tries, sizes, scale, ratio, least)
-        fits = fits.reshape(_TRIES - 1, -1)
-        length[:, again] = lengths.reshape(2, *fits.shape)[:, fits.argmax(0), np.arange(again.size)]
-        found[again] = fits.any(0)
-    return (drawn[:2] * (sizes - length + 1)).astype(np.int64), length, found
+    length, fits = _attempt(drawn[2:], sizes, scale, ratio, smallest)
+    retried = np.flatnonzero(~fits)
+    # All other attempts are made at once: one loop of NumPy calls instead of up to nine.
+    if retried.size:
+        areas_and_ratios = draws.uniform(2 * (_ATTEMPTS - 1), 4, retried).reshape(2, -1)
+        lengths, found = _attempt(areas_and_ratios, sizes, scale, ratio, smallest)
+        found = found.reshape(_ATTEMPTS - 1, -1)
+        lengths = lengths.reshape(2, *found.shape)
+        length[:, retried] = lengths[:, found.argmax(0), np.arange(retried.size)]
+        fits[retried] = found.any(0)
+    start = (drawn[:2] * (sizes - length + 1)).astype(np.int64)
+    return start, length, fits
 
 
 def _attempt(
@@ -42,13 +48,13 @@ def _attempt(
     sizes: np.ndarray,
     scale: tuple[float, float],
     ratio: tuple[float, float],
-    least: int,
+    smallest: int,
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return lengths ``(2, N)`` from two uniform numbers each, and whether they fit."""
     area = (scale[0] + (scale[1] - scale[0]) * drawn[0]) * (sizes[0] * sizes[1])
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    half = np.array([[-0.5], [0.5]])  # of the ratio's logarithm goes to either length
-    length = np.rint(np.sqrt(area) * np.exp(half * (low + (high - low) * drawn[1]))).astype(
-        np.int64
-    )
-    fits = (length >= least) & (length < sizes + least)
+    log_ratio = low + (high - low) * drawn[1]
+    exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
+    length = np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
+    fits = (length >= smallest) & (length < sizes + smallest)
     return length, fits[0] & fits[1]

@@ -7,95 +7,113 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memload.transforms.arguments import interval, probability, wrong
 from memload.transforms.draws import Draws
-from memload.transforms.transform import Columns, Transform, to_device
+from memload.transforms.fused import Columns
+from memload.transforms.transform import Transform
+from memload.transforms.upload import upload
 
+#: The neutral factor of each adjustment, and the bounds of the factors.
 _RANGES = {
     "brightness": (1.0, 0.0, float("inf")),
     "contrast": (1.0, 0.0, float("inf")),
     "saturation": (1.0, 0.0, float("inf")),
     "hue": (0.0, -0.5, 0.5),
 }
-Range = float | Sequence[float] | None
+FactorRange = float | Sequence[float] | None
 
 
 class ColorJitter(Transform):
-    """Brightness, contrast, saturation and hue, changed by factors of their own and in an order of its own.
+    """Adjust brightness, contrast, saturation and hue by random factors, in random order.
 
-    A number ``v`` stands for the range 1 - v to 1 + v, but for ``hue`` for -v to v; a pair is the range itself. What
-    is None stays. Images have 1 or 3 channels, and pixels from 0 to 1 unless they are uint8, which is rounded down
-    after each change, as in torchvision.
+    A number ``v`` is the range 1 - v to 1 + v, or -v to v for ``hue``. A pair is the range itself.
+    None leaves the property as it is. Each sample has its own factors and its own order. Formulas
+    and arguments are those of torchvision's ``ColorJitter``.
+
+    Images ``(N, C, H, W)`` have 1 or 3 channels, and keep their dtype. Floats are from 0 to 1.
+    uint8 is rounded down after each adjustment, as in torchvision.
+
+    >>> images = ColorJitter(0.4, 0.4, 0.4, 0.1)(images, samples=samples)
     """
 
     def __init__(
         self,
-        brightness: Range = None,
-        contrast: Range = None,
-        saturation: Range = None,
-        hue: Range = None,
+        brightness: FactorRange = None,
+        contrast: FactorRange = None,
+        saturation: FactorRange = None,
+        hue: FactorRange = None,
     ) -> None:
-        self.brightness = self._around("brightness", brightness)
-        self.contrast = self._around("contrast", contrast)
-        self.saturation = self._around("saturation", saturation)
-        self.hue = self._around("hue", hue)
+        self.brightness = self._range("brightness", brightness)
+        self.contrast = self._range("contrast", contrast)
+        self.saturation = self._range("saturation", saturation)
+        self.hue = self._range("hue", hue)
 
-    def _around(self, name: str, value: Range) -> tuple[float, float] | None:
-        centre, least, most = _RANGES[name]
+    def _range(self, name: str, value: FactorRange) -> tuple[float, float] | None:
+        neutral, minimum, maximum = _RANGES[name]
         if isinstance(value, Real) and not isinstance(value, bool) and value >= 0:
-            value = (max(least, centre - value) if centre else -value, centre + value)
-        return None if value is None else self._range(name, value, least, most)
+            low = max(minimum, neutral - value) if neutral else -value
+            value = (low, neutral + value)
+        return None if value is None else interval(self, name, value, minimum, maximum)
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
-        """Change each sample by its own factors: number 0 to 3 of its draws, in the order that 4 to 7 sort to."""
-        _check(self, images)
+        """Adjust each sample: draws 0 to 3 are its factors, and 4 to 7 sort to its order."""
+        _check_channels(self, images)
         drawn = draws.uniform(8)
-        active = [
-            (number, name) for number, name in enumerate(_RANGES) if getattr(self, name) is not None
-        ]
-        # of one change alone the order says nothing, and no sample has to be picked out
-        order = (
-            drawn[4:].argsort(0)
-            if len(active) > 1
-            else np.full((1, len(images)), [n for n, _ in active] or -1)
-        )
+        active = [number for number, name in enumerate(_RANGES) if getattr(self, name) is not None]
         images = images.clone()
-        for turn in order:
-            for number, name in active:
-                places = np.flatnonzero(turn == number)
-                if places.size:
-                    limits = getattr(self, name)
-                    factors = (limits[0] + (limits[1] - limits[0]) * drawn[number, places]).astype(
-                        np.float32
-                    )
-                    factor = to_device(factors, images.device)[:, None, None, None]
-                    if places.size == len(images):
-                        images = _CHANGES[name](images, factor)
-                    else:
-                        which = to_device(places, images.device)
-                        images[which] = _CHANGES[name](images[which], factor)
+        if len(active) == 1:  # then all samples have the same order
+            return self._adjust(images, active[0], drawn, np.arange(len(images))), columns
+        for adjustments in drawn[4:].argsort(0):
+            for number in active:
+                indices = np.flatnonzero(adjustments == number)
+                images = self._adjust(images, number, drawn, indices)
         return images, columns
+
+    def _adjust(
+        self, images: Tensor, number: int, drawn: np.ndarray, indices: np.ndarray
+    ) -> Tensor:
+        """Return the images after one adjustment of the samples at these indices."""
+        if not indices.size:
+            return images
+        name = tuple(_RANGES)[number]
+        low, high = getattr(self, name)
+        factors = (low + (high - low) * drawn[number, indices]).astype(np.float32)
+        factor = upload(factors, images.device)[:, None, None, None]
+        if indices.size == len(images):
+            return _ADJUSTMENTS[name](images, factor)
+        chosen = upload(indices, images.device)
+        images[chosen] = _ADJUSTMENTS[name](images[chosen], factor)
+        return images
 
 
 class RandomGrayscale(Transform):
-    """Grey, with probability ``p``; of as many channels as before, 1 or 3."""
+    """Turn each image grey with probability ``p``, like torchvision's.
+
+    Images ``(N, C, H, W)`` have 1 or 3 channels; shape and dtype stay as they are.
+
+    >>> images = RandomGrayscale(p=0.1)(images, samples=samples)
+    """
 
     def __init__(self, p: float = 0.1) -> None:
-        self.p = self._probability(p)
+        self.p = probability(self, p)
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
-        """Turn grey those samples whose draw says so."""
-        _check(self, images)
-        which = to_device(draws.uniform(1)[0] < self.p, images.device)[:, None, None, None]
-        return torch.where(which, _grey(images).to(images.dtype), images), columns
+        """Turn the drawn samples grey."""
+        _check_channels(self, images)
+        chosen = upload(draws.uniform(1)[0] < self.p, images.device)[:, None, None, None]
+        return torch.where(chosen, _grey(images).to(images.dtype), images), columns
 
 
-def _check(owner: Transform, images: Tensor) -> None:
+def _check_channels(owner: Transform, images: Tensor) -> None:
     if images.shape[1] not in (1, 3):
-        raise owner._wrong("images", "1 or 3 channels", images.shape[1])
+        raise wrong(owner, "images", "of 1 or 3 channels", f"of {images.shape[1]}")
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Return ``(N, 1, H, W)`` float32 or wider, for uint8 from 0 to 255. torchvision's weights, of ITU-R BT.601."""
+    """Return the luma ``(N, 1, H, W)`` in float32 or float64, from 0 to 255 for uint8.
+
+    The weights are those of ITU-R BT.601, as in torchvision.
+    """
     if images.dtype.itemsize <= 2:
         images = images.float()
     if images.shape[1] == 1:
@@ -105,23 +123,31 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, others: Tensor, factor: Tensor) -> Tensor:
-    # products first and then their sum, as one operation for both rounds otherwise on some devices
+    """Return ``factor · images + (1 - factor) · others``."""
+    # Two products, then their sum: a fused operation rounds differently on some devices.
     mixed = (images * factor).add_(others * (1 - factor))
-    return mixed.clamp_(0, 255 if images.dtype == torch.uint8 else 1).to(images.dtype)
+    return _clamp(mixed, images.dtype)
+
+
+def _clamp(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.clamp_(0, 255 if dtype == torch.uint8 else 1).to(dtype)
 
 
 def _brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return (images * factor).clamp_(0, 255 if images.dtype == torch.uint8 else 1).to(images.dtype)
+    return _clamp(images * factor, images.dtype)
 
 
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
     grey = _grey(images)
-    # whole numbers have the same sum in float64 whichever way they are added up; those of 2^-28 of 33 megapixels
+    # The mean must not depend on the order of the sum. Sums of whole numbers are exact in float64:
+    # grey levels, or for floats multiples of 2^-28, of up to 33 megapixels.
     if images.dtype == torch.uint8:
-        return _blend(images, grey.floor().double().mean((1, 2, 3), keepdim=True).float(), factor)
-    grey = grey.double() * (1 << 28)
-    grey = grey + (grey.round() - grey).detach()  # which has the gradient of what is not rounded
-    return _blend(images, (grey.mean((1, 2, 3), keepdim=True) * 2.0**-28).float(), factor)
+        mean = grey.floor().double().mean((1, 2, 3), keepdim=True)
+        return _blend(images, mean.float(), factor)
+    scaled = grey.double() * (1 << 28)
+    rounded = scaled + (scaled.round() - scaled).detach()  # keeps the gradient
+    mean = rounded.mean((1, 2, 3), keepdim=True) * 2.0**-28
+    return _blend(images, mean.float(), factor)
 
 
 def _saturation(images: Tensor, factor: Tensor) -> Tensor:
@@ -132,27 +158,27 @@ def _saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue(images: Tensor, factor: Tensor) -> Tensor:
-    """Turn the hue by ``factor`` of the circle, through HSV (Smith, "Color Gamut Transform Pairs", 1978)."""
+    """Turn the hue by ``factor`` of the circle, in HSV (Smith, "Color Gamut Transform Pairs", 1978)."""
     if images.shape[1] == 1:
         return images
-    whole = images.dtype == torch.uint8
-    pixels = images * (1 / 255) if whole else images.float()
-    value, most = pixels.max(1, keepdim=True)
+    is_uint8 = images.dtype == torch.uint8
+    pixels = images * (1 / 255) if is_uint8 else images.float()
+    value, largest = pixels.max(1, keepdim=True)
     spread = value - pixels.amin(1, keepdim=True)
     below = (value - pixels) / torch.where(spread == 0, 1, spread)
     red, green, blue = below[:, 0:1], below[:, 1:2], below[:, 2:3]
-    sixth = torch.where(
-        most == 0, blue - green, torch.where(most == 1, 2 + red - blue, 4 + green - red)
+    sector = torch.where(
+        largest == 0, blue - green, torch.where(largest == 1, 2 + red - blue, 4 + green - red)
     )
-    hue = (sixth * (1 / 6) + 1).fmod(1).add(factor).remainder(1)
-    # a channel is full for a third of the circle around its colour, and rises and falls beside it
-    away = torch.arange(5, 0, -2, device=images.device)[:, None, None]  # red, green, blue
-    turned = (away + hue * 6).remainder(6)
-    turned = value - spread * torch.minimum(turned, 4 - turned).clamp(0, 1)
-    return (turned * (256 - 1e-3)).to(torch.uint8) if whole else turned.to(images.dtype)
+    hue = (sector * (1 / 6) + 1).fmod(1).add(factor).remainder(1)
+    # A channel is full for a third of the circle around its colour, and falls off on both sides.
+    channel_offset = torch.arange(5, 0, -2, device=images.device)[:, None, None]
+    position = (channel_offset + hue * 6).remainder(6)
+    turned = value - spread * torch.minimum(position, 4 - position).clamp(0, 1)
+    return (turned * (256 - 1e-3)).to(torch.uint8) if is_uint8 else turned.to(images.dtype)
 
 
-_CHANGES = {
+_ADJUSTMENTS = {
     "brightness": _brightness,
     "contrast": _contrast,
     "saturation": _saturation,

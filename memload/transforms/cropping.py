@@ -1,56 +1,94 @@
-"""Crops, resizes and flips: the steps that move pixels."""
+"""Crops, resizes and flips: the transforms that move pixels."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from memload.transforms.arguments import (
+    flag,
+    interval,
+    is_integer,
+    numbers,
+    pair,
+    probability,
+    wrong,
+)
 from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import Axis
-from memload.transforms.transform import Geometric, is_integer
+from memload.transforms.transform import MovingTransform
 
 
-class RandomHorizontalFlip(Geometric):
-    """Left for right, with probability ``p``."""
+class RandomHorizontalFlip(MovingTransform):
+    """Flip each image left to right with probability ``p``, like torchvision's.
+
+    Images ``(N, C, H, W)`` keep their shape and dtype.
+
+    >>> flipped = RandomHorizontalFlip(p=0.5)(images, samples=samples)
+    """
+
+    fuses_as = "flip"
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = self._probability(p)
+        self.p = probability(self, p)
 
-    def place(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Flip the width."""
         width.flip(draws.uniform(1)[0] < self.p)
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Top for bottom, with probability ``p``."""
+    """Flip each image top to bottom with probability ``p``, like torchvision's.
 
-    def place(self, height: Axis, width: Axis, draws: Draws) -> None:
+    Images ``(N, C, H, W)`` keep their shape and dtype.
+
+    >>> flipped = RandomVerticalFlip(p=0.5)(images, samples=samples)
+    """
+
+    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Flip the height."""
         height.flip(draws.uniform(1)[0] < self.p)
 
 
-class CenterCrop(Geometric):
-    """The middle of the image, ``size`` pixels or (height, width); an image that is smaller gets a margin of 0."""
+class CenterCrop(MovingTransform):
+    """Crop the middle of each image, like torchvision's.
+
+    ``size`` is a number of pixels or (height, width). Smaller images get a margin of 0. Images
+    ``(N, C, H, W)`` keep their dtype.
+
+    >>> CenterCrop(224)(images).shape[2:]
+    torch.Size([224, 224])
+    """
+
+    fuses_as = "crop"
 
     def __init__(self, size: int | Sequence[int]) -> None:
-        self.size = self._pair("size", size)
+        self.size = pair(self, "size", size)
 
-    def place(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Crop both axes."""
         for axis, size in zip((height, width), self.size, strict=True):
-            # torchvision rounds half to even, but the larger half of a margin comes behind the image
             missing = size - axis.extent
-            axis.crop(-(missing // 2) if missing > 0 else round(-missing / 2), size)
+            # As in torchvision: a crop's start is rounded half to even, but the smaller half of a
+            # margin comes first.
+            start = -(missing // 2) if missing > 0 else round(-missing / 2)
+            axis.crop(start, size)
 
 
-class RandomCrop(Geometric):
-    """A window of ``size`` pixels or (height, width), anywhere in the image with its ``padding``.
+class RandomCrop(MovingTransform):
+    """Crop a random window of each image and its padding, like torchvision's.
 
-    ``padding`` is as wide as one number says, or two (left and right, top and bottom), or four (left, top, right,
-    bottom). It has the value ``fill``, one number or one for each channel. ``pad_if_needed`` widens what is still
-    too small, on both sides.
+    ``size`` is a number of pixels or (height, width). ``padding`` is the width of the padding: one
+    number, two (left and right, top and bottom), or four (left, top, right, bottom). Padding has
+    the value ``fill``, one number or one for each channel, in the units of the images.
+    ``pad_if_needed`` pads images that are still too small on both sides. Images ``(N, C, H, W)``
+    keep their dtype.
+
+    >>> crops = RandomCrop(32, padding=4)(images, samples=samples)
     """
+
+    fuses_as = "crop"
 
     def __init__(
         self,
@@ -60,50 +98,56 @@ class RandomCrop(Geometric):
         fill: float | Sequence[float] = 0,
         padding_mode: str = "constant",
     ) -> None:
-        self.size, self.pad_if_needed, self.fill = (
-            self._pair("size", size),
-            self._flag("pad_if_needed", pad_if_needed),
-            self._numbers("fill", fill),
-        )
-        sides = (
-            tuple(padding)
-            if isinstance(padding, Sequence)
-            else (0 if padding is None else padding,)
+        self.size = pair(self, "size", size)
+        self.pad_if_needed = flag(self, "pad_if_needed", pad_if_needed)
+        self.fill = numbers(self, "fill", fill)
+        sides: Any = (
+            padding if isinstance(padding, Sequence) else (0 if padding is None else padding,)
         )
         if len(sides) not in (1, 2, 4) or not all(is_integer(side) and side >= 0 for side in sides):
-            raise self._wrong("padding", "1, 2 or 4 integers of at least 0", repr(padding))
+            raise wrong(self, "padding", "1, 2 or 4 integers of at least 0", repr(padding))
         if padding_mode != "constant":
-            raise self._wrong("padding_mode", "'constant'", repr(padding_mode))
-        self.padding = sides * (4 // len(sides))  # (l,) → llll, (l, t) → ltlt
+            raise wrong(self, "padding_mode", "'constant'", repr(padding_mode))
+        self.padding: tuple[int, ...] = tuple(sides) * (
+            4 // len(sides)
+        )  # (a,) becomes aaaa, and (a, b) abab
 
-    def place(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Crop both axes."""
         left, top, right, bottom = self.padding
-        for axis, size, before, behind, drawn in zip(
-            (height, width), self.size, (top, left), (bottom, right), draws.uniform(2), strict=True
-        ):
-            padded = axis.extent + before + behind
-            if padded < size and self.pad_if_needed:
-                before, padded = before + size - padded, 2 * size - padded
-            if padded < size:
-                found = f"{size} of {padded} pixels"
-                raise self._wrong(
-                    "size",
-                    "no more than the padded image",
-                    found,
-                    ". Give padding or pad_if_needed",
-                )
-            axis.crop((drawn * (padded - size + 1)).astype(np.int64) - before, size)
+        drawn = draws.uniform(2)
+        self._crop(height, self.size[0], top, bottom, drawn[0])
+        self._crop(width, self.size[1], left, right, drawn[1])
+
+    def _crop(self, axis: Axis, size: int, before: int, after: int, drawn: np.ndarray) -> None:
+        """Crop an axis with padding before and after it."""
+        padded = axis.extent + before + after
+        if padded < size and self.pad_if_needed:
+            missing = size - padded
+            before, padded = before + missing, padded + 2 * missing
+        if padded < size:
+            expected = f"at most the {padded} pixels of the padded image"
+            raise wrong(self, "size", expected, size, "Give padding or pad_if_needed.")
+        axis.crop((drawn * (padded - size + 1)).astype(np.int64) - before, size)
 
 
-class Resize(Geometric):
-    """The whole image at another size, by the triangle filter ("bilinear").
+class Resize(MovingTransform):
+    """Resize each image with bilinear interpolation, like torchvision's.
 
-    ``size`` is (height, width), or one number: then the shorter side becomes that, and the longer one is truncated
-    to what the ratio gives, and to at most ``max_size``; or None: then the longer side becomes ``max_size``.
-    ``antialias`` widens the filter where the image becomes smaller, as Pillow does. uint8 comes out as uint8, rounded
-    as `torch.nn.functional.interpolate` rounds it.
+    ``size`` is (height, width), or one number for the shorter side: then the longer side keeps the
+    aspect ratio, rounded down, and has at most ``max_size`` pixels. With ``size=None`` the longer
+    side becomes ``max_size``. ``antialias`` widens the filter where images become smaller, as
+    Pillow does.
+
+    Images ``(N, C, H, W)`` keep their dtype. uint8 is rounded as `torch.nn.functional.interpolate`
+    rounds it on the CPU. Sides of more than 16,384 pixels, on CUDA, and a width of 1 pixel are
+    computed as floats, which may differ by 1.
+
+    >>> Resize(256)(torch.zeros(1, 3, 512, 1024)).shape
+    torch.Size([1, 3, 256, 512])
     """
+
+    fuses_as = "resize"
 
     def __init__(
         self,
@@ -114,42 +158,50 @@ class Resize(Geometric):
     ) -> None:
         self.size: int | tuple[int, int] | None = None
         if size is not None:
-            pair = self._pair("size", size)
-            self.size = pair[0] if not isinstance(size, Sequence) or len(size) == 1 else pair
-        self.max_size, self.antialias = max_size, _check(self, interpolation, antialias)
-        least = self.size if isinstance(self.size, int) else 0
-        if max_size is not None and (
-            isinstance(self.size, tuple) or not is_integer(max_size) or max_size <= least
-        ):
-            raise self._wrong(
-                "max_size", "more than size, which is one number or None", f"{max_size} and {size}"
-            )
-        if max_size is None and size is None:
-            raise self._wrong("size and max_size", "one of them at least", "neither")
+            both = pair(self, "size", size)
+            self.size = both if isinstance(size, Sequence) and len(size) == 2 else both[0]
+        self.max_size = max_size
+        self.antialias = _check_interpolation(self, interpolation, antialias)
+        if max_size is not None:
+            shorter = self.size if isinstance(self.size, int) else 0
+            if isinstance(self.size, tuple) or not is_integer(max_size) or max_size <= shorter:
+                expected = "an integer above size, which is then one number or None"
+                raise wrong(self, "max_size", expected, f"{max_size} with size {size}")
+        elif size is None:
+            raise ValueError("Resize: neither size nor max_size was given. Give one of them.")
 
-    def place(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Resize both axes."""
-        if not isinstance(self.size, tuple):
-            short, long = sorted((height.extent, width.extent))
-            small, large = (
-                (short, long) if self.size is None else (self.size, int(self.size * long / short))
-            )
-            if self.max_size is not None and (self.size is None or large > self.max_size):
-                small, large = max(1, int(self.max_size * small / large)), self.max_size
-            sizes = (large, small) if height.extent > width.extent else (small, large)
-        else:
-            sizes = self.size
-        height.resize(sizes[0])
-        width.resize(sizes[1])
+        new_height, new_width = self._output_size(height.extent, width.extent)
+        height.resize(new_height)
+        width.resize(new_width)
+
+    def _output_size(self, height: int, width: int) -> tuple[int, int]:
+        if isinstance(self.size, tuple):
+            return self.size
+        shorter, longer = sorted((height, width))
+        if self.size is not None:
+            shorter, longer = self.size, int(self.size * longer / shorter)
+        if self.max_size is not None and (self.size is None or longer > self.max_size):
+            shorter, longer = max(1, int(self.max_size * shorter / longer)), self.max_size
+        return (longer, shorter) if height > width else (shorter, longer)
 
 
-class RandomResizedCrop(Geometric):
-    """A part of the image, of random area and aspect ratio, at the fixed ``size``.
+class RandomResizedCrop(MovingTransform):
+    """Crop a box of random area and aspect ratio from each image, and resize it to ``size``.
 
-    ``scale`` bounds the part's share of the area, ``ratio`` its width over height. If ten tries do not fit, it is
-    as much of the middle as ``ratio`` allows: torchvision's algorithm. ``size`` is one number or (height, width);
-    see `Resize` for ``antialias`` and for how it rounds.
+    The algorithm is torchvision's: the area is uniform between ``scale[0]`` and ``scale[1]`` times
+    that of the image, and the logarithm of width / height is uniform over ``ratio``. If ten
+    attempts do not fit, the box is as much of the middle as ``ratio`` allows.
+
+    ``size`` is a number of pixels or (height, width). Images ``(N, C, H, W)`` keep their dtype. For
+    ``antialias`` and rounding see `Resize`.
+
+    >>> RandomResizedCrop(224)(images, samples=samples).shape[2:]
+    torch.Size([224, 224])
     """
+
+    fuses_as = "resize"
 
     def __init__(
         self,
@@ -159,30 +211,34 @@ class RandomResizedCrop(Geometric):
         interpolation: Any = "bilinear",
         antialias: bool = True,
     ) -> None:
-        self.size = self._pair("size", size)
-        self.scale = self._range("scale", scale, 0)
-        self.ratio = self._range("ratio", ratio, 1e-6)
-        self.antialias = _check(self, interpolation, antialias)
+        self.size = pair(self, "size", size)
+        self.scale = interval(self, "scale", scale, 0)
+        self.ratio = interval(self, "ratio", ratio, 1e-6)
+        self.antialias = _check_interpolation(self, interpolation, antialias)
 
-    def place(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Resize a box of both axes."""
-        extents = h, w = height.extent, width.extent
-        start, length, found = random_boxes(draws, extents, self.scale, self.ratio, 1)
-        if not found.all():
-            # a pixel at least, where torchvision's formula gives none
-            whole = (
-                max(1, min(h, round(w / self.ratio[0]))),
-                max(1, min(w, round(h * self.ratio[1]))),
-            )
-            for axis in (0, 1):
-                length[axis] = np.where(found, length[axis], whole[axis])
-                start[axis] = np.where(found, start[axis], (extents[axis] - whole[axis]) // 2)
+        extents = height.extent, width.extent
+        start, length, fits = random_boxes(draws, extents, self.scale, self.ratio, smallest=1)
+        if not fits.all():
+            for axis, (extent, middle) in enumerate(
+                zip(extents, self._middle(*extents), strict=True)
+            ):
+                length[axis] = np.where(fits, length[axis], middle)
+                start[axis] = np.where(fits, start[axis], (extent - middle) // 2)
         height.resize(self.size[0], start[0], length[0])
         width.resize(self.size[1], start[1], length[1])
 
+    def _middle(self, height: int, width: int) -> tuple[int, int]:
+        """Return the size of the box that is used when no attempt fits: a pixel at least."""
+        return (
+            max(1, min(height, round(width / self.ratio[0]))),
+            max(1, min(width, round(height * self.ratio[1]))),
+        )
 
-def _check(owner: Geometric, interpolation: Any, antialias: Any) -> bool:
-    # torchvision's enumeration has values; 2 is Pillow's number for it
+
+def _check_interpolation(owner: MovingTransform, interpolation: Any, antialias: Any) -> bool:
+    """Return ``antialias``; the only interpolation is bilinear, also as torchvision's or Pillow's."""
     if getattr(interpolation, "value", interpolation) not in ("bilinear", 2):
-        raise owner._wrong("interpolation", "'bilinear'", repr(interpolation))
-    return owner._flag("antialias", antialias)
+        raise wrong(owner, "interpolation", "'bilinear'", repr(interpolation))
+    return flag(owner, "antialias", antialias)

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of what they are for: of (seed, epoch, sample, position, view, number)."""
+"""Random numbers as a pure function of (seed, epoch, sample, position, view, number)."""
 
 import functools
 import hashlib
@@ -9,83 +9,95 @@ import torch
 
 Integers = TypeVar("Integers", np.ndarray, torch.Tensor)
 
-# SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014); as signed numbers, since
-# torch has no uint64 arithmetic. Overflow wraps in both libraries.
-_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
-_ONE, _TWO = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
-_ROUNDS = tuple(
-    (np.uint64(bits), np.uint64(factor % (1 << 64))) for bits, factor in ((30, _ONE), (27, _TWO))
-)
-_LAST, _KEPT = np.uint64(31), np.uint64(11)
+# The constants of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+# Generators", 2014). They are signed, since torch has no uint64 arithmetic. Overflow wraps both in
+# NumPy and in torch.
+_INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)
+_FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+_SHIFTS = (30, 27, 31)
+_UNSIGNED_FACTORS = tuple(np.uint64(factor % (1 << 64)) for factor in _FACTORS)
+_UNSIGNED_SHIFTS = tuple(map(np.uint64, _SHIFTS))
+#: A float64 has 53 bits of precision.
+_UNUSED_BITS = np.uint64(64 - 53)
 
 
 def mix(values: Integers) -> Integers:
-    """Spread every bit of int64 numbers over all of them: the finaliser of SplitMix64, which is a permutation."""
+    """Spread every bit of int64 numbers over all of them. This permutes the int64 numbers.
+
+    It is the last step of SplitMix64.
+    """
     if isinstance(values, np.ndarray):
-        return _mixed(values).view(np.int64)
-    values = (values ^ _shifted(values, 30)) * _ONE
-    values = (values ^ _shifted(values, 27)) * _TWO
-    mixed: torch.Tensor = values ^ _shifted(values, 31)
+        return _mix_unsigned(values).view(np.int64)
+    values = (values ^ _shift_right(values, _SHIFTS[0])) * _FACTORS[0]
+    values = (values ^ _shift_right(values, _SHIFTS[1])) * _FACTORS[1]
+    mixed: torch.Tensor = values ^ _shift_right(values, _SHIFTS[2])
     return mixed
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """Return what `mix` does, as uint64, whose shifts need no masks: half the time of a small batch's draws."""
+def _mix_unsigned(values: np.ndarray) -> np.ndarray:
+    """Do what `mix` does, but return uint64, whose shifts need no masks: twice as fast."""
     mixed = values.view(np.uint64)
-    for bits, factor in _ROUNDS:
+    for bits, factor in zip(_UNSIGNED_SHIFTS, _UNSIGNED_FACTORS, strict=False):
         mixed = (mixed ^ (mixed >> bits)) * factor
-    return mixed ^ (mixed >> _LAST)
+    return mixed ^ (mixed >> _UNSIGNED_SHIFTS[2])
 
 
-def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift as if the numbers were unsigned."""
+def _shift_right(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift int64 numbers as if they were unsigned."""
     return (values >> bits) & ((1 << 64 - bits) - 1)
 
 
 class Draws:
-    """What is random for one transform, about every sample of a batch.
+    """The random numbers of one transform for every sample of a batch.
 
-    ``samples`` are the samples' numbers in the data set, int64 ``(N,)``; ``position`` is that of the transform in
-    its list. Each sample has a stream of its own, whose numbers can be asked for in any order; nothing but the
-    arguments goes into them. Made on the host, so that devices cannot differ.
+    ``samples`` are the samples' numbers in the data set, int64 ``(N,)``; ``position`` is the
+    transform's position in its list. Each sample has a stream of its own. Its numbers can be asked
+    for in any order, and depend on nothing but the arguments. They are computed on the host, so
+    they are the same for every device.
+
+    >>> draws = Draws(np.array([7, 8]), seed=0, epoch=0, position=0, view=0)
+    >>> draws.uniform(3).shape
+    (3, 2)
     """
 
     def __init__(
         self, samples: np.ndarray, seed: int, epoch: int, position: int, view: int
     ) -> None:
-        self._samples, self._key = samples, _key(seed, epoch, position, view)
+        self._samples = samples
+        self._key = _key(seed, epoch, position, view)
 
     def __len__(self) -> int:
         return len(self._samples)
 
     @functools.cached_property
     def streams(self) -> np.ndarray:
-        """A number of 64 bits for each sample, int64 ``(N,)``; different ones for different samples."""
+        """The start of each sample's stream, int64 ``(N,)``. Different samples have different ones."""
         return mix(self._samples + self._key)
 
     def uniform(self, count: int, first: int = 0, among: np.ndarray | None = None) -> np.ndarray:
-        """Return numbers ``first`` to ``first + count`` of each sample, float64 ``(count, N)`` from 0 to below 1.
+        """Return numbers ``first`` to ``first + count`` of each sample's stream.
 
-        ``among`` picks samples of the batch by their places in it.
+        They are float64 ``(count, N)``, at least 0 and below 1. ``among`` selects samples by their
+        indices in the batch.
         """
         streams = self.streams if among is None else self.streams[among]
-        drawn: np.ndarray = (_mixed(streams + _steps(first, count)) >> _KEPT) * 2.0**-53
-        return drawn
+        bits = _mix_unsigned(streams + _increments(first, count)) >> _UNUSED_BITS
+        uniform: np.ndarray = bits * 2.0**-53
+        return uniform
 
 
 def numbers_at(streams: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-    """Return 16 random bits, int64: the numbers counted by ``number`` of streams, on their device."""
-    return _shifted(mix(streams + (number + 1) * _STEP), 48)
+    """Return 16 random bits of streams, as int64, on their device: those of the given numbers."""
+    return _shift_right(mix(streams + (number + 1) * _INCREMENT), 48)
 
 
 @functools.lru_cache(maxsize=64)
-def _steps(first: int, count: int) -> np.ndarray:
-    return (np.arange(first + 1, first + count + 1) * _STEP)[:, np.newaxis]
+def _increments(first: int, count: int) -> np.ndarray:
+    return (np.arange(first + 1, first + count + 1) * _INCREMENT)[:, np.newaxis]
 
 
 @functools.lru_cache(maxsize=1024)
 def _key(*parts: int) -> int:
-    digest = hashlib.blake2b(
-        " ".join(map(str, ("memload.transforms", *parts))).encode(), digest_size=8
-    )
-    return int.from_bytes(digest.digest(), "little", signed=True)
+    text = " ".join(map(str, ("memload.transforms", *parts)))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -1,24 +1,52 @@
-"""RandomErasing and Cutout: a part of the image is painted over."""
+"""RandomErasing and Cutout: a box of each image is painted over."""
 
 import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from memload.transforms.arguments import (
+    interval,
+    not_inplace,
+    numbers,
+    pair,
+    per_channel,
+    probability,
+    wrong,
+)
 from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws, numbers_at
-from memload.transforms.transform import Columns, Transform, to_device
+from memload.transforms.fused import Columns
+from memload.transforms.transform import Transform
+from memload.transforms.upload import upload
+
+#: Noise takes the numbers of the draws from here on; those before belong to boxes.
+_FIRST_NOISE_NUMBER = 1 << 20
+
+
+class Boxes(NamedTuple):
+    """A box of each image in pixels, int64 ``(N,)`` each. It may reach beyond the image."""
+
+    top: np.ndarray
+    left: np.ndarray
+    height: np.ndarray
+    width: np.ndarray
 
 
 class RandomErasing(Transform):
-    """A box of the image gets a ``value``, with probability ``p`` (Zhong et al., https://arxiv.org/abs/1708.04896).
+    """Paint over a random box of each image with probability ``p``, like torchvision's.
 
-    ``scale`` bounds its share of the area, ``ratio`` its height over width; where ten tries do not fit, nothing is
-    erased. ``value`` is a number, one for each channel, or "random": then each pixel is drawn from the normal
-    distribution, so put it behind Normalize.
+    The area of the box is uniform between ``scale[0]`` and ``scale[1]`` times that of the image,
+    and the logarithm of height / width is uniform over ``ratio``. If ten attempts do not fit,
+    nothing is erased. ``value`` is one number or one for each channel, in the units of the images,
+    or ``"random"``: then pixels are normally distributed, and images must be floats, so put it
+    after Normalize. Images ``(N, C, H, W)`` keep their shape and dtype. (Zhong et al.,
+    https://arxiv.org/abs/1708.04896)
+
+    >>> images = RandomErasing(p=0.25, value="random")(images, samples=samples)
     """
 
     def __init__(
@@ -29,120 +57,101 @@ class RandomErasing(Transform):
         value: float | Sequence[float] | Literal["random"] = 0,
         inplace: bool = False,
     ) -> None:
-        if inplace is not False:
-            raise self._wrong("inplace", "False", repr(inplace), ". Batches come out in new memory")
-        self.p = self._probability(p)
-        self.scale, self.ratio = (
-            self._range("scale", scale, 0, 1),
-            self._range("ratio", ratio, 1e-6),
-        )
-        self.value = (
-            value if isinstance(value, str) and value == "random" else self._numbers("value", value)
-        )
+        not_inplace(self, inplace)
+        self.p = probability(self, p)
+        self.scale = interval(self, "scale", scale, 0, 1)
+        self.ratio = interval(self, "ratio", ratio, 1e-6)
+        is_random = isinstance(value, str) and value == "random"
+        self.value = value if is_random else numbers(self, "value", value)
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
-        """Erase a box of those samples whose draw says so."""
+        """Erase a box of the drawn samples."""
         height, width = images.shape[-2:]
-        # the ratio is that of the first axis to the second
-        (left, top), (w, h), found = random_boxes(draws, (width, height), self.scale, self.ratio, 0)
-        h = np.where(found & (draws.uniform(1, 22)[0] < self.p), h, 0)
-        if self.value == "random":
-            if not images.is_floating_point():
-                advice = ". Put it behind Normalize"
-                raise self._wrong(
-                    "images", "a floating dtype, for value='random'", images.dtype, advice
-                )
-            return _noise(images, top, left, h, w, draws), columns
-        value = self._per_channel("value", self.value, images.shape[1], images.dtype)
-        return paint(images, top, left, h, w, value), columns
+        # The width comes first, since the ratio of a box is its second axis over its first.
+        start, length, fits = random_boxes(draws, (width, height), self.scale, self.ratio, 0)
+        erased = fits & (draws.uniform(1, 22)[0] < self.p)
+        boxes = Boxes(start[1], start[0], np.where(erased, length[1], 0), length[0])
+        if self.value != "random":
+            value = per_channel(self, "value", self.value, images.shape[1], images.dtype)
+            return _paint(images, boxes, value), columns
+        if not images.is_floating_point():
+            advice = "Put it after Normalize."
+            raise wrong(self, "images", "floating for value='random'", images.dtype, advice)
+        return _paint_noise(images, boxes, draws), columns
 
 
 class Cutout(Transform):
-    """A square of ``size`` pixels, or (height, width), gets the value ``fill``, with probability ``p``.
+    """Paint over a square of each image with probability ``p``.
 
-    Its middle lies anywhere in the image, so that a part of it may lie outside (DeVries and Taylor,
-    https://arxiv.org/abs/1708.04552).
+    ``size`` is the number of pixels, or (height, width). The centre is anywhere in the image, so a
+    part of the square may be outside. ``fill`` is one number or one for each channel, in the units
+    of the images. Images ``(N, C, H, W)`` keep their shape and dtype. (DeVries and Taylor,
+    https://arxiv.org/abs/1708.04552)
+
+    >>> images = Cutout(8)(images, samples=samples)
     """
 
     def __init__(
         self, size: int | Sequence[int], fill: float | Sequence[float] = 0, p: float = 1.0
     ) -> None:
-        self.size, self.fill, self.p = (
-            self._pair("size", size),
-            self._numbers("fill", fill),
-            self._probability(p),
-        )
+        self.size = pair(self, "size", size)
+        self.fill = numbers(self, "fill", fill)
+        self.p = probability(self, p)
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
-        """Cut a box out of those samples whose draw says so."""
+        """Cut a box out of the drawn samples."""
         drawn = draws.uniform(3)
-        extents = images.shape[-2:]
-        top, left = (
-            (u * extent).astype(np.int64) - size // 2
-            for u, extent, size in zip(drawn, extents, self.size, strict=False)
-        )
-        height = np.where(drawn[2] < self.p, self.size[0], 0)
-        width = np.full_like(left, self.size[1])
-        fill = self._per_channel("fill", self.fill, images.shape[1], images.dtype)
-        return paint(images, top, left, height, width, fill), columns
+        height, width = images.shape[-2:]
+        top = (drawn[0] * height).astype(np.int64) - self.size[0] // 2
+        left = (drawn[1] * width).astype(np.int64) - self.size[1] // 2
+        heights = np.where(drawn[2] < self.p, self.size[0], 0)
+        boxes = Boxes(top, left, heights, np.full_like(left, self.size[1]))
+        fill = per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
+        return _paint(images, boxes, fill), columns
 
 
-def inside(
-    images: Tensor, top: np.ndarray, left: np.ndarray, height: np.ndarray, width: np.ndarray
-) -> Tensor:
-    """Return which pixels lie in a box of each sample, bool ``(N, 1, H, W)``; boxes may stand over."""
-    y0, y1, x0, x1 = to_device(np.stack([top, top + height, left, left + width]), images.device)[
-        ..., None
-    ]
+def inside(images: Tensor, boxes: Boxes) -> Tensor:
+    """Return which pixels are in the box of their sample, bool ``(N, 1, H, W)``."""
+    top, left, height, width = boxes
+    edges = upload(np.stack([top, top + height, left, left + width]), images.device)
+    first_row, end_row, first_column, end_column = edges[..., None]
     rows, columns = (torch.arange(extent, device=images.device) for extent in images.shape[-2:])
-    y, x = (rows >= y0) & (rows < y1), (columns >= x0) & (columns < x1)
-    both: Tensor = y[:, :, None] & x[:, None, :]
-    return both[:, None]
+    in_rows = (rows >= first_row) & (rows < end_row)
+    in_columns = (columns >= first_column) & (columns < end_column)
+    in_both: Tensor = in_rows[:, :, None] & in_columns[:, None, :]
+    return in_both[:, None]
 
 
-def paint(
-    images: Tensor,
-    top: np.ndarray,
-    left: np.ndarray,
-    height: np.ndarray,
-    width: np.ndarray,
-    value: tuple[float, ...],
-) -> Tensor:
-    """Return images whose boxes have a value a channel."""
-    colour = to_device(np.array(value), images.device).to(images.dtype)[:, None, None]
-    return torch.where(inside(images, top, left, height, width), colour, images)
+def _paint(images: Tensor, boxes: Boxes, value: tuple[float, ...]) -> Tensor:
+    """Return images whose boxes have a value for each channel."""
+    colour = upload(np.array(value), images.device).to(images.dtype)[:, None, None]
+    return torch.where(inside(images, boxes), colour, images)
 
 
-def _noise(
-    images: Tensor,
-    top: np.ndarray,
-    left: np.ndarray,
-    height: np.ndarray,
-    width: np.ndarray,
-    draws: Draws,
-) -> Tensor:
-    """Return images whose boxes are normal noise, drawn for each pixel and channel by its place in the image."""
-    device, (_, channels, _, w) = images.device, images.shape
-    areas = height * width
-    total = int(areas.sum())
-    sample = np.repeat(np.arange(len(areas)), areas)
-    within = np.arange(total) - np.repeat(np.cumsum(areas) - areas, areas)
-    rows, columns = np.divmod(within, width[sample])
-    places = np.stack([sample, top[sample] + rows, left[sample] + columns])
-    at, y, x = to_device(places, device)
-    numbers = ((y * w + x)[:, None] * channels + torch.arange(channels, device=device)) + (
-        1 << 20
-    )  # others are boxes'
-    drawn = numbers_at(to_device(draws.streams, device)[at][:, None], numbers)
-    out = images.clone()
-    out[at, :, y, x] = _normal(device)[drawn].to(images.dtype)
-    return out
+def _paint_noise(images: Tensor, boxes: Boxes, draws: Draws) -> Tensor:
+    """Return images whose boxes are normal noise. It depends on the sample and the pixel alone."""
+    device, (_, channels, _, width) = images.device, images.shape
+    areas = boxes.height * boxes.width
+    # One row for each pixel of all boxes: its sample, and its index within the box.
+    samples = np.repeat(np.arange(len(areas)), areas)
+    within = np.arange(areas.sum()) - np.repeat(np.cumsum(areas) - areas, areas)
+    rows, columns = np.divmod(within, boxes.width[samples])
+    pixels = np.stack([samples, boxes.top[samples] + rows, boxes.left[samples] + columns])
+    sample, y, x = upload(pixels, device)
+    pixel_number = (y * width + x)[:, None] * channels + torch.arange(channels, device=device)
+    streams = upload(draws.streams, device)[sample][:, None]
+    drawn = numbers_at(streams, pixel_number + _FIRST_NOISE_NUMBER)
+    noisy = images.clone()
+    noisy[sample, :, y, x] = _normal_quantiles(device)[drawn].to(images.dtype)
+    return noisy
 
 
 @functools.cache
-def _normal(device: torch.device) -> Tensor:
-    """The normal distribution's quantiles in 2¹⁶ steps, float32: a table, as devices differ in their functions."""
-    quantiles: Tensor = torch.special.ndtri(
-        (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
-    )
+def _normal_quantiles(device: torch.device) -> Tensor:
+    """Return 2¹⁶ quantiles of the normal distribution, float32.
+
+    They are a table, since devices differ in their mathematical functions.
+    """
+    probabilities = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
+    quantiles: Tensor = torch.special.ndtri(probabilities)
     return quantiles.float().to(device)

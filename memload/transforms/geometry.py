@@ -1,18 +1,39 @@
-"""Where the pixels of an output come from, one axis at a time."""
+"""Where the pixels of an output come from, one axis at a time, and the plan for a whole batch."""
 
 import copy
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from memload.transforms.upload import upload
+
+#: The kernel takes images whose sides have at most this many pixels, before and after.
+LARGEST_SIDE = 16_384
+#: torch keeps the weights of uint8 images in 16 bits, with at most this many after the point.
+_MAX_PRECISION = 22
 
 
 class Axis:
-    """Height or width of a batch: a box of the source, resized, of that a window, flipped; for each sample its own.
+    """Height or width of a batch: for each sample, which source pixels make up the output.
 
-    Everything is counted in pixels, in the source's direction: ``start`` and ``length`` of the box ``(N,)``, the
-    extent it is ``resized`` to or None, and where in that the window lies, ``shift`` ``(N,)``. The steps take
-    places as they come out of the steps before them. ``extent`` is what has come out so far, ``inside`` whether it is
-    all of the source, and nothing of it a margin, ``whole`` whether there was neither crop nor resize.
+    Per sample: crop a box from the source, resize it, crop a window from the result, and optionally
+    flip that. All numbers are in pixels and in the direction of the source:
+
+    - ``source``: the extent of the source images.
+    - ``start``, ``length``: the box, int64 ``(N,)``. It may reach beyond the source.
+    - ``resized``: the extent that the box is resized to, or None.
+    - ``shift``: where the window begins in the resized box, int64 ``(N,)``.
+    - ``flipped``: bool ``(N,)``.
+    - ``extent``: the extent of the output so far.
+    - ``inside``: whether the output has no margins, so that all of it comes from source pixels.
+    - ``unchanged``: whether nothing was cropped or resized.
+
+    The methods add a step behind those that the axis has already: their arguments refer to its
+    output so far.
     """
 
     def __init__(self, source: int, count: int) -> None:
@@ -21,18 +42,18 @@ class Axis:
         self.length = np.full(count, source)
         self.flipped = np.zeros(count, bool)
         self.resized: int | None = None
-        self.inside = self.whole = True
+        self.inside = self.unchanged = True
 
-    def part(self, which: slice) -> "Axis":
-        """Return the same for some of the samples, without a copy."""
+    def part(self, samples: slice) -> "Axis":
+        """Return the axis for some of the samples, without a copy."""
         part = copy.copy(self)
-        part.start, part.length = self.start[which], self.length[which]
-        part.shift, part.flipped = self.shift[which], self.flipped[which]
+        part.start, part.length = self.start[samples], self.length[samples]
+        part.shift, part.flipped = self.shift[samples], self.flipped[samples]
         return part
 
     def crop(self, start: np.ndarray | int, length: int) -> None:
-        """Take the window of this length that begins at ``start``, which may lie outside."""
-        self.whole = False
+        """Take the window of ``length`` pixels from ``start``, which may reach outside."""
+        self.unchanged = False
         self.inside &= bool(np.all((start >= 0) & (start <= self.extent - length)))
         self._move(start, length)
         self.extent = length
@@ -42,15 +63,15 @@ class Axis:
     def resize(
         self, extent: int, start: np.ndarray | int = 0, length: np.ndarray | None = None
     ) -> None:
-        """Resize the box from ``start``, inside and by default all, to ``extent`` pixels. Possible once."""
-        self.whole = False
+        """Resize a box inside the output, by default all of it, to ``extent``. Possible once."""
+        self.unchanged = False
         if length is not None:
             self._move(start, length)
             self.length = length
         self.extent = self.resized = extent
 
     def flip(self, which: np.ndarray) -> None:
-        """Turn the samples round where bool ``(N,)`` says so."""
+        """Flip the samples for which bool ``(N,)`` is True."""
         self.flipped = self.flipped ^ which
 
     def _move(self, start: np.ndarray | int, length: np.ndarray | int) -> None:
@@ -60,62 +81,126 @@ class Axis:
         else:
             self.shift = self.shift + start
 
-    def line(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return factor and offset, float64 ``(N,)``, that take a coordinate of the source to one of the output.
+    def affine(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return factor and offset, float64 ``(N,)``, from source to output coordinates.
 
-        Coordinates are of pixels whose centres are the integers.
+        The centres of the pixels have integer coordinates.
         """
         factor = (self.extent if self.resized is None else self.resized) / self.length
         offset = (0.5 - self.start) * factor - 0.5 - self.shift
-        turned = np.where(self.flipped, -1.0, 1.0)
-        return turned * factor, np.where(self.flipped, self.extent - 1 - offset, offset)
+        direction = np.where(self.flipped, -1.0, 1.0)
+        return direction * factor, np.where(self.flipped, self.extent - 1 - offset, offset)
 
 
-def precision(axis: Axis, antialias: bool) -> np.ndarray:
-    """Return with how many bits behind the binary point weights are kept, int64 ``(N,)``.
+@dataclass
+class Plan:
+    """What the fused steps do with each image of a batch.
 
-    For uint8, torch's `interpolate` rounds the weights of an axis to 16 bits, with as many of them behind the point
-    as the largest weight allows (``compute_index_ranges_int16_weights`` in ATen's UpSampleKernel.cpp).
+    Its pixels come from where ``height`` and ``width`` say; outside of the source they have the
+    value ``fill``, one for each channel. Then each pixel becomes ``factor · pixel + offset``:
+    ``affine`` holds both, float32 ``(2, C)``, or is None if pixels stay as they are. For images of
+    a floating dtype it is ``factor · (pixel + offset)``: a large mean over a small standard
+    deviation would cancel otherwise.
     """
-    if axis.resized is None:
-        return np.zeros_like(axis.length)
-    known, longest = _known(axis.resized, antialias), int(axis.length.max(initial=1))
-    table = known[0]
-    if longest >= len(table):
-        table = known[0] = np.concatenate([table, np.full(longest + 1 - len(table), -1)])
-    bits = table[axis.length]
-    if (bits < 0).any():  # 46 µs for each length that is new, and none later
-        for length in np.unique(axis.length[bits < 0]).tolist():
-            table[length] = precision_of(length, axis.resized, antialias)
-    return np.asarray(table[axis.length])
 
+    height: Axis
+    width: Axis
+    antialias: bool
+    fill: tuple[float, ...]
+    affine: np.ndarray | None
+    dtype: torch.dtype
+    memory_format: torch.memory_format
+    _uploaded: Tensor | None = field(default=None, init=False, repr=False)
 
-@functools.lru_cache(maxsize=64)
-def _known(resized: int, antialias: bool) -> list[np.ndarray]:
-    """Return a list of one array, with what is known of each length, or -1; that of none is 0."""
-    return [np.zeros(1, np.int64)]
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.height.start)
 
+    @property
+    def resizes(self) -> bool:
+        """Whether pixels are interpolated."""
+        return self.height.resized is not None
 
-def precision_of(length: int, resized: int, antialias: bool) -> int:
-    """Return what `precision` does, for boxes of one length."""
-    largest = weights(length, resized, antialias).max()
-    return next(
-        bit for bit in range(23) if bit == 22 or int(0.5 + largest * (1 << bit + 1)) >= 1 << 15
-    )
+    def table(self) -> np.ndarray:
+        """Return start, length, shift and flipped of height, then of width, int32 ``(N, 8)``."""
+        table = np.empty((8, len(self)), np.int32)
+        for row, axis in ((0, self.height), (4, self.width)):
+            table[row], table[row + 1] = axis.start, axis.length
+            table[row + 2], table[row + 3] = axis.shift, axis.flipped
+        return table.T
+
+    @functools.cached_property
+    def fits_kernel(self) -> bool:
+        """Whether no side has more than `LARGEST_SIDE` pixels."""
+        sides = [
+            side or 0
+            for axis in (self.height, self.width)
+            for side in (axis.source, axis.resized, axis.extent)
+        ]
+        return max(sides) <= LARGEST_SIDE
+
+    def part(self, samples: slice) -> "Plan":
+        """Return the plan for some of the samples, without a copy."""
+        if samples.start == 0 and samples.stop == len(self):
+            return self
+        return replace(self, height=self.height.part(samples), width=self.width.part(samples))
+
+    def uploaded(self, encode: Callable[["Plan"], np.ndarray], device: torch.device) -> Tensor:
+        """Return ``encode(plan)`` on the device. Encoded and uploaded once, on the current stream."""
+        if self._uploaded is None:
+            self._uploaded = upload(encode(self), device)
+        return self._uploaded
 
 
 def weights(length: int, resized: int, antialias: bool) -> np.ndarray:
-    """Return what the pixels of a box count for in those it is resized to, float64 ``(resized, taps)``.
+    """Return the weights of the source pixels in each output pixel, float64 ``(resized, taps)``.
 
-    The triangle filter of Pillow and of torch, as wide as two pixels of the source, or with ``antialias`` of the
-    output where those are larger. Distances are counted in units of 1/(2·resized) of a pixel: so they are integers.
+    The first tap of output pixel ``i`` is the source pixel
+    ``max(((2·i + 1)·length - half + resized) // (2·resized), 0)``. This is the triangle filter of
+    Pillow and torch. It is two source pixels wide or, with ``antialias``, two output pixels if
+    those are larger. Distances are in units of 1/(2·resized) of a source pixel, so they are
+    integers; ``half`` is half the width of the filter.
     """
     half = 2 * max(length, resized) if antialias else 2 * resized
     centre = (2 * np.arange(resized) + 1)[:, np.newaxis] * length
-    first = np.maximum(
-        (centre - half + resized) // (2 * resized), 0
-    )  # the weight of the one before it is 0
+    # The source pixel before the first one has a weight of 0.
+    first = np.maximum((centre - half + resized) // (2 * resized), 0)
     pixels = first + np.arange(-(-half // resized) + 1)
-    values = np.maximum(half - np.abs((2 * pixels + 1) * resized - centre), 0) * (pixels < length)
-    whole: np.ndarray = values / values.sum(1, keepdims=True)
-    return whole
+    distance = np.maximum(half - np.abs((2 * pixels + 1) * resized - centre), 0)
+    distance = distance * (pixels < length)
+    normalised: np.ndarray = distance / distance.sum(1, keepdims=True)
+    return normalised
+
+
+def precision(axis: Axis, antialias: bool) -> np.ndarray:
+    """Return how many bits the weights of each sample have after the binary point, int8 ``(N,)``."""
+    if axis.resized is None:
+        return np.zeros_like(axis.length, np.int8)
+    table = _precision_table(axis.resized, antialias)
+    missing = axis.length[table[axis.length] < 0]
+    for length in np.unique(missing).tolist():
+        table[length] = precision_of(length, axis.resized, antialias)
+    bits: np.ndarray = table[axis.length]
+    return bits
+
+
+@functools.lru_cache(maxsize=64)
+def _precision_table(resized: int, antialias: bool) -> np.ndarray:
+    """Return a cache of `precision_of` by length, -1 where it is not known yet.
+
+    Computing one takes 46 µs.
+    """
+    return np.full(LARGEST_SIDE + 1, -1, np.int8)
+
+
+def precision_of(length: int, resized: int, antialias: bool) -> int:
+    """Return how many bits after the binary point torch keeps of the weights of uint8 images.
+
+    torch rounds them to 16 bits, and shifts them as far as the largest weight allows (see
+    ``compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``).
+    """
+    largest = weights(length, resized, antialias).max()
+    for bits in range(_MAX_PRECISION):
+        if int(0.5 + largest * (1 << bits + 1)) >= 1 << 15:
+            return bits
+    return _MAX_PRECISION

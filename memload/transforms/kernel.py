@@ -1,4 +1,4 @@
-"""The fused step as one Triton kernel: each program makes a tile of one sample's output."""
+"""A plan as one Triton kernel: each program makes a tile of one sample's output."""
 
 # ruff: noqa: N803  # Triton's way of writing constants
 
@@ -8,22 +8,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memload.transforms.fused import Plan
-from memload.transforms.geometry import precision
+from memload.transforms.geometry import Plan, precision
 
-#: What a program makes: rows, columns times channels, strips of so many rows; and with how many warps. On an H200, 256
-#: images of 224² are flipped and normalised to bfloat16 in 47 µs, in 54 with half the rows or columns; and resized to
-#: that from boxes of 256² in 147 µs, in 175 with half the columns, in 155 with half the strips.
-_MOVED, _RESIZED = (16, 256, 1, 4), (8, 256, 4, 4)
+#: What a program makes: rows, columns times channels, strips of so many rows; and the number of
+#: warps. On an H200, 256 images of 224×224 are flipped and normalised to bfloat16 in 47 µs, and in
+#: 54 µs with half the rows or columns. They are resized from boxes of 256×256 in 147 µs, in 175 µs
+#: with half the columns, and in 155 µs with half the strips.
+_TILE_MOVED, _TILE_RESIZED = (16, 256, 1, 4), (8, 256, 4, 4)
+#: How many integers `_parameters` has for each sample.
+_PER_SAMPLE = 10
 
 
 def run(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
-    """Do what a plan says with uint8 images ``(N, C, H, W)`` of any strides, its samples from ``first``.
+    """Carry out a plan for uint8 images ``(N, C, H, W)`` of any strides, its samples from ``first``.
 
-    The same numbers as `reference` gives.
+    The result has the same bits as that of `reference`, but for images resized to a width of 1
+    pixel. Sides have at most `geometry.LARGEST_SIDE` pixels.
     """
     count, channels, height, width = images.shape
-    extent = (plan.height.extent, plan.width.extent)
+    extent = plan.height.extent, plan.width.extent
     out = torch.empty(
         (count, channels, *extent),
         dtype=plan.dtype,
@@ -32,176 +35,171 @@ def run(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
     )
     if not out.numel():
         return out
-    if (
-        sum(
-            (size - 1) * stride
-            for size, stride in zip(images.shape[1:], images.stride()[1:], strict=True)
-        )
-        >> 32
-    ):
-        images = images.contiguous(
-            memory_format=torch.channels_last
-        )  # the kernel's offsets in a sample have 32 bits
+    sides_and_strides = zip(images.shape[1:], images.stride()[1:], strict=True)
+    # The kernel's offsets within a sample have 32 bits.
+    if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 32:
+        images = images.contiguous(memory_format=torch.channels_last)
     dense = images.stride(1) == out.stride(1) == 1 and images.stride(3) == out.stride(3) == channels
-    rows, columns, strips, warps = _RESIZED if plan.resizes else _MOVED
-    programs = (
-        count * triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
-    )
+    rows, columns, strips, warps = _TILE_RESIZED if plan.resizes else _TILE_MOVED
+    tiles = triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
     with torch.cuda.device(images.device if images.is_cuda else -1):
-        _kernel[(programs,)](
-            images, out, plan.uploaded(_numbers, images.device), first,
+        _kernel[(count * tiles,)](
+            images, out, plan.uploaded(_parameters, images.device), first,
             height, width, *extent, plan.height.resized or 0, plan.width.resized or 0, len(plan),
             *images.stride(), *out.stride(),
-            C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias, LINE=plan.line is not None,
+            C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias,
+            AFFINE=plan.affine is not None,
             INSIDE=plan.height.inside and plan.width.inside, DENSE=dense,
             ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
-            enable_fp_fusion=False,  # a multiplication and an addition fused round otherwise than the CPU does
+            enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
         )  # fmt: skip
     return out
 
 
-def _numbers(plan: Plan) -> np.ndarray:
-    """Return what the kernel has to know, int32: 10 numbers of every sample, then 3 of every channel, float32."""
+def _parameters(plan: Plan) -> np.ndarray:
+    """Return the kernel's parameters as int32.
+
+    First come 10 rows with a number for each sample: `Plan.table`, and the precisions of height and
+    width. Then come 3 rows with a float32 for each channel: factor, offset and fill.
+    """
     count, channels = len(plan), len(plan.fill)
-    numbers = np.empty(10 * count + 3 * channels, np.int32)
-    table, constants = (
-        numbers[: 10 * count].reshape(10, count),
-        numbers[10 * count :].view(np.float32),
-    )
-    table[:8] = plan.table().T
-    table[8], table[9] = (
-        precision(plan.height, plan.antialias),
-        precision(plan.width, plan.antialias),
-    )
-    constants[: 2 * channels] = (
-        np.repeat((1, 0), channels) if plan.line is None else plan.line.ravel()
-    )
-    constants[2 * channels :] = plan.fill
-    return numbers
+    parameters = np.empty(_PER_SAMPLE * count + 3 * channels, np.int32)
+    per_sample = parameters[: _PER_SAMPLE * count].reshape(_PER_SAMPLE, count)
+    per_sample[:8] = plan.table().T
+    per_sample[8] = precision(plan.height, plan.antialias)
+    per_sample[9] = precision(plan.width, plan.antialias)
+    per_channel = parameters[_PER_SAMPLE * count :].view(np.float32).reshape(3, channels)
+    per_channel[:2] = [[1], [0]] if plan.affine is None else plan.affine
+    per_channel[2] = plan.fill
+    return parameters
 
 
 @triton.jit
 def _kernel(
-    source, out, table, first,
+    source, out, parameters, first,
     height, width, extent_y, extent_x, resized_y, resized_x, count,
-    from_n, from_c, from_y, from_x, to_n, to_c, to_y, to_x,
-    C: tl.constexpr, RESIZE: tl.constexpr, ANTIALIAS: tl.constexpr, LINE: tl.constexpr,
+    source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
+    C: tl.constexpr, RESIZE: tl.constexpr, ANTIALIAS: tl.constexpr, AFFINE: tl.constexpr,
     INSIDE: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STRIPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    # the parts of a row first, which are neighbours in memory
+    # Tiles of the same rows come first, since they are neighbours in memory.
     across, down = tl.cdiv(extent_x * C, COLUMNS), tl.cdiv(extent_y, ROWS * STRIPS)
     sample = (program // (across * down)).to(tl.int64)
     column = program % across * COLUMNS + tl.arange(0, COLUMNS)
     x = column // C
     channel = column % C
-    mine = table + first + sample
-    turned_y, turned_x = tl.load(mine + 3 * count) != 0, tl.load(mine + 7 * count) != 0
+    mine = parameters + first + sample
     start_y, start_x = tl.load(mine), tl.load(mine + 4 * count)
     length_y, length_x = tl.load(mine + count), tl.load(mine + 5 * count)
     shift_y, shift_x = tl.load(mine + 2 * count), tl.load(mine + 6 * count)
-    # the places of the output's pixels before the flip, in the box or in what it is resized to
-    at_x = tl.where(turned_x, extent_x - 1 - x, x) + shift_x
-    source += sample * from_n
-    out += sample * to_n
-    # Offsets in a sample have 32 bits and no sign: a thread that resizes takes 72 registers with them, and 122 with
-    # pointers. Columns are a tile's first dimension: along that the threads of a warp lie where Triton sees no order of
-    # the addresses. Along rows instead, each value of a warp is in a sector of its own.
-    to_column = (column if DENSE and not RESIZE else x * to_x + channel * to_c)[:, None]
-    from_channel = channel * from_c
-    constants = table + 10 * count + channel
+    flipped_y, flipped_x = tl.load(mine + 3 * count) != 0, tl.load(mine + 7 * count) != 0
+    # Where the output's columns come from: in the box, or in what it is resized to.
+    from_x = tl.where(flipped_x, extent_x - 1 - x, x) + shift_x
+    source += sample * source_n
+    out += sample * out_n
+    # Offsets within a sample are unsigned and have 32 bits: a thread that resizes takes 72 registers
+    # with them, and 122 with pointers. Columns are a tile's first dimension, because the threads of
+    # a warp lie along that where Triton sees no order in the addresses. If they lay along rows, each
+    # value of a warp would be in a sector of its own.
+    out_column = (column if DENSE and not RESIZE else x * out_x + channel * out_c)[:, None]
+    channel_offset = channel * source_c
+    constants = parameters + 10 * count + channel
     factor = tl.load(constants)[:, None].to(tl.float32, bitcast=True)
     offset = tl.load(constants + C)[:, None].to(tl.float32, bitcast=True)
     fill = tl.load(constants + 2 * C)[:, None].to(tl.float32, bitcast=True)
     if RESIZE:
-        fill = fill.to(tl.int32)  # as uint8 has it
-        # margins of a crop are filled below; until then they repeat the border, so that no number overflows
-        shown_x, bits_x = tl.minimum(tl.maximum(at_x, 0), resized_x - 1), tl.load(mine + 9 * count)
+        fill = fill.to(tl.int32)
+        # Margins are filled below. Until then they repeat the border, so that nothing overflows.
+        shown_x, bits_x = (
+            tl.minimum(tl.maximum(from_x, 0), resized_x - 1),
+            tl.load(mine + 9 * count),
+        )
         first_x, half_x, taps_x, total_x, unit_x = _filter(
             shown_x, length_x, resized_x, bits_x, ANTIALIAS
         )
     for strip in range(STRIPS):
         y = (program // across % down * STRIPS + strip) * ROWS + tl.arange(0, ROWS)
-        at_y = tl.where(turned_y, extent_y - 1 - y, y) + shift_y
-        lanes = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
+        from_y = tl.where(flipped_y, extent_y - 1 - y, y) + shift_y
+        in_output = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
         if RESIZE:
-            shown_y = tl.minimum(tl.maximum(at_y, 0), resized_y - 1)
-            bits_y = tl.load(mine + 8 * count)
+            shown_y, bits_y = (
+                tl.minimum(tl.maximum(from_y, 0), resized_y - 1),
+                tl.load(mine + 8 * count),
+            )
             first_y, half_y, taps_y, total_y, unit_y = _filter(
                 shown_y, length_y, resized_y, bits_y, ANTIALIAS
             )
-            value = tl.zeros(lanes.shape, tl.int32) + (1 << bits_y >> 1)
+            value = tl.zeros(in_output.shape, tl.int32) + (1 << bits_y >> 1)
             for i in range(taps_y):
                 weight_y = _weight(
                     first_y + i, shown_y, length_y, resized_y, half_y, total_y, unit_y, bits_y
                 )
-                source_y, inside_y = _place(first_y + i, start_y, length_y, height)
-                rows, inside = (source_y * from_y)[None, :], lanes & inside_y[None, :]
-                row = tl.zeros(lanes.shape, tl.int32) + (1 << bits_x >> 1)
-                # two pixels are enough where nothing shrinks; their weights are computed once for all strips
+                pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height)
+                row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
+                row = tl.zeros(in_output.shape, tl.int32) + (1 << bits_x >> 1)
+                # Two taps are enough unless the box shrinks. Unrolled, their weights are computed
+                # once for all strips.
                 for j in tl.static_range(2):
                     row += _tap(
-                        j, source, from_channel, rows, inside, fill, shown_x, start_x, length_x, width, resized_x, first_x,
-                        half_x, total_x, unit_x, bits_x, from_x, INSIDE,
+                        j, source, channel_offset, row_offset, mask, fill, shown_x, start_x, length_x,
+                        width, resized_x, first_x, half_x, total_x, unit_x, bits_x, source_x, INSIDE,
                     )  # fmt: skip
                 for j in range(2, taps_x):
                     row += _tap(
-                        j, source, from_channel, rows, inside, fill, shown_x, start_x, length_x, width, resized_x, first_x,
-                        half_x, total_x, unit_x, bits_x, from_x, INSIDE,
+                        j, source, channel_offset, row_offset, mask, fill, shown_x, start_x, length_x,
+                        width, resized_x, first_x, half_x, total_x, unit_x, bits_x, source_x, INSIDE,
                     )  # fmt: skip
-                # rows first, rounded to 8 bits, then columns: so torch does it
+                # As torch does it: rows first, rounded to 8 bits, then columns.
                 value += tl.minimum(row >> bits_x, 255) * weight_y[None, :]
             value = tl.minimum(value >> bits_y, 255)
             if not INSIDE:
-                shown = ((at_y >= 0) & (at_y < resized_y))[None, :] & (
-                    (at_x >= 0) & (at_x < resized_x)
+                shown = ((from_y >= 0) & (from_y < resized_y))[None, :] & (
+                    (from_x >= 0) & (from_x < resized_x)
                 )[:, None]
                 value = tl.where(shown, value, fill)
             value = value.to(tl.float32)
         else:
-            source_y, source_x = start_y + at_y, start_x + at_x
-            rows = (source_y * from_y)[None, :]
-            inside = lanes
+            pixel_y, pixel_x = start_y + from_y, start_x + from_x
+            row_offset = (pixel_y * source_y)[None, :]
+            mask = in_output
             if not INSIDE:
-                inside_x = (source_x >= 0) & (source_x < width)
-                inside &= ((source_y >= 0) & (source_y < height))[None, :] & inside_x[:, None]
-            if (
-                DENSE & (start_x + shift_x == 0) & (not turned_x)
-            ):  # the bytes lie as they are needed
-                columns = tl.multiple_of(
-                    column + start_x, 8
-                )  # not 16: a thread of bfloat16 stores 8
-                pixels = tl.load(
-                    source + (rows + columns[:, None]).to(tl.uint32), mask=inside, other=0
-                )
+                inside_x = (pixel_x >= 0) & (pixel_x < width)
+                mask &= ((pixel_y >= 0) & (pixel_y < height))[None, :] & inside_x[:, None]
+            # Without a flip, the bytes of a row can be loaded in the order they are stored in.
+            if DENSE & (start_x + shift_x == 0) & (not flipped_x):
+                # Not a multiple of 16: a thread stores 8 bfloat16 at once.
+                columns = tl.multiple_of(column + start_x, 8)
+                where = (row_offset + columns[:, None]).to(tl.uint32)
+                pixels = tl.load(source + where, mask=mask, other=0)
             else:
-                columns = source_x * from_x + from_channel
-                pixels = tl.load(
-                    source + (rows + columns[:, None]).to(tl.uint32), mask=inside, other=0
-                )
+                columns = pixel_x * source_x + channel_offset
+                where = (row_offset + columns[:, None]).to(tl.uint32)
+                pixels = tl.load(source + where, mask=mask, other=0)
             value = pixels.to(tl.float32)
             if not INSIDE:
-                value = tl.where(inside, value, fill)
-        if LINE:
+                value = tl.where(mask, value, fill)
+        if AFFINE:
             value = value * factor + offset
-        target = (to_column + (y * to_y)[None, :]).to(tl.uint32)
-        tl.store(out + target, value.to(out.dtype.element_ty), mask=lanes)
+        target = (out_column + (y * out_y)[None, :]).to(tl.uint32)
+        tl.store(out + target, value.to(out.dtype.element_ty), mask=in_output)
 
 
 @triton.jit
 def _tap(
-    j, base, from_channel, rows, mask, fill, at_x, start_x, length_x, width, resized_x, first_x, half_x,
-    total_x, unit_x, bits_x, from_x, INSIDE: tl.constexpr,
+    j, source, channel_offset, row_offset, mask, fill, shown_x, start_x, length_x,
+    width, resized_x, first_x, half_x, total_x, unit_x, bits_x, source_x, INSIDE: tl.constexpr,
 ):  # fmt: skip
-    weight = _weight(first_x + j, at_x, length_x, resized_x, half_x, total_x, unit_x, bits_x)
-    source, inside = _place(first_x + j, start_x, length_x, width)
-    where = (rows + (source * from_x + from_channel)[:, None]).to(tl.uint32)
+    """Return what source pixel ``first_x + j`` contributes to each pixel of a row."""
+    weight = _weight(first_x + j, shown_x, length_x, resized_x, half_x, total_x, unit_x, bits_x)
+    pixel_x, inside_x = _source_pixel(first_x + j, start_x, length_x, width)
+    where = (row_offset + (pixel_x * source_x + channel_offset)[:, None]).to(tl.uint32)
     if INSIDE:
-        value = tl.load(base + where)
+        value = tl.load(source + where)
     else:
-        mask &= inside[:, None]
-        value = tl.load(base + where, mask=mask, other=0)
+        mask &= inside_x[:, None]
+        value = tl.load(source + where, mask=mask, other=0)
     value = value.to(tl.int32)
     if not INSIDE:
         value = tl.where(mask, value, fill)
@@ -209,51 +207,56 @@ def _tap(
 
 
 @triton.jit
-def _place(pixel, start, length, extent):
-    """Where in the source a pixel of a box is, those beyond the box at its end, and whether that is inside."""
-    place = start + tl.minimum(pixel, length - 1)
-    return place, (place >= 0) & (place < extent)
+def _source_pixel(pixel, start, length, extent):
+    """Return the source pixel of a pixel of the box, at most the last, and whether it is inside."""
+    source_pixel = start + tl.minimum(pixel, length - 1)
+    return source_pixel, (source_pixel >= 0) & (source_pixel < extent)
 
 
 @triton.jit
-def _filter(at, length, resized, bits, ANTIALIAS: tl.constexpr):
-    """Return what `_weight` needs to know of output pixels ``at``: see `geometry.weights`.
+def _filter(pixel, length, resized, bits, ANTIALIAS: tl.constexpr):
+    """Return the filter of each output pixel, for `_weight`. See `geometry.weights`.
 
-    That is the first source pixel, half of the filter's width, the number of taps, the sum of their distances, and
-    what one of these counts, which is 2^bits / total.
+    That is the first source pixel, half the filter's width, the number of taps, the sum of their
+    distances, and 2^bits / sum.
     """
     half = 2 * resized
     if ANTIALIAS:
         half = 2 * tl.maximum(length, resized)
     taps = (half + resized - 1) // resized
-    first = tl.maximum(((2 * at + 1) * length - half + resized) // (2 * resized), 0)
-    total = tl.zeros_like(at)
+    first = tl.maximum(((2 * pixel + 1) * length - half + resized) // (2 * resized), 0)
+    total = tl.zeros_like(pixel)
     for tap in range(taps):
-        total += _distance(first + tap, at, length, resized, half)
+        total += _distance(first + tap, pixel, length, resized, half)
     unit = (1 << bits).to(tl.float32) / total.to(tl.float32)
     return first, half, taps, total, unit
 
 
 @triton.jit
-def _distance(pixel, at, length, resized, half):
-    """Return how far a source pixel is from the end of the filter, in units of 1/(2·resized) of a pixel."""
-    inside = half - tl.abs((2 * pixel + 1) * resized - (2 * at + 1) * length)
-    return tl.where(pixel < length, tl.maximum(inside, 0), 0)
+def _distance(source_pixel, pixel, length, resized, half):
+    """Return the distance of a source pixel from the end of the filter; 0 beyond that or the box."""
+    inside = half - tl.abs((2 * source_pixel + 1) * resized - (2 * pixel + 1) * length)
+    return tl.where(source_pixel < length, tl.maximum(inside, 0), 0)
 
 
 @triton.jit
-def _weight(pixel, at, length, resized, half, total, unit, bits):
-    """Return the weight of a source pixel in fixed point: distance · 2^bits / total, rounded to nearest.
+def _weight(source_pixel, pixel, length, resized, half, total, unit, bits):
+    """Return the weight of a source pixel in fixed point: distance · 2^bits / total, rounded.
 
-    The result is exact, though float64 is not used, which is slow on consumer GPUs. Let x be the exact quotient; it
-    is below 2^15, as `geometry.precision` chooses the bits. The float32 product differs from x by less than 1/64:
-    the conversion of total and the product are each off by at most 2^-24 of their values and the division by 2^-22,
-    together 1.5 · 2^-22 · 2^15, and the addition by 2^-9. With 1/2 - 1/16 added, the sum is between
-    x + 1/2 - 1/8 and x + 1/2, so its integer part is the weight or one less than it. The remainder tells the two
-    apart. It is at least -total/2 and below 3/2 · total, and twice that fits in 32 bits, as total is at most 2^29 for
-    sides of up to 16,384 pixels. So it is right although its terms may overflow: they wrap modulo 2^32.
+    The result is exact, though float64, which is slow on consumer GPUs, is not used. Let x be the
+    exact quotient. It is below 2^15, because `geometry.precision` chooses the bits so.
+
+    - The float32 product differs from x by less than 1/64. Converting total and multiplying are each
+      off by at most 2^-24 of the value, and dividing by 2^-22: together 1.5 · 2^-22 · 2^15. The
+      addition is off by at most 2^-9.
+    - With 1/2 - 1/16 added, the sum is between x + 1/2 - 1/8 and x + 1/2. So its integer part is the
+      weight, or one less.
+    - The remainder distance · 2^bits - estimate · total tells which. It is at least -total/2 and
+      below 3/2 · total. total is at most 2^29, for sides of up to 16,384 pixels, so twice the
+      remainder fits in 32 bits. Its two terms may overflow, but they wrap modulo 2^32, and so their
+      difference is right.
     """
-    distance = _distance(pixel, at, length, resized, half)
+    distance = _distance(source_pixel, pixel, length, resized, half)
     estimate = (distance.to(tl.float32) * unit + 0.4375).to(tl.int32)
     remainder = (distance << bits) - estimate * total
     return estimate + (2 * remainder >= total).to(tl.int32)

@@ -1,4 +1,4 @@
-"""Normalize and ToDtype: the steps that take every pixel by itself."""
+"""Normalize and ToDtype: the transforms that map each pixel by itself."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -8,19 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from memload.transforms.transform import Pointwise, Transform
+from memload.transforms.arguments import flag, not_inplace, numbers, wrong
+from memload.transforms.transform import PixelTransform, Transform
 
-#: Means and standard deviations by name, for pixels from 0 to 1; ImageNet's as in torchvision's recipes.
+#: Means and standard deviations by name, for pixels from 0 to 1. ImageNet's are torchvision's.
 STATISTICS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Normalize(Pointwise):
-    """``(pixel - mean) / std``, a number a channel, for pixels from 0 to 1.
+class Normalize(PixelTransform):
+    """Compute ``(pixel - mean) / std`` for each channel, for pixels from 0 to 1.
 
-    Without arguments mean and std are those of the data set, which a Loader fills in (see `bind`);
-    ``Normalize("imagenet")`` takes ImageNet's. uint8 counts as 0 to 1 too, so that no ToDtype is needed before, and
-    comes out as float32.
+    uint8 images ``(N, C, H, W)`` count as 0 to 1 too, so no ToDtype is needed before, and become
+    float32. Images of a floating dtype keep it. ``mean`` and ``std`` are one number, or one for
+    each channel. ``Normalize("imagenet")`` takes those of ImageNet. ``Normalize()`` takes those of
+    the data set, which a Loader fills in (see `bind`). torchvision's ``Normalize`` does the same
+    for floats.
+
+    >>> images = Normalize([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])(images)
     """
 
     def __init__(
@@ -29,35 +34,34 @@ class Normalize(Pointwise):
         std: Sequence[float] | float | None = None,
         inplace: bool = False,
     ) -> None:
-        if inplace is not False:
-            raise self._wrong("inplace", "False", repr(inplace), ". Batches come out in new memory")
+        not_inplace(self, inplace)
         if isinstance(mean, str):
             if mean not in STATISTICS or std is not None:
-                found = repr(mean) if std is None else f"{mean!r} and a std"
-                raise self._wrong("mean", f"numbers or one of {', '.join(STATISTICS)}", found)
+                found = repr(mean) if std is None else f"{mean!r} with a std"
+                raise wrong(self, "mean", f"numbers or one of {', '.join(STATISTICS)}", found)
             mean, std = STATISTICS[mean]
         if (mean is None) != (std is None):
-            raise self._wrong("mean and std", "both or neither", f"{mean} and {std}")
+            raise ValueError(f"Normalize: mean is {mean}, but std is {std}. Give both or neither.")
         self.mean: tuple[float, ...] | None = None
         self.std: tuple[float, ...] | None = None
         if mean is not None and std is not None:
-            means, stds = (
-                tuple(map(float, self._several(*both))) for both in (("mean", mean), ("std", std))
-            )
+            means, stds = self._several("mean", mean), self._several("std", std)
             channels = max(len(means), len(stds))
             if {len(means), len(stds)} - {1, channels} or min(stds) <= 0:
-                raise self._wrong(
-                    "mean and std", "as many numbers, those of std above 0", f"{means} and {stds}"
-                )
+                expected = "of equal length, and std above 0"
+                raise wrong(self, "mean and std", expected, f"{means} and {stds}")
             self.mean = means * channels if len(means) == 1 else means
             self.std = stds * channels if len(stds) == 1 else stds
 
-    def _several(self, argument: str, value: Any) -> Any:
-        value = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
+    def _several(self, argument: str, value: Any) -> tuple[float, ...]:
+        """Return a number or an iterable of numbers as a tuple."""
+        if isinstance(value, np.ndarray | torch.Tensor):
+            value = value.tolist()
         if isinstance(value, Real):
-            return (self._numbers(argument, value),)
-        several = isinstance(value, Iterable) and not isinstance(value, str)
-        return self._numbers(argument, list(value) if several else value)
+            value = (value,)
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            value = tuple(value)
+        return tuple(map(float, numbers(self, argument, value)))
 
     def bind(
         self,
@@ -66,48 +70,51 @@ class Normalize(Pointwise):
         std: Sequence[float] | None = None,
         num_classes: int | None = None,
     ) -> Transform:
-        """Return this one if it has its numbers, else one with these."""
+        """Return this transform if it has its mean and std, else one with these."""
         if self.mean is not None or mean is None:
             return self
-        made, filled = copy.copy(self), Normalize(mean, std)  # of its own class
-        made.mean, made.std = filled.mean, filled.std
-        return made
+        bound, filled = copy.copy(self), Normalize(mean, std)
+        bound.mean, bound.std = filled.mean, filled.std
+        return bound
 
-    def line(self, whole: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
-        """See `Pointwise.line`."""
+    def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
+        """See `PixelTransform.affine`."""
         if self.mean is None or self.std is None:
-            raise self._wrong(
-                "mean and std", "numbers", "none", ". Give them; a Loader takes the data set's own"
+            raise ValueError(
+                "Normalize has no mean and std. Give them, or use it in a Loader, which takes "
+                "those of the data set."
             )
         if len(self.mean) not in (1, channels):
-            raise self._wrong(
-                "images",
-                f"{len(self.mean)} channels, as mean and std have",
-                f"{channels}",
-                ". mean=None takes the data set's own",
+            raise ValueError(
+                f"Normalize has mean and std for {len(self.mean)} channels, but the images have "
+                f"{channels}. Normalize() takes those of the data set."
             )
         mean, std = np.array(self.mean), np.array(self.std)
-        if whole and mean.max() > 1:  # FFCV's, which would make of every picture one that is black
-            raise self._wrong(
-                "mean",
-                "those of pixels from 0 to 1",
-                f"{self.mean}",
-                ". Divide mean and std by 255",
-            )
-        return 1 / (255 * std if whole else std), -mean / std, None
+        # FFCV's statistics are those of pixels from 0 to 255. All images would turn out black.
+        if is_uint8 and mean.max() > 1:
+            advice = "Divide mean and std by 255."
+            raise wrong(self, "mean", "that of pixels from 0 to 1", self.mean, advice)
+        return 1 / (255 * std if is_uint8 else std), -mean / std, None
 
 
-class ToDtype(Pointwise):
-    """The images as float32, float16 or bfloat16; with ``scale`` uint8 becomes 0 to 1.
+class ToDtype(PixelTransform):
+    """Convert images to float32, float16 or bfloat16, like torchvision's ``v2.ToDtype``.
 
-    What comes after it in the list is computed in float32 all the same, and rounded once, at the end.
+    ``scale`` maps uint8 images ``(N, C, H, W)`` to 0 to 1; floats keep their range. Transforms that
+    follow in the same pass still compute in float32, and round once at the end.
+
+    >>> ToDtype(torch.bfloat16, scale=True)(images).dtype
+    torch.bfloat16
     """
 
     def __init__(self, dtype: torch.dtype, scale: bool = False) -> None:
         if dtype not in _DTYPES:
-            raise self._wrong("dtype", "float32, float16 or bfloat16 of torch", repr(dtype))
-        self.dtype, self.scale = dtype, self._flag("scale", scale)
+            raise wrong(
+                self, "dtype", "torch.float32, torch.float16 or torch.bfloat16", repr(dtype)
+            )
+        self.dtype = dtype
+        self.scale = flag(self, "scale", scale)
 
-    def line(self, whole: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
-        """See `Pointwise.line`."""
-        return 1 / 255 if whole and self.scale else 1.0, 0.0, self.dtype
+    def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
+        """See `PixelTransform.affine`."""
+        return 1 / 255 if is_uint8 and self.scale else 1.0, 0.0, self.dtype

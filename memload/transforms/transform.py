@@ -1,54 +1,54 @@
-"""What every transform has in common, and how arguments are checked."""
+"""The base of all transforms."""
 
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
-from typing import Any, TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
+from memload import ranks
+from memload.transforms.arguments import is_integer
 from memload.transforms.draws import Draws
+from memload.transforms.fused import Columns, Fusion, group
 from memload.transforms.geometry import Axis
-
-Columns = dict[str, Tensor]
+from memload.transforms.prepared import Prepared, Recipe, not_compiled
 
 
 class Transform:
-    """A step that works on whole batches, with a random draw of its own for every sample.
+    """A step that works on whole batches, and draws random numbers for every sample on its own.
 
-    Called with images ``(N, C, H, W)`` of uint8 or a floating dtype, and perhaps ``columns``, tensors ``(N, …)`` by
-    name; returns the images, or (images, columns) where columns were given. What is random is a function of
-    (``seed``, ``epoch``, ``samples``, place in the list) alone. ``samples`` are the samples' numbers in the data
-    set, int64 ``(N,)`` as an array or tensor (one on a GPU has to be waited for); without them a counter of the
-    object's own goes on from call to call, from 0 for every new object, and in a DataLoader's workers their seeds
-    count too. The state of no other generator is read or changed. Objects can be pickled, and used by several threads
-    where samples are given.
+    Call it with images ``(N, C, H, W)`` of uint8 or a floating dtype, on any device, and optionally
+    ``columns``, tensors ``(N, …)`` by name. It returns the images, or (images, columns) if columns
+    were given, in new memory; the images given are never changed.
 
-    Subclasses define `apply`; what is random in it they take from its ``draws``: ``draws.uniform(count)`` is float64
-    ``(count, N)``, from 0 to below 1.
+    What is random depends on (``seed``, ``epoch``, ``samples``, position in the list) alone.
+    ``samples`` are the samples' numbers in the data set, int64 ``(N,)``, as an array or tensor. One
+    on a GPU makes the host wait for it. Without them, each object counts its samples from 0, and
+    its rank and the seed of a DataLoader's worker count too. No other random state is read or
+    changed. Objects can be pickled; with ``samples``, several threads can use one.
 
-    Raises TypeError and ValueError that name the transform, what it expected and what it found.
+    Subclasses define `apply`, and take what is random from its ``draws``: ``draws.uniform(count)``
+    is float64 ``(count, N)``, at least 0 and below 1.
+
+    >>> class Invert(Transform):
+    ...     def __init__(self, p=0.5):
+    ...         self.p = p
+    ...     def apply(self, images, columns, draws):
+    ...         chosen = torch.from_numpy(draws.uniform(1)[0] < self.p).to(images.device)
+    ...         return torch.where(chosen[:, None, None, None], 255 - images, images), columns
+    >>> images = Invert()(images, samples=samples, seed=0, epoch=3)
+
+    Wrong arguments raise TypeError or ValueError, which name the transform and the argument.
     """
 
-    #: What was called, where that is another object.
-    _called = ""
+    #: How neighbours in a list can be fused with it.
+    fuses_as: ClassVar[Fusion] = "no"
+    #: How many samples were transformed without ``samples``.
+    _samples_seen = 0
 
-    @functools.cached_property
-    def _alone(self) -> "Transform":
-        from memload.transforms.compose import Compose
-
-        alone = Compose([self])
-        alone._called = type(self).__name__
-        return alone
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in vars(self).items() if name != "_alone"
-        }  # which holds the original
-
+    @not_compiled
     def __call__(
         self,
         images: Tensor,
@@ -58,16 +58,28 @@ class Transform:
         seed: int = 0,
         epoch: int = 0,
     ) -> Any:
-        """Do the step."""
-        return self._alone(images, columns, samples=samples, seed=seed, epoch=epoch)
+        """Transform a batch."""
+        if samples is None:
+            count = len(images) if isinstance(images, Tensor) and images.ndim else 0
+            samples = np.arange(self._samples_seen, self._samples_seen + count)
+            self._samples_seen += count
+            seed = int(seed) + seed_offset() if is_integer(seed) else seed
+        return self.prepare(samples, seed=seed, epoch=epoch)(images, columns)
 
-    def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Callable[..., Any]:
-        """Return what does the step for parts of ``samples``: called with (images, columns, start, stop).
+    @not_compiled
+    def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Prepared:
+        """Return a function ``(images, columns, start, stop)`` for parts of many samples.
 
-        The same as calls with ``samples[start:stop]``, in less of the host's time. Several threads may call it; on
-        CUDA, all with the same stream.
+        It does what calls with ``samples[start:stop]`` do, in less of the host's time. Several
+        threads may call it; on CUDA, all with the same stream.
+
+        >>> prepared = transforms.train(224).prepare(np.arange(10_000), seed=0, epoch=3)
+        >>> images = prepared(images, None, 512, 768)
         """
-        return self._alone.prepare(samples, seed=seed, epoch=epoch)
+        return Prepared(self._recipe(), samples, seed, epoch)
+
+    def _recipe(self) -> Recipe:
+        return Recipe(type(self).__name__, group([self]))
 
     def bind(
         self,
@@ -76,123 +88,53 @@ class Transform:
         std: Sequence[float] | None = None,
         num_classes: int | None = None,
     ) -> "Transform":
-        """Return this transform with what it leaves to the data set filled in: statistics, for pixels 0 to 1."""
+        """Return the transform with what it leaves to the data set filled in. A Loader calls this.
+
+        ``mean`` and ``std`` are those of pixels from 0 to 1, one for each channel.
+        """
         return self
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
-        """Return (images, columns) with the step done, in new memory."""
+        """Return (images, columns) in new memory."""
         raise NotImplementedError(
-            f"{type(self).__name__}: expected a method apply(images, columns, draws), found none"
+            f"{type(self).__name__} has no method apply(images, columns, draws). Define it."
         )
 
     def __repr__(self) -> str:
         settings = (f"{name}={value}" for name, value in vars(self).items() if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
 
-    def _wrong(self, argument: str, expected: str, found: object, advice: str = "") -> ValueError:
-        return ValueError(
-            f"{self._called or type(self).__name__}: {argument}: expected {expected}, found {found}{advice}"
-        )
-
-    def _pair(self, argument: str, value: Any, least: int = 1) -> tuple[int, int]:
-        """Return (height, width) of one integer or two."""
-        pair = (
-            (value, value)
-            if is_integer(value)
-            else tuple(value)
-            if isinstance(value, Sequence)
-            else ()
-        )
-        pair = pair * 2 if len(pair) == 1 else pair
-        if len(pair) != 2 or not all(is_integer(side) and side >= least for side in pair):
-            raise self._wrong(
-                argument, f"an integer of at least {least}, or (height, width) of them", repr(value)
-            )
-        return int(pair[0]), int(pair[1])
-
-    def _range(
-        self, argument: str, value: Any, least: float, most: float = math.inf
-    ) -> tuple[float, float]:
-        """Return (low, high) of two numbers in order and within bounds."""
-        numbers = value if isinstance(value, Sequence) and all(map(is_finite, value)) else ()
-        if len(numbers) != 2 or not least <= numbers[0] <= numbers[1] <= most:
-            bounds = (
-                f", neither below {least:g}" if most == math.inf else f" from {least:g} to {most:g}"
-            )
-            raise self._wrong(argument, f"(low, high) with low <= high{bounds}", repr(value))
-        return float(numbers[0]), float(numbers[1])
-
-    def _probability(self, value: Any) -> float:
-        if not is_finite(value) or not 0 <= value <= 1:
-            raise self._wrong("p", "a number from 0 to 1", repr(value))
-        return float(value)
-
-    def _flag(self, argument: str, value: Any) -> bool:
-        if not isinstance(value, bool | np.bool_):
-            raise self._wrong(argument, "True or False", repr(value))
-        return bool(value)
-
-    def _numbers(self, argument: str, value: Any) -> Any:
-        """Return one finite number or several, as they were given."""
-        values = (
-            (value,) if isinstance(value, Real) else value if isinstance(value, Sequence) else ()
-        )
-        if not values or isinstance(values, str) or not all(map(is_finite, values)):
-            raise self._wrong(argument, "a number, or one for each channel", repr(value))
-        return value
-
-    def _per_channel(
-        self, argument: str, value: Any, channels: int, dtype: torch.dtype
-    ) -> tuple[float, ...]:
-        """Return a number for each channel of one number or of as many as there are channels, as a dtype has it."""
-        values = (value,) if isinstance(value, Real) else tuple(value)
-        if len(values) not in (1, channels):
-            raise self._wrong(
-                argument, f"one number or one for each of {channels} channels", f"{len(values)}"
-            )
-        if dtype == torch.uint8 and not all(0 <= one <= 255 and one == int(one) for one in values):
-            raise self._wrong(
-                argument, "integers from 0 to 255, as the images are uint8", repr(value)
-            )
-        return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which counts its samples from 0."""
+        return {name: value for name, value in vars(self).items() if name != "_samples_seen"}
 
 
-class Geometric(Transform):
-    """A step that says where pixels come from; steps of this kind are done together."""
+class MovingTransform(Transform):
+    """A crop, resize or flip. Neighbours of this kind are done in one pass."""
 
-    #: What outside of the image counts as, a number or one for each channel, in the units of the images.
+    #: The value of pixels outside of the image, or one for each channel.
     fill: float | Sequence[float] = 0
 
-    def place(self, height: Axis, width: Axis, draws: Draws) -> None:
-        """Put the step behind those that the axes know of."""
+    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
+        """Add the step to both axes."""
         raise NotImplementedError
 
 
-class Pointwise(Transform):
-    """A step that takes every pixel by itself, by a line: ``factor`` · pixel + ``offset``."""
+class PixelTransform(Transform):
+    """A step that makes ``factor · pixel + offset`` of each pixel."""
 
-    def line(self, whole: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
-        """Return factor and offset, a number each or float64 ``(C,)``, and the dtype, None for float32.
+    fuses_as = "pixels"
 
-        ``whole`` says whether pixels are integers from 0 to 255.
+    def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
+        """Return factor and offset, numbers or float64 ``(C,)``, and the dtype of the output.
+
+        The dtype is None if it is float32 for uint8 images, and stays as it is for others.
         """
         raise NotImplementedError
 
 
-def is_integer(value: Any) -> TypeGuard[int]:
-    """Return whether a value is an integer, NumPy's too, but no bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def is_finite(value: Any) -> bool:
-    """Return whether a value is a number, no bool, and neither infinite nor NaN."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond any float
-        return False
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return a small array on a device, without waiting for what the device is doing."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+def seed_offset() -> int:
+    """Return what to add to a seed so that each rank and DataLoader worker draws differently."""
+    worker = get_worker_info()
+    worker_seed = 0 if worker is None else worker.seed + 1
+    return (worker_seed << 64) + (ranks.rank() << 128)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from memload import transforms
-from memload.transforms.erasing import _normal
+from memload.transforms.erasing import _normal_quantiles
 
 
 def pixels(count: int, height: int, width: int) -> torch.Tensor:
@@ -22,7 +22,7 @@ def pixels(count: int, height: int, width: int) -> torch.Tensor:
 @pytest.fixture(scope="module", autouse=True)
 def normal_noise() -> None:
     """Make the one thing that transforms keep on a device, before it is looked at what tests leave there."""
-    _normal(torch.device("cuda", torch.cuda.current_device()))
+    _normal_quantiles(torch.device("cuda", torch.cuda.current_device()))
 
 
 EVERYTHING = [

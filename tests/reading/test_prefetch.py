@@ -573,5 +573,5 @@ def test_columns_have_names_where_a_data_loader_brings_them_by_sample(
     ((_, labels),) = CudaPrefetcher(of_labels, device="cpu", transform=mix)
     assert labels.shape == (5, 3)
     turned = Loader(dataset, 5, columns=["age", "label"], device="cpu")
-    with pytest.raises(ValueError, match=r"MixUp: columns: 'label': .*found none"):
+    with pytest.raises(ValueError, match=r"MixUp: columns\['label'\] must be .*not None"):
         list(CudaPrefetcher(turned, device="cpu", transform=mix))

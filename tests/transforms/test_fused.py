@@ -13,8 +13,8 @@ from torch.nn.functional import interpolate, pad
 
 from memload import transforms
 from memload.transforms.draws import Draws
-from memload.transforms.fused import Fused, Plan
-from memload.transforms.geometry import Axis, precision, weights
+from memload.transforms.fused import Fused
+from memload.transforms.geometry import Axis, Plan, precision, weights
 from memload.transforms.transform import Transform
 
 Make = Callable[..., torch.Tensor]
@@ -264,7 +264,7 @@ def test_sides_of_more_than_16384_pixels_are_left_to_the_reference(
         lambda _: Draws(np.arange(1), 0, 0, 0, 0),
         torch.channels_last,
     )
-    assert plan.fits_32_bits == fits
+    assert plan.fits_kernel == fits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

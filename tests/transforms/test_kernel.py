@@ -15,8 +15,9 @@ import torch
 
 from memload import transforms
 from memload.transforms.draws import Draws
-from memload.transforms.fused import LARGEST_SIDE, Fused, Plan, reference
-from memload.transforms.geometry import precision_of
+from memload.transforms.fused import Fused
+from memload.transforms.geometry import LARGEST_SIDE, Plan, precision_of
+from memload.transforms.reference import reference
 
 pytestmark = pytest.mark.slow
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,107 @@
+"""Checks of arguments. Their errors name the transform, the argument, and what was given.
+
+``owner`` is the transform, or its name.
+"""
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+
+
+def wrong(
+    owner: object, argument: str, expected: str, found: object, advice: str = ""
+) -> ValueError:
+    """Return the error for an argument that is not what was expected."""
+    name = owner if isinstance(owner, str) else type(owner).__name__
+    message = f"{name}: {argument} must be {expected}, not {found}."
+    return ValueError(f"{message} {advice}" if advice else message)
+
+
+def describe(value: object) -> str:
+    """Return the shape of a tensor, or the type of any other value, for messages."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def is_integer(value: Any) -> TypeGuard[int]:
+    """Return whether a value is an integer of Python or NumPy, but not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a finite number, but not a bool."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer larger than any float
+        return False
+
+
+def pair(owner: object, argument: str, value: Any) -> tuple[int, int]:
+    """Return (height, width) from one positive integer or two."""
+    sides = tuple(value) if isinstance(value, Sequence) else (value,)
+    if len(sides) not in (1, 2) or not all(is_integer(side) and side >= 1 for side in sides):
+        expected = "an integer of at least 1, or a pair (height, width) of them"
+        raise wrong(owner, argument, expected, repr(value))
+    return int(sides[0]), int(sides[-1])
+
+
+def interval(
+    owner: object, argument: str, value: Any, minimum: float, maximum: float = math.inf
+) -> tuple[float, float]:
+    """Return (low, high) from two numbers in ascending order and within bounds."""
+    ends = value if isinstance(value, Sequence) and all(map(is_finite, value)) else ()
+    if len(ends) != 2 or not minimum <= ends[0] <= ends[1] <= maximum:
+        bounds = f"at least {minimum:g}"
+        if maximum != math.inf:
+            bounds = f"from {minimum:g} to {maximum:g}"
+        raise wrong(owner, argument, f"a pair (low, high), low <= high, both {bounds}", repr(value))
+    return float(ends[0]), float(ends[1])
+
+
+def probability(owner: object, value: Any) -> float:
+    """Return ``p`` as a float from 0 to 1."""
+    if not is_finite(value) or not 0 <= value <= 1:
+        raise wrong(owner, "p", "a number from 0 to 1", repr(value))
+    return float(value)
+
+
+def flag(owner: object, argument: str, value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise wrong(owner, argument, "True or False", repr(value))
+    return bool(value)
+
+
+def not_inplace(owner: object, value: Any) -> None:
+    """Refuse ``inplace=True``, which torchvision has."""
+    if value is not False:
+        advice = "These transforms never change the images they are given."
+        raise wrong(owner, "inplace", "False", repr(value), advice)
+
+
+def numbers(owner: object, argument: str, value: Any) -> Any:
+    """Return one finite number or a sequence of them, unchanged."""
+    values = (value,) if isinstance(value, Real) else value
+    is_sequence = isinstance(values, Sequence) and not isinstance(values, str)
+    if not is_sequence or not values or not all(map(is_finite, values)):
+        raise wrong(owner, argument, "a number, or one for each channel", repr(value))
+    return value
+
+
+def per_channel(
+    owner: object, argument: str, value: Any, channels: int, dtype: torch.dtype
+) -> tuple[float, ...]:
+    """Return a pixel value for each channel from one number or several; for uint8, whole ones."""
+    values = (value,) if isinstance(value, Real) else tuple(value)
+    if len(values) not in (1, channels):
+        expected = f"one number, or one for each of {channels} channels"
+        raise wrong(owner, argument, expected, f"{len(values)} numbers")
+    if dtype == torch.uint8 and not all(0 <= one <= 255 and one == int(one) for one in values):
+        expected = "integers from 0 to 255 for uint8 images"
+        raise wrong(owner, argument, expected, repr(value))
+    return tuple(map(float, values)) * (channels if len(values) == 1 else 1)

@@ -1,0 +1,16 @@
+"""Small arrays from the host to a device."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Return a small array as a tensor on ``device``. The host never waits for the device.
+
+    On CUDA the copy is ordered on the current stream. It goes through page-locked memory, since a
+    copy from ordinary memory may wait for all the work on the stream. On the CPU the tensor shares
+    the array's memory.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
