@@ -56,9 +56,10 @@ def steps(rng: random.Random, channels: int, largest: int) -> list[transforms.Tr
         transforms.CenterCrop((side(), side())),
         transforms.RandomCrop((side(), side()), rng.randint(0, 4), pad_if_needed=True, fill=rng.randint(0, 255)),
     ])  # fmt: skip
+    size = (side(), max(2, side()))  # to a width of 1, the reference may differ by 1
     resize = rng.choice([
-        transforms.Resize((side(), side()), antialias=antialias),
-        transforms.RandomResizedCrop((side(), side()), scale=(0.01, 1), antialias=antialias),
+        transforms.Resize(size, antialias=antialias),
+        transforms.RandomResizedCrop(size, scale=(0.01, 1), antialias=antialias),
     ])  # fmt: skip
     flips = (transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip())
     moves = rng.choice([[], [crop], [resize], [resize], [crop, resize], [resize, crop]])
