@@ -1,4 +1,6 @@
+import ctypes
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -14,7 +16,9 @@ from memload import FeedError, FormatError, Index
 from memload.feeds import choice, gathering, pages, pinned
 from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
 from memload.feeds.cpu import CpuFeed
+from memload.feeds.dma import DmaFeed
 from memload.feeds.interface import Samples, widest_word
+from memload.feeds.uva import UvaFeed
 from memload.machine import available_memory
 from memload.storage.shards import Shards
 
@@ -139,6 +143,8 @@ def test_words_are_as_wide_as_rows_allow() -> None:
 class Stream:
     """A CUDA stream that has nothing to do."""
 
+    cuda_stream = 0
+
     def synchronize(self) -> None:
         pass
 
@@ -210,16 +216,66 @@ def test_feeds_share_registered_windows_and_the_last_one_gives_them_back(
     assert not registered
 
 
-def test_a_row_in_two_windows_says_how_much_is_in_the_first(
-    make_dataset: Callable[..., Index], registered: dict[int, int]
+class Driver(SimpleNamespace):
+    """Stands in for NVIDIA's bindings; copies at once, and only within one registration."""
+
+    def __init__(self, registered: dict[int, int], version: int = 12080) -> None:
+        super().__init__(CUmemcpyAttributes=SimpleNamespace, CUdeviceptr=int, CUstream=int)
+        self.CUmemcpySrcAccessOrder = SimpleNamespace(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM=1)
+        self.cuDriverGetVersion = lambda: (0, version)
+        self._registered = registered
+
+    def cuMemcpyBatchAsync(self, targets: Any, sources: Any, sizes: Any, *_: Any) -> Any:  # noqa: N802
+        for target, source, size in zip(targets, sources, sizes, strict=True):
+            windows = [start for start in self._registered if start <= source]
+            assert source + size <= max(windows) + self._registered[max(windows)]
+            ctypes.memmove(target, source, size)
+        return (0,)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", driver and SimpleNamespace(driver=driver))
+
+
+def test_dma_copies_rows_that_lie_in_two_windows_in_two_parts(
+    make_dataset: Callable[..., Index],
+    registered: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    windows = pages.Windows(Shards(make_dataset(rows=(10,), shape=(10, 100, 3))))
-    before = windows.bytes_before_boundary(np.arange(10)).tolist()
-    ends = [(4096 + row * 3000, 7096 + row * 3000) for row in range(10)]
-    assert before == [
-        0 if start // 8192 == (end - 1) // 8192 else 8192 - start % 8192 for start, end in ends
-    ]
-    assert sum(part > 0 for part in before) == 4
+    install(monkeypatch, Driver(registered))
+    shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
+    feed = DmaFeed(samples_of(shards), CUDA, num_threads=0)
+    assert feed._pages.wait(30)
+    rows = np.array([9, 0, 11, 11, 1])
+    out = torch.zeros((5, 10, 100, 3), dtype=torch.uint8)
+    copy_batch = feed._plan_chunk(rows)
+    copy_batch(0, 2, out[:2])
+    copy_batch(2, 2, out[2:2])
+    copy_batch(2, 5, out[2:])
+    np.testing.assert_array_equal(out.numpy(), stored(shards)[rows])
+    feed.close()
+
+
+@pytest.mark.parametrize(
+    ("feed_type", "driver", "message"),
+    [
+        (DmaFeed, None, "Run 'pip install cuda-bindings'"),
+        (DmaFeed, Driver({}, 12040), r"12\.8 or later, but the driver is of CUDA 12\.4"),
+        (UvaFeed, None, "Run 'pip install triton'"),
+    ],
+)
+def test_feeds_say_which_library_they_lack(
+    feed_type: Any,
+    driver: Any,
+    message: str,
+    open_shards: Callable[[], Shards],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, driver)
+    monkeypatch.setitem(sys.modules, "memload.feeds.uva_kernel", None)
+    with pytest.raises(FeedError, match=message):
+        feed_type(samples_of(open_shards()), CUDA, num_threads=1)
 
 
 def test_a_file_that_was_truncated_or_replaced_before_it_is_registered(
