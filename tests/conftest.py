@@ -1,4 +1,4 @@
-"""Small data sets to test on, and a check on every test that it leaves nothing behind."""
+"""Small data sets to test on, and a check after each test that it leaves nothing behind."""
 
 import contextlib
 import gc
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,19 +30,17 @@ from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
 
 CLASSES = ("ant", "bee", "cat")
-#: Threads that torch.compile starts and keeps; none of memload's is named so.
-TORCHS_OWN = ("InductorSubproc", "subproc_worker_timer", "ThreadPoolExecutor-")
-#: What multiprocessing keeps the memory in that it shares, for the next that is shared.
-ARENA = "/pym-"
 FAILED = pytest.StashKey[bool]()
-#: Where files may stay mapped: libraries, and what they read.
-INSTALLED = (sys.prefix, sys.base_prefix, "/usr/", "/lib", "/opt/")
-#: A driver opens and maps more of its device as it is used, and memory that is no file's.
-DEVICES = ("/dev/nvidia", "/dev/zero")
+
+#: Threads that torch.compile starts and keeps.
+TORCH_THREADS = ("InductorSubproc", "subproc_worker_timer", "ThreadPoolExecutor-")
+#: Files that may stay open or mapped: libraries, their data, devices, multiprocessing's arenas.
+KEPT = (sys.prefix, sys.base_prefix, "/usr/", "/lib", "/opt/", "/dev/nvidia", "/dev/zero")
+ARENA = "/pym-"
 
 
 def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
-    """A smooth random RGB picture: what JPEG keeps well, and each seed another."""
+    """Return a smooth random RGB picture, which JPEG preserves well, another one for each seed."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8))
     return small.resize((width, height), Image.Resampling.BICUBIC)
@@ -61,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def output(folder: Path, tmp_path: Path) -> Path:
-    """The folder's pictures, built at 16×16."""
+    """The pictures of ``folder``, built at 16×16."""
     path = tmp_path / "out.bin"
     memload.build(folder, path, size=16, num_workers=0)
     return path
@@ -69,9 +67,9 @@ def output(folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_dataset(tmp_path: Path) -> Callable[..., Index]:
-    """A function that writes a data set without a build: random pixels by NumPy alone, and their index.
+    """A function that writes a data set with random pixels without a build, and returns its index.
 
-    ``facts`` replace what the index says; keys, labels and rows are those of one sample a row.
+    There is one sample for each row. ``facts`` replace fields of the index.
     """
 
     def make(
@@ -110,10 +108,10 @@ def make_dataset(tmp_path: Path) -> Callable[..., Index]:
 
 @pytest.fixture
 def tamper() -> Callable[..., Path]:
-    """A function that rewrites an index with other metadata and tensors, whose fingerprint is right again.
+    """A function that rewrites an index with changed metadata and tensors, and a correct fingerprint.
 
-    ``change(metadata, tensors)`` works on both in place; ``relist`` says whether the metadata's lists of columns,
-    tensors and checksums follow.
+    ``change(metadata, tensors)`` changes both in place. With ``relist``, the lists of columns, tensors
+    and checksums in the metadata follow the tensors.
     """
 
     def rewrite(
@@ -125,9 +123,9 @@ def tamper() -> Callable[..., Path]:
         order = list(metadata["columns"])
         change(metadata, tensors)
         if relist and metadata.get("columns") == order:
-            ours = {"row", "flags", "key/offsets", "key/bytes", "crc32/image"}
+            standard = {"row", "flags", "key/offsets", "key/bytes", "crc32/image"}
             kept = [name for name in order if name in tensors]
-            metadata["columns"] = kept + sorted(tensors.keys() - ours - set(order))
+            metadata["columns"] = kept + sorted(tensors.keys() - standard - set(order))
         if relist:
             metadata["tensors"] = {
                 name: {
@@ -147,64 +145,47 @@ def tamper() -> Callable[..., Path]:
 
 
 class Held(NamedTuple):
-    """What this process holds that a test is to give back.
-
-    Where the system does not list descriptors, children or maps, those are empty: see `pytest_report_header`.
-    """
+    """What this process holds and a test has to give back. Empty where the system does not tell."""
 
     threads: frozenset[threading.Thread]
-    children: frozenset[
-        int
-    ]  #: process numbers, also of those that have ended and that nobody has waited for
-    descriptors: frozenset[
-        tuple[str, str]
-    ]  #: number, and what it is: the path of a file, or a pipe's or socket's name
+    children: frozenset[int]  #: process numbers, including ended ones that nobody waited for
+    descriptors: frozenset[tuple[str, str]]  #: number, and path or name of a pipe or socket
     maps: frozenset[str]  #: address ranges of mapped files
 
     @classmethod
     def now(cls) -> "Held":
-        """Look, which takes 0.3 ms."""
-        children = {
-            child.pid for child in multiprocessing.active_children() if child.pid is not None
-        }
-        for task in _listed("/proc/self/task"):
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # it ended meanwhile, or the kernel does not tell
-                children.update(
-                    map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
-                )
-        descriptors = {(number, _target(number)) for number in _listed("/proc/self/fd")}
-        kept_children, kept_descriptors = _pythons_own()
+        """Take stock, within 0.3 ms."""
+        children = {child.pid for child in multiprocessing.active_children()}
+        for task in _names("/proc/self/task"):
+            with contextlib.suppress(OSError):  # the thread has ended meanwhile
+                numbers = Path(f"/proc/self/task/{task}/children").read_text().split()
+                children.update(map(int, numbers))
+        descriptors = set()
+        for number in _names("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the descriptor of this listing itself
+                descriptors.add((number, os.readlink(f"/proc/self/fd/{number}")))  # noqa: PTH115
+        # multiprocessing keeps these until the process ends.
+        tracker = multiprocessing.resource_tracker._resource_tracker
+        server = multiprocessing.forkserver._forkserver
+        kept = {str(tracker._fd), str(server._forkserver_alive_fd)}
         return cls(
-            frozenset(
-                t
-                for t in threading.enumerate()
-                if t.is_alive() and not t.name.startswith(TORCHS_OWN)
-            ),
-            frozenset(children - kept_children),
-            frozenset(
-                (number, what)
-                for number, what in descriptors
-                if what
-                and int(number) not in kept_descriptors
-                and ARENA not in what
-                and not what.startswith(DEVICES)
-            ),
-            frozenset(_listed("/proc/self/map_files")),
+            frozenset(t for t in threading.enumerate() if not t.name.startswith(TORCH_THREADS)),
+            frozenset(children - {None, tracker._pid, server._forkserver_pid}),
+            frozenset(d for d in descriptors if d[0] not in kept and not _is_kept(d[1])),
+            frozenset(_names("/proc/self/map_files")),
         )
 
     def left(self, patience: float = 0) -> list[str]:
-        """Say what is held now and was not then, though nothing refers to it any more: nothing, as it should be."""
-        if not self._grown():
+        """Describe what is held now but was not held then, after a collection of garbage."""
+        if not self._more():
             return []
-        gc.collect()  # only then, since with torch loaded it takes longer than most tests
+        gc.collect()  # only now: with torch loaded it takes longer than most tests
         deadline = time.monotonic() + patience  # for processes that have been told to end
-        while (grown := self._grown()) and time.monotonic() < deadline:
+        while (more := self._more()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return grown
+        return more
 
-    def _grown(self) -> list[str]:
+    def _more(self) -> list[str]:
         now = Held.now()
         return [
             *(f"thread {thread.name}" for thread in now.threads - self.threads),
@@ -213,40 +194,36 @@ class Held(NamedTuple):
                 f"descriptor {number} of {what}"
                 for number, what in now.descriptors - self.descriptors
             ),
-            *(f"map of {path}" for path in _data_files(now.maps - self.maps)),
+            *(f"map of {path}" for path in _mapped(now.maps - self.maps)),
         ]
 
 
-def pytest_configure() -> None:
-    """Have Ctrl-C end what tests start, also where these were begun in the background, by a shell that ignores it."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208  # 0.2 ms less than with Path, twice in each test
+    except OSError:
+        return []
 
 
-def pytest_report_header() -> list[str]:
-    """Say what is not looked for here."""
-    unseen = {"descriptors": "fd", "child processes": "task", "maps": "map_files"}
-    missing = [what for what, name in unseen.items() if not _listed(f"/proc/self/{name}")]
-    return (
-        [f"leaks of {', '.join(missing)} are not looked for: this system does not list them"]
-        if missing
-        else []
-    )
+def _is_kept(path: str) -> bool:
+    return path.startswith(KEPT) or ".so" in path or ARENA in path
+
+
+def _mapped(ranges: frozenset[str]) -> list[str]:
+    """Return the files mapped at these addresses, except libraries and the like."""
+    files = []
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines() if ranges else ():
+        addresses, *_, path = line.split(None, 5)
+        start, stop = (int(end, 16) for end in addresses.split("-"))
+        if f"{start:x}-{stop:x}" in ranges and not _is_kept(path):
+            files.append(path)
+    return files
 
 
 @pytest.fixture
 def held() -> type[Held]:
-    """What finds leaks: ``before = held.now()``, then ``before.left()``."""
+    """What finds leaks: ``before = held.now()``, later ``before.left()``."""
     return Held
-
-
-@pytest.fixture(scope="module")
-def quick_collections() -> Iterator[None]:
-    """Keep torch's objects out of the collections that look for leaks, which take 0.2 s a test with them."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -254,9 +231,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread, a child process, a descriptor or a mapped file."""
     before = Held.now()
     yield
-    if not request.node.stash.get(
-        FAILED, False
-    ):  # one that failed: its traceback holds what it was at
+    if not request.node.stash.get(FAILED, False):  # the traceback of a failed test holds objects
         left = before.left(patience=5)
         assert not left, f"left behind: {', '.join(left)}"
 
@@ -271,41 +246,16 @@ def pytest_runtest_makereport(
     return report
 
 
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208  # before and after every test: 0.2 ms less than with Path
-    except OSError:
-        return []
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """Exclude the objects of torch from collections of garbage: with them, each takes 0.2 s."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
-def _target(descriptor: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  # as above
-    except OSError:  # that of the listing itself
-        return ""
-
-
-def _pythons_own() -> tuple[set[int], set[int]]:
-    """Return children and descriptors that multiprocessing keeps until the end, once a worker was spawned."""
-    tracker, server = (
-        multiprocessing.resource_tracker._resource_tracker,
-        multiprocessing.forkserver._forkserver,
-    )
-    return {tracker._pid, server._forkserver_pid} - {None}, {
-        tracker._fd,
-        server._forkserver_alive_fd,
-    } - {None}
-
-
-def _data_files(ranges: Set[str]) -> list[str]:
-    """Return the files mapped there that are neither a library nor another part of what is installed."""
-    files = []
-    for line in Path("/proc/self/maps").read_bytes().splitlines() if ranges else ():
-        place, *_, path = line.split(None, 5)
-        text = os.fsdecode(path)
-        start, stop = (int(end, 16) for end in place.split(b"-"))
-        if f"{start:x}-{stop:x}" not in ranges:
-            continue
-        if not text.startswith(INSTALLED + DEVICES) and ".so" not in text and ARENA not in text:
-            files.append(text)
-    return files
+def pytest_configure() -> None:
+    """Let Ctrl-C end processes that tests start, even if a background shell ignores it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
