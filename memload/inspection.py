@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from memload.building.decoders import loaded_libraries
-from memload.errors import ChecksumError, FormatError
+from memload.building.workspace import running_build
+from memload.errors import ChecksumError, FormatError, MissingError
 from memload.machine import available_cores
 from memload.storage.format import (
     FLAG_FALLBACK,
@@ -44,7 +45,11 @@ def info(path: str | Path) -> dict[str, Any]:
     >>> memload.info("out.bin")["samples"]
     1281167
     """
-    index = Index.open(path)
+    try:
+        index = Index.open(path)
+    except MissingError as error:
+        progress = running_build(path)
+        raise error if progress is None else MissingError(progress, path=path) from None
     image = index.image
     for array in index.arrays:
         for shard in array.shards:

@@ -1,4 +1,4 @@
-"""The offline pipeline: source → decode → resize → write, in parallel, in order, resumable."""
+"""The offline pipeline: source → decode → resize → write, in parallel, resumable."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,16 +20,16 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from memload.building import workers
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
-from memload.building.journal import DONE, REJECTED, remove
+from memload.building.journal import DONE, REJECTED, is_intact
 from memload.building.manifest import Manifest
+from memload.building.pool import Call, Chunk, Lost, call_here, call_in_process, check_start, run
 from memload.building.resizing import Fit, Interpolation
 from memload.building.sources import Column, DatasetSource, ImageFolder, Source
 from memload.building.statistics import statistics
-from memload.building.unfinished import Unfinished, size_text
-from memload.building.work import RowWork, give_up
+from memload.building.worker import RowWork
+from memload.building.workspace import Workspace, size_text
 from memload.errors import BuildError, DecodeError, SourceError
 from memload.machine import available_cores
 from memload.storage.format import RESERVED, output_paths
@@ -40,8 +40,11 @@ logger = logging.getLogger("memload")
 
 OnError = Literal["skip", "raise"]
 
-#: What an index tells besides names of classes, at most: settings, columns, thousands of shards.
-_FACTS = 4 << 20
+#: What an index holds besides the names of classes, at most: settings, columns, thousands of shards.
+_OTHER_METADATA = 4 << 20
+
+#: Rows in a chunk, at most; fewer where the workers would not all get several chunks.
+_CHUNK_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,6 @@ def build(
     Raises ValueError, SourceError, DependencyError, BuildError, and with ``on_error="raise"`` DecodeError.
     """
     sides = None if size is None else _pair(size)
-    if not timeout > 0:
-        raise ValueError(f"timeout: expected seconds above 0, found {timeout}")
     pictures = {
         "fit": fit,
         "interpolation": interpolation,
@@ -152,73 +153,88 @@ def build(
         "fill": fill,
         "max_pixels": max_pixels,
     }
-    settings = None if mode == "array" else _settings(sides, mode, pictures)
-    if on_error not in ("skip", "raise"):
-        raise ValueError(f"on_error: expected 'skip' or 'raise', found {on_error!r}")
-    if num_workers is not None and num_workers < 0:
-        raise ValueError(f"num_workers: expected 0 or more, found {num_workers}")
-    limit = Image.MAX_IMAGE_PIXELS
-    if settings is not None and num_workers == 0 and limit is not None and max_pixels > 2 * limit:
-        raise ValueError(
-            f"max_pixels: expected at most {2 * limit:,} with num_workers=0, found {max_pixels:,}: in this process "
-            "Pillow's own limit holds. Use workers, or raise PIL.Image.MAX_IMAGE_PIXELS"
-        )
-    if "\0" in str(output):
-        raise ValueError(
-            f"output: expected the path of a file, found a NUL in {str(output)!r:.200}"
-        )
-    output = Path(output)
-    if (
-        output.suffix != ".bin"
-        and isinstance(source, (str, Path))
-        and Path(source).suffix == ".bin"
-    ):
-        raise ValueError(
-            f"source and output: expected a folder of images and a file name that ends in '.bin', found "
-            f"{str(source)!r} and {str(output)!r}. Are they swapped?"
-        )
-    output_paths(output)
-    if settings is None:
+    _check_options(timeout, on_error, num_workers, max_pixels)
+    output = _check_paths(source, output)
+    settings: Settings | ArraySettings
+    if mode == "array":
         _check_arrays(source, pictures)
     else:
-        settings.converter({})  # what is missing is better told now
+        settings = _settings(sides, mode, pictures)
+        settings.converter({})  # an error of the decoder's should not wait for the source
     count = available_cores() if num_workers is None else num_workers
-    workers.check_start(count)
-    aside = workers.aside if count else workers.here
-    records = _open_source(source, aside)
-    _check_source(records)
-    made = settings or aside(functools.partial(_array_settings, records, sides))
-    job = Unfinished(records, output, made, shard_size, overwrite)
-    job.aside = aside
-    with job.begin():
-        started = time.perf_counter()
-        try:
-            converted = _convert(job, count, timeout, on_error, progress)
-            index = _finish(job)
-        except OSError as error:
-            raise BuildError(
-                f"{output}: expected to be able to write, found: {error}. Mend that, then run the same command "
-                "again: it goes on where it stopped",
-                path=output,
-            ) from error
-        seconds = time.perf_counter() - started
-    rejected = len(records) - len(index)
+    check_start(count)
+    call = functools.partial(call_in_process, timeout=timeout) if count else call_here
+
+    records = _open_source(source, call)
+    if mode == "array":
+        settings = _array_settings(records, sides, call)
+    workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
+    started = time.perf_counter()
+    converted = 0
+    try:
+        with workspace.opened():
+            started = time.perf_counter()
+            if not workspace.is_publishing:
+                _check_same(workspace, call)
+                converted = _convert(workspace, count, timeout, on_error, progress)
+                _complete(workspace)
+            workspace.publish()
+    except OSError as error:
+        raise BuildError(
+            f"{output}: cannot be written: {error}. Make room or mend that, then run the same command again: it goes "
+            "on where it stopped.",
+            path=output,
+        ) from error
+    return _report(workspace, converted, time.perf_counter() - started, count)
+
+
+def _report(workspace: Workspace, converted: int, seconds: float, num_workers: int) -> BuildReport:
+    index = Index.read(workspace.index)
+    rejected = index.image.rows - len(index)
     return BuildReport(
-        path=output,
+        path=workspace.output,
         samples=len(index),
         classes=index.classes,
         columns=tuple(index.columns),
         rejected=rejected,
         bytes=sum(shard.bytes for shard in index.image.shards),
-        shape=job.settings.shape,
-        dtype=np.dtype(job.array.descr).name,
+        shape=workspace.settings.shape,
+        dtype=np.dtype(index.image.descr).name,
         converted=converted,
         seconds=seconds,
-        num_workers=count,
+        num_workers=num_workers,
         libraries=index.build["libraries"],
-        notes=tuple(records.notes),
-        ledger=job.ledger if rejected else None,
+        notes=tuple(workspace.source.notes),
+        ledger=workspace.ledger if rejected else None,
     )
+
+
+def _check_options(timeout: float, on_error: str, num_workers: int | None, max_pixels: int) -> None:
+    if not timeout > 0:
+        raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
+    if on_error not in ("skip", "raise"):
+        raise ValueError(f"on_error: {on_error!r} is neither 'skip' nor 'raise'.")
+    if num_workers is not None and num_workers < 0:
+        raise ValueError(f"num_workers: {num_workers} is negative.")
+    limit = Image.MAX_IMAGE_PIXELS
+    if num_workers == 0 and limit is not None and max_pixels > 2 * limit:
+        raise ValueError(
+            f"max_pixels: {max_pixels:,} is too large for num_workers=0, as Pillow's own limit of {2 * limit:,} holds "
+            "in this process. Use workers, or raise PIL.Image.MAX_IMAGE_PIXELS."
+        )
+
+
+def _check_paths(source: Any, output: str | Path) -> Path:
+    if "\0" in str(output):
+        raise ValueError(f"output: {str(output)!r:.200} contains a NUL, which no file name can.")
+    output = Path(output)
+    is_folder = isinstance(source, (str, Path))
+    if output.suffix != ".bin" and is_folder and Path(source).suffix == ".bin":
+        raise ValueError(
+            f"source and output: {str(source)!r} is to be read and {str(output)!r} written. Are they swapped?"
+        )
+    output_paths(output)
+    return output
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -255,8 +271,11 @@ def _check_arrays(source: Any, pictures: Mapping[str, Any]) -> None:
             )
 
 
-def _array_settings(source: Source, sides: tuple[int, int] | None) -> ArraySettings:
-    settings = ArraySettings.of(source)
+def _array_settings(source: Source, sides: tuple[int, int] | None, call: Call) -> ArraySettings:
+    try:
+        settings: ArraySettings = call(functools.partial(ArraySettings.of, source))
+    except TimeoutError as error:
+        raise SourceError(f"data set: its first samples cannot be read: {error}.") from None
     if sides not in (None, settings.shape[:2]):
         raise ValueError(
             f"size: expected that of the arrays, {settings.shape[:2]}, found {sides}: mode 'array' stores them as they "
@@ -265,16 +284,20 @@ def _array_settings(source: Source, sides: tuple[int, int] | None) -> ArraySetti
     return settings
 
 
-def _open_source(source: Any, aside: Callable[[Callable[[], Any]], Any]) -> Source:
+def _open_source(source: Any, call: Call) -> Source:
+    records: Source
     if isinstance(source, (str, Path)):
-        return ImageFolder(source)
-    if isinstance(source, Source):
-        return source
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return DatasetSource(source, aside)
-    raise TypeError(
-        f"source: expected a folder, a Source or a map-style data set, found {type(source).__name__}"
-    )
+        records = ImageFolder(source)
+    elif isinstance(source, Source):
+        records = source
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        records = DatasetSource(source, call)
+    else:
+        raise TypeError(
+            f"source: {type(source).__name__} is neither a folder nor a Source nor a map-style data set."
+        )
+    _check_source(records)
+    return records
 
 
 def _check_source(source: Source) -> None:
@@ -289,13 +312,6 @@ def _check_source(source: Source) -> None:
     _check_names("names of columns", list(source.schema))
     for name, column in source.schema.items():
         _check_column(name, column)
-    known = source.listing()
-    if not isinstance(known, Mapping) or any(
-        np.asarray(value).dtype.kind not in "biuf" for value in known.values()
-    ):
-        raise SourceError(
-            "source: expected of listing() a dict of arrays of numbers, found something else"
-        )
     if source.classes is None:
         return
     if source.schema.get("label") != Column("<i8"):
@@ -306,7 +322,7 @@ def _check_source(source: Source) -> None:
     _check_names("classes", names)
     # As the index has them: a text of JSON within another, in which each class has a count too.
     size = len(json.dumps(json.dumps(names))) + 20 * len(names)
-    if size > MAX_HEADER_BYTES - _FACTS:
+    if size > MAX_HEADER_BYTES - _OTHER_METADATA:
         raise SourceError(
             f"classes: expected names that take less than {size_text(MAX_HEADER_BYTES)} in the index, found "
             f"{len(names):,} of {size_text(size)}. Give shorter ones, or leave them out"
@@ -368,102 +384,126 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     )  # tqdm's own is one of multiprocessing, whose making fixes the user's start method
 
 
+def _check_same(workspace: Workspace, call: Call) -> None:
+    """Convert up to eight finished samples again, and refuse to go on if one is another now.
+
+    This is for samples that are no files: nothing else tells that they have changed.
+    """
+    if not workspace.resumed:
+        return
+    records = workspace.journal.mapped()
+    is_compared = (records["status"] == DONE) & (records["file_size"] < 0)
+    limit = (
+        Image.MAX_IMAGE_PIXELS
+    )  # larger ones would be rejected where this process itself converts
+    if limit is not None:
+        is_compared &= records["size"].astype(np.int64).prod(axis=1) <= limit
+    rows = [row for row in np.flatnonzero(is_compared).tolist() if is_intact(records[row])]
+    if not rows:
+        return
+    chosen = sorted({rows[round(position)] for position in np.linspace(0, len(rows) - 1, 8)})
+
+    def compare() -> str:
+        with contextlib.closing(RowWork(workspace, in_worker=False)) as work:
+            return work.difference(chosen)
+
+    if difference := call(compare):
+        workspace.refuse(difference)
+
+
 def _convert(
-    job: Unfinished, count: int, timeout: float, on_error: OnError, progress: bool | None
+    workspace: Workspace,
+    num_workers: int,
+    timeout: float,
+    on_error: OnError,
+    progress: bool | None,
 ) -> int:
     """Convert all rows that are not done; return how many they were."""
-    if job.publishing:
-        return 0
-    rows = len(job.source)
-    chunk = max(1, min(32, rows // (4 * max(1, count))))
-    tasks = (workers.Task(start, min(start + chunk, rows)) for start in range(0, rows, chunk))
-    results = workers.run(
-        functools.partial(RowWork, job, count > 0),
-        tasks,
-        num_workers=min(count, rows),
+    rows = len(workspace.source)
+    size = max(1, min(_CHUNK_ROWS, rows // (4 * max(1, num_workers))))
+    results = run(
+        functools.partial(RowWork, workspace, in_worker=num_workers > 0),
+        (Chunk(start, min(start + size, rows)) for start in range(0, rows, size)),
+        num_workers=min(num_workers, rows),
         timeout=timeout,
     )
-    terminal = sys.stderr is not None and sys.stderr.isatty()  # None where it was closed
-    quiet = not terminal if progress is None else not progress
-    done = rejected = 0
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if it was closed
+    is_shown = is_terminal if progress is None else progress
+    converted = rejected = 0
     with (
         contextlib.closing(results),
-        _pillow_quiet(count == 0),
-        _Bar(total=rows, unit=" images", disable=quiet, smoothing=0.1) as bar,
+        _pillow_quiet(num_workers == 0),
+        _Bar(total=rows, unit=" images", disable=not is_shown, smoothing=0.1) as bar,
     ):
         for result in results:
-            if isinstance(result, workers.Lost):
-                start, (records, rejects, converted) = result.row, give_up(job, *result)
+            if isinstance(result, Lost):
+                chunk = Chunk(result.row, result.row + 1)
+                with contextlib.closing(RowWork(workspace, in_worker=False)) as work:
+                    outcome = work.give_up(*result)
             else:
-                start, (records, rejects, converted) = result[0].start, result[1]
-            job.journal.write(start, records, rejects)
-            done += converted
-            rejected += len(rejects)
+                chunk, outcome = result
+            converted += outcome.converted
+            rejected += len(outcome.rejects)
             bar.set_postfix_str(f"{rejected} rejected", refresh=False)
-            bar.update(len(records))
-            if rejects and on_error == "raise":
-                row, reason = rejects[0]
-                key, root = job.source.keys[row], getattr(job.source, "root", None)
-                raise DecodeError(
-                    f"{reason}. Say --on-error skip to list such pictures and go on, or mend or remove "
-                    f"{'it' if root is None else f'{root}/{key}'} and say --overwrite",
-                    key=key,
-                )
-    return done
+            bar.update(chunk.stop - chunk.start)
+            if outcome.rejects and on_error == "raise":
+                _raise_reject(workspace.source, *outcome.rejects[0])
+    return converted
 
 
-def _finish(job: Unfinished) -> Index:
-    """Make the index, and publish it with everything else."""
-    if not job.publishing:
-        records = job.journal.mapped()
-        used = np.flatnonzero(records["status"] == DONE)
-        reasons = job.journal.reasons()
-        if not used.size:
-            told = "; ".join(
-                f"{job.source.keys[row]}: {reason}" for row, reason in sorted(reasons.items())[:3]
-            )
-            remove(job.folder)
-            raise BuildError(
-                f"{job.output}: expected at least one usable picture{_place(job.source)}, found {len(records):,} that "
-                f"are not: {told}. Check the pictures, and the folder (--root) if they come from a manifest",
-                path=job.output,
-            )
-        rejected = {
-            row: reasons[row] for row in np.flatnonzero(records["status"] == REJECTED).tolist()
-        }
-        if len(rejected) > used.size:
-            reason, times = Counter(rejected.values()).most_common(1)[0]
-            logger.warning(
-                f"{job.output}: expected most pictures{_place(job.source)} to be usable, found {len(rejected):,} of "
-                f"{len(records):,} that are not, {times:,} of them because: {reason!r:.200}. See {job.ledger}"
-            )
-        job.complete(_make_index(job, records, used), rejected)
-        del records  # Windows removes no file that is mapped
-    job.publish()
-    return Index.read(job.index)
+def _raise_reject(source: Source, row: int, reason: str) -> None:
+    key, root = source.keys[row], getattr(source, "root", None)
+    what = "it" if root is None else f"{root}/{key}"
+    raise DecodeError(
+        f"{reason}. Mend or remove {what} and run the same command again, or say --on-error skip to leave such "
+        "samples out.",
+        key=key,
+    )
 
 
-def _place(source: Source) -> str:
-    """Say in which folder a source looks for its pictures, if in one."""
+def _complete(workspace: Workspace) -> None:
+    """Write the index and the ledger of a build whose rows are all converted."""
+    records = workspace.journal.mapped()
+    used = np.flatnonzero(records["status"] == DONE)
+    reasons = workspace.journal.reasons()
+    rejected = {row: reasons[row] for row in np.flatnonzero(records["status"] == REJECTED).tolist()}
+    if not used.size:
+        workspace.remove()
+        samples = list(rejected.items())[:3]
+        examples = "; ".join(f"{workspace.source.keys[row]}: {reason}" for row, reason in samples)
+        raise BuildError(
+            f"{workspace.output}: none of {len(records):,} pictures{_in_folder(workspace.source)} can be used: "
+            f"{examples}. Check the pictures, and the folder (--root) if they come from a manifest.",
+            path=workspace.output,
+        )
+    if len(rejected) > used.size:
+        reason, times = Counter(rejected.values()).most_common(1)[0]
+        logger.warning(
+            f"{workspace.output}: {len(rejected):,} of {len(records):,} pictures{_in_folder(workspace.source)} cannot "
+            f"be used, {times:,} of them because: {reason!r:.200}. See {workspace.ledger}"
+        )
+    workspace.complete(_make_index(workspace, records, used), rejected)
+
+
+def _in_folder(source: Source) -> str:
     root = getattr(source, "root", None)
     return "" if root is None else f" in {root}"
 
 
-def _make_index(job: Unfinished, records: np.ndarray, used: np.ndarray) -> Index:
+def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> Index:
     from memload import __version__
 
-    source = job.source
+    source, keys = workspace.source, workspace.source.keys
     columns = {
         name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in source.schema
     }
     classes = None if source.classes is None else tuple(source.classes)
-    facts = statistics(records, used, job.array)
+    facts = statistics(records, used, workspace.array)
     if classes is not None:
         facts["class_counts"] = class_counts(columns["label"], len(classes))
-    keys = source.keys
     return Index(
-        path=job.index,
-        arrays=(job.array,),
+        path=workspace.index,
+        arrays=(workspace.array,),
         row=used.astype(np.int64),
         flags=np.ascontiguousarray(records["flags"][used]),
         keys=(keys if isinstance(keys, Keys) else Keys.of(list(keys))).take(used),
@@ -473,8 +513,8 @@ def _make_index(job: Unfinished, records: np.ndarray, used: np.ndarray) -> Index
         points=tuple(name for name, column in source.schema.items() if column.points),
         build={
             "memload": __version__,
-            "settings": job.settings.as_dict(),
-            "libraries": job.plan["libraries"],
+            "settings": workspace.settings.as_dict(),
+            "libraries": workspace.plan["libraries"],
             "records": len(records),
             "rejected": len(records) - len(used),
         },

@@ -4,15 +4,15 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
-from memload.building.workers import here
-from memload.errors import BuildError, DecodeError, SourceError
+from memload.building.pool import Call, call_here
+from memload.errors import BuildError, DecodeError, SourceError, describe_error
 from memload.storage.format import RESERVED
 from memload.storage.keys import Keys
 
@@ -257,16 +257,16 @@ class DatasetSource:
     a dict of columns by name. Columns are numbers and arrays of numbers; the first sample fixes their types and
     shapes, and a sample that differs is rejected. ``classes`` are taken over from the data set.
 
-    Raises SourceError where the first sample cannot be used. ``aside`` calls what looks at that: where workers are to
-    be forked later, it is not to be indexed in this process, as they would share the files that it opens then.
+    Raises SourceError where the first sample cannot be used. ``call`` calls a function that looks at it,
+    in this process or another: if workers are forked later, they would share the files that it opens in this process.
     """
 
-    def __init__(self, dataset: Any, aside: Callable[[Callable[[], Any]], Any] = here) -> None:
+    def __init__(self, dataset: Any, call: Call = call_here) -> None:
         self._dataset = dataset
         self.notes: list[str] = []
         if not len(dataset):
             raise SourceError("data set: expected samples, found none")
-        self.schema = self._first(aside)
+        self.schema = self._first(call)
         names = getattr(dataset, "classes", None)
         if names is None:  # Hugging Face's way of naming them
             features = getattr(dataset, "features", None)
@@ -316,12 +316,14 @@ class DatasetSource:
         """See `Source.listing`; nothing but its length is known of a data set beforehand."""
         return {"length": np.array([len(self)], np.int64)}
 
-    def _first(self, aside: Callable[[Callable[[], Any]], Any]) -> dict[str, Column]:
+    def _first(self, call: Call) -> dict[str, Column]:
         """Return the types of the columns of the first sample that is not broken, of which there may be some."""
         errors = []
         for index in range(min(100, len(self._dataset))):
             try:
-                found = aside(functools.partial(self._types, index))
+                found = call(functools.partial(self._types, index))
+            except TimeoutError as error:
+                raise SourceError(f"data set: sample {index} cannot be read: {error}.") from None
             except BuildError as error:  # it ended the process
                 found = str(error)
             if not isinstance(found, str):
@@ -338,7 +340,7 @@ class DatasetSource:
         except SourceError:
             raise
         except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
-            return f"{type(error).__name__}: {error!s:.500}"
+            return describe_error(error)[:500]
 
     def _sample(self, index: int) -> tuple[Any, dict[str, Any]]:
         sample = self._dataset[index]

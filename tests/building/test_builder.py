@@ -1,4 +1,3 @@
-import contextlib
 import csv
 import errno
 import logging
@@ -13,7 +12,7 @@ import time
 import tracemalloc
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ import pytest
 from PIL import Image
 
 import memload
-from memload.building import journal, unfinished, workers
-from memload.storage import index
+from memload.building import pool
 
 LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="forked workers and /proc are of Linux alone"
@@ -133,7 +131,7 @@ def test_files_are_the_same_for_any_number_of_workers(
 def test_files_are_the_same_by_workers_that_are_spawned(
     spoiled: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_CONTEXT", workers.multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(pool, "_CONTEXT", pool.multiprocessing.get_context("spawn"))
     build(spoiled, tmp_path / "out.bin", num_workers=1)
     assert files(tmp_path) == expected
 
@@ -218,7 +216,7 @@ def test_shards_hold_as_many_rows_as_fit(
 def test_a_shard_too_small_for_a_row_is_wrong_usage(
     folder: Path, tmp_path: Path, shard_size: int
 ) -> None:
-    with pytest.raises(ValueError, match="shard_size: expected at least 4,864 bytes"):
+    with pytest.raises(ValueError, match="bytes are too few, as a shard with one row has 4,864"):
         memload.build(folder, tmp_path / "out.bin", size=SIZE, shard_size=shard_size)
 
 
@@ -262,7 +260,7 @@ def test_nothing_but_bad_pictures_is_an_error_and_leaves_nothing(
     for number in range(5):
         (root / f"{number}.jpg").write_bytes(b"x")
     with pytest.raises(
-        memload.BuildError, match=r"at least one usable picture in .*images, found 5 .*: 0\.jpg: "
+        memload.BuildError, match=r"none of 5 pictures in .*images can be used: 0\.jpg: "
     ):
         memload.build(root, tmp_path / "out.bin", num_workers=num_workers)
     assert list(tmp_path.iterdir()) == [root]
@@ -286,9 +284,7 @@ def test_a_disk_without_room_is_told_before_it_begins(
     needed = 4096 + 12 * ROW
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
-    with pytest.raises(
-        memload.BuildError, match=r"expected 13\.3 kB of room on the disk for 12 rows"
-    ):
+    with pytest.raises(memload.BuildError, match=r"disk is too small: 12 rows of .* need 13\.3 kB"):
         memload.build(folder, tmp_path / "out.bin", size=SIZE, num_workers=0)
     assert list(tmp_path.iterdir()) == [folder]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
@@ -297,9 +293,7 @@ def test_a_disk_without_room_is_told_before_it_begins(
 
 def test_an_output_that_exists_is_left_alone(folder: Path, output: Path) -> None:
     before = files(output.parent)
-    with pytest.raises(
-        memload.BuildError, match=r"expected no such file yet, found one.*--overwrite"
-    ):
+    with pytest.raises(memload.BuildError, match=r"exists already.*--overwrite"):
         memload.build(folder, output, size=8, num_workers=0)
     assert files(output.parent) == before
     assert not output.with_suffix(".building").exists()
@@ -310,7 +304,7 @@ def test_a_file_in_the_place_of_the_output_is_left_alone(
     folder: Path, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_bytes(b"precious")
-    with pytest.raises(memload.BuildError, match="found one"):
+    with pytest.raises(memload.BuildError, match="exists already"):
         memload.build(folder, tmp_path / "out.bin", num_workers=0)
     assert (tmp_path / name).read_bytes() == b"precious"
 
@@ -327,7 +321,7 @@ def test_a_folder_in_the_place_of_the_output_is_refused(
 
 
 def test_a_missing_folder_of_the_output_is_told(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(memload.BuildError, match="expected a folder for the output, found none"):
+    with pytest.raises(memload.BuildError, match="no such folder for the output"):
         memload.build(folder, tmp_path / "none" / "out.bin")
     assert not (tmp_path / "none").exists()
 
@@ -345,7 +339,8 @@ def test_an_output_that_does_not_end_in_bin_is_wrong_usage(
 
 def test_arguments_that_are_swapped_are_told(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"^source and output: .*out\.bin' and '.*images'\. Are they swapped\?$"
+        ValueError,
+        match=r"^source and output: .*out\.bin' is to be read and '.*images' written\. Are they swapped",
     ):
         memload.build(tmp_path / "out.bin", folder)
 
@@ -372,9 +367,7 @@ def test_a_place_that_cannot_be_written_to_is_told(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(
-        memload.BuildError, match=r"expected to be able to write there, found: .*Read-only"
-    ):
+    with pytest.raises(memload.BuildError, match=r"cannot be written: .*Read-only"):
         memload.build(folder, tmp_path / "out.bin", num_workers=0)
 
 
@@ -481,7 +474,7 @@ def test_the_ledger_tells_a_bomb_alike_for_any_number_of_workers(
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0))
     (folder / "ant" / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IEND", b""))
     report = memload.build(folder, tmp_path / "out.bin", size=8, num_workers=count)
-    assert "(--max-pixels), found 400,000,000" in reasons(report)["ant/bomb.png"]
+    assert "400,000,000 pixels, and at most" in reasons(report)["ant/bomb.png"]
 
 
 # Interrupted and gone on with
@@ -491,90 +484,18 @@ class Stop(BaseException):
     """An interruption that nothing but a test raises."""
 
 
-def interrupt_at(
-    monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException, *, only: str = ""
-) -> list[str]:
-    """Raise ``error`` at the step-th change to the disk by the parent, before it is made; return what was called."""
-    calls: list[str] = []
-    targets: list[tuple[Any, str]] = [
-        (unfinished, "sync"),
-        (index, "sync"),
-        (journal, "sync"),
-        (os, "replace"),
-        (Path, "replace"),
-        (Path, "unlink"),
-        (Path, "mkdir"),
-        (shutil, "rmtree"),
-        (os, "rmdir"),
-        (os, "ftruncate"),
-        (journal.Journal, "write"),
-        (unfinished, "write_listing"),
-        (unfinished, "_move"),
-    ]
+def begun(folder: Path, output: Path, rows: int = 9, **options: Any) -> Path:
+    """Begin a build and stop it when some rows are done, a multiple of 3; return its folder."""
 
-    def wrap(target: Any, name: str) -> None:
-        usual = getattr(target, name)
+    class Interrupted(memload.ImageFolder):
+        def __getitem__(self, index: int) -> memload.Record:
+            if index == rows:
+                raise Stop
+            return super().__getitem__(index)
 
-        def maybe(*arguments: Any, **options: Any) -> Any:
-            if not only or name == only:
-                calls.append(name)
-                if len(calls) == step:
-                    raise error
-            return usual(*arguments, **options)
-
-        monkeypatch.setattr(target, name, maybe)
-
-    for target, name in targets:
-        wrap(target, name)
-    return calls
-
-
-def interruptions() -> Iterator[tuple[int, BaseException]]:
-    for step in range(1, 200):
-        yield step, Stop() if step % 2 else OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize("old", [False, True], ids=["fresh", "over an old one"])
-def test_interrupted_at_any_step_it_goes_on_and_ends_the_same(
-    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], old: bool
-) -> None:
-    place = tmp_path / "place"
-    for step, error in interruptions():
-        place.mkdir()
-        output = place / "out.bin"
-        if old:  # with other shards, which are to go
-            memload.build(spoiled, output, size=8, num_workers=0, shard_size=4096 + 2 * 192)
-        before = files(place)
-        with pytest.MonkeyPatch.context() as patch:
-            calls = interrupt_at(patch, step, error)
-            try:
-                build(spoiled, output, overwrite=old)
-            except (Stop, memload.BuildError):
-                finished = False
-            else:
-                finished = True
-        what = f"step {step}: {calls[step - 1 :][:1]}"
-        if not finished:
-            if (place / "out.idx").exists():  # the old one is whole, or the new one is
-                now = files(place)
-                assert now == expected or before.items() <= now.items(), what
-                assert memload.verify(output).ok, what
-            else:
-                refused(output)
-            if (
-                files(place) != expected
-                or (place / "out.building" / "publish.json").exists()
-                or old
-            ):
-                build(spoiled, output, overwrite=old)
-        assert files(place) == expected, what
-        if not (place / "out.building").exists():
-            assert sorted(path.name for path in place.iterdir()) == sorted(expected), what
-        shutil.rmtree(place)
-        if finished:
-            break
-    assert finished
-    assert step > 30
+    with pytest.raises(Stop):
+        build(Interrupted(folder), output, **options)
+    return output.with_suffix(".building")
 
 
 class Depths:
@@ -619,74 +540,9 @@ def test_arrays_of_another_shape_do_not_go_on_with_an_unfinished_build(tmp_path:
         memload.build(Depths(17), tmp_path / "out.bin", mode="array", num_workers=0)
     other = [(np.zeros((7, 9, 3), np.uint16), number) for number in range(30)]
     with pytest.raises(
-        memload.BuildError, match=r"channels: was 2, now 3; dtype: was 'float32', now 'uint16'"
+        memload.BuildError, match=r"channels was 2 and is 3; dtype was 'float32' and is 'uint16'"
     ):
         memload.build(other, tmp_path / "out.bin", mode="array", num_workers=0)
-
-
-def test_after_a_crash_in_clearing_away_other_settings_do_not_replace_what_is_complete(
-    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
-    for step, _ in interruptions():
-        with pytest.MonkeyPatch.context() as patch:
-            interrupt_at(patch, 0, Stop())
-            usual = os.unlink
-            calls: list[Any] = []
-
-            def unlink(
-                *arguments: Any,
-                usual: Any = usual,
-                calls: Any = calls,
-                step: int = step,
-                **options: Any,
-            ) -> None:
-                calls.append(arguments)
-                if len(calls) == step:
-                    raise Stop
-                usual(*arguments, **options)
-
-            patch.setattr(os, "unlink", unlink)
-            try:
-                build(spoiled, tmp_path / "out.bin")
-            except Stop:
-                finished = False
-            else:
-                finished = True
-        if files(tmp_path) == expected and not finished:
-            with pytest.raises(memload.BuildError):
-                memload.build(spoiled, tmp_path / "out.bin", size=8, num_workers=0)
-            assert files(tmp_path) == expected
-            try:
-                build(spoiled, tmp_path / "out.bin")
-            except memload.BuildError as error:
-                assert "expected no such file yet, found one" in str(error)  # noqa: PT017  # or it was cleared away
-            assert files(tmp_path) == expected
-        for path in [*tmp_path.glob("out*"), tmp_path / "out.building"]:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
-                missing_ok=True
-            )
-        if finished:
-            break
-    assert step > 5
-
-
-def test_an_error_while_converting_leaves_the_old_one_as_it_is(
-    spoiled: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "out.bin"
-    memload.build(spoiled, output, size=8, num_workers=0)
-    before, held = files(tmp_path), memload.MemmapDataset(output)
-    pixels = held.gather(range(12)).numpy()
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, 4, OSError(errno.EIO, "Input/output error"), only="write")
-        with pytest.raises(memload.BuildError, match="goes on where it stopped"):
-            build(spoiled, output, overwrite=True)
-    assert files(tmp_path) == before
-    build(spoiled, output, overwrite=True)
-    assert memload.MemmapDataset(output).shape == (3, SIZE, SIZE)
-    assert np.array_equal(
-        held.gather(range(12)).numpy(), pixels
-    )  # whoever reads the old one still does
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -704,7 +560,8 @@ def test_a_full_disk_is_told_and_the_build_goes_on_when_there_is_room(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         with pytest.raises(
-            memload.BuildError, match=r"found: .*No space left on device.*goes on where it stopped"
+            memload.BuildError,
+            match=r"cannot be written: .*No space left on device.*goes on where it stopped",
         ):
             build(spoiled, tmp_path / "out.bin", num_workers=num_workers)
     refused(tmp_path / "out.bin")
@@ -769,7 +626,7 @@ def test_what_could_not_be_flushed_is_read_from_the_disk_and_done_again(
             build(spoiled, tmp_path / "out.bin")
     assert len(dropped) == 1
     refused(tmp_path / "out.bin")
-    assert build(spoiled, tmp_path / "out.bin").converted == 1
+    assert build(spoiled, tmp_path / "out.bin").converted == 1 + 3  # and the rejected ones
     assert files(tmp_path) == expected
 
 
@@ -797,19 +654,10 @@ def test_no_room_for_a_file_of_the_builds_own_is_told_in_one_line(
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
-        f"memload: {tmp_path}/out.bin: expected to be able to write there"
+        f"memload: {tmp_path}/out.bin: cannot be written"
     )
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [folder]
-
-
-def begun(source: Any, output: Path, rows: int = 9, **options: Any) -> Path:
-    """Begin a build and stop it when some rows are done; return its folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, rows // 3 + 1, Stop(), only="write")  # tasks are of 3 rows
-        with pytest.raises(Stop):
-            build(source, output, **options)
-    return output.with_suffix(".building")
 
 
 def test_only_what_is_not_done_is_done_again(
@@ -818,8 +666,8 @@ def test_only_what_is_not_done_is_done_again(
     begun(spoiled, tmp_path / "out.bin")
     refused(tmp_path / "out.bin")
     report = build(spoiled, tmp_path / "out.bin")
-    assert report.converted == 6
-    assert "9 done before" in str(report)
+    assert report.converted == 7  # the rejected one of the nine is tried again
+    assert "8 done before" in str(report)
     assert files(tmp_path) == expected
 
 
@@ -828,7 +676,7 @@ def test_another_number_of_workers_may_go_on(
     spoiled: Path, tmp_path: Path, expected: dict[str, bytes], num_workers: int
 ) -> None:
     begun(spoiled, tmp_path / "out.bin")
-    assert build(spoiled, tmp_path / "out.bin", num_workers=num_workers).converted == 6
+    assert build(spoiled, tmp_path / "out.bin", num_workers=num_workers).converted == 7
     assert files(tmp_path) == expected
 
 
@@ -853,7 +701,7 @@ def test_rows_whose_records_are_damaged_are_done_again(
     if damage != "gone":
         rows.write_bytes(data)
     report = build(spoiled, tmp_path / "out.bin")
-    assert report.converted == {"short": 8, "gone": 15}.get(damage, 8)
+    assert report.converted == (15 if damage == "gone" else 9)
     assert files(tmp_path) == expected
 
 
@@ -876,7 +724,7 @@ def test_rows_whose_pixels_are_damaged_are_done_again(
     if damage != "gone":
         shard.write_bytes(data)
     report = build(spoiled, tmp_path / "out.bin")
-    assert report.converted > 6 or damage == "header"
+    assert report.converted > 7 or damage == "noise in a rejected row" or damage == "header"
     assert files(tmp_path) == expected
 
 
@@ -895,53 +743,6 @@ def test_reasons_that_are_damaged_are_found_again(
     rejects.write_bytes(changed[damage])
     build(spoiled, tmp_path / "out.bin")
     assert files(tmp_path) == expected
-
-
-def test_other_settings_are_refused_with_what_differs(
-    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
-    output = tmp_path / "out.bin"
-    begun(spoiled, output)
-    with pytest.raises(
-        memload.BuildError, match=r"fit: was 'crop', now 'pad'.*--overwrite"
-    ) as caught:
-        build(spoiled, output, fit="pad")
-    assert "size" not in str(caught.value)
-    with pytest.raises(memload.BuildError, match="rows a shard: was 6, now 15"):
-        build(spoiled, output, shard_size=None)
-    with pytest.raises(memload.BuildError, match=r"size: was \[16, 16\], now \[8, 8\]"):
-        memload.build(spoiled, output, size=8, num_workers=0)
-    assert build(spoiled, output).converted == 6  # refusing harms nothing
-    assert files(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (
-            lambda root: (root / "ant" / "zz.jpg").write_bytes(b"x"),
-            r"the source: 1 added \(ant/zz\.jpg\)",
-        ),
-        (lambda root: (root / "ant" / "00.jpg").unlink(), r"the source: 1 removed \(ant/00\.jpg\)"),
-        (
-            lambda root: (root / "zebra").mkdir(),
-            r"classes: was \['ant', 'bee', 'cat'\], now .*zebra",
-        ),
-    ],
-    ids=["added", "removed", "class"],
-)
-def test_a_source_that_changed_is_refused_and_begun_anew_on_demand(
-    spoiled: Path, tmp_path: Path, change: Callable[[Path], Any], told: str
-) -> None:
-    output = tmp_path / "out.bin"
-    begun(spoiled, output)
-    change(spoiled)
-    with pytest.raises(memload.BuildError, match=told):
-        build(spoiled, output)
-    assert build(spoiled, output, overwrite=True).converted == len(memload.ImageFolder(spoiled))
-    (tmp_path / "other").mkdir()
-    build(spoiled, tmp_path / "other" / "out.bin")
-    assert files(tmp_path) == files(tmp_path / "other")
 
 
 def test_begun_anew_with_other_shards_nothing_of_the_former_is_left(
@@ -964,84 +765,14 @@ def test_shards_and_ledger_of_an_older_build_are_removed(
     assert sorted(files(tmp_path)) == ["out-precious.bin", "out.bin", "out.idx"]
 
 
-@pytest.mark.parametrize("only", ["replace", "unlink"])
-def test_overwriting_what_was_being_published_leaves_nothing_of_it_nor_of_what_it_replaced(
-    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], only: str
-) -> None:
-    place = tmp_path / "place"
-    output = place / "out.bin"
-    for step in range(1, 30):
-        place.mkdir()
-        memload.build(spoiled, output, size=8, num_workers=0, shard_size=4096 + 2 * 192)
-        with pytest.MonkeyPatch.context() as patch:
-            calls = interrupt_at(patch, step, Stop(), only=only)
-            with contextlib.suppress(Stop):
-                memload.build(
-                    spoiled,
-                    output,
-                    size=8,
-                    num_workers=0,
-                    shard_size=4096 + 3 * 192,
-                    overwrite=True,
-                )
-        assert build(spoiled, output, overwrite=True).converted == 15
-        assert files(place) == expected, f"step {step}"
-        assert not (place / "out.building").exists()
-        shutil.rmtree(place)
-    assert 5 < len(calls) < step
-
-
-def test_overwriting_what_was_being_published_keeps_shards_that_another_index_stands_over(
-    folder: Path, tmp_path: Path
-) -> None:
-    memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0, shard_size=4096 + 2 * 192)
-    (tmp_path / "copy.idx").write_bytes((tmp_path / "out.idx").read_bytes())
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, 1, Stop(), only="_move")
-        with pytest.raises(Stop):
-            memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0, overwrite=True)
-    refused(tmp_path / "out.bin")
-    build(folder, tmp_path / "out.bin", overwrite=True)
-    assert memload.verify(tmp_path / "copy.idx").ok
-
-
-def test_overwriting_what_was_being_published_still_spares_another_data_set(
-    folder: Path, tmp_path: Path
-) -> None:
-    memload.build(folder, tmp_path / "out-00000-of-00002.bin", size=SIZE, num_workers=0)
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, 1, Stop(), only="_move")
-        with pytest.raises(Stop):
-            memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0)
-    with pytest.raises(memload.BuildError, match="found the data set of out-00000-of-00002"):
-        build(folder, tmp_path / "out.bin", overwrite=True)
-    assert memload.verify(tmp_path / "out-00000-of-00002.bin").ok
-
-
 def test_everything_rejected_leaves_the_old_one(folder: Path, output: Path) -> None:
     before = files(output.parent)
     for path in folder.glob("*/*.jpg"):
         path.write_bytes(b"x")
-    with pytest.raises(memload.BuildError, match="at least one usable picture"):
+    with pytest.raises(memload.BuildError, match="none of 12 pictures"):
         memload.build(folder, output, size=16, num_workers=0, overwrite=True)
     assert files(output.parent) == before
     assert not output.with_suffix(".building").exists()
-
-
-@pytest.mark.parametrize(
-    "name", ["thesis.txt", "weights.bin", "out.bin.txt", "other.bin", "out-1-of-2.bin", "x.tmp"]
-)
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_with_files_of_others_is_not_wiped(
-    folder: Path, tmp_path: Path, name: str, overwrite: bool
-) -> None:
-    place = tmp_path / "out.building"
-    place.mkdir()
-    (place / name).write_bytes(b"precious")
-    with pytest.raises(memload.BuildError, match="found other files"):
-        memload.build(folder, tmp_path / "out.bin", num_workers=0, overwrite=overwrite)
-    assert (place / name).read_bytes() == b"precious"
-    refused(tmp_path / "out.bin")
 
 
 # Two at once
@@ -1064,23 +795,7 @@ def test_the_second_build_of_one_output_is_refused(
 
     build(Second(spoiled), output)
     assert len(refusals) == 2
-    assert all(f"found one running (process {os.getpid()})" in refusal for refusal in refusals)
-    assert files(tmp_path) == expected
-
-
-def test_a_build_that_finds_another_just_ended_leaves_its_result_alone(
-    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = unfinished.locked
-
-    def late(folder: Path) -> Any:  # after the first look, the other one begins and ends
-        monkeypatch.setattr(unfinished, "locked", usual)
-        build(spoiled, tmp_path / "out.bin")
-        return usual(folder)
-
-    monkeypatch.setattr(unfinished, "locked", late)
-    with pytest.raises(memload.BuildError, match="found one"):
-        memload.build(spoiled, tmp_path / "out.bin", size=8, num_workers=0)
+    assert all(f"is running (process {os.getpid()})" in refusal for refusal in refusals)
     assert files(tmp_path) == expected
 
 
@@ -1235,7 +950,7 @@ def test_it_changes_nothing_in_the_process_that_calls_it(folder: Path, tmp_path:
 
 def test_more_pixels_than_pillow_allows_need_workers(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match="max_pixels: expected at most 178,956,970 with num_workers=0"
+        ValueError, match=r"max_pixels: 200,000,000 is too large for num_workers=0.* 178,956,970"
     ):
         memload.build(folder, tmp_path / "out.bin", max_pixels=200_000_000, num_workers=0)
     assert (
@@ -1263,7 +978,7 @@ def test_shards_that_another_index_stands_over_are_kept(folder: Path, tmp_path: 
 
 def test_a_shard_does_not_take_the_place_of_another_data_set(folder: Path, tmp_path: Path) -> None:
     memload.build(folder, tmp_path / "x-00000-of-00002.bin", size=8)
-    with pytest.raises(memload.BuildError, match="found the data set of x-00000-of-00002"):
+    with pytest.raises(memload.BuildError, match="is the data set of x-00000-of-00002"):
         memload.build(folder, tmp_path / "x.bin", size=8, shard_size=4096 + 6 * 192, overwrite=True)
     assert memload.verify(tmp_path / "x-00000-of-00002.bin").ok
 
@@ -1273,7 +988,7 @@ def test_something_named_as_the_ledger_is_not_lost(
     make: Callable[[Path], None], folder: Path, tmp_path: Path
 ) -> None:
     make(tmp_path / "out.rejects.csv")
-    with pytest.raises(memload.BuildError, match=r"out\.rejects\.csv: expected no such file yet"):
+    with pytest.raises(memload.BuildError, match=r"out\.rejects\.csv exists already"):
         memload.build(folder, tmp_path / "out.bin", size=8)
     assert (tmp_path / "out.rejects.csv").exists()
     assert not (tmp_path / "out.bin").exists()
@@ -1343,7 +1058,7 @@ def test_a_size_may_be_of_numpy(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_a_timeout_is_above_zero(timeout: float, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="timeout: expected"):
+    with pytest.raises(ValueError, match=r"timeout: .* is not above 0"):
         memload.build(folder, tmp_path / "out.bin", timeout=timeout)
 
 

@@ -269,7 +269,7 @@ def test_where_no_image_is_found_the_folder_that_was_searched_is_named(
     manifest = memload.Manifest(write("path,label", "00.jpg,x", "03.jpg,y"), root=folder / "bee")
     with pytest.raises(
         memload.BuildError,
-        match=rf"usable picture in {folder / 'bee'}, found 2 .*no such file.*--root",
+        match=rf"none of 2 pictures in {folder / 'bee'} can be used: .*no such file.*--root",
     ):
         memload.build(manifest, folder.parent / "out.bin", num_workers=0)
 

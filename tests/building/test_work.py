@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import memload
-from memload.building.work import shortened
+from memload.building.worker import shortened
 
 
 class Broken:

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 import memload
-from memload.building import workers
-from memload.building.workers import Lost, Task, run
-from memload.machine import available_cores
+from memload.building import pool
+from memload.building.pool import Chunk, Lost, call_in_process, run
 
 FORKS = pytest.mark.skipif(
     sys.platform != "linux", reason="work of this module reaches spawned workers nowhere else"
@@ -40,19 +39,19 @@ class Squares:
             start()
         self.act, self.closed = act, False
 
-    def __call__(self, task: Task, begin: Callable[[int], None]) -> list[int]:
-        for row in range(*task):
+    def __call__(self, chunk: Chunk, begin: Callable[[int], None]) -> list[int]:
+        for row in range(*chunk):
             begin(row)
             if self.act:
                 self.act(row)
-        return [row * row for row in range(*task)]
+        return [row * row for row in range(*chunk)]
 
     def close(self) -> None:
         self.closed = True
 
 
-def tasks(rows: int = 20, step: int = 3) -> Iterator[Task]:
-    return (Task(start, min(start + step, rows)) for start in range(0, rows, step))
+def tasks(rows: int = 20, step: int = 3) -> Iterator[Chunk]:
+    return (Chunk(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def collect(
@@ -66,9 +65,9 @@ def collect(
             assert result.row not in lost
             lost[result.row] = result.reason
         else:
-            task, values = result
-            assert not found.keys() & set(range(*task))
-            found.update(zip(range(*task), values, strict=True))
+            chunk, values = result
+            assert not found.keys() & set(range(*chunk))
+            found.update(zip(range(*chunk), values, strict=True))
     assert found.keys() | lost.keys() == set(range(rows))
     assert not found.keys() & lost.keys()
     assert all(value == row * row for row, value in found.items())
@@ -154,10 +153,8 @@ def test_a_slow_start_is_not_held_against_the_timeout_of_a_row() -> None:
 def test_workers_that_never_start_are_told(
     monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(workers, "_START", 0.1)
-    with pytest.raises(
-        memload.BuildError, match="workers: expected them to start, found that they die"
-    ):
+    monkeypatch.setattr(pool, "_START_SECONDS", 0.1)
+    with pytest.raises(memload.BuildError, match="Workers die before their first row"):
         collect(functools.partial(Squares, start=start), num_workers=1, timeout=0.1)
 
 
@@ -174,118 +171,31 @@ def test_an_exception_in_a_worker_is_raised_here(error: Exception) -> None:
         collect(functools.partial(Squares, act))
 
 
-class HalfSent(Squares):
-    """Dies once in the middle of sending a result that is larger than a pipe."""
-
-    def __init__(self, mark: Path) -> None:
-        super().__init__()
-        self.mark = mark
-
-    def __call__(self, task: Task, begin: Callable[[int], None]) -> Any:
-        values = super().__call__(task, begin)
-        begin(workers.IDLE)
-        return Large(values, self.mark) if task.start == 6 and not self.mark.exists() else values
-
-
-class Large:
-    def __init__(self, values: list[int], mark: Path) -> None:
-        self.values, self.mark = values, mark
-
-    def __reduce__(self) -> Any:
-        self.mark.touch()
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(
-            signal.ITIMER_REAL, 0.2
-        )  # kills the process, which waits for the pipe to drain
-        return bytes, (bytes(50_000_000),)
-
-
-@FORKS
-def test_a_worker_killed_while_it_sends_a_result_costs_nothing(tmp_path: Path) -> None:
-    results = run(
-        functools.partial(HalfSent, tmp_path / "mark"), tasks(), num_workers=1, timeout=60
-    )
-    found = set[int]()
-    for result in results:
-        assert not isinstance(result, Lost)
-        found.update(range(*result[0]))
-        while not found.isdisjoint({3}) and not (tmp_path / "mark").exists():
-            time.sleep(0.01)
-        if found == set(range(6)):
-            time.sleep(0.5)  # by when the worker has died with half of it sent
-    assert found == set(range(20))
-
-
-class Stopping(Large):
-    """Is stopped, as by SIGSTOP from elsewhere, while it is sent."""
-
-    def __reduce__(self) -> Any:
-        self.mark.touch()
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
-        signal.setitimer(signal.ITIMER_REAL, 0.2)  # by when it waits for the pipe to drain
-        return bytes, (bytes(50_000_000),)
-
-
-class Stopped(Squares):
-    """Is stopped once in the middle of sending a result that is larger than a pipe."""
-
-    def __init__(self, mark: Path) -> None:
-        super().__init__()
-        self.mark = mark
-
-    def __call__(self, task: Task, begin: Callable[[int], None]) -> Any:
-        values = super().__call__(task, begin)
-        return Stopping(values, self.mark) if task.start == 6 and not self.mark.exists() else values
-
-
-def is_stopped(process: int) -> bool:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-@FORKS
-def test_a_worker_stopped_while_it_sends_a_result_is_overdue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "_PAUSE", 0.5)
-    mark, found = tmp_path / "mark", set[int]()
-    for result in run(functools.partial(Stopped, mark), tasks(), num_workers=1, timeout=0.5):
-        assert not isinstance(result, Lost)
-        found.update(range(*result[0]))
-        if found == set(
-            range(6)
-        ):  # the next is the large one: nobody reads before its sender is stopped
-            while not any(
-                is_stopped(child.pid or 0) for child in multiprocessing.active_children()
-            ):
-                time.sleep(0.01)
-    assert found == set(range(20))
-
-
 @FORKS
 def test_a_worker_stopped_between_two_tasks_is_overdue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Pausing(Squares):
-        def __call__(self, task: Task, begin: Callable[[int], None]) -> list[int]:
-            if task.start == 6 and not (tmp_path / "mark").exists():
+        def __call__(self, chunk: Chunk, begin: Callable[[int], None]) -> list[int]:
+            if chunk.start == 6 and not (tmp_path / "mark").exists():
                 (tmp_path / "mark").touch()
                 os.kill(os.getpid(), signal.SIGSTOP)
-            return super().__call__(task, begin)
+            return super().__call__(chunk, begin)
 
-    monkeypatch.setattr(workers, "_PAUSE", 0.5)
+    monkeypatch.setattr(pool, "_START_SECONDS", 0.5)
     assert collect(Pausing, timeout=0.5, num_workers=1)[1] == {}
 
 
 @FORKS
 def test_a_large_result_is_received_whole() -> None:
     class Much(Squares):
-        def __call__(self, task: Task, begin: Callable[[int], None]) -> Any:
-            return np.random.default_rng(task.start).bytes(3_000_000 + task.start)
+        def __call__(self, chunk: Chunk, begin: Callable[[int], None]) -> Any:
+            return np.random.default_rng(chunk.start).bytes(3_000_000 + chunk.start)
 
     for result in run(Much, tasks(), num_workers=2, timeout=60):
         assert not isinstance(result, Lost)
-        task, data = result
-        assert data == np.random.default_rng(task.start).bytes(3_000_000 + task.start)
+        chunk, data = result
+        assert data == np.random.default_rng(chunk.start).bytes(3_000_000 + chunk.start)
 
 
 @FORKS
@@ -303,18 +213,12 @@ def test_time_in_which_all_were_suspended_is_not_held_against_a_row(
     looks = iter(range(1000))
     # Each second look comes 1000 seconds later than it should, and rows take longer than a look.
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (next(looks) // 2))
-    monkeypatch.setattr(workers, "time", clock)
-    monkeypatch.setattr(workers, "_LOOK", 0.1)
+    monkeypatch.setattr(pool, "time", clock)
+    monkeypatch.setattr(pool, "_LOOK_SECONDS", 0.1)
     found, lost = collect(
         functools.partial(Squares, lambda row: time.sleep(0.5)), timeout=60, rows=4
     )
     assert (len(found), lost) == (4, {})
-
-
-def test_a_row_that_hangs_is_given_up_even_where_each_look_is_late() -> None:
-    worker: Any = types.SimpleNamespace(row=7, spent=0.0, started=True, tasks=[Task(7, 8)])
-    looks = next(look for look in range(10_000) if workers._overdue(worker, 7, 5.0, timeout=60))
-    assert looks * 5 < 10_000
 
 
 @pytest.mark.skipif(
@@ -326,10 +230,10 @@ def test_work_that_cannot_be_pickled_is_told_where_processes_start_anew(
     def make() -> Squares:
         return Squares()
 
-    monkeypatch.setattr(workers, "_CONTEXT", multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(pool, "_CONTEXT", multiprocessing.get_context("spawn"))
     with pytest.raises(
         memload.BuildError,
-        match=r"expected a source that can be pickled.* found: .*say num_workers=0",
+        match=r"source cannot be pickled.*use num_workers=0",
     ):
         collect(make, num_workers=2)
 
@@ -339,12 +243,11 @@ def test_a_script_without_its_guard_is_told_where_processes_start_anew(tmp_path:
     script.write_text(
         textwrap.dedent("""
             import functools, multiprocessing, sys, memload
-            from memload.building import workers
-from memload.machine import available_cores
-            workers._CONTEXT = multiprocessing.get_context("spawn")
-            workers._START = 1
+            from memload.building import pool
+            pool._CONTEXT = multiprocessing.get_context("spawn")
+            pool._START_SECONDS = 1
             try:
-                list(workers.run(functools.partial(dict), iter([workers.Task(0, 1)]), num_workers=1, timeout=60))
+                list(pool.run(functools.partial(dict), iter([pool.Chunk(0, 1)]), num_workers=1, timeout=60))
             except memload.BuildError as error:
                 print(error)
         """)
@@ -368,7 +271,7 @@ def test_a_daemonic_process_is_told_that_it_may_not_start_others() -> None:
     ours, theirs = context.Pipe()
     process = context.Process(target=build, args=(theirs,), daemon=True)
     process.start()
-    assert "found a daemonic one" in ours.recv()
+    assert "is a daemonic process" in ours.recv()
     process.join()
     process.close()
     ours.close()
@@ -377,7 +280,7 @@ def test_a_daemonic_process_is_told_that_it_may_not_start_others() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is memory limited")
 def test_a_limit_beyond_what_can_be_addressed_is_none() -> None:
-    code = "import resource, memload.building.workers as w; w.limit_memory(10**25); print(resource.getrlimit(2))"
+    code = "import resource, memload.building.pool as w; w.limit_memory(10**25); print(resource.getrlimit(2))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("(-1,")
@@ -402,15 +305,15 @@ def test_workers_do_not_heed_ctrl_c() -> None:
 def test_a_ctrl_c_that_comes_within_a_fork_is_not_forgotten() -> None:
     script = """
         import os, signal, sys
-        from memload.building.workers import Task, run
+        from memload.building.pool import Chunk, run
 
         class Idle:
-            def __call__(self, task, begin): return task
+            def __call__(self, chunk, begin): return chunk
             def close(self): pass
 
         os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
         try:
-            list(run(Idle, iter([Task(0, 1)]), num_workers=1, timeout=60))
+            list(run(Idle, iter([Chunk(0, 1)]), num_workers=1, timeout=60))
         except KeyboardInterrupt:
             print("interrupted")
     """
@@ -419,5 +322,42 @@ def test_a_ctrl_c_that_comes_within_a_fork_is_not_forgotten() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
-def test_the_cores_that_may_be_used_are_counted() -> None:
-    assert 1 <= available_cores() <= (os.cpu_count() or 1)
+# A function in a process of its own
+
+
+@FORKS
+def test_a_function_is_called_in_another_process() -> None:
+    assert call_in_process(os.getpid, 60) != os.getpid()
+
+
+@FORKS
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda: time.sleep(600), TimeoutError, r"longer than 0\.2 s"),
+        (lambda: os._exit(3), memload.BuildError, "exit status 3"),
+        (lambda: die(signal.SIGSEGV), memload.BuildError, "SIGSEGV"),
+        (lambda: {}["x"], KeyError, "x"),
+        (lambda: sys.exit(7), memload.BuildError, "SystemExit: 7"),
+    ],
+    ids=["hangs", "exits", "crashes", "raises", "asks to exit"],
+)
+def test_what_becomes_of_a_function_in_another_process_is_raised_here(
+    function: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call_in_process(function, 0.2 if error is TimeoutError else 60)
+
+
+class UnpicklableError(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+@FORKS
+def test_an_exception_that_cannot_be_pickled_is_raised_as_a_build_error() -> None:
+    def act(row: int) -> None:
+        raise UnpicklableError("why")
+
+    with pytest.raises(memload.BuildError, match="UnpicklableError: why"):
+        collect(functools.partial(Squares, act))

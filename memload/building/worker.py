@@ -1,0 +1,217 @@
+"""What a worker does with a chunk of rows: it converts them, and writes pixels and records straight to the disk."""
+
+import os
+import stat
+import warnings
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from memload.building.conversion import Row, Settings
+from memload.building.journal import (
+    DONE,
+    REJECTED,
+    columns_crc32,
+    is_intact,
+    set_columns,
+    sign,
+)
+from memload.building.pool import Begin, Chunk, limit_memory
+from memload.building.sources import DatasetSource, Record
+from memload.building.workspace import Workspace
+from memload.building.writer import ShardWriter
+from memload.errors import BuildError, DecodeError, describe_error
+
+#: The largest block, just below 32 MiB, that teaches glibc to reuse freed memory.
+_LARGE_BLOCK = (32 << 20) - (64 << 10)
+
+#: What a worker may allocate for one picture. The dearest kinds (transparency, 16 bits) take 20 bytes a pixel.
+_BYTES_PER_PIXEL, _EXTRA_BYTES = 32, 1 << 30
+
+#: A reason is cut to this many characters, as an exception may quote a whole file.
+_MAX_REASON = 1000
+
+
+class ChunkResult(NamedTuple):
+    """What came of a chunk of rows."""
+
+    converted: int  #: rows that were not done before
+    rejects: list[tuple[int, str]]  #: row and reason
+
+
+class RowWork:
+    """Converts chunks of rows. It is made in the worker."""
+
+    def __init__(self, workspace: Workspace, *, in_worker: bool) -> None:
+        self.source, self.schema = workspace.source, workspace.source.schema
+        self.journal, self.resumed, self.former = (
+            workspace.journal,
+            workspace.resumed,
+            workspace.former,
+        )
+        self.num_classes = None if self.source.classes is None else len(self.source.classes)
+        self.writer = ShardWriter(workspace.folder, workspace.array)
+        # Ctrl-C does not reach a worker: there, even a KeyboardInterrupt comes from a sample and costs only that.
+        self.costs_a_sample = BaseException if in_worker else Exception
+        if in_worker:
+            _prepare_process(workspace)
+        self.convert = workspace.settings.converter(self.schema)
+        if self.former is not None:
+            self.former_writer = ShardWriter(self.former.folder, self.former.array)
+
+    def __call__(self, chunk: Chunk, begin: Begin) -> ChunkResult:
+        """Convert those rows of a chunk that are not done."""
+        records = np.zeros(chunk.stop - chunk.start, self.journal.dtype)
+        before = self.journal.read(*chunk) if self.resumed else records
+        rejects: list[tuple[int, str]] = []
+        converted = 0
+        for record, record_before, row in zip(records, before, range(*chunk), strict=True):
+            begin(row)
+            if self.resumed and self._reuse(row, record, record_before):
+                continue
+            converted += 1
+            if reason := self._convert(row, record):
+                rejects.append((row, reason))
+        sign(records)
+        self.journal.write(chunk.start, records, rejects)
+        return ChunkResult(converted, rejects)
+
+    def close(self) -> None:
+        """Close the shards."""
+        self.writer.close()
+        if self.former is not None:
+            self.former_writer.close()
+
+    def give_up(self, row: int, reason: str) -> ChunkResult:
+        """Reject a row that no worker has survived."""
+        records = np.zeros(1, self.journal.dtype)
+        self._reject(row, records[0])
+        sign(records)
+        self.journal.write(row, records, [(row, reason)])
+        return ChunkResult(1, [(row, reason)])
+
+    def difference(self, rows: list[int]) -> str:
+        """Convert finished rows again; say what differs from their records, or return an empty text."""
+        for row in rows:
+            before, record = self.journal.read(row, row + 1)[0], np.zeros(1, self.journal.dtype)[0]
+            try:
+                pixels = self._row(row, record).pixels
+            except DecodeError as error:
+                return f"sample {row} could be used, and now cannot: {error.reason:.200}"
+            if zlib.crc32(pixels) != int(before["crc32"]):
+                return f"sample {row} has other pixels"
+            for name in self.schema:
+                if record[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
+                    return f"sample {row} has another {name!r}"
+        return ""
+
+    def _convert(self, row: int, record: np.void) -> str:
+        """Write one row and fill its record; return why it was rejected, if it was."""
+        try:
+            converted = self._row(row, record)
+        except DecodeError as error:
+            self._reject(row, record)
+            return shortened(str(error.reason)) or "no reason was given"
+        self.writer.write(row, converted.pixels)
+        record["status"], record["flags"] = DONE, converted.flags
+        record["size"], record["crc32"] = converted.size, zlib.crc32(converted.pixels)
+        record["total"], record["squares"] = converted.total, converted.squares
+        record["file_size"] = converted.file_size
+        record["file_mtime_ns"] = converted.file_mtime_ns
+        return ""
+
+    def _row(self, row: int, record: np.void) -> Row:
+        """Convert one sample, and put its columns into its record. Raises DecodeError if it cannot be used."""
+        try:
+            sample = self.source[row]
+            converted = self.convert(sample)
+            self._set_columns(record, converted.columns, sample)
+        except (DecodeError, BuildError):  # BuildError: this process has run out of something
+            raise
+        except self.costs_a_sample as error:  # a data set's own code may raise anything
+            raise DecodeError(describe_error(error)) from error
+        return converted
+
+    def _set_columns(self, record: np.void, columns: object, sample: Record) -> None:
+        set_columns(record, self.schema, columns)  # type: ignore[arg-type]
+        record["given_crc32"] = columns_crc32(self.schema, sample.columns)
+        if self.num_classes is not None and not 0 <= record["column/label"] < self.num_classes:
+            raise DecodeError(
+                f"label {record['column/label']} is not within 0 to {self.num_classes - 1}"
+            )
+
+    def _reject(self, row: int, record: np.void) -> None:
+        record["status"], record["crc32"] = REJECTED, zlib.crc32(bytes(self.writer.array.row_bytes))
+        self.writer.blank(row)  # a former build or a killed worker may have written it
+
+    def _reuse(self, row: int, record: np.void, before: np.void) -> bool:
+        """Keep a finished row whose sample is unchanged, or copy it from `Former`; say whether that was possible."""
+        if self._is_valid(before, self.writer, row) and self._is_unchanged(row, record, before):
+            return True
+        if self.former is None or (former_row := int(self.former.rows[row])) < 0:
+            return False
+        journal, writer = self.former.journal, self.former_writer
+        before = journal.read(former_row, former_row + 1)[0]
+        if not self._is_valid(before, writer, former_row):
+            return False
+        if not self._is_unchanged(row, record, before):
+            return False
+        self.writer.write(row, writer.read(former_row))
+        return True
+
+    def _is_valid(self, record: np.void, writer: ShardWriter, row: int) -> bool:
+        is_done = is_intact(record) and record["status"] == DONE
+        return is_done and zlib.crc32(writer.read(row)) == int(record["crc32"])
+
+    def _is_unchanged(self, row: int, record: np.void, before: np.void) -> bool:
+        """Fill the record of a finished row from that of before; say False if its sample changed meanwhile."""
+        _copy(before, record)
+        if before["file_size"] < 0:  # no file: `difference` has compared some of them
+            return True
+        try:
+            sample = self.source[row]
+            if file_state(sample.image) != (before["file_size"], before["file_mtime_ns"]):
+                raise DecodeError("its file has changed")
+            if columns_crc32(self.schema, sample.columns) != before["given_crc32"]:
+                raise DecodeError("its points have changed")
+            names = [name for name, column in self.schema.items() if not column.points]
+            set_columns(record, {name: self.schema[name] for name in names}, sample.columns)
+        except self.costs_a_sample:  # it is converted again, which tells what is wrong
+            _copy(np.zeros(1, record.dtype)[0], record)
+            return False
+        return True
+
+
+def _copy(values: np.void, record: np.void) -> None:
+    for name in values.dtype.names or ():
+        record[name] = values[name]
+
+
+def file_state(image: object) -> tuple[int, int] | None:
+    """Return size and time of change in nanoseconds of an image that is a path; else None. Raises OSError."""
+    if not isinstance(image, Path):
+        return None
+    status = os.stat(image)  # noqa: PTH116  # for every row
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
+def shortened(reason: str) -> str:
+    """Return a reason in at most `_MAX_REASON` characters."""
+    return reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
+
+
+def _prepare_process(workspace: Workspace) -> None:
+    """Set what belongs to a whole process, such as Pillow's limits and warnings: in a worker, it is ours to set."""
+    Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    # glibc maps large blocks anew each time, with page faults, until it has seen one as large freed: 2 % of the
+    # time for a picture with Pillow, 10 % with pillow-simd.
+    bytes(_LARGE_BLOCK)
+    settings = workspace.settings
+    if not isinstance(settings, Settings) or isinstance(workspace.source, DatasetSource):
+        return  # a data set's own code may print, and hold any memory
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libtiff prints every fault of a file
+    limit_memory(_BYTES_PER_PIXEL * settings.max_pixels + _EXTRA_BYTES)
