@@ -33,8 +33,9 @@ from memload.building.workspace import Workspace, size_text
 from memload.errors import BuildError, DecodeError, SourceError
 from memload.machine import available_cores
 from memload.storage.format import RESERVED, output_paths
-from memload.storage.index import MAX_HEADER_BYTES, TYPES, Index, class_counts
+from memload.storage.index import Index, class_counts
 from memload.storage.keys import Keys
+from memload.storage.tensors import MAX_HEADER_BYTES, TYPES
 
 logger = logging.getLogger("memload")
 

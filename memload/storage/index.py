@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,20 +29,20 @@ from memload.storage.format import (
 )
 from memload.storage.keys import Keys
 from memload.storage.mapping import address_of, fault_in
+from memload.storage.tensors import (
+    Tensor,
+    in_file_order,
+    load_json,
+    make_header,
+    read_header,
+    read_tensor,
+    require,
+)
 
-#: What reading a damaged or forged file may raise, besides FormatError.
+#: What a damaged or forged index may raise while it is read, besides FormatError.
 _DAMAGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
-#: safetensors' own limit.
-MAX_HEADER_BYTES = 100_000_000
-#: NumPy's limit.
-_MAX_DIMENSIONS = 64
 #: The longest file name of common file systems.
-_MAX_NAME = 255
-#: Element types of tensors, as safetensors and as NumPy call them, in the order of safetensors' own list.
-TYPES = {
-    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "F16": "<f2",
-    "I32": "<i4", "U32": "<u4", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
-}  # fmt: skip
+_MAX_FILE_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Array:
-    """One named array: rows of ``shape`` (H, W, C) and element type ``descr``, spread over shards."""
+    """A named array: rows of ``shape`` (H, W, C) and element type ``descr``, spread over shards."""
 
     name: str
     descr: str
@@ -75,7 +75,7 @@ class Array:
 
 
 def row_bytes(descr: str, shape: Sequence[int]) -> int:
-    """Return the size in bytes of one row of this element type and shape."""
+    """Return the size in bytes of a row of this element type and shape."""
     return int(descr[2:]) * math.prod(shape)
 
 
@@ -83,9 +83,9 @@ def row_bytes(descr: str, shape: Sequence[int]) -> int:
 class Index:
     """Everything that is known of a data set except its pixels.
 
-    ``row`` is int64 ``(n,)``, ``flags`` uint8 ``(n,)``, ``keys`` has n names, ``columns`` maps names to arrays
-    ``(n, …)``, and ``crc32`` maps the name of an array to uint32 ``(rows,)``. All are in memory, but for the names
-    of an index that was read, which are mapped.
+    ``row`` is int64 ``(n,)``, ``flags`` uint8 ``(n,)``, ``keys`` has n names, ``columns`` maps names
+    to arrays ``(n, …)``, and ``crc32`` maps the name of an array to uint32 ``(rows,)``. Of an index
+    that was read, all of these are in memory, except for the names, which are mapped.
     """
 
     path: Path
@@ -112,7 +112,7 @@ class Index:
     def subset(self, indices: np.ndarray) -> "Index":
         """Return the index of some samples, in the order given, over the same shards.
 
-        ``indices`` are int64 within the data set. Statistics of pixels stay those of the whole data set.
+        ``indices`` are int64 within the data set. Statistics of pixels stay those of all samples.
         """
         columns = {name: column[indices] for name, column in self.columns.items()}
         statistics = dict(self.statistics)
@@ -128,15 +128,12 @@ class Index:
             fingerprint="",
         )
 
-    def check_unaltered(self) -> None:
-        """Do nothing: a shim until no caller is left."""
-
     @classmethod
     def open(cls, path: str | Path) -> "Index":
-        """Read the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or one of its shards.
+        """Read the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or a shard.
 
-        Raises FormatError as `read` does, and if ``path`` names pixels of another data set. A copy of ``out.bin`` and
-        ``out.idx`` under another name would otherwise pass for the original, which its index names.
+        Raises FormatError as `read` does, and if ``path`` names pixels that the index does not.
+        Otherwise a copy of ``out.bin`` and ``out.idx`` under another name would open the original.
         """
         path = Path(path)
         index = cls.read(index_path(path))
@@ -145,8 +142,8 @@ class Index:
             path.name in files or files == shard_names(path, len(files)) for files in arrays
         ):
             raise FormatError(
-                f"{path} is not a file that {index.path.name} names; it names {arrays[0][0]}. Rename the file back, or "
-                f"open {index.path.name} to read {arrays[0][0]}.",
+                f"{path} is not a file that {index.path.name} names; it names {arrays[0][0]}. "
+                f"Rename the file back, or open {index.path.name} to read {arrays[0][0]}.",
                 path=path,
             )
         return index
@@ -155,9 +152,9 @@ class Index:
     def read(cls, path: str | Path) -> "Index":
         """Read an index file into memory and check it.
 
-        Checks the structure, types and bounds, the fingerprint of the metadata, and the checksums of all tensors but
-        the names, which are checked when they are first used. Raises FormatError, and MissingError (also a
-        FileNotFoundError) if there is no such file.
+        Checks the structure, types and bounds, the fingerprint of the metadata, and the checksums of
+        all tensors. The names are checked when the first of them is used. Raises FormatError, and
+        MissingError (also a FileNotFoundError) if there is no such file.
         """
         path = Path(path)
         try:
@@ -172,43 +169,32 @@ class Index:
         except _DAMAGE as error:
             detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise FormatError(
-                f"{path} is damaged or was not written by memload: {_shorten(detail)}. Restore it, or run "
-                "'memload build' again.",
+                f"{path} is damaged or was not written by memload: {_shorten(detail)}. Restore it, "
+                "or run 'memload build' again.",
                 path=path,
             ) from None
 
     def write(self, path: str | Path) -> "Index":
         """Write the index to ``path``, flush it to the disk, and return it as written.
 
-        It is written under a temporary name and renamed, so that it replaces what was at ``path`` in one step. Raises
-        OSError, and ValueError if the metadata exceed 100 MB, which is a million classes with names of 80 letters.
+        The file is written under a temporary name and renamed, so that it replaces in one step
+        whatever was at ``path``. Raises OSError, and ValueError if the metadata exceed 100 MB, which
+        is a million classes with names of 80 letters.
         """
         path = Path(path)
-        offsets, names = self.keys.pack()
-        tensors = {
-            "row": self.row,
-            "flags": self.flags,
-            "key/offsets": offsets,
-            "key/bytes": names,
-            **{f"crc32/{name}": checks for name, checks in self.crc32.items()},
-            **self.columns,
-        }
-        tensors = {
-            name: np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<"))
-            for name, tensor in tensors.items()
-        }
+        tensors = self._tensors()
         metadata = self._metadata(tensors)
         fingerprint = hashlib.sha256(_canonical(metadata)).hexdigest()
         text = _canonical(metadata | {"fingerprint": fingerprint}).decode()
-        header, order = _safetensors_header(tensors, text)
-        # Random, so that two processes that write the same index do not rename each other's file. Short, since the
-        # name of the index may have the maximal length already.
+        header = make_header(tensors, {METADATA_KEY: text})
+        # A random name, so that two processes do not write to the same file. A short one, since
+        # that of the index may be as long as a name can be.
         temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
         try:
             with temporary.open("xb") as file:
                 file.write(header)
-                for name in order:
-                    file.write(tensors[name].reshape(-1).view(np.uint8).data)
+                for name in in_file_order(tensors):
+                    file.write(_bytes_of(tensors[name]))
             sync(temporary)
             temporary.replace(path)
         except OSError as error:
@@ -220,13 +206,29 @@ class Index:
         sync(path.parent)
         return replace(self, path=path, fingerprint=fingerprint)
 
+    def _tensors(self) -> dict[str, np.ndarray]:
+        """Return the tensors of the file, contiguous and little-endian."""
+        offsets, names = self.keys.pack()
+        tensors = {
+            "row": self.row,
+            "flags": self.flags,
+            "key/offsets": offsets,
+            "key/bytes": names,
+            **{f"crc32/{name}": checksums for name, checksums in self.crc32.items()},
+            **self.columns,
+        }
+        return {
+            name: np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<"))
+            for name, tensor in tensors.items()
+        }
+
     def _metadata(self, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Return the metadata of a file with these tensors, without the fingerprint."""
         return {
             "format_version": FORMAT_VERSION,
             "samples": len(self),
-            "arrays": [_array_json(array) for array in self.arrays],
-            "tensors": {name: _tensor_json(tensor) for name, tensor in tensors.items()},
+            "arrays": [_describe_array(array) for array in self.arrays],
+            "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors.items()},
             "columns": list(self.columns),
             "classes": None if self.classes is None else list(self.classes),
             "points": list(self.points),
@@ -246,7 +248,8 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        # After a failed write, the kernel keeps the pages and calls them clean: reading them would find nothing wrong.
+        # The kernel now takes the pages for written and would serve them. Drop them, so that
+        # readers see what is on the disk.
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         raise
@@ -254,249 +257,161 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-class _Tensor(NamedTuple):
-    """Where a tensor is in the file, and what it is: its type as NumPy writes it, its shape, first byte and size."""
-
-    descr: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-def _safetensors_header(
-    tensors: Mapping[str, np.ndarray], metadata: str
-) -> tuple[bytes, list[str]]:
-    """Return the header of a safetensors file with these tensors, and their names in the order of their data.
-
-    Both are to the byte what the safetensors library makes: wide types first, then by name. The library would copy
-    all tensors twice.
-    """
-    types = {descr: name for name, descr in TYPES.items()}
-    widths = list(types)
-    order = sorted(tensors, key=lambda name: (-widths.index(tensors[name].dtype.str), name))
-    entries: dict[str, Any] = {"__metadata__": {METADATA_KEY: metadata}}
-    end = 0
-    for name in order:
-        tensor = tensors[name]
-        entries[name] = {
-            "dtype": types[tensor.dtype.str],
-            "shape": list(tensor.shape),
-            "data_offsets": [end, end + tensor.nbytes],
-        }
-        end += tensor.nbytes
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(
-            f"the metadata take {len(text):,} bytes, but an index may have {MAX_HEADER_BYTES:,} at most"
-        )
-    return len(text).to_bytes(8, "little") + text, order
-
-
-def _read_header(file: BufferedReader) -> tuple[dict[str, _Tensor], Any]:
-    """Return the tensors of a safetensors file by name, and memload's metadata. Raises ValueError, KeyError, TypeError.
-
-    Read here and not by the safetensors library, which would map the file, and end the process with SIGBUS if the disk
-    fails.
-    """
-    size = os.fstat(file.fileno()).st_size
-    length = int.from_bytes(file.read(8), "little")
-    _require(8 + length <= size, f"its header of {length:,} bytes does not fit in {size:,} bytes")
-    _require(length <= MAX_HEADER_BYTES, f"its header has {length:,} bytes")
-    entries = _load_json(file.read(length).decode("utf-8"))
-    metadata = entries.pop("__metadata__")[METADATA_KEY]
-    tensors = {}
-    end = 8 + length
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])
-        descr = TYPES[entry["dtype"]]
-        integers = all(
-            type(number) is int and 0 <= number < 2**63 for number in (start, stop, *shape)
-        )
-        _require(integers and len(shape) <= _MAX_DIMENSIONS, f"tensor {name!r} has a wrong shape")
-        _require(8 + length + start == end, f"tensor {name!r} does not follow the one before")
-        _require(stop - start == row_bytes(descr, shape), f"tensor {name!r} has a wrong size")
-        tensors[name] = _Tensor(descr, shape, end, stop - start)
-        end += stop - start
-    _require(end == size, f"it has {size:,} bytes instead of {end:,}")
-    return tensors, _load_json(metadata)
-
-
 def _read_index(path: Path, file: BufferedReader) -> Index:
-    """Read an index. Raises FormatError, KeyError, TypeError, ValueError, OverflowError, RecursionError or OSError."""
-    tensors, metadata = _read_header(file)
-    fingerprint = _check_identity(path, metadata)
+    """Read an index. Raises FormatError, OSError, or one of `_DAMAGE`."""
+    tensors, texts = read_header(file)
+    metadata = load_json(texts[METADATA_KEY])
+    _check_identity(path, metadata)
     arrays = _parse_arrays(metadata["arrays"])
-    samples, rows, order = metadata["samples"], arrays[0].rows, metadata["columns"]
-    _check_tensors(tensors, metadata, [array.name for array in arrays], samples, rows)
-
-    checksums = {name: entry["crc32"] for name, entry in metadata["tensors"].items()}
-    stored = {
-        name: _read_tensor(path, file, name, tensor, checksums[name])
-        for name, tensor in tensors.items()
-        if not name.startswith("key/")
-    }
-    columns = {name: stored[name] for name in order}
-    classes, points = metadata["classes"], metadata["points"]
-    _require(_in_range(stored["row"], rows), f"a sample has a row outside of 0 to {rows - 1}")
-    if classes is not None:
-        _require(
-            type(classes) is list and all(type(name) is str for name in classes),
-            "'classes' is no list of names",
-        )
-        label = tensors["label"]
-        _require((label.descr, label.shape) == ("<i8", (samples,)), "labels are not int64 (n,)")
-        _require(_in_range(columns["label"], len(classes)), "a label is outside of the classes")
-    _require_names(points, "points")
-    for name in points:
-        _require(columns[name].shape[2:] == (2,), f"the points {name!r} have no shape (n, k, 2)")
-    for name in ("build", "statistics"):
-        _require(type(metadata[name]) is dict, f"{name!r} is no object")
-        _require(_depth(metadata[name]) <= MAX_DEPTH, f"{name!r} is nested too deeply")
+    _check_tensors(tensors, metadata, arrays)
+    stored = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("key/"):
+            stored[name] = read_tensor(file, tensor)
+            _check_crc32(path, name, stored[name], metadata)
+    _check_contents(stored, metadata, arrays[0].rows)
+    classes = metadata["classes"]
     return Index(
         path=path,
         arrays=arrays,
         row=stored["row"],
         flags=stored["flags"],
-        keys=_map_keys(path, file, tensors, checksums),
-        columns=columns,
+        keys=_map_keys(path, file, tensors, metadata),
+        columns={name: stored[name] for name in metadata["columns"]},
         crc32={array.name: stored[f"crc32/{array.name}"] for array in arrays},
         classes=None if classes is None else tuple(classes),
-        points=tuple(points),
+        points=tuple(metadata["points"]),
         build=metadata["build"],
         statistics=metadata["statistics"],
-        fingerprint=fingerprint,
+        fingerprint=metadata["fingerprint"],
     )
 
 
-def _check_identity(path: Path, metadata: Any) -> str:
-    """Check the format's version and the fingerprint of the metadata. Returns the fingerprint."""
+def _check_identity(path: Path, metadata: Any) -> None:
+    """Check the version of the format and the fingerprint of the metadata."""
     version = metadata["format_version"]
-    _require(type(version) is int and version >= FORMAT_VERSION, "it has no format version")
+    require(type(version) is int and version >= FORMAT_VERSION, "it has no format version")
     if version > FORMAT_VERSION:
         raise FormatError(
-            f"{path} has format version {version}, but this memload reads version {FORMAT_VERSION}. Update it: "
-            "'pip install --upgrade memload'.",
+            f"{path} has format version {version}, but this memload reads version "
+            f"{FORMAT_VERSION}. Run 'pip install --upgrade memload'.",
             path=path,
         )
     content = {key: value for key, value in metadata.items() if key != "fingerprint"}
     expected = hashlib.sha256(_canonical(content)).hexdigest()
-    _require(metadata["fingerprint"] == expected, "its fingerprint does not fit its metadata")
-    return expected
+    require(metadata["fingerprint"] == expected, "its fingerprint does not fit its metadata")
 
 
 def _parse_arrays(entries: Any) -> tuple[Array, ...]:
     arrays = tuple(_parse_array(entry) for entry in entries)
     names = [array.name for array in arrays]
-    files = [shard.file for array in arrays for shard in array.shards]
-    _require_names(names, "arrays")
-    _require_names(files, "shards")
-    _require("image" in names, "it has no array named 'image'")
-    _require(len({array.rows for array in arrays}) == 1, "its arrays differ in their rows")
+    _require_names(names, "array")
+    _require_names([shard.file for array in arrays for shard in array.shards], "shard")
+    require("image" in names, "it has no array named 'image'")
+    require(len({array.rows for array in arrays}) == 1, "its arrays differ in their rows")
     return arrays
 
 
 def _parse_array(entry: Any) -> Array:
     descr, shape = entry["descr"], tuple(entry["shape"])
-    _require(descr in DESCRS, f"its element type is none of {', '.join(DESCRS)}")
+    require(descr in DESCRS, f"the element type of an array is none of {', '.join(DESCRS)}")
     integers = all(type(extent) is int and 0 < extent < 2**31 for extent in shape)
-    _require(integers and len(shape) == 3, "the shape of its images is not [H, W, C]")
+    require(integers and len(shape) == 3, "the shape of an array is not [H, W, C]")
     shards = tuple(Shard(shard["file"], shard["rows"], shard["bytes"]) for shard in entry["shards"])
-    _require(bool(shards), "it names no shards")
+    require(bool(shards), "an array has no shards")
     for shard in shards:
-        _require(_is_bare(shard.file), f"{shard.file!r} is not a file name without a folder")
-        _require(type(shard.rows) is int and shard.rows > 0, "a shard has no rows")
+        require(_is_bare(shard.file), f"{shard.file!r} is not a file name without a folder")
+        require(type(shard.rows) is int and shard.rows > 0, "a shard has no rows")
         size = HEADER_BYTES + shard.rows * row_bytes(descr, shape)
-        _require(shard.bytes == size < 2**63, f"the size of {shard.file} does not fit its rows")
+        require(shard.bytes == size < 2**63, f"the size of {shard.file} does not fit its rows")
     return Array(entry["name"], descr, shape, shards)
 
 
-def _check_tensors(
-    tensors: Mapping[str, _Tensor], metadata: Any, arrays: Sequence[str], samples: Any, rows: int
-) -> None:
-    """Check that the file has the tensors that the metadata list, with the types and shapes that the format says."""
-    listed = {
-        name: _Tensor(
-            entry["dtype"], tuple(entry["shape"]), tensors[name].start, tensors[name].size
-        )
-        for name, entry in metadata["tensors"].items()
-    }
-    _require(listed == tensors, "its tensors differ from those that its metadata list")
-    _require(all(type(entry["crc32"]) is int for entry in metadata["tensors"].values()), "crc32")
-    _require(type(samples) is int, "the number of samples is no integer")
+def _check_tensors(tensors: Mapping[str, Tensor], metadata: Any, arrays: Sequence[Array]) -> None:
+    """Check that the tensors are those that the metadata list and that the format requires."""
+    found = {name: (tensor.descr, tensor.shape) for name, tensor in tensors.items()}
+    listed = metadata["tensors"]
+    described = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in listed.items()}
+    require(described == found, "its tensors are not those that its metadata list")
+    require(all(type(entry["crc32"]) is int for entry in listed.values()), "a crc32 is no integer")
+    samples = metadata["samples"]
+    require(type(samples) is int, "the number of samples is no integer")
     required = {
         "row": ("<i8", (samples,)),
         "flags": ("|u1", (samples,)),
         "key/offsets": ("<i8", (samples + 1,)),
         "key/bytes": ("|u1", (tensors["key/bytes"].size,)),
-        **{f"crc32/{name}": ("<u4", (rows,)) for name in arrays},
+        **{f"crc32/{array.name}": ("<u4", (array.rows,)) for array in arrays},
     }
     for name, expected in required.items():
-        found = (tensors[name].descr, tensors[name].shape)
-        _require(found == expected, f"tensor {name!r} is {found} instead of {expected}")
+        require(found[name] == expected, f"tensor {name!r} is {found[name]}, not {expected}")
     columns = metadata["columns"]
-    _require_names(columns, "columns")
-    _require(sorted([*columns, *required]) == sorted(tensors), "its columns are not its tensors")
+    _require_names(columns, "column")
+    require(sorted([*columns, *required]) == sorted(found), "its columns do not fit its tensors")
     for name in columns:
-        _require("/" not in name and name not in RESERVED, f"a column has the name {name!r}")
-        _require(tensors[name].shape[:1] == (samples,), f"column {name!r} has no {samples} entries")
+        require("/" not in name and name not in RESERVED, f"a column has the name {name!r}")
+        require(found[name][1][:1] == (samples,), f"column {name!r} has not {samples} entries")
 
 
-def _read_tensor(
-    path: Path, file: BufferedReader, name: str, tensor: _Tensor, checksum: int
-) -> np.ndarray:
-    data = np.empty(tensor.size, np.uint8)
-    file.seek(tensor.start)
-    _require(file.readinto(data.data) == tensor.size, "it has become shorter")
-    _check_checksum(path, name, data, checksum)
-    return data.view(tensor.descr).reshape(tensor.shape)
+def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any, rows: int) -> None:
+    """Check that rows and labels are in range, and the rest of the metadata."""
+    require(_in_range(stored["row"], rows), f"a sample has a row beyond 0 to {rows - 1}")
+    classes, points = metadata["classes"], metadata["points"]
+    if classes is not None:
+        texts = type(classes) is list and all(type(name) is str for name in classes)
+        require(texts, "its classes are no list of names")
+        label = stored["label"]
+        require(label.dtype.str == "<i8" and label.ndim == 1, "its labels are not int64 (n,)")
+        require(_in_range(label, len(classes)), "a label is beyond the classes")
+    _require_names(points, "column of points")
+    for name in points:
+        require(name in metadata["columns"], f"its points {name!r} are no column")
+        require(stored[name].shape[2:] == (2,), f"its points {name!r} are not (n, k, 2)")
+    for name in ("build", "statistics"):
+        require(type(metadata[name]) is dict, f"its {name} are no object")
+        require(_depth(metadata[name]) <= MAX_DEPTH, f"its {name} are nested too deeply")
 
 
-def _check_checksum(path: Path, name: str, data: np.ndarray, checksum: int) -> None:
-    found = zlib.crc32(data.data)
-    if found != checksum:
+def _map_keys(
+    path: Path, file: BufferedReader, tensors: Mapping[str, Tensor], metadata: Any
+) -> Keys:
+    """Return the names, mapped. Their checksums are compared when the first of them is used."""
+    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    offsets, data = (
+        mapped[tensors[name].start :][: tensors[name].size].view(tensors[name].descr)
+        for name in ("key/offsets", "key/bytes")
+    )
+    check = functools.partial(_check_keys, path, offsets, data, metadata)
+    return Keys(offsets, data, path, check)
+
+
+def _check_keys(path: Path, offsets: np.ndarray, data: np.ndarray, metadata: Any) -> None:
+    for name, tensor in (("key/offsets", offsets), ("key/bytes", data)):
+        try:
+            fault_in(address_of(tensor), tensor.nbytes)
+        except OSError as error:
+            raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
+        _check_crc32(path, name, tensor, metadata)
+
+
+def _check_crc32(path: Path, name: str, tensor: np.ndarray, metadata: Any) -> None:
+    found, expected = zlib.crc32(_bytes_of(tensor)), metadata["tensors"][name]["crc32"]
+    if found != expected:
         raise ChecksumError(
-            f"{path} is damaged: its tensor {_shorten(name)!r} has checksum {found:08x} instead of {checksum:08x}. "
-            "Restore it, or run 'memload build' again.",
+            f"{path} is damaged: its tensor {_shorten(name)!r} has checksum {found:08x} instead of "
+            f"{expected:08x}. Restore it, or run 'memload build' again.",
             path=path,
         )
 
 
-def _map_keys(
-    path: Path, file: BufferedReader, tensors: Mapping[str, _Tensor], checksums: Mapping[str, int]
-) -> Keys:
-    """Return the names, mapped. They are checked when they are first used."""
-    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    parts = {
-        name: mapped[tensors[name].start :][: tensors[name].size]
-        for name in ("key/offsets", "key/bytes")
-    }
-    verify = functools.partial(_check_keys, path, parts, checksums)
-    return Keys(parts["key/offsets"].view("<i8"), parts["key/bytes"], path, verify)
+def _bytes_of(tensor: np.ndarray) -> memoryview:
+    return tensor.reshape(-1).view(np.uint8).data
 
 
-def _check_keys(path: Path, parts: Mapping[str, np.ndarray], checksums: Mapping[str, int]) -> None:
-    for name, data in parts.items():
-        try:
-            fault_in(address_of(data), data.nbytes)
-        except OSError as error:
-            raise FormatError(
-                f"{path} cannot be read: {error.strerror}. Check the disk. Then restore the file, or run "
-                "'memload build' again.",
-                path=path,
-            ) from error
-        _check_checksum(path, name, data, checksums[name])
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)
-
-
-def _require_names(names: Any, subject: str) -> None:
+def _require_names(names: Any, what: str) -> None:
     """Raise ValueError unless this is a list of different texts."""
-    fine = type(names) is list and all(type(name) is str for name in names)
-    _require(fine and len(set(names)) == len(names), f"{subject!r} is no list of different names")
+    texts = type(names) is list and all(type(name) is str for name in names)
+    require(texts and len(set(names)) == len(names), f"it does not name each {what} once")
 
 
 def _in_range(numbers: np.ndarray, stop: int) -> bool:
@@ -509,46 +424,34 @@ def _is_bare(file: Any) -> bool:
         os.fsencode(file)
     except UnicodeError:
         return False
-    return file not in ("", ".", "..") and len(file) <= _MAX_NAME and not set(file) & {"/", "\0"}
+    special = file in ("", ".", "..") or "/" in file or "\0" in file
+    return not special and len(file) <= _MAX_FILE_NAME
 
 
 def _depth(value: object) -> int:
     """Return how deeply objects and lists are nested; 0 for anything else."""
     depth, level = 0, [value]
     while level := [part for part in level if isinstance(part, (dict, list))]:
+        depth += 1
         level = [
             inner for part in level for inner in (part.values() if isinstance(part, dict) else part)
         ]
-        depth += 1
     return depth
-
-
-def _load_json(text: str) -> Any:
-    """Return what a JSON text says. Unlike Python's own, it refuses NaN, and two entries of the same name."""
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
-    def make_object(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-        _require(len(dict(entries)) == len(entries), "an entry of its metadata is there twice")
-        return dict(entries)
-
-    return json.loads(text, parse_constant=refuse, object_pairs_hook=make_object)
 
 
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def _array_json(array: Array) -> dict[str, Any]:
+def _describe_array(array: Array) -> dict[str, Any]:
     shards = [
         {"file": shard.file, "rows": shard.rows, "bytes": shard.bytes} for shard in array.shards
     ]
     return {"name": array.name, "descr": array.descr, "shape": list(array.shape), "shards": shards}
 
 
-def _tensor_json(tensor: np.ndarray) -> dict[str, Any]:
-    checksum = zlib.crc32(tensor.reshape(-1).view(np.uint8).data)
+def _describe_tensor(tensor: np.ndarray) -> dict[str, Any]:
+    checksum = zlib.crc32(_bytes_of(tensor))
     return {"dtype": tensor.dtype.str, "shape": list(tensor.shape), "crc32": checksum}
 
 
@@ -558,17 +461,17 @@ def _shorten(text: str) -> str:
 
 
 def _missing(path: Path) -> MissingError:
-    """Return the error for an index that does not exist, with advice that depends on what does."""
+    """Return the error for an index that does not exist. The advice depends on what does."""
     pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
     if os.path.exists(building):  # noqa: PTH110  # no name is too long for os.path
         message = (
-            f"{path} is missing: its build is not complete ({building}). Run the same 'memload build' again; it "
-            "goes on where it stopped."
+            f"{path} is missing: its build is not complete ({building}). Run the same 'memload "
+            "build' again; it goes on where it stopped."
         )
     elif os.path.exists(pixels):  # noqa: PTH110
         message = (
-            f"{path} is missing: without an index, {pixels.name} has no labels and no names. Copy the index here too, "
-            "or run 'memload build' again."
+            f"{path} is missing: without an index, {pixels.name} has no labels and no names. Copy "
+            "the index here too, or run 'memload build' again."
         )
     else:
         message = f"{path} does not exist. Check the path, or make a data set with 'memload build'."

@@ -10,16 +10,17 @@ import numpy as np
 
 from memload.errors import FormatError
 
-#: Names that `Keys.pack` copies at a time. Copying needs 24 bytes of memory for each byte of these names.
+#: Names that `Keys.pack` copies at a time. This needs 24 bytes of memory for each byte of a name.
 _NAMES_COPIED = 1024
 
 
 class Keys(Sequence[str]):
     """The names of samples, a read-only sequence of str. Each is decoded when it is asked for.
 
-    ``data``, uint8, holds the bytes of all names; name ``i`` is ``data[offsets[i]:offsets[i + 1]]``. The names are
-    checked when the first of them is used, which calls ``verify`` too if it is given; that raises FormatError if they
-    are damaged. ``path`` is the index file, which the error names.
+    ``data``, uint8, has the bytes of all names; name ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
+    The offsets are checked when the first name is used, after a call of ``verify`` if it is given.
+    Using a name raises FormatError if the names are damaged; ``path`` is the index file, which the
+    error names.
 
     >>> keys = Keys.of(["ant/1.jpg", "bee/2.jpg", "cat/3.jpg"])
     >>> keys.take(np.array([2, 0]))[0]
@@ -71,10 +72,11 @@ class Keys(Sequence[str]):
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(name) for name in self[:3])
-        return f"Keys([{shown}{', …' if len(self) > 3 else ''}], {len(self)} names)"
+        count = "1 name" if len(self) == 1 else f"{len(self):,} names"
+        return f"Keys([{shown}{', …' if len(self) > 3 else ''}], {count})"
 
     def take(self, indices: np.ndarray) -> "Keys":
-        """Return a view of some names, in the order given. ``indices`` are int64 in range; no name is copied."""
+        """Return a view of some names, in the order given. ``indices`` are int64 and in range."""
         view = copy.copy(self)
         view._chosen = indices if self._chosen is None else self._chosen[indices]
         return view
@@ -90,9 +92,9 @@ class Keys(Sequence[str]):
         return self.pack()[1]
 
     def pack(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the offsets, int64 ``(n + 1,)``, and the bytes of these names, as an index file stores them.
+        """Return the offsets, int64 ``(n + 1,)``, and the bytes of these names.
 
-        Copies the names of a view. Raises FormatError if they are damaged.
+        The names of a view are copied. Raises FormatError if they are damaged.
         """
         self._names.check()
         offsets, data, chosen = self._names.offsets, self._names.data, self._chosen
@@ -104,14 +106,12 @@ class Keys(Sequence[str]):
         np.cumsum(lengths, out=packed_offsets[1:])
         packed_data = np.empty(packed_offsets[-1], np.uint8)
         for first in range(0, len(chosen), _NAMES_COPIED):
-            part = slice(first, first + _NAMES_COPIED)
-            start, stop = (
-                packed_offsets[first],
-                packed_offsets[first:][: len(lengths[part]) + 1][-1],
-            )
-            # for each byte of these names, its distance from where it is copied to
-            distances = np.repeat(offsets[chosen[part]] - packed_offsets[:-1][part], lengths[part])
-            packed_data[start:stop] = data[distances + np.arange(start, stop)]
+            last = min(first + _NAMES_COPIED, len(chosen))
+            start, stop = packed_offsets[first], packed_offsets[last]
+            # For each byte of these names, how far its source is from its destination.
+            shifts = offsets[chosen[first:last]] - packed_offsets[first:last]
+            shifts = np.repeat(shifts, lengths[first:last])
+            packed_data[start:stop] = data[shifts + np.arange(start, stop)]
         return packed_offsets, packed_data
 
     def check(self) -> None:
@@ -120,7 +120,7 @@ class Keys(Sequence[str]):
 
 
 class _PackedNames:
-    """The names that a sequence of keys and all views of it share, and whether they have been checked."""
+    """The names that a sequence of keys shares with its views, and whether they were checked."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class _PackedNames:
         if self._verify is not None:
             self._verify()
         offsets = self.offsets
-        rises = not np.any(offsets[1:] < offsets[:-1])  # a difference could overflow
+        rises = not np.any(offsets[1:] < offsets[:-1])  # np.diff could overflow
         if not rises or offsets[0] != 0 or offsets[-1] != self.data.size:
             where = "key/offsets" if self._path is None else f"{self._path}: key/offsets"
             raise FormatError(
-                f"{where} is damaged: the offsets of the names do not rise from 0 to {self.data.size}. "
+                f"{where} is damaged: the offsets of names do not rise from 0 to {self.data.size}. "
                 "Restore the index, or run 'memload build' again.",
                 path=self._path,
             )

@@ -17,35 +17,35 @@ from memload.storage.format import HEADER_BYTES, npy_header, seal_of
 from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import address_of, fault_in, map_side_by_side, will_need
 
-#: A gather that touches more shards than this relies on a check of all sizes in the last 10 ms. Looking at the
-#: size of a shard takes up to 0.7 µs, as long as copying 8 KiB.
+#: A gather looks at the sizes of the shards that it touches, which takes up to 0.7 µs a shard, as
+#: long as copying 8 KiB. If it touches more shards than this, it relies on a look at all sizes in
+#: the last 10 ms instead.
 _SHARDS_CHECKED_EACH_TIME = 16
 _SECONDS_BETWEEN_CHECKS = 0.01
 
 
 class Shards:
-    """All rows of one array, mapped from its shards. ``maps[s]`` is ``(rows, H, W, C)`` of shard ``s``.
+    """All rows of one array, mapped from its shards. ``maps[s]`` is ``(rows, H, W, C)`` of shard s.
 
-    The maps are copy-on-write: writing to them changes neither the files nor what other processes see. ``paths`` are
-    the files, ``descriptors`` the open files, and ``starts`` the first row of every shard, followed by the number of
-    all rows.
+    ``paths`` are the files, and ``descriptors`` the open files. ``starts`` has the first row of every
+    shard, then the number of all rows. The maps are copy-on-write: writing to them changes neither
+    the files nor what other processes see. Reading is thread-safe.
 
-    Opening checks that each file exists, has the size and the header that the index requires, and holds the index's
-    first and last row. Reading is thread-safe.
+    Opening checks that every shard exists, has the size and the header that the index requires, and
+    that its first and last row have the checksums in the index. Raises FormatError.
 
-    Shards must not change while they are open. Do not truncate or rewrite them in place; replace them by renaming
-    another file. A shard that was truncated raises FormatError at the next `gather`, but one that is truncated
-    during a `gather` ends the process with SIGBUS. ``memload verify`` finds rows that were rewritten.
+    Shards must not change while they are open. Do not truncate or rewrite them in place; replace
+    them by renaming other files. If a shard has been truncated, the next `gather` raises FormatError;
+    if it is truncated during a `gather`, or less than 10 ms before one of more than 16 shards, the
+    process ends with SIGBUS. ``memload verify`` finds rows that were rewritten.
     """
 
     def __init__(self, index: Index, name: str = "image") -> None:
         self.array = next(array for array in index.arrays if array.name == name)
         self.folder = index.path.parent
         self.paths = [self.folder / shard.file for shard in self.array.shards]
-        self.starts: list[int] = [
-            0,
-            *np.cumsum([shard.rows for shard in self.array.shards]).tolist(),
-        ]
+        rows = [shard.rows for shard in self.array.shards]
+        self.starts: list[int] = [0, *np.cumsum(rows).tolist()]
         self.descriptors: list[int] = []
         weakref.finalize(self, _close, self.descriptors)
         for path, shard in zip(self.paths, self.array.shards, strict=True):
@@ -53,19 +53,23 @@ class Shards:
             self.descriptors.append(_open(path))
         self._next_size_check = 0.0
         headers = self._map()
-        checks = np.split(index.crc32[name], self.starts[1:-1])
+        checksums = np.split(index.crc32[name], self.starts[1:-1])
         for number, header in enumerate(headers):
-            self._check_content(number, header, checks[number], index.path)
+            self._check_shard_content(number, header, checksums[number], index.path)
 
     def _map(self) -> list[np.ndarray]:
-        """Map all shards and return their headers, as bytes.
+        """Map all shards, and return their headers.
 
-        The shards are mapped so that ``self._table`` is one array with the rows of all of them, and gaps in between.
-        So one call to NumPy gathers rows from any number of shards.
+        The shards are mapped one behind another, each a whole number of rows after the first. So one
+        array, ``self._table``, has the rows of all shards, with gaps of unused rows in between, and
+        one call of NumPy gathers rows from any number of shards:
+
+            header │ rows of shard 0 │ gap │ rows of shard 1 │ gap │ rows of shard 2
+                     └────────────────────────── self._table ──────────────────────┘
         """
-        row_bytes = self.array.row_bytes
-        sizes = [shard.bytes for shard in self.array.shards]
+        row_bytes, shards = self.array.row_bytes, self.array.shards
         try:
+            sizes = [shard.bytes for shard in shards]
             mapped, offsets = map_side_by_side(self.descriptors, sizes, row_bytes)
         except (OSError, OverflowError) as error:
             path = self.paths[0]
@@ -75,38 +79,36 @@ class Shards:
         self._table = pixels.view(self.array.descr).reshape((-1, *self.array.shape))
         first_rows = np.array(offsets) // row_bytes
         self._starts = np.array(self.starts)
-        self._gaps = first_rows - self._starts[:-1]
+        self._rows_in_gaps = first_rows - self._starts[:-1]
         self.maps = [
             self._table[first : first + shard.rows]
-            for first, shard in zip(first_rows.tolist(), self.array.shards, strict=True)
+            for first, shard in zip(first_rows.tolist(), shards, strict=True)
         ]
         return [mapped[offset : offset + HEADER_BYTES] for offset in offsets]
 
-    def _check_content(
-        self, number: int, header: np.ndarray, checks: np.ndarray, index: Path
+    def _check_shard_content(
+        self, number: int, header: np.ndarray, checksums: np.ndarray, index: Path
     ) -> None:
-        """Check a shard's header, and its first and last row against their checksums. Raises FormatError."""
+        """Check a shard's header, and its first and last row. Raises FormatError."""
         path, pixels = self.paths[number], self.maps[number]
         try:
-            fault_in(address_of(header), HEADER_BYTES)
-            for row in (0, -1):
-                fault_in(address_of(pixels[row]), self.array.row_bytes)
+            for part in (header, pixels[0], pixels[-1]):
+                fault_in(address_of(part), part.nbytes)
         except OSError as error:
-            raise FormatError(
-                f"{path} cannot be read: {error.strerror}. Check the disk. Then restore the file, or run "
-                "'memload build' again.",
-                path=path,
-            ) from error
-        check_header(path, header.tobytes(), self.array.shards[number], self.array, checks, index)
+            raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
+        shard = self.array.shards[number]
+        check_header(path, header.tobytes(), shard, self.array, checksums, index)
         for row in (0, len(pixels) - 1):
             found = zlib.crc32(pixels[row])
-            if found != checks[row]:
+            if found != checksums[row]:
+                row_of_all = self.starts[number] + row
                 raise ChecksumError(
-                    f"{path} is damaged or belongs to another data set: row {self.starts[number] + row} has checksum "
-                    f"{found:08x} instead of {checks[row]:08x}, as {index.name} says. Run 'memload verify' to see "
-                    "the extent. Then restore the file, or run 'memload build' again.",
+                    f"{path} is damaged or belongs to another data set: row {row_of_all} has "
+                    f"checksum {found:08x} instead of {checksums[row]:08x}, as {index.name} says. "
+                    "Run 'memload verify' to see the extent. Then restore the file, or run 'memload "
+                    "build' again.",
                     path=path,
-                    rows=[self.starts[number] + row],
+                    rows=[row_of_all],
                 )
 
     def __len__(self) -> int:
@@ -120,18 +122,18 @@ class Shards:
     def gather(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Copy rows into ``out`` and return it.
 
-        ``rows`` is int64 ``(n,)``, each at least 0 and below ``len(self)``, which the caller checks. ``out`` is
-        ``(n, H, W, C)``, contiguous and of the array's dtype. Blocks while pages are read from the disk; the GIL is
-        released meanwhile. Raises FormatError if a shard has been truncated.
+        ``rows`` is int64 ``(n,)``; the caller checks that all are at least 0 and below ``len(self)``.
+        ``out`` is ``(n, H, W, C)``, contiguous and of the array's dtype. Blocks while pages are read
+        from the disk; the GIL is released meanwhile. Raises FormatError if a shard has been truncated.
         """
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         self.check_sizes(set(shards.tolist()))
-        # mode="clip" copies straight into out. "raise" copies by way of a buffer and takes 6 times as long.
-        np.take(self._table, rows + self._gaps[shards], axis=0, out=out, mode="clip")
+        # mode="clip" copies straight into out. "raise" copies through a buffer, 6 times as slowly.
+        np.take(self._table, rows + self._rows_in_gaps[shards], axis=0, out=out, mode="clip")
         return out
 
     def check_sizes(self, shards: Collection[int]) -> None:
-        """Raise FormatError if a shard is shorter than when it was opened: touching its map could end the process."""
+        """Raise FormatError if one of these shards is shorter than when it was opened."""
         many = len(shards) > _SHARDS_CHECKED_EACH_TIME
         if many and time.monotonic() < self._next_size_check:
             return
@@ -141,18 +143,19 @@ class Shards:
             if size < expected:
                 path = self.paths[shard]
                 raise FormatError(
-                    f"{path} was truncated while it was open: it has {size:,} bytes instead of {expected:,}. "
-                    "Restore it, or run 'memload build' again. Then open the data set anew.",
+                    f"{path} was truncated while it was open: it has {size:,} bytes instead of "
+                    f"{expected:,}. Restore it, or run 'memload build' again. Then open the data "
+                    "set anew.",
                     path=path,
                 )
         if many:
             self._next_size_check = time.monotonic() + _SECONDS_BETWEEN_CHECKS
 
     def will_need(self, rows: np.ndarray) -> None:
-        """Ask the kernel to read rows from the disk, without waiting for them. Takes about 2 µs a row."""
+        """Ask the kernel to read rows from the disk, without waiting. Takes about 2 µs a row."""
         first, row_bytes = address_of(self._table), self.array.row_bytes
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        for row in (rows + self._gaps[shards]).tolist():
+        for row in (rows + self._rows_in_gaps[shards]).tolist():
             will_need(first + row * row_bytes, row_bytes)
 
 
@@ -163,12 +166,11 @@ def _open(path: Path) -> int:
         advice = "Check its permissions."
         if error.errno == errno.EMFILE:
             advice = (
-                "Each shard needs one open file: raise the limit (ulimit -n), or build fewer and larger shards "
-                "(--shard-size)."
+                "Every shard needs an open file. Raise the limit (ulimit -n), or build fewer and "
+                "larger shards (--shard-size)."
             )
-        raise FormatError(
-            f"{path} cannot be opened: {error.strerror}. {advice}", path=path
-        ) from error
+        message = f"{path} cannot be opened: {error.strerror}. {advice}"
+        raise FormatError(message, path=path) from error
 
 
 def _close(descriptors: list[int]) -> None:
@@ -177,17 +179,18 @@ def _close(descriptors: list[int]) -> None:
 
 
 def check_shard(path: Path, shard: Shard, array: Array, index: Path) -> None:
-    """Check that a shard is a file of the right size in the folder of the index. Raises FormatError.
+    """Check that a shard is a file of the right size in the folder of its index.
 
-    The shard and the index may be links, as they are in caches. But a shard must lie in the index's folder, or in the
-    one that the index itself is linked from, so that no data set reaches into a folder that its user did not name.
+    The shard and the index may be links, as they are in caches. But the shard must be in the folder
+    of the index, or of the file that the index is a link to. So no data set reaches into a folder
+    that its user did not name. Raises FormatError.
     """
     try:
         found = path.stat().st_size
     except FileNotFoundError:
         raise MissingError(
-            f"{path} is missing: a shard of {shard.bytes:,} bytes. Copy it beside its index, or run 'memload build' "
-            "again.",
+            f"{path} is missing: a shard of {shard.bytes:,} bytes. Copy it beside its index, or run "
+            "'memload build' again.",
             path=path,
         ) from None
     except OSError as error:
@@ -196,47 +199,53 @@ def check_shard(path: Path, shard: Shard, array: Array, index: Path) -> None:
         target, folders = path.resolve(), (index.parent.resolve(), index.resolve().parent)
         if target.parent not in folders:
             raise FormatError(
-                f"{path} is a link to {target}, outside the folder of {index.name}. Move the shard here, or open the "
-                f"index beside {target.name}.",
+                f"{path} is a link to {target}, outside the folder of {index.name}. Move the shard "
+                f"here, or open the index beside {target.name}.",
                 path=path,
             )
     if not path.is_file():
-        raise FormatError(
-            f"{path} is not a file. Restore the shard, or run 'memload build' again.", path=path
-        )
+        raise FormatError(f"{path} is not a file. Restore the shard there.", path=path)
     if found != shard.bytes:
         state = "truncated" if found < shard.bytes else "too long"
+        content = describe((shard.rows, *array.shape), array.descr)
         raise FormatError(
-            f"{path} is {state}: it has {found:,} bytes instead of {shard.bytes:,} "
-            f"({describe((shard.rows, *array.shape), array.descr)}). Restore it, or run 'memload build' again.",
+            f"{path} is {state}: it has {found:,} bytes instead of {shard.bytes:,} ({content}). "
+            "Restore it, or run 'memload build' again.",
             path=path,
         )
 
 
 def check_header(
-    path: Path, header: bytes, shard: Shard, array: Array, checks: np.ndarray, index: Path
+    path: Path, header: bytes, shard: Shard, array: Array, checksums: np.ndarray, index: Path
 ) -> None:
-    """Check that a shard's header fits its size, and its seal the checksums of its rows. Raises FormatError."""
+    """Check that a shard's header fits its rows, and its seal their checksums.
+
+    Raises FormatError, and ChecksumError if only the seal is another one.
+    """
     shape = (shard.rows, *array.shape)
-    expected_seal = seal_of(checks)
-    sealed = npy_header(array.descr, shape, expected_seal)
-    if header in (sealed, npy_header(array.descr, shape)):
+    if header == npy_header(array.descr, shape):
         return
-    body, seal = header[: -len(expected_seal) - 1], header[-len(expected_seal) - 1 : -1]
-    if sealed.startswith(body) and header.endswith(b"\n") and re.fullmatch(b"[0-9a-f]+", seal):
+    expected_seal = seal_of(checksums)
+    expected = npy_header(array.descr, shape, expected_seal)
+    if header == expected:
+        return
+    text, seal = header[: -len(expected_seal) - 1], header[-len(expected_seal) - 1 : -1]
+    is_sealed = header.endswith(b"\n") and re.fullmatch(b"[0-9a-f]+", seal)
+    if expected.startswith(text) and is_sealed:
         raise ChecksumError(
-            f"{path} does not belong to {index.name}: its rows have seal {seal.decode()} instead of {expected_seal}. "
-            "Restore the file that belongs there, or run 'memload build' again.",
+            f"{path} does not belong to {index.name}: its rows have seal {seal.decode()} instead of "
+            f"{expected_seal}. Restore the right file, or run 'memload build' again.",
             path=path,
         )
     raise FormatError(
         f"{path} is damaged or belongs to another data set: its header is not that of "
-        f"{describe(shape, array.descr)}; it starts with {header[:80]!r}. Restore the file, or run 'memload build' "
-        "again.",
+        f"{describe(shape, array.descr)}; it starts with {header[:80]!r}. Restore the file, or run "
+        "'memload build' again.",
         path=path,
     )
 
 
 def describe(shape: Sequence[int], descr: str) -> str:
     """Return, for example, ``10,000 rows of 224×224×3 uint8``."""
-    return f"{shape[0]:,} rows of {'×'.join(map(str, shape[1:]))} {np.dtype(descr).name}"
+    rows = "1 row" if shape[0] == 1 else f"{shape[0]:,} rows"
+    return f"{rows} of {'×'.join(map(str, shape[1:]))} {np.dtype(descr).name}"

@@ -805,7 +805,7 @@ def test_metadata_that_no_reader_would_take_are_not_written(
 ) -> None:
     index = make_dataset()
     before = index.path.read_bytes()
-    monkeypatch.setattr("memload.storage.index.MAX_HEADER_BYTES", 500)
+    monkeypatch.setattr("memload.storage.tensors.MAX_HEADER_BYTES", 500)
     with pytest.raises(ValueError, match="may have 500 at most"):
         index.write(index.path)
     assert index.path.read_bytes() == before
@@ -861,6 +861,6 @@ def test_columns_named_as_points_again_and_again_are_told_at_once(
 
     path = tamper(make_dataset().path, many)
     started = time.process_time()
-    with pytest.raises(FormatError, match="'points' is no list of different names"):
+    with pytest.raises(FormatError, match="does not name each column of points once"):
         Index.read(path)
     assert time.process_time() - started < 5

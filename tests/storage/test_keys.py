@@ -65,8 +65,8 @@ def test_keys_compare_by_content() -> None:
 
 
 def test_the_repr_is_short() -> None:
-    assert repr(Keys.of(["a"])) == "Keys(['a'], 1 names)"
-    assert repr(Keys.of(["name"] * 10**4)) == "Keys(['name', 'name', 'name', …], 10000 names)"
+    assert repr(Keys.of(["a"])) == "Keys(['a'], 1 name)"
+    assert repr(Keys.of(["name"] * 10**4)) == "Keys(['name', 'name', 'name', …], 10,000 names)"
 
 
 @given(st.lists(st.text(max_size=9), min_size=1, max_size=8), st.data())

@@ -392,7 +392,7 @@ def test_a_subset_does_not_open_over_the_pixels_of_a_later_build(
 
 def test_rows_are_described_for_people() -> None:
     assert describe((10_000, 224, 160, 3), "|u1") == "10,000 rows of 224×160×3 uint8"
-    assert describe((1, 2, 3, 1), "<f2") == "1 rows of 2×3×1 float16"
+    assert describe((1, 2, 3, 1), "<f2") == "1 row of 2×3×1 float16"
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused_and_not_opened(
