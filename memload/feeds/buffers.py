@@ -11,8 +11,8 @@ from torch import Tensor
 class BufferPool:
     """Hands out memory, and takes it back when the last reference to it dies, never before.
 
-    Fresh memory costs a page fault every 4 KiB, which takes longer than copying a batch into it. The
-    pool keeps at most ``keep`` buffers that are not in use. Thread-safe.
+    Fresh memory costs a page fault every 4 KiB, which takes longer than copying a batch into it.
+    The pool keeps at most ``keep`` buffers that are not in use. Thread-safe.
     """
 
     def __init__(self, keep: int) -> None:

@@ -16,7 +16,7 @@ _pool = BufferPool(2)
 
 
 def fast_collate(samples: Sequence[Any]) -> Any:
-    """Collate samples into a batch, like torch's ``default_collate``, but copy each image only once.
+    """Collate samples into a batch, like torch's ``default_collate``, but copy images only once.
 
     Samples may be images, tuples, lists or dicts. Images of uint8 are collated as follows; all
     images at one position of the samples must have the same shape. Everything else is left to
@@ -110,7 +110,7 @@ def _check_image(image: Any, position: int, shape: Sequence[int], dtype: object)
 
 
 def _allocate(shape: tuple[int, ...]) -> Tensor:
-    """Return an uninitialised uint8 tensor: in a worker, of shared memory, else of reused memory."""
+    """Return an uninitialised uint8 tensor: in a worker of shared memory, else of reused memory."""
     size = math.prod(shape)
     if get_worker_info() is None:
         return _pool.take(size).view(shape)

@@ -19,12 +19,12 @@ from memload.storage.shards import Shards
 
 
 class MemmapDataset(Dataset[Any]):
-    """The samples of a data set: ``dataset[i]`` is ``(image, label)``. No pixel is decoded or copied.
+    """The samples of a data set: ``dataset[i]`` is ``(image, label)``, neither decoded nor copied.
 
     ``image`` is a tensor ``(C, H, W)``, uint8 unless arrays of another dtype were built. Its memory
-    is channels-last (``H × W × C``) and is the mapped file itself. It can be written to. That changes
-    neither the file nor what other processes see, but this process sees the change until it opens
-    the data set again. Clone an image before you work on it in place.
+    is channels-last (``H × W × C``) and is the mapped file itself. It can be written to. That
+    changes neither the file nor what other processes see, but this process sees the change until
+    it opens the data set again. Clone an image before you work on it in place.
 
     The image is followed by the values of ``columns``: by default ``label`` if there is one,
     otherwise all columns. A data set without columns gives the image alone. Single numbers are
@@ -127,7 +127,7 @@ class MemmapDataset(Dataset[Any]):
 
     @property
     def fingerprint(self) -> str:
-        """64 hexadecimal digits that identify the data set, or a subset with the order of its samples."""
+        """64 hexadecimal digits that identify the data set, or the samples of a subset."""
         if self._chosen is None:
             return self.index.fingerprint
         whole = self._whole_index.fingerprint.encode()
@@ -205,8 +205,8 @@ class MemmapDataset(Dataset[Any]):
     def subset(self, indices: Any) -> "MemmapDataset":
         """Return a view of some samples, in the order given. No pixel is copied.
 
-        ``indices`` are integers (a sequence, array, tensor or slice) or a mask of booleans ``(n,)``.
-        Transforms are kept. Raises IndexError.
+        ``indices`` are integers (a sequence, array, tensor or slice) or a mask of booleans
+        ``(n,)``. Transforms are kept. Raises IndexError.
         """
         if isinstance(indices, slice):
             positions = np.arange(*indices.indices(len(self)), dtype=np.int64)
@@ -288,8 +288,8 @@ def _reopen(
     index = Index.read(path)
     if index.fingerprint != fingerprint:
         raise FormatError(
-            f"{path} is another data set (fingerprint {index.fingerprint[:8]}…) than the one that was "
-            f"opened ({fingerprint[:8]}…): it was built again meanwhile. Open it anew.",
+            f"{path} is another data set (fingerprint {index.fingerprint[:8]}…) than the one that "
+            f"was opened ({fingerprint[:8]}…): it was built again meanwhile. Open it anew.",
             path=path,
         )
     dataset = kind.__new__(kind)

@@ -1,1 +1,17 @@
-"""The files of a data set: the format, the index and the shards."""
+"""The files of a data set: read, check and write them. Nothing here imports torch.
+
+    out.idx ── tensors: read ──▶ index: check ──┬─▶ rows, labels, columns     in memory
+                                                └─▶ keys: the samples' names  mapped
+    out.bin ── mapping: map ───▶ shards: check ──▶ gather rows                mapped
+
+    index: write ──▶ out.idx        (building/ writes the shards)
+
+- format.py: the specification of both files, and their names.
+- index.py: everything that is known of a data set except its pixels.
+- tensors.py: the container of the index, a safetensors file.
+- keys.py: the names of samples. The names of a subset are a view.
+- mapping.py: maps files into memory, and tells the kernel which pages are needed.
+- shards.py: opens and checks the shards, and gathers rows from them.
+
+Files are immutable while they are open. They are only ever replaced by renaming.
+"""

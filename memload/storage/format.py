@@ -1,89 +1,95 @@
-"""The on-disk layout, format version 1. This text is the specification.
+"""The on-disk format, version 1. This text is its specification.
 
 A data set is one **index** and one or more **shards** in one folder. All numbers are little-endian.
 
-Names
-    The shards of ``out.bin`` are ``out.bin`` itself where there is one, and
-    ``out-00000-of-00004.bin`` … ``out-00003-of-00004.bin`` (five digits or more) where there are four. The
-    index is ``out.idx``. While a build runs, everything lies in the folder ``out.building``; the index is
-    renamed into place last, so that pixels without an index are an unfinished build. Beside them stands
-    ``out.rejects.csv`` (UTF-8, columns ``path,reason``), which no reader needs.
+File names
+    One shard of ``out.bin`` is ``out.bin`` itself. Four shards are ``out-00000-of-00004.bin`` to
+    ``out-00003-of-00004.bin``, with five digits or more. The index is ``out.idx``. While a build
+    runs, all its files are in the folder ``out.building``. The build renames the index into place
+    last; pixels without an index are an unfinished build. Builds also write ``out.rejects.csv``
+    (UTF-8, columns ``path,reason``), which readers do not need.
 
 Shards
-    A shard is an NPY file, version 1.0, whose header is padded to 4,096 bytes:
+    A shard is an NPY file of version 1.0 whose header is padded to 4,096 bytes:
 
-    ======================  ======================================================================
-    bytes 0 to 5            ``93 4E 55 4D 50 59`` (``\\x93NUMPY``)
-    bytes 6 and 7           ``01 00``
-    bytes 8 and 9           ``F6 0F`` (4,086: the length of the text that follows)
-    bytes 10 to 4,095       ``{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }``,
-                            then spaces, then perhaps the seal, then one newline (``0A``); ASCII
-    bytes 4,096 to the end  the array in C order: row after row, each ``H × W × C`` elements
-    ======================  ======================================================================
+    ===================  =========================================================================
+    bytes 0 to 5         ``93 4E 55 4D 50 59`` (``\\x93NUMPY``)
+    bytes 6 and 7        ``01 00``
+    bytes 8 and 9        ``F6 0F`` (4,086: the length of the text that follows)
+    bytes 10 to 4,095    ASCII text: the dictionary below, then spaces, then optionally the seal,
+                         then one newline (``0A``)
+    bytes 4,096 onwards  the array in C order: row after row, each of ``H × W × C`` elements
+    ===================  =========================================================================
 
-    The seal, ``# 0123456789abcdef``, tells the shard from others of its shape: the first 16 hexadecimal digits of the
-    SHA-256 of its rows' CRC-32 (as the index has them: 4 bytes each, in the order of the rows). To readers of NPY
-    files it is a comment. Builds write it; a shard without one is read too. Otherwise the header follows from element
-    type and shape alone, and the size of a shard is exactly ``4096 + rows × row bytes``.
+    The dictionary is ``{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }``,
+    with the shape ``(rows, H, W, C)``. ``descr`` is one of ``|u1``, ``<u2``, ``<f2``, ``<f4``. The
+    size of a shard is exactly ``4096 + rows × bytes of a row``.
 
-    ``descr`` is one of ``|u1``, ``<u2``, ``<f2``, ``<f4``. Rows are numbered through all shards of an array in their
-    order: the first row of the second shard is the number of rows in the first. A row that no sample uses (its
-    picture was rejected) is all zeros.
+    The seal, such as ``# 0123456789abcdef``, distinguishes shards of the same shape. Its digits are
+    the first 16 hexadecimal digits of the SHA-256 of the CRC-32 of the shard's rows: those that the
+    index has, 4 bytes each, in the order of the rows. Readers of NPY files take it for a comment.
+    Builds write it. A shard without a seal is valid, too. Apart from the seal, the header follows
+    from element type and shape.
+
+    The rows of an array are numbered through all its shards in their order. The number of the first
+    row of the second shard is the number of rows in the first shard. A row that no sample uses,
+    since its picture was rejected, is all zeros.
 
 Index
-    The index is a safetensors file: 8 bytes of header length, a JSON header, the tensors. The header gives
-    every tensor's ``dtype``, ``shape`` and ``data_offsets``, its start and end in the bytes that follow the
-    header, and the metadata as ``__metadata__``. The tensors, for a data set of ``n`` samples and ``r`` rows:
+    The index is a safetensors file: the length of the header in 8 bytes, the header as JSON, then
+    the data of the tensors. The header has the ``dtype``, ``shape`` and ``data_offsets`` of each
+    tensor, which are its start and end in the data, and the metadata as ``__metadata__``. The
+    tensors of a data set of ``n`` samples and ``r`` rows are:
 
-    ===================  ==================  =========================================================
-    name                 type and shape      meaning
-    ===================  ==================  =========================================================
-    ``row``              I64 ``(n,)``        the row that holds the sample's pixels, ``0 <= row < r``;
-                                             in any order, and a row may serve several samples
-    ``flags``            U8 ``(n,)``         bits: 1 the picture was turned by its EXIF orientation;
-                                             2 the chosen decoder gave up and Pillow decoded it;
-                                             4 a point of the sample lies outside the picture
-    ``key/offsets``      I64 ``(n + 1,)``    where the samples' names start and end in ``key/bytes``;
-                                             starts with 0, never falls
-    ``key/bytes``        U8 ``(any,)``       the names, one after another: the path of the source file
-                                             below its root, ``/`` between folders, as the bytes of
-                                             the filesystem (UTF-8 on most)
-    ``crc32/NAME``       U32 ``(r,)``        CRC-32 (zlib's) of every row of the array ``NAME``,
-                                             unused rows included
-    any other name       numbers ``(n, …)``  a column of the user's, one entry a sample; where ``classes``
-                                             are given, ``label`` is there, is I64 ``(n,)`` and counts into
-                                             them. No such name holds a ``/``
-    ===================  ==================  =========================================================
+    ===============  ================  ============================================================
+    name             type and shape    meaning
+    ===============  ================  ============================================================
+    ``row``          I64 ``(n,)``      The row with the sample's pixels, ``0 <= row < r``. Rows may
+                                       be in any order, and several samples may share one.
+    ``flags``        U8 ``(n,)``       Bits. 1: the picture was turned as its EXIF orientation says.
+                                       2: the chosen decoder failed and Pillow decoded the picture.
+                                       4: a point of the sample is outside the picture.
+    ``key/offsets``  I64 ``(n + 1,)``  Where the samples' names start and end in ``key/bytes``. The
+                                       first is 0, and none is less than the one before it.
+    ``key/bytes``    U8 ``(any,)``     The names, one after another. A name is the path of the
+                                       source file below the root of the source, with ``/`` between
+                                       folders, in the encoding of the file system (usually UTF-8).
+    ``crc32/NAME``   U32 ``(r,)``      The CRC-32 (as zlib computes it) of every row of the array
+                                       ``NAME``, including rows that no sample uses.
+    any other name   numbers           A column of the user's, with one entry for each sample. The
+                     ``(n, …)``        name has no ``/``. If there are ``classes``, there is a
+                                       column ``label``, I64 ``(n,)``, which counts into them.
+    ===============  ================  ============================================================
 
-    Its metadata hold one entry, ``memload``: a JSON object written with sorted keys, of which none is there twice,
-    the separators ``,`` and ``:``, and every character beyond ASCII escaped. A name that is no valid Unicode
-    holds lone surrogates (``\\udc80`` stands for the byte 0x80, and so on).
+    The metadata have one entry, ``memload``. It is a JSON object with sorted and distinct keys, the
+    separators ``,`` and ``:``, and all characters beyond ASCII escaped. A name that is not valid
+    Unicode has lone surrogates: ``\\udc80`` stands for the byte 0x80, and so on.
 
     ==================  ===========================================================================
-    ``format_version``  1. A reader refuses a greater one
+    ``format_version``  1. Readers refuse greater versions.
     ``samples``         n
-    ``arrays``          a list: ``{"name": "image", "descr": "|u1", "shape": [H, W, C], "shards":
-                        [{"file": "out.bin", "rows": r, "bytes": size of the file}, …]}``.
-                        ``file`` is a bare name in the folder of the index, and no two are the same. Every
-                        array has the same number of rows, a shard at least one; the array named ``image`` is
-                        always there
-    ``tensors``         every tensor of the file, by name: ``{"dtype": "<i8", "shape": [n], "crc32":
-                        CRC-32 of its bytes}``, the type as NumPy writes it
-    ``columns``         names of the user's columns in their order
-    ``classes``         names of the classes in the order of their labels, or ``null``
-    ``points``          names of the columns that hold points ``(k, 2)``: x and y in pixels of the stored
-                        picture, where (0, 0) is the centre of the top left pixel
-    ``build``           how the pixels were made: settings and versions; for people, of any content
-                        that is nested at most 64 levels deep
-    ``statistics``      for people and for normalising, likewise of any content; ``mean`` and ``std``, a number a
-                        channel, are those of the used rows with the largest value of a whole type (255,
-                        65535) taken as 1, and absent where floats hold NaN or infinities
-    ``fingerprint``     SHA-256, in hexadecimal, of this JSON text without the fingerprint itself: the
-                        identity of the data set
+    ``arrays``          A list of ``{"name": "image", "descr": "|u1", "shape": [H, W, C], "shards":
+                        [{"file": "out.bin", "rows": r, "bytes": size of the file}, …]}``. A
+                        ``file`` is a name in the folder of the index, without a folder, and all
+                        are different. All arrays have the same number of rows, and a shard has at
+                        least one. One array is named ``image``.
+    ``tensors``         Every tensor of the file by name: ``{"dtype": "<i8", "shape": [n],
+                        "crc32": CRC-32 of its bytes}``, with the type as NumPy writes it.
+    ``columns``         The names of the user's columns, in their order.
+    ``classes``         The names of the classes in the order of their labels, or ``null``.
+    ``points``          The names of the columns with points ``(n, k, 2)``: x and y in pixels of the
+                        stored picture. The centre of its top left pixel is (0, 0).
+    ``build``           How the pixels were made: settings and versions. For people, and of any
+                        content that is nested at most 64 levels deep.
+    ``statistics``      For people and for normalisation. Like ``build``, of any content. ``mean``
+                        and ``std`` have a number for each channel. They are computed over the rows
+                        in use, with the largest value of an integer type (255, 65535) taken as 1.
+                        They are absent if floats contain NaN or infinities.
+    ``fingerprint``     The SHA-256, in hexadecimal, of this JSON text without the fingerprint. It
+                        identifies the data set.
     ==================  ===========================================================================
 
-    An index may stand beside one that another index describes, over the same shards: a subset is a file of
-    a few hundred bytes and its ``row``.
+    Several indexes may use the same shards. A saved subset is an index of its own.
 """
 
 import hashlib
@@ -96,7 +102,7 @@ import numpy as np
 from memload.errors import FormatError
 
 FORMAT_VERSION = 1
-HEADER_BYTES = 4096  # one page on most machines, so that rows can be mapped and registered in place
+HEADER_BYTES = 4096  # a page on most machines, so that rows can be mapped and registered in place
 MAGIC = b"\x93NUMPY\x01\x00"
 METADATA_KEY = "memload"
 MAX_DEPTH = 64
@@ -104,7 +110,7 @@ MAX_DEPTH = 64
 #: Element types that a shard may have.
 DESCRS = ("|u1", "<u2", "<f2", "<f4")
 
-#: Names with a meaning of their own, the last one in safetensors; any other is a column of the user's.
+#: Names that no column may have. The last one has a meaning in safetensors.
 RESERVED = ("row", "flags", "key", "__metadata__")
 
 FLAG_ORIENTED = 1
@@ -113,14 +119,13 @@ FLAG_OUTSIDE = 4
 
 
 def npy_header(descr: str, shape: tuple[int, ...], seal: str = "") -> bytes:
-    """Return the 4,096 bytes that a shard of this element type and shape ``(rows, H, W, C)`` starts with."""
+    """Return the header of a shard of this element type and shape ``(rows, H, W, C)``."""
     sizes = ", ".join(str(size) for size in shape)
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({sizes}), }}"
-    body = HEADER_BYTES - len(MAGIC) - 2
-    mark = f"# {seal}\n" if seal else "\n"
-    return (
-        MAGIC + body.to_bytes(2, "little") + (text.ljust(body - len(mark)) + mark).encode("ascii")
-    )
+    length = HEADER_BYTES - len(MAGIC) - 2
+    end = f"# {seal}\n" if seal else "\n"
+    padded = text.ljust(length - len(end)) + end
+    return MAGIC + length.to_bytes(2, "little") + padded.encode("ascii")
 
 
 def seal_of(crc32: np.ndarray) -> str:
@@ -129,15 +134,15 @@ def seal_of(crc32: np.ndarray) -> str:
 
 
 def output_paths(path: str | Path) -> tuple[Path, Path, Path]:
-    """Return the index, the folder of an unfinished build and the ledger that belong to ``out.bin``.
+    """Return the index, the folder of an unfinished build and the list of rejects of ``out.bin``.
 
     Raises ValueError if the name does not end in ``.bin``.
     """
     path = Path(path)
     if path.suffix != ".bin" or not path.stem:
+        example = path.with_suffix(".bin") if path.name else "out.bin"
         raise ValueError(
-            f"output: expected a file name that ends in '.bin', found {str(path)!r}: "
-            f"write '{path.with_suffix('.bin') if path.name else 'out.bin'}'"
+            f"output is {str(path)!r}, but its name must end in '.bin'. Write '{example}'."
         )
     return path.with_suffix(".idx"), path.with_suffix(".building"), path.with_suffix(".rejects.csv")
 
@@ -151,25 +156,25 @@ def shard_names(path: str | Path, count: int) -> list[str]:
 
 
 def index_path(path: str | Path) -> Path:
-    """Return the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or one of its shards.
+    """Return the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or a shard.
 
-    Raises FormatError where the path is that of something else.
+    Raises FormatError if the path is that of something else.
     """
     path = Path(path)
     if path.suffix == ".idx":
         return path
     if path.suffix == ".bin":
-        own = path.with_suffix(".idx")
-        there = os.path.exists(own)  # noqa: PTH110  # which no name can be too long for
-        return (
-            own if there else path.with_name(re.sub(r"-\d{5,}-of-\d{5,}$", "", path.stem) + ".idx")
-        )
-    index = path.with_name(path.name + ".idx") if path.name else None  # "." and "/" have none
-    if index is None or (os.path.exists(path) and not os.path.exists(index)):  # noqa: PTH110  # as above
+        index = path.with_suffix(".idx")
+        if os.path.exists(index):  # noqa: PTH110  # no name is too long for os.path
+            return index
+        return path.with_name(re.sub(r"-\d{5,}-of-\d{5,}$", "", path.stem) + ".idx")
+    # A path such as "." or "/" has no name.
+    index = path.with_name(f"{path.name}.idx") if path.name else path
+    if index == path or (os.path.exists(path) and not os.path.exists(index)):  # noqa: PTH110
         found, images = ("a folder", path) if path.is_dir() else ("another file", path.parent)
         raise FormatError(
-            f"{path}: expected a data set such as out.bin, found {found}. Make one from a folder of images with "
-            f"'memload build {images} out.bin'",
+            f"{path} is {found}, not a data set such as out.bin. Make one from a folder of images: "
+            f"'memload build {images} out.bin'.",
             path=path,
         )
     return index

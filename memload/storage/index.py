@@ -83,9 +83,9 @@ def row_bytes(descr: str, shape: Sequence[int]) -> int:
 class Index:
     """Everything that is known of a data set except its pixels.
 
-    ``row`` is int64 ``(n,)``, ``flags`` uint8 ``(n,)``, ``keys`` has n names, ``columns`` maps names
-    to arrays ``(n, …)``, and ``crc32`` maps the name of an array to uint32 ``(rows,)``. Of an index
-    that was read, all of these are in memory, except for the names, which are mapped.
+    ``row`` is int64 ``(n,)``, ``flags`` uint8 ``(n,)``, and ``keys`` has n names. ``columns`` maps
+    names to arrays ``(n, …)``, and ``crc32`` the name of an array to uint32 ``(rows,)``. Of an
+    index that was read, all of these are in memory, except for the names, which are mapped.
     """
 
     path: Path
@@ -152,9 +152,9 @@ class Index:
     def read(cls, path: str | Path) -> "Index":
         """Read an index file into memory and check it.
 
-        Checks the structure, types and bounds, the fingerprint of the metadata, and the checksums of
-        all tensors. The names are checked when the first of them is used. Raises FormatError, and
-        MissingError (also a FileNotFoundError) if there is no such file.
+        Checks the structure, types and bounds, the fingerprint of the metadata, and the checksums
+        of all tensors. The names are checked when the first of them is used. Raises FormatError,
+        and MissingError (also a FileNotFoundError) if there is no such file.
         """
         path = Path(path)
         try:
@@ -178,8 +178,8 @@ class Index:
         """Write the index to ``path``, flush it to the disk, and return it as written.
 
         The file is written under a temporary name and renamed, so that it replaces in one step
-        whatever was at ``path``. Raises OSError, and ValueError if the metadata exceed 100 MB, which
-        is a million classes with names of 80 letters.
+        whatever was at ``path``. Raises OSError, and ValueError if the metadata exceed 100 MB,
+        which is a million classes with names of 80 letters.
         """
         path = Path(path)
         tensors = self._tensors()

@@ -39,9 +39,9 @@ def map_side_by_side(
     Returns the range as a uint8 array, and the offset of each file in it, a multiple of ``unit``.
     The gaps between files take addresses, up to ``unit`` pages a file, but no memory.
 
-    The files are mapped copy-on-write: writing to the array changes neither the files nor what other
-    processes see. The mapping ends with the last reference to the array; the descriptors may be
-    closed before that. Raises OSError or OverflowError if the range cannot be mapped.
+    The files are mapped copy-on-write: writing to the array changes neither the files nor what
+    other processes see. The mapping ends with the last reference to the array; the descriptors may
+    be closed before that. Raises OSError or OverflowError if the range cannot be mapped.
     """
     step = math.lcm(mmap.PAGESIZE, unit)
     offsets, end = [], 0
@@ -67,8 +67,8 @@ def address_of(array: np.ndarray) -> int:
 def fault_in(address: int, size: int) -> None:
     """Read mapped pages from the disk, and wait for them. Releases the GIL; 2 µs if all are in RAM.
 
-    Raises OSError if the kernel cannot provide a page; touching it would end the process with SIGBUS.
-    Does nothing on systems other than Linux.
+    Raises OSError if the kernel cannot provide a page. Touching it would end the process with
+    SIGBUS. Does nothing on systems other than Linux.
     """
     if sys.platform != "linux" or _advise(address, size, _MADV_POPULATE_READ):
         return

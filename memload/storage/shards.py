@@ -27,17 +27,17 @@ _SECONDS_BETWEEN_CHECKS = 0.01
 class Shards:
     """All rows of one array, mapped from its shards. ``maps[s]`` is ``(rows, H, W, C)`` of shard s.
 
-    ``paths`` are the files, and ``descriptors`` the open files. ``starts`` has the first row of every
-    shard, then the number of all rows. The maps are copy-on-write: writing to them changes neither
-    the files nor what other processes see. Reading is thread-safe.
+    ``paths`` are the files, and ``descriptors`` the open files. ``starts`` has the first row of
+    every shard, then the number of all rows. The maps are copy-on-write: writing to them changes
+    neither the files nor what other processes see. Reading is thread-safe.
 
     Opening checks that every shard exists, has the size and the header that the index requires, and
     that its first and last row have the checksums in the index. Raises FormatError.
 
     Shards must not change while they are open. Do not truncate or rewrite them in place; replace
-    them by renaming other files. If a shard has been truncated, the next `gather` raises FormatError;
-    if it is truncated during a `gather`, or less than 10 ms before one of more than 16 shards, the
-    process ends with SIGBUS. ``memload verify`` finds rows that were rewritten.
+    them by renaming other files. If a shard has been truncated, the next `gather` raises
+    FormatError. If it is truncated during a `gather`, or less than 10 ms before one out of more
+    than 16 shards, the process ends with SIGBUS. ``memload verify`` finds rows that were rewritten.
     """
 
     def __init__(self, index: Index, name: str = "image") -> None:
@@ -60,9 +60,9 @@ class Shards:
     def _map(self) -> list[np.ndarray]:
         """Map all shards, and return their headers.
 
-        The shards are mapped one behind another, each a whole number of rows after the first. So one
-        array, ``self._table``, has the rows of all shards, with gaps of unused rows in between, and
-        one call of NumPy gathers rows from any number of shards:
+        The shards are mapped one behind another, each a whole number of rows after the first. So
+        one array, ``self._table``, has the rows of all shards, with gaps of unused rows in between,
+        and one call of NumPy gathers rows from any number of shards:
 
             header │ rows of shard 0 │ gap │ rows of shard 1 │ gap │ rows of shard 2
                      └────────────────────────── self._table ──────────────────────┘
@@ -105,8 +105,8 @@ class Shards:
                 raise ChecksumError(
                     f"{path} is damaged or belongs to another data set: row {row_of_all} has "
                     f"checksum {found:08x} instead of {checksums[row]:08x}, as {index.name} says. "
-                    "Run 'memload verify' to see the extent. Then restore the file, or run 'memload "
-                    "build' again.",
+                    "Run 'memload verify' to see the extent. Then restore the file, or run "
+                    "'memload build' again.",
                     path=path,
                     rows=[row_of_all],
                 )
@@ -122,9 +122,10 @@ class Shards:
     def gather(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Copy rows into ``out`` and return it.
 
-        ``rows`` is int64 ``(n,)``; the caller checks that all are at least 0 and below ``len(self)``.
-        ``out`` is ``(n, H, W, C)``, contiguous and of the array's dtype. Blocks while pages are read
-        from the disk; the GIL is released meanwhile. Raises FormatError if a shard has been truncated.
+        ``rows`` is int64 ``(n,)``. The caller checks that all are at least 0 and below
+        ``len(self)``. ``out`` is ``(n, H, W, C)``, contiguous and of the array's dtype. Blocks
+        while pages are read from the disk; the GIL is released meanwhile. Raises FormatError if a
+        shard has been truncated.
         """
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         self.check_sizes(set(shards.tolist()))
@@ -189,8 +190,8 @@ def check_shard(path: Path, shard: Shard, array: Array, index: Path) -> None:
         found = path.stat().st_size
     except FileNotFoundError:
         raise MissingError(
-            f"{path} is missing: a shard of {shard.bytes:,} bytes. Copy it beside its index, or run "
-            "'memload build' again.",
+            f"{path} is missing: a shard of {shard.bytes:,} bytes. Copy it beside its index, or "
+            "run 'memload build' again.",
             path=path,
         ) from None
     except OSError as error:
@@ -233,8 +234,8 @@ def check_header(
     is_sealed = header.endswith(b"\n") and re.fullmatch(b"[0-9a-f]+", seal)
     if expected.startswith(text) and is_sealed:
         raise ChecksumError(
-            f"{path} does not belong to {index.name}: its rows have seal {seal.decode()} instead of "
-            f"{expected_seal}. Restore the right file, or run 'memload build' again.",
+            f"{path} does not belong to {index.name}: its rows have seal {seal.decode()} instead "
+            f"of {expected_seal}. Restore the right file, or run 'memload build' again.",
             path=path,
         )
     raise FormatError(

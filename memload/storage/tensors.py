@@ -17,7 +17,7 @@ import numpy as np
 MAX_HEADER_BYTES = 100_000_000
 #: The limit of NumPy.
 _MAX_DIMENSIONS = 64
-#: Element types as safetensors and as NumPy call them. Data are stored in the reverse order of these.
+#: Element types as safetensors and as NumPy call them. Data are stored in the reverse order.
 TYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "F16": "<f2",
     "I32": "<i4", "U32": "<u4", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
@@ -50,13 +50,13 @@ def make_header(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) 
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(
-            f"the metadata take {len(text):,} bytes, but a file may have {MAX_HEADER_BYTES:,} at most"
+            f"the metadata take {len(text):,} bytes, but {MAX_HEADER_BYTES:,} is the maximum"
         )
     return len(text).to_bytes(8, "little") + text
 
 
 def in_file_order(tensors: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the names of tensors in the order of their data: by type, widest first, then by name."""
+    """Return the names of tensors in the order of their data: wide types first, then by name."""
     types = list(_NAMES)
     return sorted(tensors, key=lambda name: (-types.index(tensors[name].dtype.str), name))
 

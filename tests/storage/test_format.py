@@ -255,7 +255,7 @@ def test_a_folder_of_images_is_told_what_makes_a_data_set_of_it(tmp_path: Path) 
     folder = tmp_path / "images"
     folder.mkdir()
     with pytest.raises(
-        memload.FormatError, match=rf"found a folder\. .*'memload build {folder} out\.bin'"
+        memload.FormatError, match=rf"is a folder, .*'memload build {folder} out\.bin'"
     ):
         index_path(folder)
     (tmp_path / "images.idx").touch()
@@ -266,7 +266,7 @@ def test_another_file_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "cat.jpg").touch()
     with pytest.raises(
         memload.FormatError,
-        match=r"cat\.jpg: expected a data set such as out\.bin, found another file",
+        match=r"cat\.jpg is another file, not a data set such as out\.bin",
     ):
         index_path(tmp_path / "cat.jpg")
 
@@ -286,5 +286,7 @@ def test_index_folder_and_ledger_stand_beside_the_output() -> None:
 def test_an_output_that_does_not_end_in_bin_is_refused_with_one_that_does(
     given: str, suggestion: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"^output: .*found .*: write '{suggestion}'"):
+    with pytest.raises(
+        ValueError, match=rf"^output is .* must end in '\.bin'\. Write '{suggestion}'"
+    ):
         output_paths(given)

@@ -796,7 +796,7 @@ def test_a_name_that_no_file_can_have_is_told(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("path", [".", "..", "/", ""])
 def test_a_folder_without_a_name_of_its_own_is_told_as_one(path: str) -> None:
-    with pytest.raises(FormatError, match=r"expected a data set such as out\.bin, found a folder"):
+    with pytest.raises(FormatError, match="is a folder, not a data set such as"):
         memload.MemmapDataset(path)
 
 
@@ -806,7 +806,7 @@ def test_metadata_that_no_reader_would_take_are_not_written(
     index = make_dataset()
     before = index.path.read_bytes()
     monkeypatch.setattr("memload.storage.tensors.MAX_HEADER_BYTES", 500)
-    with pytest.raises(ValueError, match="may have 500 at most"):
+    with pytest.raises(ValueError, match="but 500 is the maximum"):
         index.write(index.path)
     assert index.path.read_bytes() == before
 
