@@ -1,7 +1,7 @@
 """Converts one record to the bytes of its row, and collects what is to be known of it.
 
-`Settings` make a `Converter`, which decodes and resizes pictures. `ArraySettings` make an `ArrayConverter`, which
-stores arrays as they are.
+`Settings` make a `Converter`, which decodes and resizes pictures. `ArraySettings` make an
+`ArrayConverter`, which stores arrays as they are.
 """
 
 import errno
@@ -22,11 +22,13 @@ from memload.building.decoders import (
     Decoder,
     Picture,
     loaded_libraries,
-    parse_colour,
+    parse_color,
 )
 from memload.building.resizing import (
     FITS,
     INTERPOLATIONS,
+    Fit,
+    Interpolation,
     Placement,
     resize,
     turn_points,
@@ -40,8 +42,9 @@ from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OU
 class Row(NamedTuple):
     """The pixels of a record, row-major ``H × W × C``, and what the journal keeps of it.
 
-    ``file_size`` (bytes) and ``file_mtime_ns`` (nanoseconds since 1970) are those of the open file; both are -1 if
-    the record is no file. They tell an unfinished build whether the file has changed.
+    ``file_size`` (bytes) and ``file_mtime_ns`` (nanoseconds since 1970) are those of the open file;
+    both are -1 if the record is no file. They tell an unfinished build whether the file has
+    changed.
     """
 
     pixels: bytes
@@ -54,7 +57,7 @@ class Row(NamedTuple):
     file_mtime_ns: int = -1
 
 
-# ---------------------------------------------------------------------------------------------------- pictures
+# ---------------------------------------------------------------------------------------- pictures
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Settings:
     """Everything that decides what pixels a picture becomes. ``size`` is (height, width)."""
 
     size: tuple[int, int] = (256, 256)
-    fit: str = "crop"
-    interpolation: str = "bilinear"
+    fit: Fit = "crop"
+    interpolation: Interpolation = "bilinear"
     mode: str = "RGB"
     decoder: str = "pillow"
     fast: bool = False
@@ -84,7 +87,7 @@ class Settings:
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-        parse_colour(self.fill, "fill")
+        parse_color(self.fill, "fill")
         if not all(isinstance(side, int) and 0 < side <= 65535 for side in self.size):
             raise ValueError(f"size must be a height and a width from 1 to 65535, not {self.size}")
         if self.max_pixels < 1:
@@ -113,8 +116,8 @@ class Settings:
         return loaded_libraries(self.decoder, strict=self.strict)
 
 
-# The sum of a channel and that of its squares are products with its histogram. In double precision, where all these
-# sums are whole numbers below 2⁵³ and so exact, that takes 4 µs; in int64 65.
+# The sum of a channel and that of its squares are products with its histogram. In double precision,
+# where all these sums are whole numbers below 2⁵³ and so exact, that takes 4 µs; in int64 65.
 _LEVELS = np.arange(256, dtype=np.float64)
 _POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
 
@@ -128,7 +131,7 @@ class Converter:
     def __init__(self, settings: Settings, schema: Mapping[str, Column]) -> None:
         self.settings = settings
         self._points = [name for name, column in schema.items() if column.points]
-        self._fill = parse_colour(settings.fill, "fill")
+        self._fill = parse_color(settings.fill, "fill")
         self._decoder = Decoder(
             settings.decoder,
             mode=settings.mode,  # type: ignore[arg-type]  # checked by Settings
@@ -183,7 +186,7 @@ class Converter:
 
     def _place(self, size: tuple[int, int]) -> Placement:
         height, width = self.settings.size
-        return Placement.of(size, (width, height), self.settings.fit)  # type: ignore[arg-type]  # checked
+        return Placement.of(size, (width, height), self.settings.fit)
 
     def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
         width, height = self._place(size).resized
@@ -195,7 +198,7 @@ class Converter:
             return resize(
                 picture.image,
                 placement,
-                interpolation=settings.interpolation,  # type: ignore[arg-type]  # checked by Settings
+                interpolation=settings.interpolation,
                 fill=self._fill,
                 box=picture.box if settings.fast else None,
             )
@@ -215,7 +218,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def _read_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
-    """Return the bytes of a file and its state. Raises DecodeError, or BuildError if this process is at fault."""
+    """Return the bytes of a file and its state. Raises DecodeError or BuildError."""
     try:
         # O_NONBLOCK: a pipe is not waited for. Path.open would take 160 µs a file instead of 40.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -225,7 +228,8 @@ def _read_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
                 raise DecodeError("not a file, but a folder, a pipe or a device")
             if status.st_size > limit:
                 raise DecodeError(
-                    f"the file is too large: it has {status.st_size:,} bytes, and at most {limit:,} are read"
+                    f"the file is too large: it has {status.st_size:,} bytes, and at most "
+                    f"{limit:,} are read"
                 )
             with open(descriptor, "rb", buffering=0, closefd=False) as file:
                 return file.read(), status
@@ -239,8 +243,8 @@ def _read_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
     except OSError as error:
         if error.errno in _EXHAUSTED:
             raise BuildError(
-                f"{path} cannot be read: {error.strerror}. Free some, then run the same command again: it goes on "
-                "where it stopped",
+                f"{path} cannot be read: {error.strerror}. Free some, then run the same command "
+                "again: it goes on where it stopped",
                 path=path,
             ) from error
         raise DecodeError(f"the file cannot be read: {error.strerror or error}") from error
@@ -250,17 +254,18 @@ def _to_image(array: np.ndarray) -> Image.Image:
     _check_unmasked(array)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    is_grey = array.ndim == 2 and array.dtype in (np.uint8, np.uint16) and array.dtype.isnative
-    is_colour = array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8
-    if not array.size or not (is_grey or is_colour):
+    is_gray = array.ndim == 2 and array.dtype in (np.uint8, np.uint16) and array.dtype.isnative
+    is_color = array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8
+    if not array.size or not (is_gray or is_color):
         raise DecodeError(
-            f"an array of {array.dtype} and shape {array.shape} is not a picture: those are (H, W) or (H, W, 1, 3 or "
-            "4) of uint8, or (H, W) of uint16. Store others with mode='array'"
+            f"an array of {array.dtype} and shape {array.shape} is not a picture: those are (H, "
+            "W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16. Store others with "
+            "mode='array'"
         )
     return Image.fromarray(array)
 
 
-# ------------------------------------------------------------------------------------------------------ arrays
+# ------------------------------------------------------------------------------------------ arrays
 
 _TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS)
 
@@ -270,25 +275,26 @@ _MAX_FIRST = 100
 
 @dataclass(frozen=True)
 class ArraySettings:
-    """What all arrays of a build have in common: shape (H, W, C), and element type, one of the format's."""
+    """What all arrays of a build have in common: shape (H, W, C) and element type."""
 
     shape: tuple[int, int, int]
     descr: str
 
     @classmethod
     def of(cls, source: Source) -> "ArraySettings":
-        """Return shape and type of the first record that can be used. Raises SourceError if there is none."""
+        """Return shape and type of the first usable record. Raises SourceError if there is none."""
         reasons = []
         for index in range(min(_MAX_FIRST, len(source))):
             try:
                 return cls._of_array(_as_stored(source[index].image))
             except DecodeError as error:
                 reasons.append(error.reason or "no reason was given")
-            except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
+            except Exception as error:  # noqa: BLE001  # a data set may raise anything
                 reasons.append(describe_error(error))
         different = "; ".join(f"{reason:.300}" for reason in list(dict.fromkeys(reasons))[:3])
         raise SourceError(
-            f"mode 'array': none of the first {len(reasons)} samples is an array that can be stored: {different}"
+            f"mode 'array': none of the first {len(reasons)} samples is an array that can be "
+            f"stored: {different}"
         )
 
     @classmethod
@@ -315,7 +321,7 @@ class ArraySettings:
 
 
 class ArrayConverter:
-    """Converts records that hold arrays of one shape and type. Their values are stored as they are."""
+    """Converts records that hold arrays of one shape and type, without changing any value."""
 
     def __init__(self, settings: ArraySettings, schema: Mapping[str, Column]) -> None:
         self.settings = settings
@@ -337,17 +343,18 @@ class ArrayConverter:
 
 
 def _as_stored(image: Any) -> np.ndarray:
-    """Return an array as a shard holds it: ``(H, W, C)``, contiguous, little-endian. Raises DecodeError."""
+    """Return an array as it is stored: ``(H, W, C)``, contiguous, little-endian."""
     if not isinstance(image, np.ndarray):
         raise DecodeError(
-            f"mode 'array' stores NumPy arrays and tensors and decodes nothing, but this is {_type_name(image)}"
+            "mode 'array' stores NumPy arrays and tensors and decodes nothing, but this is "
+            f"{_type_name(image)}"
         )
     _check_unmasked(image)
     descr = image.dtype.newbyteorder("<").str
     if descr not in DESCRS or image.ndim not in (2, 3) or not image.size:
         raise DecodeError(
-            f"an array of {image.dtype.name} and shape {image.shape} cannot be stored. Convert it to (H, W) or "
-            f"(H, W, C) of one of {_TYPES}"
+            f"an array of {image.dtype.name} and shape {image.shape} cannot be stored. Convert it "
+            f"to (H, W) or (H, W, C) of one of {_TYPES}"
         )
     return np.ascontiguousarray(image, descr).reshape(*image.shape[:2], -1)
 
@@ -365,11 +372,11 @@ def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return total, np.square(floats - total / len(floats)).sum(axis=0)
 
 
-# -------------------------------------------------------------------------------------------------------- both
+# -------------------------------------------------------------------------------------------- both
 
 
 def _any_outside(points: np.ndarray, size: tuple[int, int]) -> bool:
-    """Return whether one of the points ``(k, 2)`` lies outside a picture of ``size`` (height, width)."""
+    """Return whether a point of ``(k, 2)`` lies outside a picture of ``size`` (height, width)."""
     height, width = size
     is_inside = (points >= -0.5) & (points < np.array([width - 0.5, height - 0.5]))
     return not bool(is_inside.all())  # NaN is nowhere, and so outside

@@ -30,14 +30,17 @@ Mode = Literal["RGB", "L"]
 MODES: tuple[str, ...] = get_args(Mode)
 DECODERS = ("pillow", "jpeg4py")
 
-#: What Pillow may open. PostScript, which it hands to another program, is left out, and so are formats whose files
-#: can claim hundreds of megabytes in a few bytes. MPO (a JPEG followed by more pictures) is opened as JPEG.
+#: What Pillow may open. PostScript, which it hands to another program, is left out, and so are
+#: formats whose files can claim hundreds of megabytes in a few bytes. MPO (a JPEG followed by more
+#: pictures) is opened as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
-#: Pillow's own limit, above which it takes a picture for a decompression bomb: 256 MiB at 3 bytes a pixel.
+#: Pillow's own limit, above which it takes a picture for a decompression bomb: 256 MiB at 3 bytes a
+#: pixel.
 MAX_PIXELS = 89_478_485
 
-#: Given the upright size of a JPEG, returns the (width, height) below which it must not be scaled down.
+#: Given the upright size of a JPEG, returns the (width, height) below which it must not be scaled
+#: down.
 Draft = Callable[[tuple[int, int]], tuple[int, int]]
 
 
@@ -54,12 +57,12 @@ class Picture(NamedTuple):
 class Decoder:
     """Decodes encoded images to pictures of one mode. Thread-safe.
 
-    ``name`` is ``pillow`` (or pillow-simd, if that is installed) or ``jpeg4py``. ``background`` is the colour behind
-    transparent pixels, a CSS name or ``#rrggbb``. ``exif=False`` leaves pictures as stored. ``max_pixels`` limits
-    width × height, and is compared with the header before any memory is taken. ``strict`` rejects JPEGs with damage
-    that Pillow accepts silently.
+    ``name`` is ``pillow`` (or pillow-simd, if that is installed) or ``jpeg4py``. ``background`` is
+    the color behind transparent pixels, a CSS name or ``#rrggbb``. ``exif=False`` leaves pictures
+    as stored. ``max_pixels`` limits width × height, and is compared with the header before any
+    memory is taken. ``strict`` rejects JPEGs with damage that Pillow accepts silently.
 
-    Raises ValueError for a wrong colour, and DependencyError if a library is not installed.
+    Raises ValueError for a wrong color, and DependencyError if a library is not installed.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Decoder:
         strict: bool = False,
     ) -> None:
         self.mode, self.exif, self.max_pixels, self.strict = mode, exif, max_pixels, strict
-        self.background = parse_colour(background, "background")
+        self.background = parse_color(background, "background")
         self.uses_jpeg4py = name == "jpeg4py"
         if self.uses_jpeg4py:
             _require_jpeg4py()
@@ -102,7 +105,8 @@ class Decoder:
             ) from None
         except MemoryError:
             raise DecodeError("there is not enough memory to decode it") from None
-        # Pillow raises OSError, ValueError, SyntaxError, struct.error, EOFError and others for bad files.
+        # Pillow raises OSError, ValueError, SyntaxError, struct.error, EOFError and others for bad
+        # files.
         except Exception as error:
             is_plain = isinstance(error, OSError) and str(error)
             raise DecodeError(str(error) if is_plain else describe_error(error)) from error
@@ -144,7 +148,7 @@ class Decoder:
         return self._upright(decoded, size, orientation, box)._replace(used_fallback=used_fallback)
 
     def _decode_tiff(self, image: Image.Image) -> Picture:
-        """Decode a TIFF, which Pillow turns upright while it loads it. Its tiles are decoded as a whole."""
+        """Decode a TIFF, which Pillow turns upright while it loads it. Tiles are decoded whole."""
         tags = getattr(image, "tag_v2", {})
         tile_pixels = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
         if tile_pixels > self.max_pixels:
@@ -171,19 +175,21 @@ class Decoder:
 
     def _too_large(self, pixels: int) -> DecodeError:
         return DecodeError(
-            f"too large: it has {pixels:,} pixels, and at most {self.max_pixels:,} are allowed (--max-pixels)"
+            f"too large: it has {pixels:,} pixels, and at most {self.max_pixels:,} are allowed "
+            "(--max-pixels)"
         )
 
 
 def to_mode(image: Image.Image, mode: Mode, background: tuple[int, int, int]) -> Image.Image:
-    """Convert a picture of any mode to RGB or L, with ``background`` (R, G, B) behind transparent pixels.
+    """Convert a picture of any mode to RGB or L, with ``background`` (R, G, B) behind transparent
+    pixels.
 
     16 bits are scaled to 8, not clipped. Raises DecodeError if the mode has no declared range.
     """
     if image.mode.startswith("I") or image.mode == "F":
         image = _scale_16_bit(image)
     if image.mode == "La":
-        image = image.convert("LA")  # Pillow cannot convert premultiplied grey to anything else
+        image = image.convert("LA")  # Pillow cannot convert premultiplied gray to anything else
     if image.has_transparency_data:
         image = image.convert("RGBA")
         canvas = Image.new("RGBA", image.size, (*background, 255))
@@ -191,18 +197,19 @@ def to_mode(image: Image.Image, mode: Mode, background: tuple[int, int, int]) ->
     return image if image.mode == mode else image.convert(mode)
 
 
-def parse_colour(text: str, argument: str) -> tuple[int, int, int]:
-    """Return (R, G, B) of a CSS colour name or ``#rrggbb``. Raises ValueError that names the argument."""
+def parse_color(text: str, argument: str) -> tuple[int, int, int]:
+    """Return (R, G, B) of a CSS color name or ``#rrggbb``. Raises ValueError."""
     try:
         return ImageColor.getrgb(text)[:3]
     except (ValueError, AttributeError):
         raise ValueError(
-            f"{argument}: {text!r} is not a colour. Give a name such as 'white', or '#7f7f7f'"
+            f"{argument}: {text!r} is not a color. Give a name such as 'white', or '#7f7f7f'"
         ) from None
 
 
 def loaded_libraries(decoder: str = "pillow", *, strict: bool = False) -> dict[str, str]:
-    """Return name and version of the decoding libraries that are loaded, which may not be those installed.
+    """Return name and version of the decoding libraries that are loaded, which may not be those
+    installed.
 
     pillow-simd and Pillow share the package ``PIL``; only a post-release number tells them apart.
     """
@@ -219,7 +226,7 @@ def loaded_libraries(decoder: str = "pillow", *, strict: bool = False) -> dict[s
     return versions
 
 
-# ------------------------------------------------------------------------------------------- EXIF orientation
+# -------------------------------------------------------------------------------- EXIF orientation
 
 _ORIENTATION = 274
 _INVERSE = {6: 8, 8: 6}  # every other orientation is its own inverse
@@ -231,27 +238,30 @@ _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 def _orientation(image: Image.Image) -> int:
     """Return the EXIF orientation: of a JPEG or TIFF before it is loaded, of others after that.
 
-    A PNG may have its EXIF behind the pixels, and Pillow tells of damaged pixels only if it is loaded first.
+    A PNG may have its EXIF behind the pixels, and Pillow tells of damaged pixels only if it is
+    loaded first.
     """
     if image.format != "TIFF" and not any(key in image.info for key in _EXIF_KEYS):
         return 1  # saves 20 µs for each picture without EXIF
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001  # EXIF that cannot be parsed says nothing; the picture may be fine
+    except Exception:  # noqa: BLE001  # broken EXIF is no reason to reject a picture
         return 1
     return orientation if orientation in range(1, 9) else 1
 
 
-# ------------------------------------------------------------------------------------- quirks of PNG and TIFF
+# -------------------------------------------------------------------------- quirks of PNG and TIFF
 
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 
 
 def _png_transparent_value(image: Image.Image) -> int | tuple[int, ...] | None:
-    """Return the transparent colour of a PNG that is not loaded yet, scaled as Pillow will scale its pixels.
+    """Return the transparent color of a PNG that is not loaded yet, scaled as Pillow will scale its
+    pixels.
 
-    Pillow brings pixels of 2, 4 and 16 bits to 8, but leaves the transparent colour as it is. None if Pillow is right.
+    Pillow brings pixels of 2, 4 and 16 bits to 8, but leaves the transparent color as it is. None
+    if Pillow is right.
     """
     value, tiles = image.info.get("transparency"), getattr(image, "tile", None)
     if image.format != "PNG" or value is None or not tiles:
@@ -277,30 +287,32 @@ def _scale_16_bit(image: Image.Image) -> Image.Image:
     scaled = ((pixels.astype(np.uint32) * 255 + largest // 2) // largest).astype(np.uint8)
     if tags.get(_PHOTOMETRIC) == 0:  # white is zero, which Pillow heeds only up to 8 bits
         scaled = 255 - scaled
-    grey = Image.fromarray(scaled)
+    gray = Image.fromarray(scaled)
     transparent = image.info.get("transparency")
     if not isinstance(transparent, int):
-        return grey
+        return gray
     alpha = Image.fromarray(np.where(pixels == transparent, 0, 255).astype(np.uint8))
-    return Image.merge("LA", (grey, alpha))
+    return Image.merge("LA", (gray, alpha))
 
 
-# ----------------------------------------------------------------------------------------- optional libraries
+# ------------------------------------------------------------------------------ optional libraries
 
 
 def _require_jpeg4py() -> None:
     if jpeg4py is None:
         raise DependencyError(
-            "decoder 'jpeg4py': the package jpeg4py is not installed. Run \"pip install 'memload[jpeg4py]'\" and "
-            "install libturbojpeg (Debian: apt install libturbojpeg0), or use the decoder 'pillow', which is as fast",
+            "decoder 'jpeg4py': the package jpeg4py is not installed. Run \"pip install "
+            "'memload[jpeg4py]'\" and install libturbojpeg (Debian: apt install libturbojpeg0), "
+            "or use the decoder 'pillow', which is as fast",
             name="jpeg4py",
         )
     try:
         jpeg4py.initialize()  # looks for the library, which importing does not
     except OSError as error:
         raise DependencyError(
-            f"decoder 'jpeg4py': the system library libturbojpeg cannot be loaded: {error}. Install it (Debian: "
-            "apt install libturbojpeg0), or use the decoder 'pillow', which is as fast",
+            f"decoder 'jpeg4py': the system library libturbojpeg cannot be loaded: {error}. "
+            "Install it (Debian: apt install libturbojpeg0), or use the decoder 'pillow', which "
+            "is as fast",
             name="libturbojpeg",
         ) from None
 
@@ -314,9 +326,10 @@ def _decode_with_jpeg4py(data: bytes) -> Image.Image | None:
     try:
         return Image.fromarray(jpeg.decode())
     except Exception:  # noqa: BLE001  # JPEGRuntimeError and others; Pillow has the last word
-        # After an error the decompressor stays in a bad state, and jpeg4py would put it back into the pool from
-        # which all later decoding draws. One damaged file then made 393 of 400 good ones fail, and one that was
-        # truncated in its header crashed the next. So take it out of the pool and free it.
+        # After an error the decompressor stays in a bad state, and jpeg4py would put it back into
+        # the pool from which all later decoding draws. One damaged file then made 393 of 400 good
+        # ones fail, and one that was truncated in its header crashed the next. So take it out of
+        # the pool and free it.
         handle, jpeg.decompressor = jpeg.decompressor, None
         if handle is not None:
             handle.release()
@@ -326,8 +339,8 @@ def _decode_with_jpeg4py(data: bytes) -> Image.Image | None:
 def _require_simplejpeg() -> None:
     if simplejpeg is None:
         raise DependencyError(
-            "strict: the package simplejpeg is not installed. Run \"pip install 'memload[strict]'\", or leave out "
-            "--strict",
+            'strict: the package simplejpeg is not installed. Run "pip install '
+            "'memload[strict]'\", or leave out --strict",
             name="simplejpeg",
         )
 
@@ -339,10 +352,11 @@ _DAMAGE = ("Corrupt JPEG data", "Premature end of JPEG", "Inconsistent progressi
 def _check_damage(data: bytes) -> None:
     """Raise DecodeError if libjpeg warns of damage in a JPEG."""
     try:
-        # Scaled down by 8, every bit of the file is still read. That finds the same damage as decoding it whole (146
-        # of 200 altered files both ways) in 0.7 of the time.
+        # Scaled down by 8, every bit of the file is still read. That finds the same damage as
+        # decoding it whole (146 of 200 altered files both ways) in 0.7 of the time.
         simplejpeg.decode_jpeg(data, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
     except ValueError as error:
         if str(error).startswith(_DAMAGE):
             raise DecodeError(f"damaged JPEG: {error}") from None
-        # Otherwise it is a kind of JPEG that simplejpeg does not read, such as 12 bits: Pillow decides.
+        # Otherwise it is a kind of JPEG that simplejpeg does not read, such as 12 bits: Pillow
+        # decides.

@@ -1,4 +1,4 @@
-"""Fits pictures of any size and EXIF orientation into the fixed shape, and moves points with them."""
+"""Turns pictures upright, fits them into the stored shape, and moves points with them."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 #: A box (left, top, right, bottom) in pixels.
 Box = tuple[float, float, float, float]
 
-#: More pixels than these (3 bytes each) are not computed only to be cropped. A strip of 1×60,000 pixels, resized to
-#: cover 256×256, would be 15 million pixels high.
+#: More pixels than these (3 bytes each) are not computed only to be cropped. A strip of 1×60,000
+#: pixels, resized to cover 256×256, would be 15 million pixels high.
 _MAX_CUT_OFF = 1 << 26
 
 
@@ -25,9 +25,9 @@ _MAX_CUT_OFF = 1 << 26
 class Placement:
     """How an upright picture of size ``source`` is brought to size ``target``.
 
-    It is resized to ``resized``. Then a window of the target's size is cut out, whose top left corner lies at
-    (``left``, ``top``) in the resized picture. Where the window reaches beyond the picture, a margin remains to be
-    filled. All sizes are (width, height).
+    It is resized to ``resized``. Then a window of the target's size is cut out, whose top left
+    corner lies at (``left``, ``top``) in the resized picture. Where the window reaches beyond the
+    picture, a margin remains to be filled. All sizes are (width, height).
     """
 
     source: tuple[int, int]
@@ -40,9 +40,10 @@ class Placement:
     def of(cls, source: tuple[int, int], target: tuple[int, int], fit: Fit = "crop") -> "Placement":
         """Return where a picture of size ``source`` goes in a ``target``; both are (width, height).
 
-        ``crop`` covers the target and cuts off the rest evenly. For a square target this is torchvision's
-        ``Resize(side)`` and ``CenterCrop(side)``, with the same rounding. ``squash`` changes the aspect ratio.
-        ``pad`` shows the whole picture with an even margin, as Pillow's ``ImageOps.pad`` does.
+        ``crop`` covers the target and cuts off the rest evenly. For a square target this is
+        torchvision's ``Resize(side)`` and ``CenterCrop(side)``, with the same rounding. ``squash``
+        changes the aspect ratio. ``pad`` shows the whole picture with an even margin, as Pillow's
+        ``ImageOps.pad`` does.
         """
         (width, height), (target_width, target_height) = source, target
         is_wider = width * target_height > height * target_width
@@ -80,7 +81,7 @@ class Placement:
     def points(self, points: np.ndarray) -> np.ndarray:
         """Move points ``(k, 2)`` of the source to the target.
 
-        A point is x and y in pixels, where (0, 0) is the centre of the top left pixel.
+        A point is x and y in pixels, where (0, 0) is the center of the top left pixel.
         """
         scale = np.array(self.resized) / np.array(self.source)
         return np.asarray((points + 0.5) * scale - 0.5 - np.array([self.left, self.top]))
@@ -96,12 +97,14 @@ def resize(
 ) -> Image.Image:
     """Return an upright picture in mode L or RGB at the placement's target size.
 
-    Pixels are those of Pillow's ``resize`` of the whole picture, then cropped or padded, to the bit.
+    Pixels are those of Pillow's ``resize`` of the whole picture, then cropped or padded, to the
+    bit.
 
-    With ``box``, only the pixels inside the target are computed, in one step. ``box`` is the part of ``image`` that
-    shows the whole source, since a decoder may already have scaled it down. The result differs from the exact one
-    by a level here and there, because Pillow keeps boxes in single precision. If nearly all of an enormous resized
-    picture would be cropped, it is always computed in this way.
+    With ``box``, only the pixels inside the target are computed, in one step. ``box`` is the part
+    of ``image`` that shows the whole source, since a decoder may already have scaled it down. The
+    result differs from the exact one by a level here and there, because Pillow keeps boxes in
+    single precision. If nearly all of an enormous resized picture would be cropped, it is always
+    computed in this way.
     """
     if box is None and placement.pixels_cut_off > max(
         _MAX_CUT_OFF, 8 * math.prod(placement.target)
@@ -127,8 +130,9 @@ def _resize_whole(
     width, height = placement.resized
     left, top, right, bottom = placement.visible
     if right - left < width and image.width >= image.height:
-        # Pillow resizes a picture that is wider than high along its rows, rounds, and then resizes along its columns.
-        # Columns outside the window can be cropped in between: no pixel changes, and it takes 8 % less time.
+        # Pillow resizes a picture that is wider than high along its rows, rounds, and then resizes
+        # along its columns. Columns outside the window can be cropped in between: no pixel changes,
+        # and it takes 8 % less time.
         image = image.resize((width, image.height), resample)
         image = image.crop((left, 0, right, image.height))
         left, right, width = 0, right - left, right - left
@@ -178,14 +182,14 @@ def turn_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 def turn_box(box: Box, size: tuple[int, int], orientation: int) -> Box:
     """Return where `turn` brings a box of a picture of ``size`` (width, height)."""
-    corners = np.reshape(box, (2, 2)) - 0.5  # as points, whose (0, 0) is the centre of a pixel
+    corners = np.reshape(box, (2, 2)) - 0.5  # as points, whose (0, 0) is the center of a pixel
     corners = np.sort(turn_points(corners, size, orientation) + 0.5, axis=0)
     left, top, right, bottom = corners.ravel().tolist()
     return left, top, right, bottom
 
 
 def turn_points(points: np.ndarray, size: tuple[int, int], orientation: int) -> np.ndarray:
-    """Move points ``(k, 2)`` as `turn` moves the pixels of a picture of ``size`` (width, height)."""
+    """Move points ``(k, 2)`` as `turn` moves the pixels of a picture of this size."""
     x, y = points[:, 0], points[:, 1]
     right, bottom = size[0] - 1, size[1] - 1
     turned = {

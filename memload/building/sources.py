@@ -1,9 +1,8 @@
-"""Where encoded images come from: a source is a sequence of records, a record is one image and its columns."""
+"""Sources of records: a folder of images, or a data set. A record is one image and its columns."""
 
 import functools
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,21 +12,19 @@ from PIL import Image
 
 from memload.building.pool import Call, call_here
 from memload.errors import BuildError, DecodeError, SourceError, describe_error
-from memload.storage.format import RESERVED
 from memload.storage.keys import Keys
 
 logger = logging.getLogger("memload")
 
-#: What torchvision's ImageFolder counts as an image, by the end of its name in any case.
+#: The extensions that torchvision's ImageFolder takes for images, in any case.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-
-#: How often links may lead to the same folder within a class.
-_MOST_LINKS = 100
+#: The first samples of a data set may be broken. So many are tried to find out its columns.
+_MAX_FIRST = 100
 
 
 class Column(NamedTuple):
-    """Element type and shape of one entry of a column; points are x, y pairs that follow the picture."""
+    """Type and shape of a column's entries. Points are pairs x, y that move with the image."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -35,11 +32,12 @@ class Column(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One image with its name and the values of its columns.
+    """One image, its name, and the values of its columns.
 
-    ``image`` is the path of a file, which is read when its turn comes, the bytes of one, a PIL image, or an
-    array ``(H, W)`` or ``(H, W, C)`` of uint8, or ``(H, W)`` of uint16. A build with ``mode="array"`` takes arrays
-    alone, of uint8, uint16, float16 or float32, and of any number of channels.
+    ``image`` is the path of a file, which is read when its turn comes, the bytes of one, a PIL
+    image, or an array ``(H, W)`` or ``(H, W, C)`` of uint8, or ``(H, W)`` of uint16. A build with
+    ``mode="array"`` takes only arrays, of uint8, uint16, float16 or float32 and with any number of
+    channels.
     """
 
     key: str
@@ -49,11 +47,11 @@ class Record(NamedTuple):
 
 @runtime_checkable
 class Source(Protocol):
-    """What `memload.build` reads. Records are asked for by position, once each, by several processes."""
+    """What `memload.build` reads. Several processes ask for records by position."""
 
     @property
     def classes(self) -> Sequence[str] | None:
-        """The names of the classes that the column ``label`` counts into, if it does."""
+        """The names of the classes that the column ``label`` counts into, or None."""
 
     @property
     def schema(self) -> Mapping[str, Column]:
@@ -65,22 +63,16 @@ class Source(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a person should know: what was left out, and why."""
+        """What the user should know, such as what was skipped and why."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Record:
-        """Return one record. What it raises costs this one record."""
-
-    def listing(self) -> Mapping[str, np.ndarray]:
-        """Return the names and columns as arrays, by which an unfinished build knows its source again.
-
-        It reads no files. That a file has changed is told by its size and time in the record of its row.
-        """
+        """Return one record. An exception rejects this one record."""
 
 
 class Files:
-    """Image files below a root, their names packed."""
+    """Image files below a root, with their names packed. No file is looked at."""
 
     def __init__(self, root: Path, names: Sequence[str]) -> None:
         self.root = root
@@ -91,72 +83,65 @@ class Files:
         key = self.keys[index]
         return Record(key, self.root / key, columns)
 
-    def listing(self) -> dict[str, np.ndarray]:
-        """See `Source.listing`."""
-        return {"key/offsets": self.keys.offsets, "key/bytes": self.keys.data}
+
+# ----------------------------------------------------------------------------------------- folders
 
 
 class ImageFolder:
-    """A folder with one class a sub-folder, in torchvision's order; or one with images only, and no label.
+    """A folder with one sub-folder for each class, in torchvision's order; or a flat folder of
+    images, without labels.
 
-    Classes are the names of the sub-folders, sorted; a class's images are those in it and in all folders
-    below it. What counts as an image is told by the end of its name. Hidden files and folders are left out.
-    ``notes`` tell that, and where there is no label. Where images lie in folders of the class folders alone, as a
-    class's do if ``root`` holds ``train/`` and ``val/``, a line in the log ``memload`` warns of it. A link to nothing
-    is an image that cannot be read, and ends in the ledger.
+    Classes are the names of the sub-folders, sorted. The images of a class are those in its folder
+    and in all folders below. A file is taken for an image by its extension. Hidden files and
+    folders are skipped. ``notes`` reports what was skipped. If images lie only in folders within
+    the class folders, as when ``root`` holds ``train/`` and ``val/``, a warning is logged to
+    ``memload``. A broken link counts as an image, and is rejected when it is read.
 
-    Raises SourceError where there is no folder, or no image in it.
+    Opening a folder lists it, and reads no file. Raises SourceError if there is no folder or no
+    image in it.
+
+    >>> source = memload.ImageFolder("pets", extensions=(".jpg", ".gif"))  # doctest: +SKIP
+    >>> source.classes, len(source)  # doctest: +SKIP
+    (['cat', 'dog'], 7390)
     """
 
     def __init__(self, root: str | Path, *, extensions: Sequence[str] = EXTENSIONS) -> None:
-        if not os.fspath(root):  # which would be the current folder
-            raise SourceError(
-                "source: expected a folder of images, found an empty path. Write . for the current one"
-            )
-        self.root = Path(root)
-        if isinstance(extensions, str):  # each of its letters would count as an ending
-            raise TypeError(
-                f"extensions: expected a sequence of endings such as ('.jpg',), found {extensions!r}"
-            )
+        if isinstance(extensions, str):  # each of its characters would count as an extension
+            raise TypeError(f"extensions must be a sequence such as ('.jpg',), not {extensions!r}")
         self._extensions = tuple(extension.lower() for extension in extensions)
-        self._left_out: dict[str, list[str]] = {}
-        if not self.root.is_dir():
-            found, advice = "a file" if self.root.exists() else "no such folder", "Check the path"
-            if self.root.is_file() and self.root.suffix.lower() == ".csv":
-                advice = f"If it lists images, say --manifest {root}; in Python, memload.Manifest({str(root)!r})"
-            raise SourceError(
-                f"{root}: expected a folder of images, found {found}. {advice}", path=root
-            )
+        self.root = _checked_root(root)
+        self._skipped: dict[str, list[str]] = {}
         flat, folders = self._scan("")
         names: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(folders):
-            before = len(names)
-            for folder, files in sorted(self._walk(name)):
-                names += [f"{folder}/{file}" for file in sorted(files)]
-            labels += [label] * (len(names) - before)
-            if len(names) == before:
-                self._left_out.setdefault(
-                    "class folders without an image (they count as classes)", []
-                ).append(name)
+            in_class = [
+                f"{folder}/{file}"
+                for folder, files in sorted(self._walk(name))
+                for file in sorted(files)
+            ]
+            if not in_class:
+                self._skip("class folders without images (which still count as classes)", name)
+            names += in_class
+            labels += [label] * len(in_class)
         if names:
-            self._left_out["images outside the class folders"] = flat
-        self.notes = [_told(kind, left) for kind, left in sorted(self._left_out.items()) if left]
+            self._skipped["images outside the class folders"] = flat
+        self.notes = [
+            f"{kind} ({len(skipped):,}): {_first_names(sorted(skipped))}"
+            for kind, skipped in sorted(self._skipped.items())
+            if skipped
+        ]
         if not names and not flat:
             raise SourceError(
-                f"{root}: expected image files ({' '.join(self._extensions)}), found "
-                f"{'; '.join(self.notes) or 'an empty folder'}. Check the path, or name other endings with "
-                "--extensions",
+                f"{root} has no image files ({' '.join(self._extensions)}), only "
+                f"{'; '.join(self.notes) or 'an empty folder'}. Check the path, or name other "
+                "extensions with --extensions",
                 path=root,
             )
         if not names:
-            self.notes.append(f"no labels: no class folders with images in {root}")
+            self.notes.append(f"no labels: {root} has no class folders with images")
         elif not any(name.count("/") == 1 for name in names):
-            first = names[0].rpartition("/")[0]
-            logger.warning(
-                f"{root}: expected images in the class folders ({_few(folders)}), found them only in folders within "
-                f"these, such as {first}. If those are the classes, build {self.root / folders[labels[0]]} instead"
-            )
+            self._warn_of_nested_classes(folders, names[0], folders[labels[0]])
         self.classes: list[str] | None = folders if names else None
         self.schema = {"label": Column("<i8")} if names else {}
         self._labels = np.array(labels, np.int64)
@@ -167,72 +152,85 @@ class ImageFolder:
         return len(self.keys)
 
     def __getitem__(self, index: int) -> Record:
-        return self._files.record(
-            index, {"label": self._labels[index]} if self.classes is not None else {}
-        )
-
-    def listing(self) -> Mapping[str, np.ndarray]:
-        """See `Source.listing`."""
-        return self._files.listing() | {"label": self._labels}
+        columns = {} if self.classes is None else {"label": self._labels[index]}
+        return self._files.record(index, columns)
 
     def _walk(self, start: str) -> Iterator[tuple[str, list[str]]]:
-        todo = [(start, frozenset[tuple[int, int]]())]
-        met: Counter[tuple[int, int]] = Counter()
+        """Yield a folder and each folder below it, with the images in it."""
+        todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [(start, ())]
         while todo:
-            folder, above = todo.pop()
+            folder, parents = todo.pop()
             try:
                 status = (self.root / folder).stat()
             except OSError as error:
                 raise self._unreadable(folder, error) from error
             identity = (status.st_dev, status.st_ino)
-            if identity in above:  # a link to a folder that it lies in would be walked without end
-                self._left_out.setdefault("links that lead back into themselves", []).append(folder)
-                continue
-            met[identity] += 1
-            if (
-                met[identity] > _MOST_LINKS
-            ):  # folders that link to one another make more paths than can be walked
-                kind = f"links to a folder that is there {_MOST_LINKS} times already"
-                self._left_out.setdefault(kind, []).append(folder)
+            if identity in parents:  # following this link would never end
+                self._skip("links to a folder that contains them", folder)
                 continue
             files, folders = self._scan(folder)
-            todo += [(f"{folder}/{name}", above | {identity}) for name in folders]
             yield folder, files
+            todo += [(f"{folder}/{name}", (*parents, identity)) for name in folders]
 
     def _scan(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the images and the folders of one folder; the folders sorted."""
+        """Return the images and the folders in one folder. The folders are sorted."""
         files, folders = [], []
         try:
             with os.scandir(self.root / folder) as entries:
                 for entry in entries:
                     name = f"{folder}/{entry.name}" if folder else entry.name
+                    is_folder = _is_folder(entry)
                     if entry.name.startswith("."):
-                        self._left_out.setdefault("hidden files and folders", []).append(name)
-                    elif _is_folder(entry) and _is_build(
+                        self._skip("hidden files and folders", name)
+                    elif is_folder and _is_build(
                         entry
-                    ):  # beside its output, which may lie here too
-                        self._left_out.setdefault("unfinished builds", []).append(name)
-                    elif _is_folder(entry):
+                    ):  # this build's own, if its output lies here
+                        self._skip("unfinished builds", name)
+                    elif is_folder:
                         folders.append(entry.name)
                     elif entry.name.lower().endswith(self._extensions):
                         files.append(entry.name)
                     else:
-                        self._left_out.setdefault(
-                            "files that are no images by their names", []
-                        ).append(name)
+                        self._skip("files without the extension of an image", name)
         except OSError as error:
             raise self._unreadable(folder, error) from error
         return files, sorted(folders)
 
+    def _skip(self, kind: str, name: str) -> None:
+        self._skipped.setdefault(kind, []).append(name)
+
     def _unreadable(self, folder: str, error: OSError) -> SourceError:
         path = self.root / folder
-        return SourceError(f"{path}: expected a folder that can be read, found: {error}", path=path)
+        return SourceError(f"{path} cannot be read: {error.strerror or error}", path=path)
+
+    def _warn_of_nested_classes(self, folders: list[str], first: str, first_class: str) -> None:
+        logger.warning(
+            f"{self.root}: the class folders ({_first_names(folders)}) have no images of their "
+            f"own, only folders with images, such as {first.rpartition('/')[0]}. If those are the "
+            f"classes, build {self.root / first_class} instead"
+        )
+
+
+def _checked_root(root: str | Path) -> Path:
+    if not os.fspath(root):  # pathlib would take it for the current folder
+        raise SourceError("The path of the image folder is empty. Write . for the current folder")
+    path = Path(root)
+    if path.is_dir():
+        return path
+    if path.is_file() and path.suffix.lower() == ".csv":
+        remedy = (
+            f"If it lists images, say --manifest {root}; in Python, memload.Manifest({str(root)!r})"
+        )
+    else:
+        remedy = "Check the path"
+    what = "is a file, not a folder of images" if path.exists() else "does not exist"
+    raise SourceError(f"{root} {what}. {remedy}", path=root)
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, which is told when its turn comes to be read
+    except OSError:  # a link to itself, which is rejected when it is read
         return False
 
 
@@ -240,45 +238,39 @@ def _is_build(entry: "os.DirEntry[str]") -> bool:
     return entry.name.endswith(".building") and (Path(entry.path) / "lock").exists()
 
 
-def _told(kind: str, names: Sequence[str]) -> str:
-    return f"{kind} ({len(names):,}): {_few(sorted(names))}"
-
-
-def _few(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join(repr(name)[1:-1] for name in names[:3]) + (", …" if len(names) > 3 else "")
 
 
+# --------------------------------------------------------------------------------------- data sets
+
+
 class DatasetSource:
-    """Any map-style data set: something with ``len()`` and ``[index]``, such as torchvision's or Hugging Face's.
+    """Any map-style data set: an object with ``len()`` and ``[index]``, such as torchvision's or
+    Hugging Face's.
 
-    A sample is ``(image, target)``, or an image alone, or a dict with an entry ``image``. An image is a PIL
-    image, an array as in `Record`, a tensor ``(C, H, W)`` likewise, encoded bytes or a path. A target is a label, or
-    a tuple (its first entry is the ``label`` if it is an integer, the others are ``target_0``, ``target_1`` …), or
-    a dict of columns by name. Columns are numbers and arrays of numbers; the first sample fixes their types and
-    shapes, and a sample that differs is rejected. ``classes`` are taken over from the data set.
+    A sample is ``(image, target)``, an image alone, or a dict with an entry ``image``. An image is
+    a PIL image, an array as in `Record`, a tensor ``(C, H, W)`` of such an array, encoded bytes, or
+    a path. A target is a label, or a tuple (its first entry is the ``label`` if it is an integer,
+    the others are ``target_0``, ``target_1``, …), or a dict of columns. Columns are numbers and
+    arrays of numbers. The first sample that can be read fixes their types and shapes, and samples
+    that differ are rejected. ``classes`` are taken from the data set.
 
-    Raises SourceError where the first sample cannot be used. ``call`` calls a function that looks at it,
-    in this process or another: if workers are forked later, they would share the files that it opens in this process.
+    ``call`` calls a function, here or in another process, and is used to look at the first sample.
+    If workers will be forked, that must not be done in this process: they would share the position
+    in each file that the sample opens.
+
+    Raises SourceError if none of the first samples can be read.
     """
 
     def __init__(self, dataset: Any, call: Call = call_here) -> None:
         self._dataset = dataset
         self.notes: list[str] = []
         if not len(dataset):
-            raise SourceError("data set: expected samples, found none")
-        self.schema = self._first(call)
-        names = getattr(dataset, "classes", None)
-        if names is None:  # Hugging Face's way of naming them
-            features = getattr(dataset, "features", None)
-            names = (
-                getattr(features.get("label"), "names", None)
-                if isinstance(features, Mapping)
-                else None
-            )
-        if not isinstance(names, (Sequence, np.ndarray)) or isinstance(names, str):
-            names = None  # an attribute may mean anything: a number of classes, say, names none
+            raise SourceError("The data set has no samples")
+        self.schema = self._find_schema(call)
         counts = self.schema.get("label") == Column("<i8")
-        self.classes = [str(name) for name in names] if names is not None and counts else None
+        self.classes = _class_names(dataset) if counts else None
         self.keys = Keys.of([str(index) for index in range(len(dataset))])
 
     def __len__(self) -> int:
@@ -286,55 +278,46 @@ class DatasetSource:
 
     def __getitem__(self, index: int) -> Record:
         image, columns = self._sample(index)
-        if isinstance(image, Mapping):  # Hugging Face's pictures that are not decoded
-            image = image.get("bytes") or image.get("path")
         if columns.keys() != self.schema.keys():
             raise DecodeError(
-                f"expected the columns {sorted(self.schema)}, found {sorted(columns)}"
+                f"its columns are {sorted(columns)}, but those of the first sample are "
+                f"{sorted(self.schema)}"
             )
         for name, value in columns.items():
-            expected, found = self.schema[name], _column(name, value)
-            whole_number_for_float = (expected.dtype, found.dtype) == ("<f8", "<i8")
-            if found.shape != expected.shape or (
-                found.dtype != expected.dtype and not whole_number_for_float
+            first, found = self.schema[name], _column(name, value)
+            is_integer_for_float = (first.dtype, found.dtype) == ("<f8", "<i8")
+            if found.shape != first.shape or (
+                found.dtype != first.dtype and not is_integer_for_float
             ):
                 raise DecodeError(
-                    f"column {name!r}: expected {expected[:2]} as in the first, found {found[:2]}"
+                    f"column {name!r} has type and shape {found[:2]}, but the first sample has "
+                    f"{first[:2]}"
                 )
-        if self.classes is not None and not 0 <= columns["label"] < len(self.classes):
-            raise DecodeError(
-                f"label: expected 0 to {len(self.classes) - 1}, found {columns['label']}"
-            )
-        # A tensor, or a kind of tensor such as torchvision's, told without importing torch.
-        if any(kind.__module__.partition(".")[0] == "torch" for kind in type(image).__mro__):
-            image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
-        return Record(
-            str(index), Path(image) if isinstance(image, (str, os.PathLike)) else image, columns
-        )
+        return Record(str(index), _plain_image(image), columns)
 
-    def listing(self) -> Mapping[str, np.ndarray]:
-        """See `Source.listing`; nothing but its length is known of a data set beforehand."""
-        return {"length": np.array([len(self)], np.int64)}
-
-    def _first(self, call: Call) -> dict[str, Column]:
-        """Return the types of the columns of the first sample that is not broken, of which there may be some."""
+    def _find_schema(self, call: Call) -> dict[str, Column]:
+        """Return the columns of the first sample that can be read."""
         errors = []
-        for index in range(min(100, len(self._dataset))):
+        for index in range(min(_MAX_FIRST, len(self._dataset))):
             try:
-                found = call(functools.partial(self._types, index))
+                found = call(functools.partial(self._columns, index))
             except TimeoutError as error:
-                raise SourceError(f"data set: sample {index} cannot be read: {error}.") from None
-            except BuildError as error:  # it ended the process
+                raise SourceError(
+                    f"Sample {index} of the data set cannot be read: {error}. Raise the timeout, "
+                    "or mend the data set"
+                ) from None
+            except BuildError as error:  # it ended its process
                 found = str(error)
-            if not isinstance(found, str):
-                return dict(found)
+            if isinstance(found, dict):
+                return found
             errors.append(found)
         raise SourceError(
-            f"data set: expected samples, found that the first {len(errors)} fail: {errors[0]:.500}"
+            f"None of the first {len(errors)} samples of the data set can be read. The first: "
+            f"{errors[0]}"
         )
 
-    def _types(self, index: int) -> dict[str, Column] | str:
-        """Return the types of a sample's columns, or why there are none."""
+    def _columns(self, index: int) -> dict[str, Column] | str:
+        """Return the columns of a sample, or why it cannot be read."""
         try:
             return {name: _column(name, value) for name, value in self._sample(index)[1].items()}
         except SourceError:
@@ -343,60 +326,76 @@ class DatasetSource:
             return describe_error(error)[:500]
 
     def _sample(self, index: int) -> tuple[Any, dict[str, Any]]:
+        """Return the image and the columns of a sample."""
         sample = self._dataset[index]
         if sample is None:
-            raise DecodeError("the data set gave None")
+            raise DecodeError("the data set returned None")
         if isinstance(sample, Mapping):
-            if "image" not in sample:
+            columns = dict(sample)
+            if "image" not in columns:
                 raise SourceError(
-                    f"data set: expected samples with an entry 'image', found {sorted(sample)}"
+                    f"The samples of the data set have no entry 'image', only {sorted(columns)}. "
+                    "Rename the image's"
                 )
-            return sample["image"], {
-                name: value for name, value in sample.items() if name != "image"
-            }
+            return columns.pop("image"), columns
         if not isinstance(sample, (tuple, list)):
             return sample, {}
-        image, *rest = sample
-        target = rest[0] if len(rest) == 1 else tuple(rest)
+        image, *targets = sample
+        target = targets[0] if len(targets) == 1 else tuple(targets)
         if isinstance(target, Mapping):
             return image, dict(target)
         if not isinstance(target, tuple):
             return image, {"label": target}
-        whole = bool(target) and _column("label", target[0]) == Column("<i8")
-        names = [f"target_{number}" for number in range(len(target) - whole)]
-        return image, dict(zip(["label"] * whole + names, target, strict=True))
+        has_label = bool(target) and _column("label", target[0]) == Column("<i8")
+        names = ["label"] if has_label else []
+        names += [f"target_{number}" for number in range(len(target) - has_label)]
+        return image, dict(zip(names, target, strict=True))
 
 
-_LARGEST = np.iinfo(np.int64).max
+def _class_names(dataset: Any) -> list[str] | None:
+    """Return the names of the classes, if they are where torchvision or Hugging Face have them."""
+    names = getattr(dataset, "classes", None)
+    features = getattr(dataset, "features", None)
+    if names is None and isinstance(features, Mapping):
+        names = getattr(features.get("label"), "names", None)
+    if isinstance(names, str) or not isinstance(names, (Sequence, np.ndarray)):
+        return None
+    return [str(name) for name in names]
 
 
-def _column(name: str, value: Any) -> Column:
-    """Return the type and shape of one value: int64 and float64 for single numbers, else the array's own."""
-    if not isinstance(name, str):
-        raise SourceError(
-            f"column {name!r:.80}: expected a text as its name, found {type(name).__name__}"
-        )
-    if np.ma.is_masked(value):
-        raise SourceError(
-            f"column {name!r:.80}: expected numbers, found some that are masked. Fill them"
-        )
-    if name in RESERVED or "/" in name:
-        raise SourceError(
-            f"column {name!r}: expected another name: this one has a meaning of its own"
-        )
+def _plain_image(image: Any) -> Any:
+    """Return an image of a data set as `Record` has it."""
+    if isinstance(image, Mapping):  # images that Hugging Face has not decoded
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, (str, os.PathLike)):
+        return Path(image)
+    # Tensors and their subclasses are recognized without importing torch.
+    if any(kind.__module__.partition(".")[0] == "torch" for kind in type(image).__mro__):
+        return image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
+    return image
+
+
+_MAX_INTEGER = np.iinfo(np.int64).max
+
+
+def _column(name: object, value: Any) -> Column:
+    """Return type and shape of a value. A single number becomes int64 or float64."""
     try:
         array = np.asarray(value)
-    except Exception as error:  # lists of different lengths, a tensor on a device: what it raises is its own affair
+    except (
+        Exception
+    ) as error:  # lists of different lengths, a tensor on a device: it may raise anything
         raise SourceError(
-            f"column {name!r}: expected a number or an array of numbers, found {error}"
+            f"Column {name!r:.80} is not a number or an array of numbers: "
+            f"{describe_error(error):.500}"
         ) from error
-    too_large = array.dtype.itemsize > 8 or (
-        array.ndim == 0 and array.dtype == np.uint64 and array > _LARGEST
+    is_too_large = array.dtype.itemsize > 8 or (
+        array.ndim == 0 and array.dtype == np.uint64 and array > _MAX_INTEGER
     )
-    if array.dtype.kind not in "biuf" or too_large:
+    if array.dtype.kind not in "biuf" or is_too_large:
         raise SourceError(
-            f"column {name!r}: expected a number or an array of numbers, found {type(value).__name__} "
-            f"{value!r:.40}. Turn it into numbers, or leave it out"
+            f"Column {name!r:.80} is not a number or an array of numbers, but "
+            f"{type(value).__name__} {value!r:.40}. Turn it into numbers, or leave it out"
         )
     if array.ndim == 0:
         return Column("<f8" if array.dtype.kind == "f" else "<i8")

@@ -86,7 +86,7 @@ def need_jpeg4py() -> None:
         ({"interpolation": "linear"}, "interpolation must be one of nearest, .*, not 'linear'"),
         ({"mode": "RGBA"}, "mode must be one of RGB, L, not 'RGBA'"),
         ({"decoder": "cv2"}, "decoder must be one of pillow, jpeg4py, not 'cv2'"),
-        ({"fill": "blackish"}, "fill: 'blackish' is not a colour"),
+        ({"fill": "blackish"}, "fill: 'blackish' is not a color"),
         ({"size": (0, 4)}, r"size must be a height and a width from 1 to 65535, not \(0, 4\)"),
         ({"size": (4, 65536)}, "size must be"),
         ({"size": (4.0, 4)}, "size must be"),
@@ -101,7 +101,7 @@ def test_wrong_settings_are_errors_before_anything_is_read(
 
 
 def test_a_wrong_background_is_an_error_before_anything_is_read() -> None:
-    with pytest.raises(ValueError, match="background: 'whitish' is not a colour"):
+    with pytest.raises(ValueError, match="background: 'whitish' is not a color"):
         Settings(background="whitish").converter({})
 
 

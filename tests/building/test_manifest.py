@@ -88,7 +88,9 @@ def test_integers_beyond_a_float_keep_every_digit(write: Write) -> None:
 def test_columns_of_text_are_left_out_and_told(write: Write) -> None:
     manifest = memload.Manifest(write("path,name,age,code", "1,x,3,1_0", "2,y,4,20"))
     assert set(manifest.schema) == {"age"}
-    assert manifest.notes == ["2 columns of text are left out: name, code"]
+    assert manifest.notes == [
+        "skipped 2 columns of text: name ('x' in line 2), code ('1_0' in line 2)"
+    ]
 
 
 def test_quotes_commas_newlines_and_blank_lines_are_read_as_csv(write: Write) -> None:
@@ -153,11 +155,11 @@ def test_arrays_gather_columns_into_a_shape(write: Write) -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("q*", "which fits 0 of part_0, part_1, part_2, part_3, age"),
-        ("part_[012]", "which fits 3 of"),
-        ("part_*,age", "which fits 4 and 1"),
-        ("part_0,part_1,part_2", "one pattern, or one for x and one for y"),
-        (2, "which fits 5 of"),
+        ("q*", "fits 0 of the columns part_0, part_1, part_2, part_3, age"),
+        ("part_[012]", "fits 3 of"),
+        ("part_*,age", "fits 4 and 1 columns"),
+        ("part_0,part_1,part_2", "Give one pattern, or one for x and one for y"),
+        (2, "fits 5 of"),
     ],
 )
 def test_points_that_fit_no_pairs_of_columns_are_wrong_usage(
@@ -171,7 +173,7 @@ def test_points_that_fit_no_pairs_of_columns_are_wrong_usage(
     "pattern", ["q*", "part_*:3x3", "part_*:2x", "part_*:two", "part_*:-2x-2", "part_*:2x3", ":4"]
 )
 def test_arrays_of_another_shape_are_wrong_usage(write: Write, pattern: str) -> None:
-    with pytest.raises(ValueError, match="arrays 'pose': expected a pattern and a shape"):
+    with pytest.raises(ValueError, match=r"arrays 'pose': .* Give a pattern and a shape"):
         memload.Manifest(write(HEADER, *ROWS), arrays={"pose": pattern})
 
 
@@ -184,7 +186,10 @@ def refused(path: Path, message: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("line", ["a", "a,1,2", "a,1,"])
 def test_a_line_with_other_columns_is_named(write: Write, line: str) -> None:
-    refused(write("path,label", "x,1", "", line, "y,2"), r"list\.csv, line 4: expected 2 columns")
+    refused(
+        write("path,label", "x,1", "", line, "y,2"),
+        r"list\.csv, line 4: it has \d columns?, but the first line has 2",
+    )
 
 
 def test_the_line_is_that_of_the_file_where_a_path_has_newlines(write: Write) -> None:
@@ -193,7 +198,7 @@ def test_the_line_is_that_of_the_file_where_a_path_has_newlines(write: Write) ->
 
 @pytest.mark.parametrize("line", ['"a,1', '"a"b,1'])
 def test_a_line_with_wrong_quotes_is_named(write: Write, line: str) -> None:
-    refused(write("path,label", "x,1", line), "line 3: expected a line of a CSV file")
+    refused(write("path,label", "x,1", line), "line 3: this is not CSV")
 
 
 @pytest.mark.parametrize("cell", ["", " "])
@@ -201,7 +206,7 @@ def test_a_line_without_a_label_is_named(write: Write, cell: str) -> None:
     for good in ("cat", "1"):
         refused(
             write("path,label", f"x,{good}", f"y,{cell}", f"z,{cell}"),
-            "line 3: expected a label .* for 2 images",
+            "line 3: 2 labels are missing",
         )
 
 
@@ -209,7 +214,7 @@ def test_a_line_without_a_label_is_named(write: Write, cell: str) -> None:
 def test_text_among_numbers_is_named_with_its_line(write: Write, options: Any) -> None:
     refused(
         write("path,x,y", "a,1,2", "b,3,4", "c,5,six", "d,7,eight"),
-        "line 4: column 'y': .* found 'six'",
+        "line 4: 'six' in column 'y' is not a number",
         **options,
     )
 
@@ -217,61 +222,44 @@ def test_text_among_numbers_is_named_with_its_line(write: Write, options: Any) -
 def test_a_file_without_names_of_columns_is_told(write: Write) -> None:
     refused(
         write("a.JPG,1", "b.jpg,2"),
-        r"line 1: expected the names of the columns, found an image \(a\.JPG\)",
+        r"line 1: the column names are missing: .* an image \(a\.JPG\)",
     )
 
 
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("path,a,a", "different column names, found a twice"),
-        ("path,", "one without a name"),
-        ("path,,", "one without a name"),
-        ("path,label,label", "found label twice"),
+        ("path,a,a", "two columns have the same name: a"),
+        ("path,", "a column has no name"),
+        ("path,label,label", "the same name: label"),
     ],
 )
 def test_names_of_columns_that_are_none_are_told(write: Write, header: str, message: str) -> None:
-    refused(write(header, "x,1,2"[: 2 * header.count(",") + 1]), f"line 1: expected .*{message}")
-
-
-@pytest.mark.parametrize("name", ["row", "flags", "key", "a/b"])
-def test_a_column_with_a_name_that_is_taken_is_told(write: Write, name: str) -> None:
-    refused(write(f"path,{name}", "x,1"), f"column '{name}': expected another name")
+    refused(write(header, "x,1,2"[: 2 * header.count(",") + 1]), f"line 1: {message}")
 
 
 def test_points_with_the_name_of_another_column_are_told(write: Write) -> None:
-    refused(
-        write("path,x,y,p", "a,1,2,3"), "column 'p': expected another name", points={"p": "x,y"}
-    )
+    refused(write("path,x,y,p", "a,1,2,3"), "two columns would be named 'p'", points={"p": "x,y"})
 
 
 @pytest.mark.parametrize("lines", [(), ("path,label",), ("path", "", "")])
 def test_a_file_without_images_is_told(write: Write, lines: Sequence[str]) -> None:
-    refused(write(*lines), "expected a line an image, found none")
+    refused(write(*lines), "it lists no images")
 
 
 def test_a_file_that_is_no_text_is_told(write: Write) -> None:
-    refused(write("path,label", "a,1", encoding="utf-16"), r"line \d: ")
+    refused(write("path,label", "a,1", encoding="utf-16"), "perhaps in UTF-16")
 
 
 def test_no_such_file_is_told(tmp_path: Path) -> None:
-    refused(tmp_path / "none.csv", "expected a CSV file, found: .*No such file")
+    refused(tmp_path / "none.csv", "cannot be read: No such file")
 
 
 def test_no_such_root_is_told(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(memload.SourceError, match="expected the folder of the images"):
-        memload.Manifest(write("path", "a"), root=tmp_path / "none")
-
-
-def test_where_no_image_is_found_the_folder_that_was_searched_is_named(
-    write: Write, folder: Path
-) -> None:
-    manifest = memload.Manifest(write("path,label", "00.jpg,x", "03.jpg,y"), root=folder / "bee")
     with pytest.raises(
-        memload.BuildError,
-        match=rf"none of 2 pictures in {folder / 'bee'} can be used: .*no such file.*--root",
+        memload.SourceError, match=r"The folder of the images, .* does not exist\. Check --root"
     ):
-        memload.build(manifest, folder.parent / "out.bin", num_workers=0)
+        memload.Manifest(write("path", "a"), root=tmp_path / "none")
 
 
 def test_images_that_are_not_there_end_in_the_ledger(
@@ -285,13 +273,6 @@ def test_images_that_are_not_there_end_in_the_ledger(
     dataset = memload.MemmapDataset(tmp_path / "out.bin")
     assert dataset.classes == ["x", "y"]
     assert dataset[0][1] == 1
-
-
-def test_the_listing_changes_with_the_columns(write: Write) -> None:
-    before = memload.Manifest(write("path,age", "a,1")).listing()
-    now = memload.Manifest(write("path,age", "a,2")).listing()
-    assert before.keys() == now.keys()
-    assert any(not np.array_equal(before[name], now[name]) for name in before)
 
 
 SPOTS = ((5, 4), (30, 20), (59, 35), (20, 30))

@@ -1,6 +1,5 @@
 import io
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ from PIL import Image
 import memload
 from memload.building.sources import EXTENSIONS, Column, DatasetSource, ImageFolder
 from memload.storage.format import FLAG_OUTSIDE
-
-AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
-LINUX = sys.platform == "linux"  # file names are bytes there, whatever they hold
 
 
 def as_torchvision(root: Path) -> tuple[list[tuple[str, int]], list[str]]:
@@ -94,60 +90,40 @@ def test_links_to_folders_are_followed_as_torchvision_does(tmp_path: Path) -> No
     assert len(ImageFolder(root)) == 6
 
 
-def test_a_folder_linked_twice_side_by_side_is_taken_twice(tmp_path: Path) -> None:
-    root = touch(tmp_path / "root", "a/x/0.jpg")
-    (root / "a" / "y").symlink_to(root / "a" / "x")
-    source = ImageFolder(root)
-    assert list(source.keys) == ["a/x/0.jpg", "a/y/0.jpg"]
-    assert source.notes == []
-
-
-def test_links_that_lead_back_into_themselves_end_and_are_told(tmp_path: Path) -> None:
+def test_links_to_a_folder_above_are_not_followed(tmp_path: Path) -> None:
     root = touch(tmp_path, "a/b/0.jpg")
     (root / "a" / "b" / "again").symlink_to(root / "a")
+    (root / "a" / "c").symlink_to(root / "a" / "b")  # beside it, which is followed
     source = ImageFolder(root)
-    assert list(source.keys) == ["a/b/0.jpg"]
-    assert any("lead back" in note and "a/b/again" in note for note in source.notes)
+    assert list(source.keys) == ["a/b/0.jpg", "a/c/0.jpg"]
+    (note,) = source.notes
+    assert note.startswith("links to a folder that contains them (2): a/b/again")
 
 
-def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path: Path, folder: Path) -> None:
+def test_files_that_cannot_be_read_cost_their_samples(tmp_path: Path, folder: Path) -> None:
     (folder / "ant" / "self.jpg").symlink_to("self.jpg")
-    (folder / "ant" / "self").symlink_to("self")  # no image by its name
-    source = ImageFolder(folder)
-    assert "ant/self.jpg" in source.keys
-    report = memload.build(source, tmp_path / "out.bin", size=8, num_workers=0)
-    assert (report.samples, report.rejected) == (12, 1)
-
-
-def test_a_link_to_nothing_ends_in_the_ledger(tmp_path: Path, folder: Path) -> None:
+    (folder / "ant" / "self").symlink_to("self")  # not an image by its name
     (folder / "bee" / "gone.jpg").symlink_to("nowhere.jpg")
-    report = memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0)
-    assert report.rejected == 1
+    source = ImageFolder(folder)
+    (folder / "ant" / "00.jpg").unlink()
+    report = memload.build(source, tmp_path / "out.bin", size=8, num_workers=0)
+    assert (report.samples, report.rejected) == (11, 3)
     assert report.ledger is not None
     assert "bee/gone.jpg,a link to a file that does not exist" in report.ledger.read_text()
 
 
-def test_an_image_that_is_gone_when_its_turn_comes_ends_in_the_ledger(
-    tmp_path: Path, folder: Path
-) -> None:
-    source = ImageFolder(folder)
-    (folder / "ant" / "00.jpg").unlink()
-    report = memload.build(source, tmp_path / "out.bin", size=8, num_workers=0)
-    assert report.rejected == 1
-
-
-def test_hidden_files_and_folders_are_left_out_and_told(tmp_path: Path) -> None:
-    root = touch(tmp_path, "a/0.jpg", "a/.1.jpg", "a/.hidden/2.jpg", ".git/3.jpg", ".DS_Store")
-    source = ImageFolder(root)
+def test_notes_report_what_was_skipped(tmp_path: Path) -> None:
+    names = ["a/0.jpg", "a/.1.jpg", "a/.hidden/2.jpg", ".git/3.jpg", ".DS_Store", "stray.jpg"]
+    source = ImageFolder(touch(tmp_path, *names, "a/1.gif", "a/2.txt", "a/3", "a/4", "a/x\ny"))
     assert list(source.keys) == ["a/0.jpg"]
     assert source.classes == ["a"]
-    (note,) = source.notes
-    assert note.startswith("hidden files and folders (4): ")
-
-
-def test_files_that_are_no_images_by_their_names_are_told(tmp_path: Path) -> None:
-    (note,) = ImageFolder(touch(tmp_path, "a/0.jpg", "a/1.gif", "a/2.txt", "a/3", "a/4")).notes
-    assert note.startswith("files that are no images by their names (4): a/1.gif, a/2.txt, a/3, …")
+    assert source.notes == [
+        "files without the extension of an image (5): a/1.gif, a/2.txt, a/3, …",
+        "hidden files and folders (4): .DS_Store, .git, a/.1.jpg, …",
+        "images outside the class folders (1): stray.jpg",
+    ]
+    source = ImageFolder(touch(tmp_path / "b", "a/0.jpg", "a/x\ny"))
+    assert source.notes == ["files without the extension of an image (1): a/x\\ny"]
 
 
 def test_a_class_without_images_counts_as_torchvision_has_it_and_is_told(tmp_path: Path) -> None:
@@ -156,13 +132,9 @@ def test_a_class_without_images_counts_as_torchvision_has_it_and_is_told(tmp_pat
     source = ImageFolder(root)
     assert source.classes == ["a", "b", "c", "d"]
     assert found(source) == [("a/0.jpg", 0), ("c/1.jpg", 2)]
-    assert any("without an image" in note and note.endswith("b, d") for note in source.notes)
-
-
-def test_images_outside_the_class_folders_are_told(tmp_path: Path) -> None:
-    source = ImageFolder(touch(tmp_path, "a/0.jpg", "stray.jpg"))
-    assert list(source.keys) == ["a/0.jpg"]
-    assert any("outside the class folders (1): stray.jpg" in note for note in source.notes)
+    assert any(
+        "class folders without images" in note and note.endswith("b, d") for note in source.notes
+    )
 
 
 def test_images_that_lie_in_folders_of_every_class_folder_are_warned_of(
@@ -173,7 +145,7 @@ def test_images_that_lie_in_folders_of_every_class_folder_are_warned_of(
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.message.startswith(
-        f"{tmp_path}/data: expected images in the class folders (train, val), found them"
+        f"{tmp_path}/data: the class folders (train, val) have no images of their own"
     )
     assert record.message.endswith(
         f"such as train/a. If those are the classes, build {tmp_path}/data/train instead"
@@ -196,10 +168,9 @@ def test_a_flat_folder_has_no_label(tmp_path: Path) -> None:
     assert source.classes is None
     assert source.schema == {}
     assert source[0].columns == {}
-    assert source.notes[-1] == f"no labels: no class folders with images in {root}"
+    assert source.notes[-1] == f"no labels: {root} has no class folders with images"
 
 
-@pytest.mark.skipif(not LINUX, reason="file names are bytes on Linux alone")
 def test_any_file_name_survives_from_the_folder_to_keys_and_ledger(tmp_path: Path) -> None:
     data = io.BytesIO()
     Image.new("RGB", (9, 9), "red").save(data, "PNG")
@@ -230,112 +201,67 @@ def test_any_file_name_survives_from_the_folder_to_keys_and_ledger(tmp_path: Pat
     assert b"cl\xe9\n/bad\n\xf0.png" in report.ledger.read_bytes()
 
 
-def test_notes_are_one_line_whatever_the_names(tmp_path: Path) -> None:
-    for note in ImageFolder(touch(tmp_path, "a/0.jpg", "a/x\ny", "a/.h\n.jpg")).notes:
-        assert "\n" not in note
-
-
 def test_other_endings_replace_those_of_torchvision(tmp_path: Path) -> None:
     root = touch(tmp_path, "a/0.jpg", "a/1.GIF", "a/2.avif")
     assert list(ImageFolder(root, extensions=(".gif", ".AVIF")).keys) == ["a/1.GIF", "a/2.avif"]
 
 
-def test_endings_given_as_one_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="extensions"):
+@pytest.mark.parametrize(
+    ("names", "root", "message"),
+    [
+        ([], "nowhere", "nowhere does not exist. Check the path"),
+        (["a.jpg"], "a.jpg", "a.jpg is a file, not a folder of images. Check the path"),
+        (["a.csv"], "a.csv", r"a.csv is a file, .*--manifest .*memload.Manifest\("),
+        ([], "", r"has no image files \(.jpg .*\), only an empty folder. Check the path"),
+        (["a/0.npy"], "", r"only .*without the extension of an image \(1\): a/0\.npy"),
+    ],
+)
+def test_a_folder_without_images_is_an_error_that_says_what_is_there(
+    tmp_path: Path, names: list[str], root: str, message: str
+) -> None:
+    with pytest.raises(memload.SourceError, match=message) as caught:
+        ImageFolder(touch(tmp_path, *names) / root)
+    assert caught.value.path == str(tmp_path / root)
+
+
+def test_arguments_that_would_mean_something_else_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(memload.SourceError, match=r"Write \. for the current folder"):
+        ImageFolder("")
+    with pytest.raises(TypeError, match="extensions must be a sequence"):
         ImageFolder(touch(tmp_path, "a/0.gif"), extensions=".gif")
 
 
-def test_no_such_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(memload.SourceError, match="no such folder") as caught:
-        ImageFolder(tmp_path / "nowhere")
-    assert caught.value.path == str(tmp_path / "nowhere")
-
-
-def test_a_file_instead_of_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(memload.SourceError, match="found a file"):
-        ImageFolder(touch(tmp_path, "a.jpg") / "a.jpg")
-
-
-def test_an_empty_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(memload.SourceError, match="an empty folder"):
-        ImageFolder(tmp_path)
-
-
-def test_a_folder_without_images_says_what_is_in_it_instead(tmp_path: Path) -> None:
-    with pytest.raises(
-        memload.SourceError, match=r"files that are no images by their names \(1\): a/0\.npy"
-    ):
-        ImageFolder(touch(tmp_path, "a/0.npy"))
-
-
-@pytest.mark.skipif(AS_ROOT, reason="root may read everything")
-@pytest.mark.parametrize("mode", [0o000, 0o400])
-def test_a_folder_that_cannot_be_read_is_said(tmp_path: Path, mode: int) -> None:
-    closed = touch(tmp_path, "a/b/0.jpg") / "a"
-    closed.chmod(mode)
-    try:
-        with pytest.raises(memload.SourceError, match="can be read"):
-            ImageFolder(tmp_path)
-    finally:
-        closed.chmod(0o700)
-
-
 @pytest.mark.parametrize("step", ["scandir", "stat"])
-def test_a_folder_that_the_system_refuses_is_said(
+def test_a_folder_that_cannot_be_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     root = touch(tmp_path, "a/b/0.jpg")
-    target, name = (os, "scandir") if step == "scandir" else (Path, "stat")
-    usual = getattr(target, name)
+    target: Any = os if step == "scandir" else Path
+    original = getattr(target, step)
 
     def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
         if str(path).endswith("b"):
             raise PermissionError(13, "Permission denied", str(path))
-        return usual(path, *arguments, **options)
+        return original(path, *arguments, **options)
 
-    monkeypatch.setattr(target, name, refuse)
-    with pytest.raises(memload.SourceError, match=r"a/b: expected a folder that can be read"):
+    monkeypatch.setattr(target, step, refuse)
+    with pytest.raises(memload.SourceError, match=r"a/b cannot be read: Permission denied"):
         ImageFolder(root)
 
 
-@pytest.mark.skipif(AS_ROOT, reason="root may read everything")
-def test_a_file_that_cannot_be_read_ends_in_the_ledger(tmp_path: Path, folder: Path) -> None:
-    (folder / "ant" / "00.jpg").chmod(0)
-    assert memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0).rejected == 1
-
-
-@pytest.mark.parametrize("change", ["add", "remove", "rename"])
-def test_the_listing_changes_with_the_names_of_the_files(folder: Path, change: str) -> None:
-    before = ImageFolder(folder).listing()
-    path = folder / "ant" / "00.jpg"
-    if change == "add":
-        (folder / "ant" / "new.jpg").write_bytes(path.read_bytes())
-    elif change == "remove":
-        path.unlink()
-    else:
-        path.rename(path.with_name("01.jpg"))
-    now = ImageFolder(folder).listing()
-    assert any(not np.array_equal(before[name], now[name]) for name in before)
-
-
-def test_the_listing_does_not_depend_on_what_the_files_hold(folder: Path) -> None:
-    before = ImageFolder(folder).listing()
-    for path in folder.glob("*/*.jpg"):
-        path.write_bytes(b"another picture")
-    now = ImageFolder(folder).listing()
-    assert before.keys() == now.keys()
-    assert all(np.array_equal(before[name], now[name]) for name in before)
-
-
-def test_a_source_is_opened_without_looking_at_each_file(
+def test_a_folder_is_opened_without_looking_at_each_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_at, stat = [], os.stat
-    monkeypatch.setattr(
-        os, "stat", lambda path, **keys: (looked_at.append(path), stat(path, **keys))[1]
-    )
-    ImageFolder(folder).listing()
-    assert not [path for path in looked_at if str(path).endswith(".jpg")]
+    looked_at: list[str] = []
+    original = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        looked_at.append(str(path))
+        return original(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert len(ImageFolder(folder)) == 12
+    assert not [path for path in looked_at if path.endswith(".jpg")]
 
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
@@ -470,7 +396,6 @@ def test_any_integer_is_a_label(build: Build, label: Any) -> None:
         (1.5, {"label": 1.5}),
         ((3,), {"label": 3}),
         ((3, 0.5), {"label": 3, "target_0": 0.5}),
-        ((3, 4), {"label": 3, "target_0": 4}),
         ((0.5, 4), {"target_0": 0.5, "target_1": 4}),
         ((np.arange(3), 1), {"target_0": [0, 1, 2], "target_1": 1}),
         ([1, 2], {"label": [1, 2]}),
@@ -482,14 +407,6 @@ def test_a_target_becomes_columns(build: Build, target: Any, columns: dict[str, 
     dataset, rejects = build((PIXELS, target), (PIXELS, target))
     assert rejects == []
     assert {name: column[1].tolist() for name, column in dataset.columns.items()} == columns
-
-
-def test_targets_beside_the_image_are_as_good_as_a_tuple(build: Build) -> None:
-    dataset, _ = build((PIXELS, 3, 0.5))
-    assert {name: column[0].item() for name, column in dataset.columns.items()} == {
-        "label": 3,
-        "target_0": 0.5,
-    }
 
 
 def test_an_image_alone_has_no_columns(build: Build) -> None:
@@ -556,17 +473,11 @@ def test_attributes_that_mean_something_else_name_no_classes(
     assert dataset.classes == []
 
 
-def test_classes_say_nothing_of_a_label_that_does_not_count(build: Build) -> None:
-    dataset, rejects = build((PIXELS, 0.5), classes=["a", "b"])
-    assert dataset.classes == []
-    assert rejects == []
-
-
 @pytest.mark.parametrize("label", [-1, 2, 2**40])
 def test_a_label_outside_the_classes_is_rejected(build: Build, label: int) -> None:
     dataset, rejects = build((PIXELS, 0), (PIXELS, label), classes=["a", "b"])
     assert len(dataset) == 1
-    assert "label: expected 0 to 1" in rejects[0]
+    assert "label" in rejects[0]
 
 
 def test_samples_that_are_none_or_raise_are_rejected(build: Build) -> None:
@@ -583,7 +494,7 @@ def test_samples_that_are_none_or_raise_are_rejected(build: Build) -> None:
     assert dataset.columns["label"].tolist() == [0, 1]
     assert len(rejects) == len(errors)
     assert all(line.partition(",")[2] for line in rejects)
-    assert rejects[0] == "1,the data set gave None"
+    assert rejects[0] == "1,the data set returned None"
     assert "ValueError: broken" in rejects[1]
 
 
@@ -591,11 +502,6 @@ def test_the_first_samples_may_be_broken(build: Build) -> None:
     dataset, rejects = build(None, ValueError("x"), (PIXELS, {"age": 3}))
     assert dataset.columns["age"].tolist() == [3]
     assert len(rejects) == 2
-
-
-def test_a_data_set_of_nothing_but_broken_samples_says_why() -> None:
-    with pytest.raises(memload.SourceError, match=r"the first 2 fail: ValueError: broken"):
-        DatasetSource(Samples(ValueError("broken"), None))
 
 
 @pytest.mark.parametrize(
@@ -626,21 +532,18 @@ def test_a_whole_number_is_good_for_a_column_of_floats(build: Build) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (
-            "cat",
-            r"column 'label': expected a number or an array of numbers, found str 'cat'\. Turn it into numbers",
-        ),
-        ({"name": "cat"}, "column 'name'"),
-        ({"name": None}, "column 'name'"),
-        ({"boxes": [[1, 2], [3]]}, "column 'boxes'"),
-        ({"z": 1j}, "column 'z'"),
-        ({"huge": 2**63}, "column 'huge'"),
-        ({"row": 1}, "column 'row': expected another name"),
-        ({"key": 1}, "column 'key': expected another name"),
-        ({"a/b": 1}, "column 'a/b': expected another name"),
+        ("cat", r"Column 'label' is not a number .*, but str 'cat'\. Turn it into numbers"),
+        ({"name": None}, "Column 'name' is not a number"),
+        ({"boxes": [[1, 2], [3]]}, "Column 'boxes' is not a number"),
+        ({"z": 1j}, "Column 'z' is not a number"),
+        ({"huge": 2**63}, "Column 'huge' is not a number"),
+        ({"row": 1}, "column 'row'"),
+        ({"key": 1}, "column 'key'"),
+        ({"a/b": 1}, "column 'a/b'"),
+        ({3: 1}, "3"),
     ],
 )
-def test_targets_that_are_no_numbers_are_told_before_it_begins(
+def test_columns_that_cannot_be_stored_are_errors_before_anything_is_written(
     tmp_path: Path, target: Any, message: str
 ) -> None:
     with pytest.raises(memload.SourceError, match=message):
@@ -648,14 +551,43 @@ def test_targets_that_are_no_numbers_are_told_before_it_begins(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dict_without_an_image_is_told() -> None:
-    with pytest.raises(memload.SourceError, match=r"an entry 'image', found \['img', 'label'\]"):
-        DatasetSource(Samples({"img": PIXELS, "label": 1}))
+class UnreadableError(Exception):
+    """An exception whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no text")
 
 
-def test_an_empty_data_set_is_told() -> None:
-    with pytest.raises(memload.SourceError, match="found none"):
-        DatasetSource(Samples())
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "The data set has no samples"),
+        ([{"img": PIXELS, "label": 1}], r"no entry 'image', only \['img', 'label'\]"),
+        ([ValueError("broken"), None], "None of the first 2 samples .* ValueError: broken"),
+        ([UnreadableError()], "UnreadableError"),
+    ],
+)
+def test_a_data_set_without_a_usable_sample_is_an_error_that_says_why(
+    samples: list[Any], message: str
+) -> None:
+    with pytest.raises(memload.SourceError, match=message):
+        DatasetSource(Samples(*samples))
+
+
+def test_an_error_of_any_length_is_shortened() -> None:
+    with pytest.raises(memload.SourceError) as caught:
+        DatasetSource(Samples(ValueError("x" * 50_000_000)))
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("mode", ["RGB", "array"])
+def test_an_exception_whose_text_cannot_be_read_costs_its_sample(tmp_path: Path, mode: Any) -> None:
+    source = Samples(UnreadableError(), (PIXELS, 1), UnreadableError(), (PIXELS, 2))
+    report = memload.build(source, tmp_path / "out.bin", mode=mode, num_workers=0)
+    assert report.rejected == 2
+    assert report.ledger is not None
+    assert report.ledger.read_text().count("UnreadableError") == 2
+    assert memload.MemmapDataset(tmp_path / "out.bin").labels.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("source", [7, None, iter(()), {1, 2}])
@@ -664,31 +596,6 @@ def test_what_is_no_source_is_told(tmp_path: Path, source: Any) -> None:
         TypeError, match="is neither a folder nor a Source nor a map-style data set"
     ):
         memload.build(source, tmp_path / "out.bin")
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({3: 1}, "column 3: expected a text as its name, found int"),
-        (
-            {"x": np.ma.masked_array([1, 2], mask=[True, False])},
-            "column 'x': expected numbers, found some that are masked",
-        ),
-    ],
-)
-def test_a_column_that_is_none_is_told(columns: Any, message: str) -> None:
-    with pytest.raises(memload.SourceError, match=message):
-        DatasetSource([{"image": PIXELS, **columns}] if "x" in columns else [(PIXELS, columns)])
-
-
-def test_an_error_of_any_length_is_told_in_short() -> None:
-    class Broken(list[int]):
-        def __getitem__(self, index: Any) -> Any:
-            raise ValueError("x" * 50_000_000)
-
-    with pytest.raises(memload.SourceError) as told:
-        DatasetSource(Broken([1, 2]))
-    assert len(str(told.value)) < 1000
 
 
 class Own:
@@ -701,12 +608,10 @@ class Own:
         classes: Sequence[str] | None = None,
         *,
         keys: Any = None,
-        listing: Any = ...,
     ) -> None:
         self.records, self.schema, self.classes = records, schema or {}, classes
         self.keys = keys or [f"key {number}" for number in range(len(records))]
         self.notes: list[str] = ["a note"]
-        self._listing = {"length": np.array([len(self)])} if listing is ... else listing
 
     def __str__(self) -> str:
         return "source"
@@ -716,9 +621,6 @@ class Own:
 
     def __getitem__(self, index: int) -> memload.Record:
         return memload.Record(self.keys[index], PIXELS, self.records[index])
-
-    def listing(self) -> dict[str, np.ndarray]:
-        return self._listing
 
 
 LABEL = {"label": Column("<i8")}
