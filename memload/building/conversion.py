@@ -244,7 +244,7 @@ def _read_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
         if error.errno in _EXHAUSTED:
             raise BuildError(
                 f"{path} cannot be read: {error.strerror}. Free some, then run the same command "
-                "again: it goes on where it stopped",
+                "again: it goes on where it stopped.",
                 path=path,
             ) from error
         raise DecodeError(f"the file cannot be read: {error.strerror or error}") from error
@@ -260,7 +260,7 @@ def _to_image(array: np.ndarray) -> Image.Image:
         raise DecodeError(
             f"an array of {array.dtype} and shape {array.shape} is not a picture: those are (H, "
             "W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16. Store others with "
-            "mode='array'"
+            "mode='array'."
         )
     return Image.fromarray(array)
 
@@ -385,7 +385,7 @@ def _any_outside(points: np.ndarray, size: tuple[int, int]) -> bool:
 def _check_unmasked(array: np.ndarray) -> None:
     if np.ma.is_masked(array):
         raise DecodeError(
-            "some values of the array are masked, and a mask cannot be stored. Fill them"
+            "some values of the array are masked, and a mask cannot be stored. Fill them."
         )
 
 

@@ -203,7 +203,7 @@ def parse_color(text: str, argument: str) -> tuple[int, int, int]:
         return ImageColor.getrgb(text)[:3]
     except (ValueError, AttributeError):
         raise ValueError(
-            f"{argument}: {text!r} is not a color. Give a name such as 'white', or '#7f7f7f'"
+            f"{argument}: {text!r} is not a color. Give a name such as 'white', or '#7f7f7f'."
         ) from None
 
 
@@ -303,7 +303,7 @@ def _require_jpeg4py() -> None:
         raise DependencyError(
             "decoder 'jpeg4py': the package jpeg4py is not installed. Run \"pip install "
             "'memload[jpeg4py]'\" and install libturbojpeg (Debian: apt install libturbojpeg0), "
-            "or use the decoder 'pillow', which is as fast",
+            "or use the decoder 'pillow', which is as fast.",
             name="jpeg4py",
         )
     try:
@@ -312,7 +312,7 @@ def _require_jpeg4py() -> None:
         raise DependencyError(
             f"decoder 'jpeg4py': the system library libturbojpeg cannot be loaded: {error}. "
             "Install it (Debian: apt install libturbojpeg0), or use the decoder 'pillow', which "
-            "is as fast",
+            "is as fast.",
             name="libturbojpeg",
         ) from None
 
@@ -340,7 +340,7 @@ def _require_simplejpeg() -> None:
     if simplejpeg is None:
         raise DependencyError(
             'strict: the package simplejpeg is not installed. Run "pip install '
-            "'memload[strict]'\", or leave out --strict",
+            "'memload[strict]'\", or leave out --strict.",
             name="simplejpeg",
         )
 

@@ -62,7 +62,7 @@ class Manifest:
         self.root = self.path.parent if root is None else Path(root)
         if not self.root.is_dir():
             raise SourceError(
-                f"The folder of the images, {self.root}, does not exist. Check --root",
+                f"The folder of the images, {self.root}, does not exist. Check --root.",
                 path=self.root,
             )
         names, table = self._read()
@@ -98,7 +98,7 @@ class Manifest:
         try:
             # Pipes are read, such as <(…) in a shell. Devices such as /dev/zero have no end.
             if self.path.is_dir() or self.path.is_block_device() or self.path.is_char_device():
-                raise self._error("it is a folder or a device, not a CSV file. Check the path")
+                raise self._error("it is a folder or a device, not a CSV file. Check the path.")
             with self.path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
                 reader = csv.reader(file, strict=True, skipinitialspace=True)
                 header = self._checked_header(next(reader, []))
@@ -108,7 +108,7 @@ class Manifest:
                     if len(row) != len(header):
                         count = "1 column" if len(row) == 1 else f"{len(row)} columns"
                         raise self._error(
-                            f"it has {count}, but the first line has {len(header)}. Correct it",
+                            f"it has {count}, but the first line has {len(header)}. Correct it.",
                             reader.line_num,
                         )
                     rows.append(row)
@@ -116,7 +116,7 @@ class Manifest:
         except OSError as error:
             raise self._error(f"it cannot be read: {error.strerror or error}") from error
         except csv.Error as error:
-            raise self._error(f"this is not CSV: {error}. Correct it", reader.line_num) from error
+            raise self._error(f"this is not CSV: {error}. Correct it.", reader.line_num) from error
         if not rows:
             raise self._error("it lists no images")
         names, *columns = (list(column) for column in zip(*rows, strict=True))
@@ -125,18 +125,18 @@ class Manifest:
     def _checked_header(self, cells: list[str]) -> list[str]:
         header = [name.strip() for name in cells]
         if any("\0" in name for name in header):
-            raise self._error("it is not CSV in UTF-8, but perhaps in UTF-16. Save it as UTF-8")
+            raise self._error("it is not CSV in UTF-8, but perhaps in UTF-16. Save it as UTF-8.")
         if header and header[0].lower().endswith(EXTENSIONS):
             raise self._error(
                 f"the column names are missing: the first line has an image ({header[0]}). Put a "
-                "line such as 'path,label' above it",
+                "line such as 'path,label' above it.",
                 1,
             )
         if "" in header:
-            raise self._error("a column has no name. Name it", 1)
+            raise self._error("a column has no name. Name it.", 1)
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
-            raise self._error(f"two columns have the same name: {', '.join(twice)}. Rename one", 1)
+            raise self._error(f"two columns have the same name: {', '.join(twice)}. Rename one.", 1)
         return header
 
     def _error(self, problem: str, line: int | None = None) -> SourceError:
@@ -148,7 +148,7 @@ class Manifest:
         if empty:
             missing = "1 label is" if len(empty) == 1 else f"{len(empty):,} labels are"
             raise self._error(
-                f"{missing} missing, the first one here. Fill them in, or remove these lines",
+                f"{missing} missing, the first one here. Fill them in, or remove these lines.",
                 empty[0],
             )
         values = _numbers(cells)
@@ -174,7 +174,7 @@ class Manifest:
 
     def _add(self, name: str, values: np.ndarray, *, points: bool = False) -> None:
         if name in self._columns:
-            raise self._error(f"two columns would be named {name!r}. Rename one")
+            raise self._error(f"two columns would be named {name!r}. Rename one.")
         self._columns[name] = values
         self.schema[name] = Column(values.dtype.str, values.shape[1:], points)
 
@@ -228,7 +228,7 @@ def _choose_points(name: str, pattern: str | int, columns: Sequence[str]) -> lis
             counts = " and ".join(str(len(group)) for group in groups)
             raise ValueError(
                 f"points {name!r}: {pattern!r} fits {counts} columns. Give one pattern, or one "
-                "for x and one for y that fit as many columns"
+                "for x and one for y that fit as many columns."
             )
         chosen = [column for pair in zip(*groups, strict=True) for column in pair]
     if not chosen or len(chosen) % 2:
@@ -252,6 +252,6 @@ def _choose_array(
         raise ValueError(
             f"arrays {name!r}: {pattern!r} fits {len(chosen)} of the columns "
             f"{', '.join(columns) or '(none)'}. Give a pattern and a shape of as many columns, "
-            "such as 'r*:3x3'"
+            "such as 'r*:3x3'."
         )
     return chosen, shape

@@ -135,7 +135,7 @@ class ImageFolder:
             raise SourceError(
                 f"{root} has no image files ({' '.join(self._extensions)}), only "
                 f"{'; '.join(self.notes) or 'an empty folder'}. Check the path, or name other "
-                "extensions with --extensions",
+                "extensions with --extensions.",
                 path=root,
             )
         if not names:
@@ -207,22 +207,20 @@ class ImageFolder:
         logger.warning(
             f"{self.root}: the class folders ({_first_names(folders)}) have no images of their "
             f"own, only folders with images, such as {first.rpartition('/')[0]}. If those are the "
-            f"classes, build {self.root / first_class} instead"
+            f"classes, build {self.root / first_class} instead."
         )
 
 
 def _checked_root(root: str | Path) -> Path:
     if not os.fspath(root):  # pathlib would take it for the current folder
-        raise SourceError("The path of the image folder is empty. Write . for the current folder")
+        raise SourceError("The path of the image folder is empty. Write . for the current folder.")
     path = Path(root)
     if path.is_dir():
         return path
     if path.is_file() and path.suffix.lower() == ".csv":
-        remedy = (
-            f"If it lists images, say --manifest {root}; in Python, memload.Manifest({str(root)!r})"
-        )
+        remedy = f"If it lists images, say --manifest {root}; in Python, memload.Manifest({str(root)!r})."
     else:
-        remedy = "Check the path"
+        remedy = "Check the path."
     what = "is a file, not a folder of images" if path.exists() else "does not exist"
     raise SourceError(f"{root} {what}. {remedy}", path=root)
 
@@ -304,7 +302,7 @@ class DatasetSource:
             except TimeoutError as error:
                 raise SourceError(
                     f"Sample {index} of the data set cannot be read: {error}. Raise the timeout, "
-                    "or mend the data set"
+                    "or mend the data set."
                 ) from None
             except BuildError as error:  # it ended its process
                 found = str(error)
@@ -335,7 +333,7 @@ class DatasetSource:
             if "image" not in columns:
                 raise SourceError(
                     f"The samples of the data set have no entry 'image', only {sorted(columns)}. "
-                    "Rename the image's"
+                    "Rename the image's."
                 )
             return columns.pop("image"), columns
         if not isinstance(sample, (tuple, list)):
@@ -395,7 +393,7 @@ def _column(name: object, value: Any) -> Column:
     if array.dtype.kind not in "biuf" or is_too_large:
         raise SourceError(
             f"Column {name!r:.80} is not a number or an array of numbers, but "
-            f"{type(value).__name__} {value!r:.40}. Turn it into numbers, or leave it out"
+            f"{type(value).__name__} {value!r:.40}. Turn it into numbers, or leave it out."
         )
     if array.ndim == 0:
         return Column("<f8" if array.dtype.kind == "f" else "<i8")

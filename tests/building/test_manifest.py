@@ -231,7 +231,7 @@ def test_a_file_without_names_of_columns_is_told(write: Write) -> None:
     [
         ("path,a,a", "two columns have the same name: a"),
         ("path,", "a column has no name"),
-        ("path,label,label", "the same name: label"),
+        ("path,label,label", "two columns have the same name: label"),
     ],
 )
 def test_names_of_columns_that_are_none_are_told(write: Write, header: str, message: str) -> None:

@@ -592,9 +592,7 @@ def test_an_exception_whose_text_cannot_be_read_costs_its_sample(tmp_path: Path,
 
 @pytest.mark.parametrize("source", [7, None, iter(()), {1, 2}])
 def test_what_is_no_source_is_told(tmp_path: Path, source: Any) -> None:
-    with pytest.raises(
-        TypeError, match="is neither a folder nor a Source nor a map-style data set"
-    ):
+    with pytest.raises(TypeError, match="neither a folder nor a Source nor a map-style data set"):
         memload.build(source, tmp_path / "out.bin")
 
 
