@@ -262,6 +262,17 @@ def test_no_such_root_is_told(write: Write, tmp_path: Path) -> None:
         memload.Manifest(write("path", "a"), root=tmp_path / "none")
 
 
+def test_where_no_image_is_found_the_folder_that_was_searched_is_named(
+    write: Write, folder: Path
+) -> None:
+    manifest = memload.Manifest(write("path,label", "00.jpg,x", "03.jpg,y"), root=folder / "bee")
+    with pytest.raises(
+        memload.BuildError,
+        match=rf"none of 2 pictures in {folder / 'bee'} can be used: .*no such file.*--root",
+    ):
+        memload.build(manifest, folder.parent / "out.bin", num_workers=0)
+
+
 def test_images_that_are_not_there_end_in_the_ledger(
     write: Write, folder: Path, tmp_path: Path
 ) -> None:

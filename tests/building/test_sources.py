@@ -148,7 +148,7 @@ def test_images_that_lie_in_folders_of_every_class_folder_are_warned_of(
         f"{tmp_path}/data: the class folders (train, val) have no images of their own"
     )
     assert record.message.endswith(
-        f"such as train/a. If those are the classes, build {tmp_path}/data/train instead"
+        f"such as train/a. If those are the classes, build {tmp_path}/data/train instead."
     )
 
 
