@@ -1,4 +1,4 @@
-"""The main job on a folder of images: build, verify, read, compare with decoding, picture."""
+"""Build a data set from a folder of images, verify it, draw it, and compare reading with decoding."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ SIDE, BATCH, DECODED = 256, 256, 2000
 
 
 class Jpegs(Dataset[tuple[torch.Tensor, int]]):
-    """The same pictures as most training scripts read them: decode, resize the shorter side, cut the centre."""
+    """The images as most training scripts read them: decode, resize the shorter side, crop the center."""
 
     def __init__(self, root: Path, dataset: memload.MemmapDataset) -> None:
         self.paths = [root / key for key in dataset.keys]
@@ -45,7 +45,7 @@ class Jpegs(Dataset[tuple[torch.Tensor, int]]):
 
 
 def rate(loader: DataLoader[object], seconds: float) -> float:
-    """Return the median images a second of whole epochs, the first left out, for about so many seconds."""
+    """Return the median rate of whole epochs, in images/s, without the first. Takes about ``seconds``."""
     rates: list[float] = []
     end = time.perf_counter() + seconds
     for epoch in range(1000):
@@ -63,7 +63,7 @@ def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument(
-        "images", nargs="?", type=Path, help="a folder of images; made where none is given"
+        "images", nargs="?", type=Path, help="a folder of images (default: generate some)"
     )
     images: Path | None = parser.parse_args().images
     here = Path("demo")
@@ -71,7 +71,7 @@ def main() -> None:
     if images is None:
         images = here / "images"
         if not images.exists():
-            print("making 400 photograph-like JPEGs …", flush=True)
+            print("generating 400 JPEGs …", flush=True)
             photographs.write_folder(images, 400)
 
     output = here / "out.bin"
@@ -81,7 +81,7 @@ def main() -> None:
         print(f"memload verify {output}")
         report = memload.verify(output)
         print(
-            f"{report.rows:,} rows, {report.bytes:,} bytes: {'all as written' if report.ok else 'DAMAGED'}"
+            f"{report.rows:,} rows, {report.bytes:,} bytes: {'intact' if report.ok else 'DAMAGED'}"
         )
         memload.preview(output, here / "preview.png", count=30)
     except memload.MemloadError as error:
@@ -97,12 +97,12 @@ def main() -> None:
     mapped = DataLoader(dataset, BATCH, shuffle=True, collate_fn=collate)
     decoded = DataLoader(some, BATCH, shuffle=True, num_workers=cores, persistent_workers=True)
     print(
-        f"epochs of {len(dataset):,} images, batches of {BATCH}, random order, files warm, {cores} cores:"
+        f"epochs of {len(dataset):,} images in batches of {BATCH}, random order, files in RAM, {cores} cores:"
     )
     by_decoding, by_mapping = rate(decoded, 3), rate(mapped, 3)
     print(f"  decoding the files, {cores} workers  {by_decoding:10,.0f} images/s")
     print(
-        f"  memload, no worker             {by_mapping:10,.0f} images/s   {by_mapping / by_decoding:.0f} times as many"
+        f"  memload, no workers            {by_mapping:10,.0f} images/s   {by_mapping / by_decoding:.0f} times as fast"
     )
 
 

@@ -1,4 +1,4 @@
-# Sourced by demo, test and check. Makes .venv and installs memload into it with the extras named:
+# Sourced by demo, test and check. Creates .venv and installs memload in it, with these extras:
 #   . scripts/environment.sh EXTRA[,EXTRA]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,15 +11,15 @@ find_python() {
             return
         fi
     done
-    echo "memload: expected Python 3.11 or newer on the PATH, found none. Install it from python.org" >&2
+    echo "memload: there is no Python 3.11 or newer on the PATH. Install it from python.org" >&2
     return 1
 }
 
 make_venv() {
     local python
     python=$(find_python)
-    echo "setting up Python in .venv, once …" >&2
-    # Debian's Python comes without ensurepip; virtualenv brings a pip of its own.
+    echo "creating .venv (only the first time) …" >&2
+    # The Python of Debian lacks ensurepip. virtualenv comes with its own pip.
     "$python" -m venv .venv >/dev/null 2>&1 || {
         rm -rf .venv
         "$python" -m pip install --quiet --target .virtualenv virtualenv &&
@@ -30,10 +30,10 @@ make_venv() {
 
 install() {
     local stamp=.venv/.memload-$1
-    # A stamp, so that the second run starts at once; a changed pyproject.toml makes it stale.
+    # The stamp makes the next run start at once, unless pyproject.toml has changed.
     [[ $stamp -nt pyproject.toml ]] && return
-    echo "installing memload and what it needs into .venv: the first time torch too, which takes minutes …" >&2
-    # torch first: asked for by memload, pip would take the newest, and with it gigabytes of CUDA.
+    echo "installing memload and its dependencies in .venv; the first time, torch may take minutes …" >&2
+    # torch first: as a dependency, pip would take its newest build, with gigabytes of CUDA.
     .venv/bin/python -c 'import torch' 2>/dev/null || .venv/bin/python -m pip install --quiet torch==2.13.0
     .venv/bin/python -m pip install --quiet --editable ".${1:+[$1]}"
     touch "$stamp"

@@ -1,7 +1,7 @@
-"""Photograph-like JPEGs from a seed, for demonstrations, tests and benchmarks without real images.
+"""Generate JPEGs that resemble photographs, for demonstrations, tests and benchmarks.
 
-To a decoder and to a resizer they are like photographs: their power spectrum falls as a photograph's does,
-their detail is uneven over the picture, and their sizes, bytes a pixel and decoding time are ImageNet's.
+For decoders and resizers they are like photographs: their power spectrum falls off in the same way,
+detail is spread unevenly, and sizes, bytes for each pixel and decoding times are those of ImageNet.
 """
 
 import argparse
