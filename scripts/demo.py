@@ -1,7 +1,6 @@
 """Build a data set from a folder of images, verify it, draw it, and compare reading with decoding."""
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -14,6 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import memload
+from memload.machine import available_cores
 
 SIDE, BATCH, DECODED = 256, 256, 2000
 
@@ -88,9 +88,7 @@ def main() -> None:
         sys.exit(f"memload: {error}")
     print(f"{here / 'preview.png'} shows 30 of them\n")
 
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = available_cores()
     dataset = memload.MemmapDataset(output)
     some = Subset(Jpegs(images, dataset), range(min(len(dataset), DECODED)))
     collate: Callable[..., object] = memload.fast_collate
