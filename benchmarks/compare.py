@@ -41,6 +41,7 @@ import json
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import statistics
@@ -565,7 +566,7 @@ def measure(compared: list[Way], options: argparse.Namespace) -> tuple[int, int]
 
 def results_of(compared: list[Way]) -> dict[str, Any]:
     """Return each way's figures, with what memload's first is to it, round by round."""
-    from record import spread
+    from harness import spread
 
     ours = (
         compared[0]
@@ -592,9 +593,9 @@ def results_of(compared: list[Way]) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark."""
-    from record import arguments, at_least_one, need_cuda, numbers_of, record
+    from harness import argument_parser, need_cuda, partial, record
 
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--images", type=Path, help="folder of JPEGs; made ones without it")
     parser.add_argument(
         "--count",
@@ -606,7 +607,7 @@ def main() -> int:
     parser.add_argument(
         "--workers", type=int, default=CORES, help="at most; as many as cores by default"
     )
-    parser.add_argument("--rounds", type=at_least_one, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--seconds", type=float, default=0.5, help="of a round of one way, at least"
     )
@@ -633,24 +634,23 @@ def main() -> int:
     )
     options = parser.parse_args()
     part = 3 * options.batch * max(1, options.workers)  # pictures for ways that decode in training
-    usual = numbers_of(parser, "timeout") | {"only": [], "count": max(16 * options.batch, part)}
-    count = options.count = options.count or usual["count"]
+    count = options.count = options.count or max(16 * options.batch, part)
     if count < part:
-        parser.error(
-            f"--count: expected three batches a worker, {part} pictures or more, found {count}"
-        )
+        parser.error(f"--count is {count}. Give {part} or more: three batches for each worker.")
+    usual = {"count": max(4096, part), "side": 224, "batch": 256, "workers": CORES, "rounds": 5}
+    left_out = partial(options, usual) + [f"--only {shlex.join(options.only)}"] * bool(options.only)
     device = options.device
     if device is None:
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda":
-        need_cuda("--device cpu leaves batches in memory")
+        need_cuda("--device cpu leaves batches in memory.")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(
             number, lambda number, frame: sys.exit(128 + number)
         )  # so that all is cleared away
-    from report import comparison
+    from report import tables
 
     pythons = dict(entry.split("=", 1) for entry in options.python)
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="compare-") as name:
@@ -691,11 +691,11 @@ def main() -> int:
     }  # fmt: skip
     parameters |= {"only": ", ".join(options.only)} if options.only else {}
     results = results_of(compared)
-    print(comparison(results), NOTE, sep="\n\n")
+    print(*(table.markdown() for table in tables(results)), NOTE, sep="\n\n")
     if all(way.error is not None for way in compared):
         print("Nothing is recorded, as no way could be measured.", file=sys.stderr)
         return 1
-    record("compare", options, usual, parameters, results, show=False)
+    record("compare", options, results, parameters, left_out)
     if not options.dry_run:
         print("The line is in benchmarks/results/compare.jsonl.")
     return status
@@ -705,6 +705,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         child(sys.argv[2], sys.argv[3])
     else:
-        from record import run_main
+        from harness import errors_in_one_line
 
-        run_main(main)
+        with errors_in_one_line():
+            sys.exit(main())

@@ -1,114 +1,102 @@
-"""Generate RESULTS.md and its plots from the lines in ``results/``, the newest of each benchmark and kind of machine.
+"""Write RESULTS.md, its plots and docs/speed.svg from the lines in ``results/``.
 
     python benchmarks/report.py [--check]
 
-Run it after a benchmark has added a line. `--check` writes nothing, and fails if the text is not up to date.
+Run it after a benchmark has added a line. `--check` writes nothing and fails if RESULTS.md is not up
+to date. Shown is the newest line of each benchmark, kind of machine (processor, number of cores,
+GPUs) and variant; a line of a partial run only if there is no whole one.
 
-A kind of machine is its processor, its number of cores and its GPUs; a benchmark that is run in several variants
-(`VARIANTS`) has each of them. A run that was recorded as partial is shown only where there is no whole one. Results are
-names with values, of any depth: a value is a median with quartiles, a number, a text, or a curve, which is a list of
-numbers, one a step. Where several names have the same values below them, these are the columns of one table. What
-counts images a second goes into the plot, as do curves.
-
-`results/commits.json` has the commits that lines name and the history does not, as they were landed as fewer ones, and
-in which of these each of them is. `results/remarks.json` has what was found out of a line later.
+The results of a line are names with values, in tables of any depth. A value is a median with
+quartiles, a number, a text, or a curve: a list of numbers. Images a second and curves are plotted.
+`results/remarks.json` has what was found out about lines later.
 """
 
 import argparse
 import ast
 import json
-import math
 import re
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
-
 HERE = Path(__file__).parent
-#: Parameters by which two runs of one benchmark are two results, not an old one and a new one.
-VARIANTS = ("fast", "ranks", "device", "model", "pages", "first epoch")
-#: Names of values that count images a second; and those of benchmarks whose names do not say so, and of no ratios.
-RATE = r".*images(/s|_per_second)"
+SPEED = HERE.parent / "docs" / "speed.svg"
+#: Parameters that make two runs of a benchmark two results, not an old one and a new one.
+VARIANTS = ("fast", "ranks", "device", "model", "pages", "first epoch", "of")
+#: Which figures are images a second, in benchmarks whose names do not say so.
 RATES = {
     "build": "memload|bare",
-    "cold": r"\d threads.*|read from.*",
+    "cold": r"\d threads.*|read from.*|.*images/s",
     "collate": ".*_collate",
     "feeds": r"(\d+×|what else)[^/]*",
-    "loader": "np.take|(memload|ffcv), .*",
+    "loader": "np.take|(memload|ffcv), [^/]*",
     "several_gpus": "together|.* alone",
+    "shards": "[^/]*",
 }
-#: What is memload's own, in a plot; and in those of benchmarks whose names do not say so.
-OURS = (
-    r".*(memload|Memmap|(?<!Data)Loader|(Cuda|Thread)Prefetcher|fast_collate"
-    r"|\b(dma|uva|pinned|resident)\b|asking ahead|together).*"
-)
-OWN = {
-    "several_gpus": ".*",
-    "train_step": "(?!synthetic|JPEGs).*",
-    "transforms": "(?!copy|torchvision|kornia)(?!.*, plain).*",
+RATE = r".*images(/s|_per_second)"
+#: Rows of the table `feeds` › "what else there is …" in docs/speed.svg, with their labels.
+SPEED_ROWS = {
+    "JPEGs in a DataLoader": "JPEGs in a DataLoader, {workers} workers",
+    "DataLoader over MemmapDataset, fast_collate": "out.bin in a DataLoader, fast_collate",
+    "Loader, pinned, 12 threads": "Loader, pinned: 12 threads gather",
+    "Loader, uva": "Loader, uva: a kernel fetches",
+    "Loader, dma": "Loader, dma: copy engines fetch",
+    "one copy": "limit: one copy of such a batch",
 }
-#: A value that tells what others took of a machine's cores; and how much is too much to quote the run.
-OTHERS, BUSY = "others, %", 10
-#: Columns from which on a table has quartiles in the first two only.
-WIDE = 6
-COLOURS = ("#2f6fde", "#e07b39", "#3a9d5d", "#8e5bc4", "#b8bfca")
+#: With so many columns, only the first two have quartiles.
+MANY_COLUMNS = 6
+#: The column of a table that has one value a row.
+VALUE = "median (quartiles) or value"
+#: The column that says how much of the cores other processes took, and how much is too much.
+OTHERS, TOO_BUSY = "others, %", 10
+NOT_COLUMNS = ("error", "versions")
+BLUE, GREY = "#2f6fde", "#afb8c1"
 
 
 def newest(folder: Path) -> list[dict[str, Any]]:
-    """Return the newest line of each benchmark, machine and variant; a partial one where there is no whole one.
-
-    ``remark`` is what was found out of a line later, from ``remarks.json``.
-    """
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
-    lines = [
-        json.loads(line)
-        for path in folder.glob("*.jsonl")
-        for line in path.read_text().splitlines()
-        if line
-    ]
-    for line in sorted(lines, key=lambda line: ("partial" not in line, line["when"])):
-        found[line["benchmark"], machine(line), variant(line)] = line
+    """Return the lines to show, with their remarks."""
+    files = [file.read_text().splitlines() for file in sorted(folder.glob("*.jsonl"))]
+    lines = [json.loads(line) for file in files for line in file]
+    lines.sort(key=lambda line: ("partial" not in line, line["when"]))
+    found = {(line["benchmark"], machine(line), variant(line)): line for line in lines}
     remarks = folder / "remarks.json"
     for remark in json.loads(remarks.read_text()) if remarks.exists() else []:
         for line in found.values():
-            if (line["benchmark"], line["when"]) == (remark["benchmark"], remark["when"]):
-                line["remark"] = remark["remark"]
+            if all(line[key].startswith(start) for key, start in remark["of"].items()):
+                line.setdefault("remarks", []).append(remark["remark"])
     return [found[key] for key in sorted(found)]
 
 
-def commits(folder: Path) -> dict[str, str]:
-    """Return in which commit of the history others are that lines name."""
-    path = folder / "commits.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def commit(line: dict[str, Any], landed: dict[str, str]) -> str:
-    """Return a line's commit, and where it is not in the history, in which one it is."""
-    named, changes, _ = line["commit"].partition("+")
-    if named not in landed:
-        return line["commit"]
-    return (
-        f"{line['commit']}, {f'of which {named}' if changes else 'which'} landed in {landed[named]}"
-    )
-
-
 def machine(line: dict[str, Any]) -> str:
-    """Return a machine's kind in words."""
-    of = line["machine"]
-    gpu = f", {of['gpus']} × {of['gpu']}" if "gpu" in of else ""
-    return f"{of['cpu']}, {of['cores']} cores{gpu}"
+    """Return the kind of machine in words."""
+    facts = line["machine"]
+    gpus = f", {facts['gpus']} × {facts['gpu']}" if "gpu" in facts else ""
+    return f"{facts['cpu']}, {facts['cores']} cores{gpus}"
 
 
 def variant(line: dict[str, Any]) -> str:
-    """Return what sets a line apart from others of the same benchmark, in words."""
-    return ", ".join(
-        f"{name} {line['parameters'][name]}" for name in VARIANTS if name in line["parameters"]
-    )
+    """Return what distinguishes a line from others of the same benchmark, in words."""
+    parameters = line["parameters"]
+    return ", ".join(f"{name} {parameters[name]}" for name in VARIANTS if name in parameters)
+
+
+# Values and tables
+
+
+def is_spread(value: Any) -> bool:
+    """Tell whether a value is a median with quartiles."""
+    return isinstance(value, dict) and "median" in value
+
+
+def is_branch(value: Any) -> bool:
+    """Tell whether there are further names below a value."""
+    return isinstance(value, dict) and not is_spread(value)
 
 
 def number(value: Any) -> str:
-    """Return a number with three digits or all before the point; anything else as it is."""
+    """Return a number with three digits, or with all that stand before the point."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or abs(value) >= 100:
@@ -116,449 +104,255 @@ def number(value: Any) -> str:
     return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
-def is_spread(value: Any) -> bool:
-    """Tell whether a value is a median with quartiles."""
-    return isinstance(value, dict) and "median" in value and "lower_quartile" in value
-
-
-def is_curve(value: Any) -> bool:
-    """Tell whether a value is a list of numbers."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(point, int | float) for point in value)
-    )
-
-
-def is_branch(value: Any) -> bool:
-    """Tell whether there are further names below."""
-    return isinstance(value, dict) and not is_spread(value)
-
-
 def cell(value: Any, quartiles: bool = True) -> str:
     """Return a value in a few characters."""
     if value is None:
         return ""
-    if is_spread(value):
-        middle = number(value["median"])
-        if value["repeats"] < 2 or not quartiles:
-            return middle
-        return f"{middle} ({number(value['lower_quartile'])} to {number(value['upper_quartile'])})"
-    if is_curve(value):
+    if isinstance(value, list):
         return f"{number(value[0])} → {number(value[-1])}, {len(value)} steps"
-    return number(value)
+    if not is_spread(value):
+        return number(value)
+    median, low, high = (number(value[f"{name}"]) for name in ("median", "lower_quartile", "upper_quartile"))  # fmt: skip
+    return f"{median} ({low} to {high})" if quartiles and value["repeats"] > 1 else median
 
 
 @dataclass
-class Block:
-    """A table, with what goes into a plot."""
+class Table:
+    """Values by row and column. A row with an ``error`` has no others."""
 
     title: str
-    rows: list[tuple[str, ...]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    bars: list[tuple[str, dict[str, float]]] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)  #: with the reason
-    curves: list[tuple[str, list[float]]] = field(default_factory=list)
-    curve: str = "curves"  #: what they are of
+    columns: list[str]
+    rows: dict[str, dict[str, Any]]
 
+    def markdown(self) -> str:
+        """Return the table with a note on repeats and versions."""
+        lines = [["", *self.columns], ["---"] * (1 + len(self.columns))]
+        for name, row in self.rows.items():
+            cells = [
+                cell(row.get(column), len(self.columns) < MANY_COLUMNS or place < 2)
+                for place, column in enumerate(self.columns)
+            ]
+            if "error" in row:
+                cells[0] = f"not measured: {row['error']}"
+            lines.append([name.replace("|", "\\|"), *cells])
+        text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n\n".join([text, *self._notes()])
 
-def blocks(results: dict[str, Any], rate: str, title: str = "") -> list[Block]:
-    """Return results of any depth as tables; `rate` is a pattern of names that count images a second."""
-    below = {name: value for name, value in results.items() if is_branch(value)}
-    if below and not any(
-        is_branch(inner) for value in below.values() for inner in without_versions(value).values()
-    ):
-        columns = {name for value in below.values() for name in value} - {"error", "versions"}
-        if len(columns) <= 16 and (
-            len(below) > 1 and any(len(value) > 1 for value in below.values())
-        ):
-            shared = sum(
-                len(value.keys() & columns) for value in below.values() if "error" not in value
+    def _notes(self) -> Iterator[str]:
+        values = [value for row in self.rows.values() for value in row.values()]
+        others = [row[OTHERS]["median"] for row in self.rows.values() if OTHERS in row]
+        if max(others, default=0) > TOO_BUSY:
+            yield (
+                f"**Other processes took up to {max(others):.0f} % of the cores. "
+                "Do not quote these figures.**"
             )
-            if 2 * shared > len(columns) * sum("error" not in value for value in below.values()):
-                rest = {name: value for name, value in results.items() if name not in below}
-                return [*blocks(rest, rate, title), matrix(below, rate, title)]
-    block = Block(title, [("", "median (quartiles) or value", "repeats")])
+        repeats = sorted({value["repeats"] for value in values if is_spread(value)})
+        if repeats:
+            yield f"Medians of {' or '.join(map(str, repeats))} rounds."
+        versions = {
+            f"{name} {version}"
+            for row in self.rows.values()
+            for name, version in row.get("versions", {}).items()
+        }
+        if versions:
+            yield f"Versions: {', '.join(sorted(versions))}."
+
+    def rates(self, pattern: str) -> dict[str, Any]:
+        """Return the rows that are plotted as bars: images a second, by name."""
+        title = f"{self.title} › " if self.title else ""
+        for column in self.columns:
+            rates = {
+                name: row[column]
+                for name, row in self.rows.items()
+                if is_spread(row.get(column))
+                and re.fullmatch(pattern, title + (name if column == VALUE else column))
+            }
+            if len(rates) > 1:
+                return rates
+        return {}
+
+    def curves(self) -> dict[str, list[float]]:
+        """Return the curves, by name."""
+        return {
+            name if column == VALUE else f"{name}, {column}": value
+            for name, row in self.rows.items()
+            for column, value in row.items()
+            if isinstance(value, list) and value
+        }
+
+
+def tables(results: dict[str, Any], title: str = "") -> list[Table]:
+    """Return results as tables: one for names that have the same values below them."""
+    branches = {name: value for name, value in results.items() if is_branch(value)}
+    leaves = {name: value for name, value in results.items() if name not in branches}
     found = []
-    for name, value in results.items():
-        full = f"{title} › {name}" if title else name
-        if is_branch(value):
-            found += blocks(value, rate, full)
-        elif value is not None:
-            block.rows.append(
-                (name, cell(value), str(value["repeats"]) if is_spread(value) else "")
-            )
-            block.bars += [(name, value)] if is_spread(value) and re.fullmatch(rate, full) else []
-            block.curves += [(name, value)] if is_curve(value) else []
-    return [block, *found] if len(block.rows) > 1 else found
+    if any(value is not None for value in leaves.values()):
+        rows = {name: {VALUE: value} for name, value in leaves.items() if value is not None}
+        found.append(Table(title, [VALUE], rows))
+    inner = [
+        {name: value for name, value in branch.items() if name not in NOT_COLUMNS}
+        for branch in branches.values()
+        if "error" not in branch
+    ]
+    columns = list(dict.fromkeys(name for values in inner for name in values))
+    flat = not any(is_branch(value) for values in inner for value in values.values())
+    if len(branches) > 1 and flat and 2 * sum(map(len, inner)) > len(columns) * len(inner):
+        return [*found, Table(title, columns or ["result"], branches)]
+    for name, branch in branches.items():
+        found += tables(branch, f"{title} › {name}" if title else name)
+    return found
 
 
-def without_versions(value: dict[str, Any]) -> dict[str, Any]:
-    """Return values without those that stand below a table."""
-    return {name: inner for name, inner in value.items() if name != "versions"}
+# RESULTS.md
 
 
-def matrix(results: dict[str, Any], rate: str = RATE, title: str = "") -> Block:
-    """Return a table with a row for each name, and the values below these as columns; one that failed says why."""
-    done = {
-        name: without_versions(value) for name, value in results.items() if "error" not in value
+def text(lines: list[dict[str, Any]]) -> str:
+    """Return RESULTS.md."""
+    parts = [
+        "# Results",
+        "`python benchmarks/report.py` generates this page from [`results/`](results). It shows the "
+        "newest run of each benchmark on each kind of machine; partial runs appear only if there is "
+        "no complete one. Figures are medians, with the quartiles in parentheses. Compare figures "
+        "only within a table: other tables are from other runs.",
+    ]
+    heading = None
+    for line in lines:
+        if line["benchmark"] != heading:
+            heading = line["benchmark"]
+            parts.append(f"## {heading}")
+            source = HERE / f"{heading}.py"
+            if source.exists():
+                about = ast.get_docstring(ast.parse(source.read_text())) or ""
+                summary = about.split("\n\n")[0].replace("\n", " ").replace("``", "`")
+                parts.append(f"{summary} Method: [{source.name}]({source.name}).")
+        parts += section(line)
+    return "\n\n".join(parts) + "\n"
+
+
+def section(line: dict[str, Any]) -> Iterator[str]:
+    """Yield the parts of the page about one line."""
+    yield f"### {'; '.join(filter(None, [machine(line), variant(line)]))}"
+    parameters = (f"{name} {number(value)}" for name, value in line["parameters"].items())
+    facts = [f"{line['when'][:10]}, commit {line['commit']}"]
+    facts += [f"**Partial run**: {', '.join(line['partial'])}"] if "partial" in line else []
+    facts += [f"**Remark**: {remark}" for remark in line.get("remarks", [])]
+    facts += [f"GPU driver {line['machine']['driver']}"] if "driver" in line["machine"] else []
+    facts += [f"Parameters: {', '.join(parameters)}"]
+    facts += [f"Command: `{line['command']}`"] if "command" in line else []
+    installed = {
+        name: which for name, which in line["versions"].items() if which != "not installed"
     }
-    columns = list(dict.fromkeys(name for value in done.values() for name in value)) or [""]
-    block = Block(title, [("", *columns)])
-    block.failed = [(name, value["error"]) for name, value in results.items() if "error" in value]
-    for name, value in results.items():
-        if "error" in value:
-            block.rows.append((name, f"none: {value['error']}", *[""] * (len(columns) - 1)))
-            continue
-        cells = (
-            cell(value.get(key), len(columns) < WIDE or place < 2)
-            for place, key in enumerate(columns)
-        )
-        block.rows.append((name, *cells))
-    for column in columns:
-        values = [(name, value.get(column)) for name, value in done.items()]
-        if not block.curves and any(is_curve(value) for _, value in values):
-            block.curves, block.curve = (
-                [(name, value) for name, value in values if is_curve(value)],
-                column,
-            )
-        if not block.bars and re.fullmatch(rate, f"{title} › {column}" if title else column):
-            block.bars = [(name, value) for name, value in values if is_spread(value)]
-    spreads = [value for one in done.values() for value in one.values() if is_spread(value)]
-    repeats = sorted({value["repeats"] for value in spreads})
-    if repeats:
-        note = f"{' and '.join(map(str, repeats))} repeats; medians, with quartiles in brackets"
-        note += " in the first two columns" * (len(columns) >= WIDE)
-        of_numbers = [
-            column
-            for column in columns
-            if any(isinstance(value.get(column), int | float) for value in done.values())
-        ]
-        once = f" Measured once, without repeats: {'; '.join(of_numbers)}." if of_numbers else ""
-        block.notes.append(f"{note}.{once}")
-    busy = max((value[OTHERS]["median"] for value in done.values() if OTHERS in value), default=0.0)
-    if busy > BUSY:
-        warning = f"**The machine was not quiet: others took up to {busy:.0f} % of it. Do not quote these figures.**"
-        block.notes.insert(0, warning)
-    versions: dict[str, set[str]] = {}
-    for name, version in (
-        pair for value in results.values() for pair in value.get("versions", {}).items()
-    ):
-        versions.setdefault(name, set()).add(version)
-    if versions:
-        stated = ", ".join(
-            f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items())
-        )
-        block.notes.append(f"Versions of these: {stated}.")
-    return block
+    facts += [f"Versions: {', '.join(f'{name} {which}' for name, which in installed.items())}"]
+    yield "\n".join(f"- {fact}" for fact in facts)
+    for table in tables(line["results"]):
+        if table.title:
+            yield f"**{table.title}**"
+        yield table.markdown()
+    if plotted(line):
+        yield f"![{line['benchmark']}](plots/{plot_name(line)})"
 
 
-def comparison(results: dict[str, Any]) -> str:
-    """Return a table for a terminal, with notes."""
-    block = matrix(results)
-    return "\n\n".join([aligned(block.rows), *(note.strip("*") for note in block.notes)])
-
-
-def aligned(rows: list[tuple[str, ...]]) -> str:
-    """Return rows for a terminal: columns to the right, a reason instead of figures as long as it is."""
-    reasons = [row[1].startswith("none: ") for row in rows]
-    shown = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
-    first = max(len(row[0]) for row in rows)
-    rest = [max(len(row[column]) for row in shown) for column in range(1, len(rows[0]))]
-    lines = []
-    for row, reason in zip(rows, reasons, strict=True):
-        cells = (
-            row[1:2]
-            if reason
-            else tuple(text.rjust(size) for text, size in zip(row[1:], rest, strict=True))
-        )
-        lines.append("  ".join([row[0].ljust(first), *cells]))
-    return "\n".join(lines)
-
-
-def markdown(rows: list[tuple[str, ...]]) -> str:
-    """Return a table in Markdown, the first row as head."""
-    head, *body = [tuple(text.replace("|", "\\|") for text in row) for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ("---",) * len(head), *body])
-
-
-def of(line: dict[str, Any]) -> list[Block]:
-    """Return a line's tables."""
-    return blocks(line["results"], RATES.get(line["benchmark"], RATE))
+# Plots
 
 
 def plot_name(line: dict[str, Any]) -> str:
     """Return the file name of a line's plot."""
-    return (
-        re.sub(
-            r"[^a-z0-9]+", "-", f"{line['benchmark']} {machine(line)} {variant(line)}".lower()
-        ).strip("-")
-        + ".png"
-    )
+    name = f"{line['benchmark']} {machine(line)} {variant(line)}".lower()
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") + ".png"
 
 
-def plotted(line: dict[str, Any]) -> list[Block]:
-    """Return what of a line is worth a plot: several rates, or curves."""
-    return [block for block in of(line) if len(block.bars) > 1 or block.curves]
-
-
-def is_ours(benchmark: str, name: str) -> bool:
-    """Tell whether a bar is memload's own."""
-    return re.fullmatch(OWN.get(benchmark, OURS), name) is not None
-
-
-def ticks(most: float) -> list[float]:
-    """Return round numbers from nought to the highest that is no more than this, five steps or fewer."""
-    power = 10.0 ** math.floor(math.log10(most))
-    step = next(size * power for size in (0.2, 0.5, 1.0, 2.0) if most / (size * power) < 6)
-    return [number * step for number in range(int(most / step * (1 + 1e-9)) + 1)]
+def plotted(line: dict[str, Any]) -> list[Table]:
+    """Return the tables of a line that are worth a plot: those with several rates, or curves."""
+    pattern = RATES.get(line["benchmark"], RATE)
+    return [table for table in tables(line["results"]) if table.rates(pattern) or table.curves()]
 
 
 def draw(line: dict[str, Any], path: Path) -> None:
-    """Draw what is worth a plot, one below the other, each with an axis of its own from nought."""
-    scale = 2
-    small, large = (ImageFont.load_default(size * scale) for size in (13, 16))
+    """Draw the tables of a line, one below the other."""
+    from matplotlib.figure import Figure
 
-    def written(text: str) -> str:
-        """Leave out what Pillow's font lacks."""
-        return text.translate(str.maketrans({"×": "x", "›": ">", "µ": "u", "→": ">", "⁸": "^8"}))
+    shown, pattern = plotted(line), RATES.get(line["benchmark"], RATE)
+    heights = [3.0 if table.curves() else 1 + 0.3 * len(table.rates(pattern)) for table in shown]
+    figure = Figure(figsize=(9, 0.6 + sum(heights)), layout="constrained")
+    figure.suptitle("; ".join(filter(None, [line["benchmark"], machine(line), variant(line)])))
+    panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, table in zip(panels, shown, strict=True):
+        axes.set_title(table.title, fontsize="medium")
+        for name, curve in table.curves().items():
+            axes.plot(curve, label=name)
+        if table.curves():
+            axes.set_xlabel("steps")
+            axes.legend()
+        else:
+            draw_bars(axes, table.rates(pattern))
+    figure.savefig(path, dpi=100, metadata={"Software": None})
 
-    panels = plotted(line)
-    row, wide, tall = 24 * scale, 420 * scale, 240 * scale
-    names = [written(name) for block in panels for name, _ in [*block.bars, *block.failed]] or [""]
-    left = max(60 * scale, round(max(small.getlength(name) for name in names)) + 24 * scale)
-    heights = [
-        ((len(block.bars) + len(block.failed)) * row + 62 * scale if len(block.bars) > 1 else 0)
-        + (tall + 60 * scale if block.curves else 0)
-        for block in panels
+
+def draw_bars(axes: Any, rates: dict[str, Any]) -> None:
+    """Draw images a second with their quartiles."""
+    medians = [value["median"] for value in rates.values()]
+    errors = [
+        [abs(value["median"] - value[f"{side}_quartile"]) for value in rates.values()]
+        for side in ("lower", "upper")
     ]
-    heading = f"{line['benchmark']}{', ' * bool(variant(line))}{variant(line)}"
-    least = max(large.getlength(heading), small.getlength(machine(line)) + 0.0) + 24 * scale
-    size = (round(max(least, left + wide + 110 * scale)), sum(heights) + 84 * scale)
-    image = Image.new("RGB", size, "white")
-    paint = ImageDraw.Draw(image)
-    paint.text((12 * scale, 10 * scale), written(heading), "#222222", large)
-    paint.text((12 * scale, 32 * scale), written(machine(line)), "#777777", small)
-    across = 12 * scale
-    if any(len(block.bars) > 1 for block in panels):
-        for colour, what in ((COLOURS[0], "memload"), (COLOURS[-1], "others, and limits")):
-            paint.rectangle((across, 55 * scale, across + 12 * scale, 65 * scale), fill=colour)
-            paint.text((across + 18 * scale, 60 * scale), what, "#222222", small, anchor="lm")
-            across += round(small.getlength(what)) + 40 * scale
-    top = 76 * scale
-    for block in panels:
-        if len(block.bars) > 1:
-            what = "images/s, median and quartiles"
-            title = f"{block.title}: {what}" if block.title else what
-            paint.text((12 * scale, top), written(title), "#222222", small)
-            top += 24 * scale
-            most = max(value["upper_quartile"] for _, value in block.bars) or 1
-            bottom = top + row * (len(block.bars) + len(block.failed))
-            for value in ticks(most):
-                x = left + wide * value / most
-                paint.line((x, top, x, bottom), "#dddddd", scale)
-                paint.text(
-                    (x, bottom + 11 * scale), f"{value:,.10g}", "#777777", small, anchor="mm"
-                )
-            for name, value in block.bars:
-                low, middle, high = (
-                    left + wide * max(0, value[key]) / most
-                    for key in ("lower_quartile", "median", "upper_quartile")
-                )
-                centre = top + row / 2
-                colour = COLOURS[0] if is_ours(line["benchmark"], name) else COLOURS[-1]
-                paint.text((left - 8 * scale, centre), written(name), "#222222", small, anchor="rm")
-                paint.rectangle((left, top + 4 * scale, middle, top + row - 4 * scale), fill=colour)
-                paint.line((low, centre, high, centre), "#222222", scale)
-                for end in (low, high):
-                    paint.line((end, top + 8 * scale, end, top + row - 8 * scale), "#222222", scale)
-                figure = (max(middle, high) + 8 * scale, centre)
-                paint.text(figure, number(value["median"]), "#222222", small, anchor="lm")
-                top += row
-            for name, reason in block.failed:
-                paint.text(
-                    (left - 8 * scale, top + row / 2), written(name), "#777777", small, anchor="rm"
-                )
-                why = written(f"none: {reason}"[:60])
-                paint.text((left + 8 * scale, top + row / 2), why, "#777777", small, anchor="lm")
-                top += row
-            top += 38 * scale
-        if block.curves:
-            curves(paint, block, (left, top, left + wide, top + tall), small, scale)
-            top += tall + 60 * scale
-    image.quantize(256).save(path, optimize=True)
+    bars = axes.barh(list(rates), medians, xerr=errors, color=BLUE, ecolor="black", capsize=2)
+    axes.bar_label(bars, [number(median) for median in medians], padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.set_xlabel("images/s, median and quartiles")
 
 
-def curves(
-    paint: ImageDraw.ImageDraw, block: Block, box: tuple[int, int, int, int], font: Any, scale: int
-) -> None:
-    """Draw curves over the number of their steps, with their names and the ends of both axes."""
-    left, top, right, bottom = box
-    most = max(max(curve) for _, curve in block.curves)
-    least = min(0.0, *(point for _, curve in block.curves for point in curve))
-    longest = max(len(curve) for _, curve in block.curves)
-    paint.text(
-        (12 * scale, top),
-        f"{block.title}: {block.curve}" if block.title else block.curve,
-        "#222222",
-        font,
-    )
-    top += 24 * scale
-    paint.line((left, top, left, bottom, right, bottom), "#777777", scale)
-    paint.text((left - 8 * scale, top), number(most), "#777777", font, anchor="rm")
-    paint.text((left - 8 * scale, bottom), number(least), "#777777", font, anchor="rm")
-    paint.text((right, bottom + 14 * scale), f"{longest} steps", "#777777", font, anchor="rm")
-    for place, (name, curve) in enumerate(block.curves):
-        colour = COLOURS[place % len(COLOURS)]
-        points = [
-            (left + (right - left) * step / max(1, longest - 1),
-             bottom - (bottom - top) * (value - least) / ((most - least) or 1))
-            for step, value in enumerate(curve)
-        ]  # fmt: skip
-        # equal curves lie on one another: the later ones are thinner
-        paint.line(points, colour, max(1, (3 - place) * scale))
-        paint.text(
-            (right - 8 * scale, top + (8 + 18 * place) * scale), name, colour, font, anchor="rm"
+def speed(lines: list[dict[str, Any]]) -> tuple[dict[str, float], str]:
+    """Return the bars of docs/speed.svg by label, and the GPU they were measured on."""
+    for line in sorted(lines, key=lambda line: line["when"], reverse=True):
+        for name, table in line["results"].items():
+            if name.startswith("what else there is, behind") and "partial" not in line:
+                workers = line["parameters"].get("workers") or table["workers"]
+                bars = {
+                    label.format(workers=workers): table[row]["median"]
+                    for row, label in SPEED_ROWS.items()
+                }
+                return bars, line["machine"]["gpu"]
+    raise LookupError("No complete run of feeds.py is recorded. Run it on a machine with a GPU.")
+
+
+def draw_speed(lines: list[dict[str, Any]], path: Path) -> None:
+    """Draw the picture in the README."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    bars, gpu = speed(lines)
+    colors = [BLUE if not label.startswith(("JPEGs", "limit")) else GREY for label in bars]
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "memload"}):
+        figure = Figure(figsize=(9.6, 2.8), layout="constrained")
+        axes = figure.add_subplot(frame_on=False)
+        drawn = axes.barh(list(bars), list(bars.values()), color=colors)
+        labels = [f"{float(f'{rate:.4g}'):,.0f}" for rate in bars.values()]
+        axes.bar_label(drawn, labels, padding=6)
+        axes.invert_yaxis()
+        axes.tick_params(length=0)
+        axes.set_xticks([])
+        axes.set_title(
+            f"Images a second on the GPU: 224×224, batches of 256, random order ({gpu})",
+            fontsize="medium",
         )
+        figure.savefig(path, metadata={"Date": None})
 
 
-def section(line: dict[str, Any], landed: dict[str, str] | None = None) -> str:
-    """Return one line in Markdown; ``landed`` are commits as `commits` gives them."""
-    driver = f", driver {line['machine']['driver']}" if line["machine"].get("driver") else ""
-    versions = ", ".join(
-        f"{name} {what}" for name, what in line["versions"].items() if what != "not installed"
-    )
-    facts = [
-        f"{line['when'][:10]}, commit {commit(line, landed or {})}",
-        *([f"**A partial run**: {', '.join(line['partial'])}"] if "partial" in line else []),
-        *([f"**Remark**: {line['remark']}"] if "remark" in line else []),
-        f"Machine: {machine(line)}{driver}",
-        "Parameters: "
-        + ", ".join(f"{name} {number(value)}" for name, value in line["parameters"].items()),
-        *([f"Command: `{line['command']}`"] if "command" in line else []),
-        f"Versions: {versions}",
-    ]
-    parts = ["\n".join(f"- {fact}" for fact in facts)]
-    title = ""
-    for block in of(line):
-        parts += [f"**{block.title}**"] if block.title != title else []
-        title = block.title
-        parts += [markdown(block.rows), *block.notes]
-    if plotted(line):
-        parts.append(f"![{line['benchmark']}](plots/{plot_name(line)})")
-    return "\n\n".join(parts)
-
-
-def text(lines: list[dict[str, Any]], landed: dict[str, str]) -> str:
-    """Return RESULTS.md."""
-    parts = [
-        "# Results",
-        "Generated from the lines in [`results/`](results) by `python benchmarks/report.py`: the newest of each "
-        "benchmark and kind of machine, partial runs only where there is no whole one. Do not edit. Medians, with "
-        "lower and upper quartile in brackets. Only figures of one table are from one run, and nothing is to be "
-        "compared across tables.",
-    ]
-    last = None
-    for line in lines:
-        if line["benchmark"] != last:
-            last = line["benchmark"]
-            source = HERE / f"{last}.py"
-            about = ast.get_docstring(ast.parse(source.read_text())) if source.exists() else None
-            parts.append(f"## {last}")
-            if about:
-                summary = about.split("\n\n")[0].replace("``", "`")
-                parts.append(f"{summary} [{source.name}]({source.name}) says how it is measured.")
-        parts += [
-            f"### {machine(line)}{'; ' * bool(variant(line))}{variant(line)}",
-            section(line, landed),
-        ]
-    return "\n\n".join(parts) + "\n"
-
-
-def unsupported(readme: str, lines: list[dict[str, Any]]) -> list[str]:
-    """Return what the tables of a README quote that does not stand in these lines, rounded as it is there.
-
-    A row of figures ends with a comment that names its benchmarks, or parts of them, with semicolons between:
-    ``<!-- results: cold; feeds › 224×224×3, batch 256 -->``. Numbers that are in names or parameters of these are
-    settings, and may be quoted too; shapes and what is in backquotes are left out.
-    """
-    wrong = []
-    for row in (row for row in readme.splitlines() if row.startswith("|")):
-        mark = re.search(r"<!-- results: (.*?) -->", row)
-        if mark is None:
-            wrong += (
-                [f"no comment names the results of: {row}"]
-                if re.search(r"\d images/s", row)
-                else []
-            )
-            continue
-        values, settings = quotable(mark[1].split("; "), lines)
-        plain = re.sub(r"`.*?`|<!--.*?-->", "", row)
-        for found in re.finditer(r"(?<![\w.,×-])\d[\d,]*(?:\.\d+)?(?![\w×]|[.,]\d)", plain):
-            percent = re.match(r"(?: to [\d.]+)? ?%", plain[found.end() :])
-            scale = 0.01 if percent else 1e6 if plain.startswith(" million", found.end()) else 1
-            if found[0] not in settings and not any(
-                rounds_to(value / scale, found[0]) for value in values
-            ):
-                wrong.append(f"{found[0]}, not in {mark[1]}: {row}")
-    return wrong
-
-
-def quotable(names: list[str], lines: list[dict[str, Any]]) -> tuple[list[float], set[str]]:
-    """Return the values of benchmarks or of parts of them, and the numbers in their names and parameters."""
-    values: list[float] = []
-    settings: set[str] = set()
-
-    def walk(value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                walk(inner, f"{path} › {name}")
-        elif isinstance(value, int | float) and any(
-            f"{path} ".startswith(f"{name} ") for name in names
-        ):
-            values.append(value)
-            settings.update(re.findall(r"\d[\d,.]*", path))
-
-    for line in lines:
-        walk(line["results"], line["benchmark"])
-        if any(name.split(" › ")[0] == line["benchmark"] for name in names):
-            of_run = [*line["parameters"].values(), line["machine"]["cores"]]
-            values += [value for value in of_run if isinstance(value, int | float)]
-    return values, settings
-
-
-def rounds_to(value: float, figure: str) -> bool:
-    """Tell whether a value is this figure when rounded to its digits; 62,500 has three of them, 100 has two."""
-    digits = figure.replace(",", "")
-    fraction = len(digits.partition(".")[2])
-    step = (
-        10.0**-fraction
-        if fraction
-        else 10.0 ** max(0, len(digits) - max(2, len(digits.rstrip("0"))))
-    )
-    return abs(value - float(digits)) <= step / 2 * (1 + 1e-9)
-
-
-def main() -> int:
+def main() -> None:
     """Write, or check."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail if RESULTS.md is not up to date"
-    )
+    parser.add_argument("--check", action="store_true", help="fail if RESULTS.md is out of date")
     options = parser.parse_args()
     lines, target, plots = newest(HERE / "results"), HERE / "RESULTS.md", HERE / "plots"
-    landed = commits(HERE / "results")
     if options.check:
-        current = target.exists() and target.read_text() == text(lines, landed)
-        print(
-            "up to date"
-            if current
-            else "RESULTS.md is not up to date: run python benchmarks/report.py"
-        )
-        return 0 if current else 1
-    target.write_text(text(lines, landed))
+        if target.read_text() != text(lines):
+            sys.exit("RESULTS.md is out of date. Run python benchmarks/report.py.")
+        return
+    target.write_text(text(lines))
     plots.mkdir(exist_ok=True)
     drawn = {plot_name(line): line for line in lines if plotted(line)}
     for name, line in drawn.items():
@@ -566,11 +360,8 @@ def main() -> int:
     for path in plots.glob("*.png"):
         if path.name not in drawn:
             path.unlink()
-    print(f"{target.name}: {len(lines)} results, {len(drawn)} plots")
-    return 0
+    draw_speed(lines, SPEED)
 
 
 if __name__ == "__main__":
-    from record import run_main
-
-    run_main(main)
+    main()

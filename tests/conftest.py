@@ -65,6 +65,17 @@ def output(folder: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def matplotlib_fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let matplotlib open its fonts, which it keeps open, before `nothing_left_behind` looks."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.suptitle("×")
+    figure.add_subplot().set_xscale("log")
+    figure.savefig(tmp_path_factory.mktemp("fonts") / "fonts.png")
+
+
 @pytest.fixture
 def make_dataset(tmp_path: Path) -> Callable[..., Index]:
     """A function that writes a data set with random pixels without a build, and returns its index.

@@ -19,17 +19,7 @@ from memload.cli import main
 from memload.storage.index import Index
 
 Make = Callable[..., Index]
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Have matplotlib open its fonts, which it keeps open."""
-    facts = {"samples": 1, "sampled": 1, "shape": [4, 4, 3], "dtype": "uint8", "batch_size": 1}
-    machine, versions = {"cpu": "a CPU", "cores": 2}, {"torch": "2.0"}
-    facts |= {"path": "a", "rounds": 1, "seconds": 1, "machine": machine, "versions": versions}
-    line = bench.Line.of("×", [1.0], "limit", [1.0], 1)
-    bench.Report(facts, [line]).plot(tmp_path_factory.mktemp("plot") / "first.png")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("matplotlib_fonts")]
 
 
 @pytest.fixture(autouse=True)

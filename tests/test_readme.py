@@ -18,7 +18,7 @@ from memload.cli import main
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
-import picture  # noqa: E402
+import report  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -139,66 +139,8 @@ def test_a_reader_gets_from_the_readme_to_every_page() -> None:
     )
 
 
-def test_the_picture_is_drawn_from_the_newest_result() -> None:
-    assert picture.TARGET.read_text() == picture.draw(*picture.newest()), (
-        "run python benchmarks/picture.py"
-    )
-
-
-def test_the_picture_is_of_the_feeds_where_these_are_measured_beside_jpegs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spread(median: float) -> dict[str, float]:
-        return {"median": median, "lower_quartile": median, "upper_quartile": median, "repeats": 3}
-
-    def line(benchmark: str, results: dict[str, Any], **parameters: Any) -> dict[str, Any]:
-        return {
-            "benchmark": benchmark,
-            "when": "1",
-            "machine": machine,
-            "parameters": parameters,
-            "results": results,
-        }
-
-    machine = {"cpu": "a CPU", "cores": 4, "gpu": "a GPU", "gpus": 1}
-    names = [
-        "JPEGs in a DataLoader, 4 workers",
-        "DataLoader, 4 workers",
-        "Loader, pinned",
-        "Loader, dma",
-        "Loader, uva",
-    ]
-    trained = {
-        name: {"images/s": spread(10.0 * n)} for n, name in enumerate([*names, "synthetic"], 1)
-    }
-    stem, deep = (
-        line("train_step", trained, model=model, workers=4) for model in ("stem", "ResNet-50")
-    )
-    names = [
-        "JPEGs in a DataLoader",
-        "DataLoader over MemmapDataset, fast_collate",
-        "Loader, pinned, 12 threads",
-    ]
-    names += ["Loader, uva", "Loader, dma", "one copy"]
-    group = "what else there is, behind the first batch of each worker, 224×224×3, batch 256"
-    fed = line(
-        "feeds",
-        {group: {name: spread(7.0 * n) for n, name in enumerate(names, 1)} | {"workers": 4}},
-    )
-    old = line("feeds", {"what else there is": {"JPEGs in a DataLoader": spread(1.0)}})
-    monkeypatch.setattr(picture, "HERE", tmp_path)
-    (tmp_path / "results").mkdir()
-
-    def drawn(*lines: dict[str, Any]) -> list[str]:
-        (tmp_path / "results" / "some.jsonl").write_text(
-            "".join(json.dumps(one) + "\n" for one in lines)
-        )
-        return re.findall(
-            r'class="bold" x="[\d.]+" y="\d+">([\d.]+)<', picture.draw(*picture.newest())
-        )
-
-    assert drawn(stem, deep, old) == ["10", "20", "30", "40", "50", "60"]
-    assert drawn(stem, deep, fed) == ["7", "14", "21", "28", "35", "42"]
-    assert drawn(stem, fed | {"partial": ["--images 5"]}) == ["10", "20", "30", "40", "50", "60"]
-    with pytest.raises(LookupError, match="results: expected one on a GPU of feeds or train_step"):
-        drawn(deep, old)
+def test_the_picture_shows_the_newest_result() -> None:
+    bars, _ = report.speed(report.newest(ROOT / "benchmarks" / "results"))
+    drawn = re.findall(r">([\d,]+)</text>", report.SPEED.read_text())
+    figures = [f"{float(f'{rate:.4g}'):,.0f}" for rate in bars.values()]
+    assert drawn == figures, "run python benchmarks/report.py"

@@ -15,6 +15,10 @@ BENCHMARKS = ROOT / "benchmarks"
 
 #: Options with which a benchmark takes seconds, and some of the figures that it brings.
 TINY = {
+    "async_prefetch": (
+        ["--device", "cpu", "--samples", "4", "--batches", "4"],
+        ["made on the device", "DataLoader"],
+    ),
     "build": (["--images", "12", "--side", "32"], ["memload", "bare", "ratio"]),
     "cold": (
         ["--images", "64", "--part", "32", "--side", "16", "--batch", "8"],
@@ -61,6 +65,24 @@ def test_benchmarks_measure_everything_once(script: str, tmp_path: Path) -> None
     options, expected = TINY[script]
     found: dict[str, Any] = json.loads(run(script, "--rounds", "1", *options, folder=tmp_path))
     assert set(expected) <= found["results"].keys()
+
+
+def test_fidelity_finds_equal_pixels_and_equal_losses(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    options = [str(folder), "--side", "16", "--epochs", "1"]
+    printed = run("fidelity", *options, folder=tmp_path / "temporary").splitlines()
+    assert "memory map, Loader: largest difference of a loss 0" in printed
+    assert any(line.startswith("pillow, crop, default {'equal_images': 12") for line in printed)
+
+
+def test_a_contender_that_fails_is_a_line_beside_the_others(tmp_path: Path) -> None:
+    options = ["--device", "cpu", "--only", "memload, Loader", "FFCV", "--count", "24"]
+    options += ["--batch", "8", "--workers", "1", "--rounds", "2", "--seconds", "0.01"]
+    options += ["--python", "ffcv=/nowhere/python", "--folder", str(tmp_path)]
+    printed = run("compare", *options, folder=tmp_path).splitlines()
+    (ours,) = [line for line in printed if line.startswith("| memload, Loader, 1 thread |")]
+    assert "| equal |" in ours
+    assert any("FFCV, raw, 1 worker | not measured: no interpreter" in line for line in printed)
 
 
 def test_two_checkouts_are_compared_figure_by_figure(tmp_path: Path) -> None:
