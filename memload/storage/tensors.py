@@ -22,6 +22,7 @@ TYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "F16": "<f2",
     "I32": "<i4", "U32": "<u4", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
+_ENTRY = {"dtype", "shape", "data_offsets"}
 _NAMES = {descr: name for name, descr in TYPES.items()}
 
 
@@ -71,11 +72,15 @@ def read_header(file: BufferedReader) -> tuple[dict[str, Tensor], dict[str, str]
     length = int.from_bytes(file.read(8), "little")
     require(8 + length <= size, f"its header of {length:,} bytes does not fit in {size:,} bytes")
     require(length <= MAX_HEADER_BYTES, f"its header has {length:,} bytes")
-    entries = load_json(file.read(length).decode())
+    text = file.read(length).decode()
+    require(text.startswith("{"), "its header is no JSON object")
+    entries = load_json(text)
     metadata = entries.pop("__metadata__")
+    require(all(type(value) is str for value in metadata.values()), "its metadata are no texts")
     tensors = {}
     end = 8 + length
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        require(entry.keys() == _ENTRY, f"tensor {name!r} has other entries than a tensor")
         (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])
         descr = TYPES[entry["dtype"]]
         numbers = (start, stop, *shape)

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import resource
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -284,6 +286,51 @@ def test_rows_between_the_first_and_the_last_cost_no_reading_at_open(
 
 
 # ---- what happens to the files while they are open
+
+
+def test_a_truncated_shard_is_noticed_among_many(make_dataset: Make) -> None:
+    """Sizes of more than 16 shards are looked at every 10 ms."""
+    shards = Shards(make_dataset(rows=(1,) * 40, shape=(64, 64, 3)))
+    expected = whole(shards).copy()
+    np.testing.assert_array_equal(whole(shards), expected)
+    os.truncate(shards.paths[20], 4096)
+    time.sleep(0.02)
+    for rows in (np.arange(40), np.array([20])):
+        with pytest.raises(FormatError, match=r"00020-of-00040\.bin was truncated while"):
+            shards.gather(rows, np.empty((len(rows), 64, 64, 3), np.uint8))
+
+
+def test_a_failing_disk_is_an_error_when_a_shard_is_opened(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset()
+
+    def fail(address: int, size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("memload.storage.shards.fault_in", fail)
+    with pytest.raises(FormatError, match=r"made\.bin cannot be read: Input/output error"):
+        Shards(index)
+
+
+def test_too_many_open_files_name_the_remedy(make_dataset: Make) -> None:
+    index = make_dataset(rows=(1,) * 40)
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (len(list(Path("/dev/fd").iterdir())) + 20, usual[1])
+    )
+    try:
+        with pytest.raises(FormatError, match=r"Every shard needs an open file\. .*ulimit -n"):
+            Shards(index)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
+def test_rows_are_asked_for_wherever_they_are(make_dataset: Make) -> None:
+    shards = Shards(make_dataset(rows=(3, 1, 2), shape=(64, 64, 3)))
+    expected = whole(shards).copy()
+    shards.will_need(np.array([5, 0, 3]))
+    np.testing.assert_array_equal(whole(shards), expected)
 
 
 def whole(shards: Shards) -> np.ndarray:
