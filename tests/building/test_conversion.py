@@ -14,7 +14,7 @@ from memload.building.conversion import ArrayConverter, ArraySettings, Converter
 from memload.building.decoders import Decoder, loaded_libraries
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
 from memload.building.sources import Column, Record
-from memload.errors import DecodeError
+from memload.errors import DecodeError, SourceError
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
 #: Formats that can hold an EXIF orientation.
@@ -569,6 +569,20 @@ def test_an_array_of_two_axes_has_one_channel() -> None:
 def test_arrays_that_differ_from_the_first_are_rejected(array: Any, message: str) -> None:
     with pytest.raises(DecodeError, match=message):
         convert_array(array, (2, 2, 3), "|u1")
+
+
+def test_the_first_usable_array_gives_shape_and_type() -> None:
+    class Arrays(list[Any]):
+        def __getitem__(self, index: Any) -> Record:
+            if isinstance(image := super().__getitem__(index), Exception):
+                raise image
+            return Record("key", image, {})
+
+    broken = [b"", KeyError("k"), np.ones(3)]
+    source: Any = Arrays([*broken, np.ones((2, 3), ">u2"), np.ones((4, 4), np.uint8)])
+    assert ArraySettings.of(source) == ArraySettings((2, 3, 1), "<u2")
+    with pytest.raises(SourceError, match=r"none of the first 3 samples .*: .*; KeyError: 'k'; "):
+        ArraySettings.of(Arrays(broken))  # type: ignore[arg-type]
 
 
 def test_points_outside_an_array_are_flagged() -> None:

@@ -537,6 +537,10 @@ def test_exif_orientation_is_applied_or_left(format: str, orientation: int, exif
 def test_exif_that_says_nothing_usable_is_ignored() -> None:
     for value in (0, 9, 255):
         assert Decoder().open(oriented(picture(), "JPEG", value)).orientation == 1
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Raw profile type exif", "\nexif\n      14\nno hexadecimal digits")
+    data = encode(picture(), "PNG", pnginfo=text)
+    np.testing.assert_array_equal(decode(data), np.asarray(picture()))
     data = encode(picture(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff junk")
     with warnings.catch_warnings(action="ignore"):
         np.testing.assert_array_equal(decode(data), decode(encode(picture(), "JPEG")))

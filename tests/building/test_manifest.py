@@ -251,7 +251,8 @@ def test_a_file_that_is_no_text_is_told(write: Write) -> None:
     refused(write("path,label", "a,1", encoding="utf-16"), "perhaps in UTF-16")
 
 
-def test_no_such_file_is_told(tmp_path: Path) -> None:
+def test_what_is_not_a_csv_file_is_told(tmp_path: Path) -> None:
+    refused(tmp_path, "it is a folder or a device, not a CSV file")
     refused(tmp_path / "none.csv", "cannot be read: No such file")
 
 

@@ -1,5 +1,6 @@
 import io
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -511,6 +512,32 @@ def test_a_data_set_without_a_usable_sample_is_an_error_that_says_why(
 ) -> None:
     with pytest.raises(memload.SourceError, match=message):
         DatasetSource(Samples(*samples))
+
+
+class Sleepy(Samples):
+    """A data set whose first sample never comes."""
+
+    def __getitem__(self, index: int) -> Any:
+        return time.sleep(600) if index == 0 else super().__getitem__(index)
+
+
+def test_a_first_sample_that_hangs_is_an_error_after_the_timeout(tmp_path: Path) -> None:
+    source = Sleepy((PIXELS, 0), (PIXELS, 1))
+    with pytest.raises(memload.SourceError, match=r"Sample 0 .* took longer than 0.5 s"):
+        memload.build(source, tmp_path / "out.bin", num_workers=1, timeout=0.5)
+
+
+class Deadly(Samples):
+    """A data set whose first sample ends the process."""
+
+    def __getitem__(self, index: int) -> Any:
+        return os._exit(3) if index == 0 else super().__getitem__(index)
+
+
+def test_a_first_sample_that_ends_its_process_costs_itself(tmp_path: Path) -> None:
+    source = Deadly((PIXELS, 0), (PIXELS, 1))
+    report = memload.build(source, tmp_path / "out.bin", num_workers=1, size=8)
+    assert (report.samples, report.rejected) == (1, 1)
 
 
 def test_an_error_of_any_length_is_shortened() -> None:
