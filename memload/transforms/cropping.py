@@ -16,11 +16,12 @@ from memload.transforms.arguments import (
 )
 from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws
+from memload.transforms.fused import MovesPixels
 from memload.transforms.geometry import Axis
-from memload.transforms.transform import MovingTransform
+from memload.transforms.transform import Transform
 
 
-class RandomHorizontalFlip(MovingTransform):
+class RandomHorizontalFlip(MovesPixels, Transform):
     """Flip each image left to right with probability ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` keep their shape and dtype.
@@ -51,7 +52,7 @@ class RandomVerticalFlip(RandomHorizontalFlip):
         height.flip(draws.uniform(1)[0] < self.p)
 
 
-class CenterCrop(MovingTransform):
+class CenterCrop(MovesPixels, Transform):
     """Crop the middle of each image, like torchvision's.
 
     ``size`` is a number of pixels or (height, width). Smaller images get a margin of 0. Images
@@ -76,7 +77,7 @@ class CenterCrop(MovingTransform):
             axis.crop(start, size)
 
 
-class RandomCrop(MovingTransform):
+class RandomCrop(MovesPixels, Transform):
     """Crop a random window of each image and its padding, like torchvision's.
 
     ``size`` is a number of pixels or (height, width). ``padding`` is the width of the padding: one
@@ -131,7 +132,7 @@ class RandomCrop(MovingTransform):
         axis.crop((drawn * (padded - size + 1)).astype(np.int64) - before, size)
 
 
-class Resize(MovingTransform):
+class Resize(MovesPixels, Transform):
     """Resize each image with bilinear interpolation, like torchvision's.
 
     ``size`` is (height, width), or one number for the shorter side: then the longer side keeps the
@@ -187,7 +188,7 @@ class Resize(MovingTransform):
         return (longer, shorter) if height > width else (shorter, longer)
 
 
-class RandomResizedCrop(MovingTransform):
+class RandomResizedCrop(MovesPixels, Transform):
     """Crop a box of random area and aspect ratio from each image, and resize it to ``size``.
 
     The algorithm is torchvision's: the area is uniform between ``scale[0]`` and ``scale[1]`` times
@@ -237,7 +238,7 @@ class RandomResizedCrop(MovingTransform):
         )
 
 
-def _check_interpolation(owner: MovingTransform, interpolation: Any, antialias: Any) -> bool:
+def _check_interpolation(owner: Transform, interpolation: Any, antialias: Any) -> bool:
     """Return ``antialias``; the only interpolation is bilinear, also as torchvision's or Pillow's."""
     if getattr(interpolation, "value", interpolation) not in ("bilinear", 2):
         raise wrong(owner, "interpolation", "'bilinear'", repr(interpolation))

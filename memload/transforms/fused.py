@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,41 +20,42 @@ Columns = dict[str, Tensor]
 Fusion = Literal["crop", "resize", "flip", "pixels", "no"]
 
 
-class MovesPixels(Protocol):
-    """What `Fused` needs of a crop, resize or flip."""
+class MovesPixels:
+    """A crop, resize or flip: a transform that says where pixels come from."""
 
-    fuses_as: Fusion
-    fill: float | Sequence[float]
-    antialias: bool
+    fuses_as: ClassVar[Fusion]
+    antialias = True
+    #: The value of pixels outside of the image, or one for each channel.
+    fill: float | Sequence[float] = 0
 
     def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Add the step to both axes."""
+        raise NotImplementedError
 
 
-class ChangesPixels(Protocol):
-    """What `Fused` needs of a step that maps each pixel by itself."""
+class MapsPixels:
+    """A transform that makes ``factor · pixel + offset`` of each pixel."""
 
-    fuses_as: Fusion
+    fuses_as: ClassVar[Fusion] = "pixels"
 
     def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
-        """Return factor, offset and the dtype of the output."""
+        """Return factor and offset, numbers or float64 ``(C,)``, and the dtype of the output.
+
+        The dtype is None if it is float32 for uint8 images, and stays as it is for others.
+        """
+        raise NotImplementedError
 
 
 class Fused:
-    """Steps that are done together: at most one crop and one resize, flips, then changes of pixels.
+    """Steps that are done together: at most one crop and one resize, flips, then maps of pixels.
 
     ``steps`` are (position in the list, transform).
     """
 
     def __init__(self, steps: Sequence[tuple[int, Any]]) -> None:
         self.steps = tuple(steps)
-        self._moves: list[tuple[int, MovesPixels]] = []
-        self._changes: list[ChangesPixels] = []
-        for position, step in steps:
-            if step.fuses_as == "pixels":
-                self._changes.append(step)
-            else:
-                self._moves.append((position, step))
+        self._moves = [pair for pair in steps if isinstance(pair[1], MovesPixels)]
+        self._maps = [step for _, step in steps if isinstance(step, MapsPixels)]
         self._affine_of: dict[tuple[Any, ...], tuple[np.ndarray | None, torch.dtype]] = {}
 
     def __repr__(self) -> str:
@@ -103,14 +104,14 @@ class Fused:
     def _affine(self, channels: int, dtype: torch.dtype) -> tuple[np.ndarray | None, torch.dtype]:
         """Return `Plan.affine` and `Plan.dtype`. The last result is kept: computing it takes 20 µs."""
         # The settings of a transform may be changed between calls; its text shows them.
-        key = (channels, dtype, *map(repr, self._changes))
+        key = (channels, dtype, *map(repr, self._maps))
         if key not in self._affine_of:
-            self._affine_of = {key: _combine(self._changes, channels, dtype)}
+            self._affine_of = {key: _combine(self._maps, channels, dtype)}
         return self._affine_of[key]
 
 
 def _combine(
-    steps: Iterable[ChangesPixels], channels: int, dtype_given: torch.dtype
+    steps: Iterable[MapsPixels], channels: int, dtype_given: torch.dtype
 ) -> tuple[np.ndarray | None, torch.dtype]:
     """Return the affine maps of all steps as one, and the dtype of the output."""
     dtype, is_uint8 = dtype_given, dtype_given == torch.uint8

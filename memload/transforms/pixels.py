@@ -9,14 +9,15 @@ import numpy as np
 import torch
 
 from memload.transforms.arguments import flag, not_inplace, numbers, wrong
-from memload.transforms.transform import PixelTransform, Transform
+from memload.transforms.fused import MapsPixels
+from memload.transforms.transform import Transform
 
 #: Means and standard deviations by name, for pixels from 0 to 1. ImageNet's are torchvision's.
 STATISTICS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Normalize(PixelTransform):
+class Normalize(MapsPixels, Transform):
     """Compute ``(pixel - mean) / std`` for each channel, for pixels from 0 to 1.
 
     uint8 images ``(N, C, H, W)`` count as 0 to 1 too, so no ToDtype is needed before, and become
@@ -78,7 +79,7 @@ class Normalize(PixelTransform):
         return bound
 
     def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
-        """See `PixelTransform.affine`."""
+        """See `MapsPixels.affine`."""
         if self.mean is None or self.std is None:
             raise ValueError(
                 "Normalize has no mean and std. Give them, or use it in a Loader, which takes "
@@ -97,7 +98,7 @@ class Normalize(PixelTransform):
         return 1 / (255 * std if is_uint8 else std), -mean / std, None
 
 
-class ToDtype(PixelTransform):
+class ToDtype(MapsPixels, Transform):
     """Convert images to float32, float16 or bfloat16, like torchvision's ``v2.ToDtype``.
 
     ``scale`` maps uint8 images ``(N, C, H, W)`` to 0 to 1; floats keep their range. Transforms that
@@ -116,5 +117,5 @@ class ToDtype(PixelTransform):
         self.scale = flag(self, "scale", scale)
 
     def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
-        """See `PixelTransform.affine`."""
+        """See `MapsPixels.affine`."""
         return 1 / 255 if is_uint8 and self.scale else 1.0, 0.0, self.dtype

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -12,7 +11,6 @@ from memload import ranks
 from memload.transforms.arguments import is_integer
 from memload.transforms.draws import Draws
 from memload.transforms.fused import Columns, Fusion, group
-from memload.transforms.geometry import Axis
 from memload.transforms.prepared import Prepared, Recipe, not_compiled
 
 
@@ -107,30 +105,6 @@ class Transform:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which counts its samples from 0."""
         return {name: value for name, value in vars(self).items() if name != "_samples_seen"}
-
-
-class MovingTransform(Transform):
-    """A crop, resize or flip. Neighbours of this kind are done in one pass."""
-
-    #: The value of pixels outside of the image, or one for each channel.
-    fill: float | Sequence[float] = 0
-
-    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
-        """Add the step to both axes."""
-        raise NotImplementedError
-
-
-class PixelTransform(Transform):
-    """A step that makes ``factor · pixel + offset`` of each pixel."""
-
-    fuses_as = "pixels"
-
-    def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
-        """Return factor and offset, numbers or float64 ``(C,)``, and the dtype of the output.
-
-        The dtype is None if it is float32 for uint8 images, and stays as it is for others.
-        """
-        raise NotImplementedError
 
 
 def seed_offset() -> int:
