@@ -35,10 +35,7 @@ def is_integer(value: Any) -> TypeGuard[int]:
 
 def is_finite(value: Any) -> bool:
     """Return whether a value is a finite number, but not a bool."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer larger than any float
-        return False
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def pair(owner: object, argument: str, value: Any) -> tuple[int, int]:

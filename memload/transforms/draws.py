@@ -66,9 +66,6 @@ class Draws:
         self._samples = samples
         self._key = _key(seed, epoch, position, view)
 
-    def __len__(self) -> int:
-        return len(self._samples)
-
     @functools.cached_property
     def streams(self) -> np.ndarray:
         """The start of each sample's stream, int64 ``(N,)``. Different samples have different ones."""

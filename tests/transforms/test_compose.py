@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import memload
 from memload import transforms
-from memload.transforms.fused import Fused
 
 Make = Callable[..., torch.Tensor]
 
@@ -92,28 +91,6 @@ def tensors(found: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
     return [*images, *points] if isinstance(images, tuple) else [images, points]
 
 
-def test_a_prepared_stretch_makes_a_plan_for_many_batches_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = []
-    plan = Fused.plan
-    monkeypatch.setattr(
-        Fused, "plan", lambda self, *args: made.append(args[1]) or plan(self, *args)
-    )
-    prepared = transforms.train(8).prepare(np.arange(5000))
-    for start in range(0, 5000, 100):
-        prepared(torch.zeros((100, 3, 9, 9), dtype=torch.uint8), None, start, start + 100)
-    assert made == [2048, 2048, 1000]
-
-
-def test_images_that_are_not_those_of_the_stretch_are_an_error(make_images: Make) -> None:
-    prepared = transforms.train(8).prepare(np.arange(10))
-    with pytest.raises(
-        ValueError, match="Compose: the number of images is 4, but that of samples is 2"
-    ):
-        prepared(make_images(4), None, 8, 12)
-
-
 def test_seed_epoch_position_and_view_each_change_what_is_drawn() -> None:
     images, columns = batch(range(16))
     numbers = np.arange(16)
@@ -167,16 +144,6 @@ def test_threads_and_pickled_copies_make_the_same() -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_without_samples_each_object_counts_on_from_call_to_call() -> None:
-    images, _ = batch(range(8))
-    for step in (transforms.train(9), transforms.RandomResizedCrop(9)):
-        again = pickle.loads(pickle.dumps(step))
-        first, second = step(images), step(images)
-        assert torch.equal(first, again(images, samples=np.arange(8)))
-        assert torch.equal(second, again(images, samples=np.arange(8, 16)))
-        assert not torch.equal(first, second)
-
-
 class Augmented(torch.utils.data.Dataset[Any]):
     """One whose samples are augmented one at a time, in DataLoader's workers."""
 
@@ -214,21 +181,33 @@ def test_what_was_used_can_be_bound_and_copied(make_images: Make) -> None:
     assert torch.equal(other(images), images.flip(-1))
 
 
-def test_other_types_pass_where_the_list_begins_with_what_makes_floats_of_them(
-    make_images: Make,
-) -> None:
-    images = make_images(4)
-    wide = transforms.Compose([lambda batch: batch.float() / 65535, transforms.RandomCrop(8)])
-    narrow = transforms.Compose([lambda batch: batch.float() / 255, transforms.RandomCrop(8)])
-    found, expected = (
-        one(batch, samples=range(4))
-        for one, batch in ((wide, images.to(torch.uint16) * 257), (narrow, images))
-    )
-    torch.testing.assert_close(found, expected)
-    with pytest.raises(
-        ValueError, match=r"RandomCrop: images .*not torch.uint16. Begin the list with"
-    ):
-        transforms.RandomCrop(8)(images.to(torch.uint16))
+def test_a_prepared_chunk_keeps_its_samples() -> None:
+    samples = np.arange(5)
+    prepared, (images, columns) = with_points().prepare(samples), batch(samples)
+    expected = prepared(images, columns)[0]
+    samples += 1
+    assert torch.equal(prepared(images, columns)[0], expected)
+
+
+def test_without_samples_each_object_counts_its_own_and_copies_begin_again() -> None:
+    images, _ = batch(range(8))
+    for step in (transforms.train(9), transforms.RandomResizedCrop(9)):
+        first, second = step(images), step(images)
+        assert torch.equal(first, step(images, samples=np.arange(8)))
+        assert torch.equal(second, step(images, samples=np.arange(8, 16)))
+        assert not torch.equal(first, second)
+        for fresh in (copy.copy(step), copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
+            assert torch.equal(fresh(images), first)
+
+
+def test_a_function_that_comes_first_may_take_other_types_and_layouts(make_images: Make) -> None:
+    images = make_images(4, 32, 40)
+    expected = transforms.CenterCrop(20)(images)
+    channels_last = images.permute(0, 2, 3, 1)
+    to_front = transforms.Compose([lambda given: given.movedim(3, 1), transforms.CenterCrop(20)])
+    assert torch.equal(to_front(channels_last), expected)
+    narrow = transforms.Compose([lambda given: (given // 257).byte(), transforms.CenterCrop(20)])
+    assert torch.equal(narrow(images.int() * 257), expected)
 
 
 def test_gradients_flow_through_modules_in_the_list(make_images: Make) -> None:
@@ -247,14 +226,6 @@ def test_what_a_step_changes_in_place_the_next_view_does_not_see(make_images: Ma
     )(images)
     assert torch.equal(one, other)
     assert torch.equal(images, make_images(2))
-
-
-def test_what_is_prepared_keeps_its_samples() -> None:
-    samples = np.arange(5)
-    prepared, (images, columns) = with_points().prepare(samples), batch(samples)
-    expected = prepared(images, columns)[0]
-    samples += 1
-    assert torch.equal(prepared(images, columns)[0], expected)
 
 
 def test_columns_come_back_when_they_were_given() -> None:
@@ -312,11 +283,13 @@ def test_lists_in_lists_are_one_list() -> None:
     assert torch.equal(nested(images), transforms.Compose(ALL)(images))
 
 
-def test_modules_and_functions_stand_in_the_list(make_images: Make) -> None:
-    images = make_images()
-    blur = torch.nn.AvgPool2d(3, 1, 1)
-    compose = transforms.Compose([transforms.ToDtype(torch.float32), blur, lambda given: given + 1])
-    torch.testing.assert_close(compose(images), blur(images.float()) + 1)
+@pytest.mark.parametrize("make", [np.array, torch.tensor, lambda numbers: numbers])
+def test_mean_and_std_are_a_number_or_one_for_each_channel_of_any_kind(
+    make: Any, make_images: Make
+) -> None:
+    images, expected = make_images(), transforms.Normalize([0.25] * 3, [0.5] * 3)(make_images())
+    assert torch.equal(transforms.Normalize(make(0.25), make([0.5] * 3))(images), expected)
+    assert torch.equal(transforms.Normalize(make([0.25] * 3), make(0.5))(images), expected)
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
@@ -336,30 +309,6 @@ def test_empty_batches_pass() -> None:
         14,
         14,
     )
-
-
-@pytest.mark.parametrize("make", [np.array, torch.tensor])
-def test_statistics_may_be_arrays_and_tensors(make: Any, make_images: Make) -> None:
-    images, of_all = make_images(), transforms.Normalize(0.25, 0.5)(make_images())
-    assert torch.equal(transforms.Normalize(make(0.25), make(0.5))(images), of_all)
-    assert torch.equal(transforms.Normalize(make([0.25] * 3), make([0.5] * 3))(images), of_all)
-
-
-def test_a_list_may_begin_with_what_puts_channels_first() -> None:
-    images = torch.randint(0, 256, (2, 32, 40, 3), dtype=torch.uint8)
-    compose = transforms.Compose(
-        [lambda images: images.permute(0, 3, 1, 2), transforms.CenterCrop(20)]
-    )
-    assert torch.equal(compose(images), transforms.CenterCrop(20)(images.permute(0, 3, 1, 2)))
-    bands = torch.randint(0, 256, (2, 32, 1, 3), dtype=torch.uint8)
-    assert transforms.RandomHorizontalFlip(1)(bands).equal(bands.flip(3))
-
-
-def test_a_step_that_returns_a_list_is_told_in_few_words(make_images: Make) -> None:
-    with pytest.raises(
-        ValueError, match=r"must return images \(8, C, H, W\), but it returned a value of type list"
-    ):
-        transforms.Compose([lambda images: [*images]])(make_images())
 
 
 class Sum(transforms.Transform):
@@ -385,14 +334,6 @@ def test_columns_that_a_step_adds_or_leaves_out_are_so_in_every_view(make_images
         )
 
 
-def test_points_that_a_step_leaves_out_are_missed_there(make_images: Make) -> None:
-    compose = transforms.Compose([Sum(without="eyes"), transforms.CenterCrop(4)], points=["eyes"])
-    with pytest.raises(
-        ValueError, match=r"^Compose: Sum must return the column 'eyes', which points names"
-    ):
-        compose(make_images(), {"eyes": torch.zeros(8, 2, 2)})
-
-
 def test_what_is_bound_keeps_its_class_and_what_it_has(make_images: Make) -> None:
     class Own(transforms.Compose):
         pass
@@ -407,19 +348,6 @@ def test_what_is_bound_keeps_its_class_and_what_it_has(make_images: Make) -> Non
     plain = transforms.Compose([transforms.CenterCrop(4), transforms.Normalize(0.1, 0.2)])
     assert torch.equal(bound(make_images()), plain(make_images()))
     assert own.transforms[1].mean is None
-
-
-def test_statistics_of_0_to_255_are_refused_but_for_pixels_that_are(make_images: Make) -> None:
-    images, of_ffcv = (
-        make_images(),
-        transforms.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]),
-    )
-    with pytest.raises(
-        ValueError, match=r"^Normalize: mean must be that of pixels from 0 to 1, not \(123"
-    ):
-        of_ffcv(images)
-    unscaled = transforms.Compose([transforms.ToDtype(torch.float32), of_ffcv])(images)
-    assert (unscaled - transforms.Normalize("imagenet")(images)).abs().max() < 1e-5
 
 
 def test_normalize_takes_the_data_sets_statistics_when_it_is_bound(make_images: Make) -> None:
@@ -472,6 +400,8 @@ T = transforms
 IMAGES = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)
 LABELS = {"label": torch.arange(2)}
 SHARES = {"label": torch.zeros(2, 3)}
+FLOATS = {"label": torch.zeros(2)}
+POINTS = {"a": torch.zeros(2, 1, 2)}
 
 
 class Careless(transforms.Transform):
@@ -484,135 +414,82 @@ class Careless(transforms.Transform):
         return self.made
 
 
-WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+WRONG: list[tuple[Callable[[], Any], str]] = [
     # the list
-    (lambda: T.Compose(T.CenterCrop(4), T.Normalize()), TypeError, "one list .*got 2 arguments"),
-    (
-        lambda: T.Compose(T.Resize(8)),
-        TypeError,
-        r"Compose takes a list.*not Resize\(.*Write \[...\]",
-    ),
-    (lambda: T.Compose([3]), TypeError, "Compose got 3, which is not callable"),
-    (lambda: T.Compose([T.Resize]), TypeError, r"Compose got Resize itself. Write Resize\(...\)"),
-    (lambda: T.Compose([T.train]), TypeError, r"Compose got train itself. Write train\(...\)"),
-    (lambda: T.Compose([T.Compose([], views=2)]), ValueError, "Give them to the outer one"),
-    (lambda: T.Compose([], points="at"), ValueError, "Compose: points must be a list .*, not 'at'"),
-    (lambda: T.Compose([], views=0), ValueError, "Compose: views must be .* least 1, not 0"),
-    (lambda: T.Compose([], memory_format="a"), ValueError, "Compose: memory_format .*, not 'a'"),
+    (lambda: T.Compose(T.CenterCrop(4), T.Normalize()), "one list .*got 2 arguments"),
+    (lambda: T.Compose(T.Resize(8)), r"takes a list.*not Resize\(.*Write \[...\]"),
+    (lambda: T.Compose([3]), "Compose got 3, which is not callable"),
+    (lambda: T.Compose([T.Resize]), r"Compose got Resize itself. Write Resize\(...\)"),
+    (lambda: T.Compose([T.train]), r"Compose got train itself. Write train\(...\)"),
+    (lambda: T.Compose([T.Compose([], views=2)]), "Give them to the outer one"),
+    (lambda: T.Compose([], points="at"), "Compose: points must be a list .*, not 'at'"),
+    (lambda: T.Compose([], views=0), "Compose: views must be .* at least 1, not 0"),
+    (lambda: T.Compose([], memory_format="a"), "Compose: memory_format .*, not 'a'"),
     # settings
-    (lambda: T.CenterCrop(0), ValueError, "CenterCrop: size must be .* at least 1.*, not 0"),
-    (lambda: T.CenterCrop((1, 2, 3)), ValueError, r"CenterCrop: size .*, not \(1, 2, 3\)"),
-    (lambda: T.Resize(True), ValueError, "Resize: size .*, not True"),
-    (lambda: T.Resize(8, max_size=8), ValueError, "Resize: max_size .*, not 8 with size 8"),
-    (lambda: T.Resize(None), ValueError, "Resize: neither size nor max_size was given"),
-    (lambda: T.Resize(8, "bicubic"), ValueError, "interpolation must be 'bilinear', not 'bicubic'"),
-    (lambda: T.Resize(8, antialias="no"), ValueError, "antialias must be True or False, not 'no'"),
-    (lambda: T.RandomCrop(4, padding=-1), ValueError, "RandomCrop: padding must be .*, not -1"),
-    (lambda: T.RandomCrop(4, padding_mode="edge"), ValueError, "padding_mode .*, not 'edge'"),
-    (lambda: T.RandomCrop(8, fill=None), ValueError, "RandomCrop: fill must be a number.*not None"),
-    (lambda: T.RandomResizedCrop(4, scale=(1, 0)), ValueError, r"scale must be .*, not \(1, 0\)"),
-    (lambda: T.RandomErasing(scale=(0, 2)), ValueError, r"scale must be .* from 0 to 1, not"),
-    (lambda: T.RandomHorizontalFlip(1.5), ValueError, "p must be a number from 0 to 1, not 1.5"),
-    (lambda: T.Normalize("cifar"), ValueError, "mean must be numbers or one of imagenet, not 'ci"),
-    (lambda: T.Normalize([0.5]), ValueError, "Normalize: mean is .*Give both or neither"),
-    (lambda: T.Normalize([0.5], [0.0]), ValueError, "Normalize: mean and std .* std above 0, not"),
-    (lambda: T.Normalize([0.5] * 2, [0.5] * 3), ValueError, "mean and std must be of equal length"),
-    (
-        lambda: T.Normalize(0.5, float("nan")),
-        ValueError,
-        "Normalize: std must be a number.*not .*nan",
-    ),
-    (lambda: T.Normalize(0.5, 0.5, inplace=True), ValueError, "inplace must be False, not True"),
-    (lambda: T.ToDtype(torch.int32), ValueError, "ToDtype: dtype must be .*, not torch.int32"),
-    (lambda: T.ColorJitter(brightness=-1), ValueError, "ColorJitter: brightness .*, not -1"),
-    (lambda: T.ColorJitter(hue=0.6), ValueError, "ColorJitter: hue .*-0.5 to 0.5, not"),
-    (lambda: T.MixUp(alpha=0), ValueError, "MixUp: alpha must be a number above 0, not 0"),
-    (lambda: T.MixUp(1.0), TypeError, "takes 1 positional"),
-    (lambda: T.MixUp(labels_getter=len), ValueError, "labels_getter must be 'default', not"),
-    (lambda: T.CutMix(num_classes=2.5), ValueError, "num_classes must be an integer .*, not 2.5"),
-    (lambda: T.evaluate((8, 8)), ValueError, r"evaluate: size must be an integer, not \(8, 8\)"),
+    (lambda: T.CenterCrop((1, 2, 3)), r"CenterCrop: size .*, not \(1, 2, 3\)"),
+    (lambda: T.Resize(8, max_size=8), "Resize: max_size .*, not 8 with size 8"),
+    (lambda: T.Resize(None), "Resize: neither size nor max_size was given"),
+    (lambda: T.Resize(8, "bicubic"), "interpolation must be 'bilinear', not 'bicubic'"),
+    (lambda: T.Resize(8, antialias="no"), "antialias must be True or False, not 'no'"),
+    (lambda: T.RandomCrop(4, padding=-1), "RandomCrop: padding must be .*, not -1"),
+    (lambda: T.RandomCrop(4, padding_mode="edge"), "padding_mode .*, not 'edge'"),
+    (lambda: T.RandomCrop(8, fill=None), "RandomCrop: fill must be a number.*not None"),
+    (lambda: T.RandomResizedCrop(4, scale=(1, 0)), r"scale must be .*, not \(1, 0\)"),
+    (lambda: T.RandomErasing(scale=(0, 2)), "scale must be .* from 0 to 1, not"),
+    (lambda: T.RandomHorizontalFlip(1.5), "p must be a number from 0 to 1, not 1.5"),
+    (lambda: T.Normalize("cifar"), "mean must be numbers or one of imagenet, not 'cifar'"),
+    (lambda: T.Normalize([0.5]), "Normalize: mean is .*Give both or neither"),
+    (lambda: T.Normalize([0.5] * 2, [0.5] * 3), "mean and std must be of equal length"),
+    (lambda: T.Normalize(0.5, 0.5, inplace=True), "inplace must be False, not True"),
+    (lambda: T.ToDtype(torch.int32), "ToDtype: dtype must be .*, not torch.int32"),
+    (lambda: T.ColorJitter(hue=0.6), "ColorJitter: hue .*-0.5 to 0.5, not"),
+    (lambda: T.MixUp(alpha=0), "MixUp: alpha must be a number above 0, not 0"),
+    (lambda: T.MixUp(labels_getter=len), "labels_getter must be 'default', not"),
+    (lambda: T.CutMix(num_classes=2.5), "num_classes must be an integer .*, not 2.5"),
+    (lambda: T.evaluate((8, 8)), r"evaluate: size must be an integer, not \(8, 8\)"),
     # settings that do not fit the images
-    (lambda: T.RandomCrop(9)(IMAGES), ValueError, "size must be at most the 8 .*Give padding"),
-    (
-        lambda: T.RandomCrop(4, 1, fill=(1, 2))(IMAGES),
-        ValueError,
-        "fill .*3 channels, not 2 numbers",
-    ),
-    (
-        lambda: T.Cutout(2, fill=-1)(IMAGES),
-        ValueError,
-        "fill must be integers from 0 to 255 .*not -1",
-    ),
-    (lambda: T.Normalize([0.5] * 4, [1.0] * 4)(IMAGES), ValueError, "4 channels, but .* have 3"),
-    (lambda: T.Normalize()(IMAGES), ValueError, "Normalize has no mean and std"),
-    (lambda: T.RandomGrayscale()(IMAGES[:, :2]), ValueError, "images must be of 1 or 3 .*not of 2"),
-    (lambda: T.RandomErasing(value="random")(IMAGES), ValueError, "floating for value='random'"),
-    (
-        lambda: T.MixUp()(IMAGES.float()),
-        ValueError,
-        r"MixUp: columns\['label'\] must be .*not None",
-    ),
-    (lambda: T.MixUp()(IMAGES.float(), LABELS), ValueError, r"Write MixUp\(num_classes=…\)"),
-    (lambda: T.MixUp(num_classes=2)(IMAGES, LABELS), ValueError, "MixUp: images must be floating"),
-    (lambda: T.CutMix(num_classes=1)(IMAGES, LABELS), ValueError, "from 0 to 0, .*not 0 to 1"),
-    (lambda: T.CutMix(num_classes=2)(IMAGES, SHARES), ValueError, "of 2 classes, not of 3"),
+    (lambda: T.RandomCrop(9)(IMAGES), "size must be at most the 8 .*Give padding"),
+    (lambda: T.RandomCrop(4, 1, fill=(1, 2))(IMAGES), "fill .*3 channels, not 2 numbers"),
+    (lambda: T.Cutout(2, fill=-1)(IMAGES), "fill must be integers from 0 to 255 .*not -1"),
+    (lambda: T.Normalize([0.5] * 4, [1.0] * 4)(IMAGES), "4 channels, but .* have 3"),
+    (lambda: T.Normalize()(IMAGES), "Normalize has no mean and std"),
+    (lambda: T.Normalize([124] * 3, [58] * 3)(IMAGES), r"0 to 1, not \(124.*by 255"),
+    (lambda: T.RandomGrayscale()(IMAGES[:, :2]), "images must be of 1 or 3 .*not of 2"),
+    (lambda: T.RandomErasing(value="random")(IMAGES), "floating for value='random'"),
+    (lambda: T.MixUp()(IMAGES / 1), r"MixUp: columns\['label'\] must be .*not None"),
+    (lambda: T.MixUp()(IMAGES / 1, LABELS), r"Write MixUp\(num_classes=…\)"),
+    (lambda: T.MixUp(num_classes=2)(IMAGES, LABELS), "MixUp: images must be floating"),
+    (lambda: T.CutMix(num_classes=1)(IMAGES, LABELS), "from 0 to 0, .*not 0 to 1"),
+    (lambda: T.CutMix(num_classes=2)(IMAGES, SHARES), "of 2 classes, not of 3"),
+    (lambda: T.CutMix(num_classes=2)(IMAGES, FLOATS), "must be integers, or shares"),
     # what a call is given
-    (
-        lambda: T.RandomCrop(5)(IMAGES[0]),
-        ValueError,
-        r"^RandomCrop: images .* of shape \(3, 8, 8\)",
-    ),
-    (
-        lambda: T.train(8)(IMAGES.numpy()),
-        ValueError,
-        "Compose: images .*, not a value of type ndarray",
-    ),
-    (lambda: T.train(8)(IMAGES.int()), ValueError, "images must be uint8 or .*, not torch.int32"),
-    (
-        lambda: T.train(8)(IMAGES[:, :, :0]),
-        ValueError,
-        r"without an empty side, not \(2, 3, 0, 8\)",
-    ),
-    (lambda: T.Resize(4)(torch.zeros(2, 20, 24, 3)), ValueError, "Write images.permute"),
-    (
-        lambda: T.train(8)(IMAGES, samples=[1]),
-        ValueError,
-        "of images is 2, but that of samples is 1",
-    ),
-    (lambda: T.train(8)(IMAGES, samples=[0.5, 1]), ValueError, "samples must be .*, not float64"),
-    (lambda: T.train(8)(IMAGES, seed="a"), ValueError, "seed must be an integer, not 'a'"),
-    (lambda: T.train(8)(IMAGES, torch.zeros(2)), TypeError, "columns must be tensors by name"),
-    (
-        lambda: T.train(8)(IMAGES, {"a": [1, 2]}),
-        ValueError,
-        r"columns\['a'\] .*, not a value of type list",
-    ),
-    (lambda: T.train(8)(IMAGES, {"a": torch.zeros(3)}), ValueError, r"columns\['a'\] .*\(3,\)"),
-    (lambda: T.Compose([], points=["at"])(IMAGES), ValueError, r"columns\['at'\] .*not None"),
-    (lambda: T.train(8).prepare(range(2))(IMAGES, None, -2), ValueError, "not -2 and None"),
+    (lambda: T.RandomCrop(5)(IMAGES[0]), r"^RandomCrop: images .* of shape \(3, 8, 8\)"),
+    (lambda: T.train(8)(IMAGES.numpy()), "Compose: images .*a value of type ndarray"),
+    (lambda: T.train(8)(IMAGES.int()), "images must be uint8 or .*, not torch.int32. Begin"),
+    (lambda: T.train(8)(IMAGES[:, :, :0]), r"without an empty side, not \(2, 3, 0, 8\)"),
+    (lambda: T.Resize(4)(torch.zeros(2, 20, 24, 3)), "Write images.permute"),
+    (lambda: T.train(8)(IMAGES, samples=[1]), "of images is 2, but that of samples is 1"),
+    (lambda: T.train(8)(IMAGES, samples=[0.5, 1]), "samples must be .*, not float64"),
+    (lambda: T.train(8)(IMAGES, seed="a"), "seed must be an integer, not 'a'"),
+    (lambda: T.train(8)(IMAGES, torch.zeros(2)), "columns must be tensors by name"),
+    (lambda: T.train(8)(IMAGES, {"a": [1, 2]}), r"columns\['a'\] .*a value of type list"),
+    (lambda: T.Compose([], points=["at"])(IMAGES), r"columns\['at'\] .*not None"),
+    (lambda: T.train(8).prepare([0, 1])(IMAGES, None, -2), "not -2 and None"),
     # what steps return
-    (lambda: T.Compose([torch.sum])(IMAGES), ValueError, r"must return images .* of shape \(\)"),
-    (lambda: T.Compose([torch.Tensor.int])(IMAGES), ValueError, "must return uint8 .*torch.int32"),
-    (lambda: Careless(IMAGES)(IMAGES), ValueError, r"Careless must return \(images, columns\)"),
-    (lambda: Careless((IMAGES[:1], {}))(IMAGES), ValueError, r"returned a tensor of shape \(1, 3"),
-    (lambda: T.Transform()(IMAGES), NotImplementedError, r"Transform has no method apply\(images"),
+    (lambda: T.Compose([torch.sum])(IMAGES), r"must return images .* of shape \(\)"),
+    (lambda: T.Compose([torch.Tensor.int])(IMAGES), "must return uint8 .*torch.int32"),
+    (lambda: Careless(IMAGES)(IMAGES), r"Careless must return \(images, columns\)"),
+    (lambda: T.Compose([Careless((IMAGES, {}))], points=["a"])(IMAGES, POINTS), "the column 'a'"),
+    (lambda: T.Transform()(IMAGES), r"Transform has no method apply\(images"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), WRONG)
-def test_a_mistake_names_the_transform_what_was_expected_and_what_was_found(
-    call: Callable[[], Any], error: type[Exception], message: str
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_a_mistake_names_the_transform_the_argument_and_what_was_given(
+    call: Callable[[], Any], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
         call()
-
-
-def test_a_copy_counts_samples_from_0_as_a_new_object_does() -> None:
-    used = T.Compose([T.RandomCrop(8, 4)])
-    first = used(IMAGES)
-    used(IMAGES)
-    for fresh in (copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
-        assert torch.equal(fresh(IMAGES), first)
 
 
 def test_ranks_that_only_torchrun_knows_of_draw_differently(
@@ -622,17 +499,6 @@ def test_ranks_that_only_torchrun_knows_of_draw_differently(
     first = T.RandomCrop(8, 4)(many)
     monkeypatch.setenv("RANK", "1")
     assert not torch.equal(T.RandomCrop(8, 4)(many), first)
-
-
-def test_one_mean_or_std_serves_all_channels() -> None:
-    expected = T.Normalize([0.5] * 3, [0.1, 0.2, 0.3])(IMAGES)
-    assert torch.equal(T.Normalize(0.5, [0.1, 0.2, 0.3])(IMAGES), expected)
-
-
-def test_the_longer_side_alone_can_be_given() -> None:
-    wide = torch.zeros((1, 3, 20, 41), dtype=torch.uint8)
-    assert T.Resize(None, max_size=10)(wide).shape == (1, 3, 4, 10)
-    assert T.Resize(None, max_size=82)(wide.mT).shape == (1, 3, 82, 40)
 
 
 def test_a_box_has_a_pixel_at_least() -> None:

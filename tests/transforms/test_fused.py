@@ -59,13 +59,6 @@ def test_flips_turn_those_samples_that_are_drawn(make_images: Make) -> None:
     assert abs(counts[-2, -1] - 50) < 25
 
 
-@pytest.mark.parametrize("p", [0, 1])
-def test_a_flip_that_is_certain_is_so(p: float, make_images: Make) -> None:
-    images = make_images()
-    assert torch.equal(transforms.RandomHorizontalFlip(p)(images), images.flip(-1) if p else images)
-    assert torch.equal(transforms.RandomVerticalFlip(p)(images), images.flip(-2) if p else images)
-
-
 @pytest.mark.parametrize(
     ("height", "width", "size", "top", "left"),
     [
@@ -134,21 +127,20 @@ def test_resize_is_torchs_and_pillows_within_a_level(
 
 @pytest.mark.parametrize(
     ("height", "width", "size", "max_size", "expected"),
-    [(20, 30, 10, None, (10, 15)), (30, 20, 10, None, (15, 10)), (30, 20, 11, None, (16, 11)),
-     (20, 20, 10, None, (10, 10)), (20, 60, 10, 20, (6, 20)), (20, 60, [10], None, (10, 30))],
-)  # fmt: skip
-def test_one_number_is_the_shorter_sides(
-    height: int,
-    width: int,
-    size: int,
-    max_size: int | None,
-    expected: tuple[int, int],
-    make_images: Make,
+    [
+        (20, 30, 10, None, (10, 15)),
+        (30, 20, 11, None, (16, 11)),
+        (20, 60, 10, 20, (6, 20)),
+        (20, 60, [10], None, (10, 30)),
+        (20, 41, None, 10, (4, 10)),
+        (41, 20, None, 82, (82, 40)),
+    ],
+)
+def test_one_number_is_for_the_shorter_side_and_max_size_for_the_longer(
+    height: int, width: int, size: Any, max_size: int | None, expected: tuple[int, int]
 ) -> None:
-    assert (
-        transforms.Resize(size, max_size=max_size)(make_images(2, height, width)).shape[-2:]
-        == expected
-    )
+    images = torch.zeros((2, 3, height, width), dtype=torch.uint8)
+    assert transforms.Resize(size, max_size=max_size)(images).shape[2:] == expected
 
 
 @pytest.mark.parametrize("antialias", [True, False])
@@ -277,14 +269,6 @@ def test_a_dtype_is_rounded_to_once(dtype: torch.dtype, make_images: Make) -> No
     assert torch.equal(found, transforms.Normalize("imagenet")(images).to(dtype))
 
 
-def test_images_given_are_never_written_to(make_images: Make) -> None:
-    for images in (make_images(), make_images().float()):
-        before = images.clone()
-        transforms.Normalize("imagenet")(images)
-        transforms.train(8)(images)
-        assert torch.equal(images, before)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_floating_images_can_be_moved_and_resized(dtype: torch.dtype, make_images: Make) -> None:
     images = (make_images() / 255).to(dtype)
@@ -405,21 +389,6 @@ def test_weights_rounded_as_the_kernel_rounds_them_are_torchs(
     assert found[0, 0, 0].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_a_width_of_one_pixel_is_as_in_any_layout(
-    layout: torch.memory_format, make_images: Callable[..., Tensor]
-) -> None:
-    images = make_images(2, 20, 23)
-    pillows = torch.stack([
-        torch.from_numpy(np.array(Image.fromarray(plane.numpy()).resize((1, 9), Image.Resampling.BILINEAR)))
-        for image in images for plane in image
-    ]).view(2, 3, 9, 1)  # fmt: skip
-    found = transforms.Resize((9, 1))(images.contiguous(memory_format=layout))
-    assert (found.int() - pillows).abs().max() <= 1
-    floats = transforms.Resize((9, 1))(images.float().contiguous(memory_format=layout))
-    assert (floats - pillows).abs().max() <= 1
-
-
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 10, 31])
 def test_a_width_of_one_pixel_is_what_a_height_of_one_is(
@@ -441,7 +410,9 @@ def test_settings_that_are_changed_hold_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_what_comes_out_is_new_memory(inference: bool, make_images: Callable[..., Tensor]) -> None:
+def test_results_are_new_memory_and_the_images_given_stay_as_they_are(
+    inference: bool, make_images: Callable[..., Tensor]
+) -> None:
     with torch.inference_mode(inference):
         images = make_images(2)
         for step in (
@@ -449,5 +420,7 @@ def test_what_comes_out_is_new_memory(inference: bool, make_images: Callable[...
             transforms.RandomHorizontalFlip(0),
             transforms.RandomCrop(9),
         ):
+            before = images.clone()
             made = step(images)
+            assert torch.equal(images, before)
             assert made.untyped_storage().data_ptr() != images.untyped_storage().data_ptr()
