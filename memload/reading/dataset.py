@@ -138,9 +138,6 @@ class MemmapDataset(Dataset[Any]):
         """The mapped pixels: all rows, including those that no sample uses."""
         return self._shards
 
-    def check_unaltered(self) -> None:
-        """Do nothing: a shim until no caller is left."""
-
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload

@@ -81,16 +81,6 @@ class Keys(Sequence[str]):
         view._chosen = indices if self._chosen is None else self._chosen[indices]
         return view
 
-    @property
-    def offsets(self) -> np.ndarray:
-        """A shim until no caller is left."""
-        return self.pack()[0]
-
-    @property
-    def data(self) -> np.ndarray:
-        """A shim until no caller is left."""
-        return self.pack()[1]
-
     def pack(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the offsets, int64 ``(n + 1,)``, and the bytes of these names.
 
