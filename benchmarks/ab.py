@@ -1,7 +1,7 @@
 """Two checkouts of memload, measured in turn by the same benchmarks.
 
-    python benchmarks/ab.py --before PATH NAME ... [--after PATH] [--quick] [--pairs 1] [--dry-run]
-        [-- OPTIONS OF THE BENCHMARKS]
+    python benchmarks/ab.py NAME ... --before PATH [--after PATH] [--quick] [--pairs 1] [--data DIR]
+        [--commits BEFORE AFTER] [--dry-run] [-- OPTIONS OF THE BENCHMARKS]
     python benchmarks/ab.py --before ../old loader collate
     python benchmarks/ab.py --before ../old build -- photographs/
 
@@ -139,12 +139,18 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, metavar="PATH")
     parser.add_argument("--after", type=Path, default=HERE.parent, metavar="PATH")
     parser.add_argument("--pairs", type=int, default=1, help="of processes, one after another")
+    parser.add_argument(
+        "--commits",
+        nargs=2,
+        metavar=("BEFORE", "AFTER"),
+        help="what to record where the checkouts have no history",
+    )
     parser.add_argument("--quick", action="store_true", help="measure less, in 2 to 3 minutes")
     parser.add_argument("--data", type=Path, help="a folder in which data is kept between runs")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, passed_on = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
     checkouts = (options.before.resolve(), options.after.resolve())
-    commits = [commit(checkout) for checkout in checkouts]
+    commits = options.commits or [commit(checkout) for checkout in checkouts]
     passed_on += ["--quick"] * options.quick
     with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="memload-ab-") as temporary:
         data = (options.data or Path(temporary)).resolve()

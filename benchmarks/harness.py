@@ -5,7 +5,7 @@ what it measures, by name. Each way is called once a round and returns a figure,
 by name. All ways of a round run one after another, so that a slow moment of the machine strikes all
 of them; the first round warms up and is left out.
 
-Figures are rates, where more is better, unless their name ends in a unit of time or memory in
+Figures are rates, where more is better, unless their name has a unit of time or memory in
 parentheses. `` › `` in a name divides tables: ``open › time (ms)``.
 
 `ab.py` runs the same ways for two checkouts of memload, round by round. Benchmarks therefore use
@@ -39,7 +39,7 @@ import memload
 HERE = Path(__file__).parent
 #: The number of rounds from which on quartiles say something.
 ENOUGH_ROUNDS = 3
-LOWER_IS_BETTER = re.compile(r".*(\((s|ms|µs|MB|GB|bytes.*|cores)\)|› cores|faults.*)")
+LOWER_IS_BETTER = re.compile(r".*\((s|ms|µs|MB|GB|bytes[^)]*)\)( › .*)?|.*› cores|.*faults")
 
 Figures = float | dict[str, float]
 Way = Callable[[], Figures]
