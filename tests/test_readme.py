@@ -1,4 +1,4 @@
-"""The README and docs/, run as they are on a few pictures: Python, `memload` commands, links."""
+"""The README and docs/: their Python and their memload commands run, and their links exist."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def names(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, Any]]:
-    """What a reader has: the names that the pages leave to them. In the current folder lie their files."""
+    """The names that the pages leave to the reader. The files that they mention are in this folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("out.bin", "train.bin", "val.bin"):
         memload.build(folder, name, size=256, num_workers=0)
@@ -48,19 +48,17 @@ def names(
         "your_dataset": [(path, number % 3) for number, path in enumerate(files)],
     }
     yield given
-    given.clear()  # what a page has opened
+    given.clear()  # close what a page has opened
 
 
 def run_commands(text: str) -> int:
-    """Run what a console block types after memload; return how many commands that were."""
+    """Run the memload commands of a console block, and return how many there are."""
     commands = [
         shlex.split(line[2:], comments=True)
         for line in text.splitlines()
         if line.startswith("$ memload ")
     ]
-    commands = [
-        command for command in commands if command[1] != "bench"
-    ]  # takes its time; see test_bench.py
+    commands = [command for command in commands if command[1] != "bench"]  # see test_bench.py
     for command in commands:
         done = CliRunner().invoke(main, command[1:] + ["--overwrite"] * (command[1] == "build"))
         assert done.exit_code == 0, f"{shlex.join(command)}: {done.output}"
@@ -68,7 +66,7 @@ def run_commands(text: str) -> int:
 
 
 def run_python(text: str, names: dict[str, Any]) -> int:
-    """Run a Python block; return 1, or 0 where it is about a package that is not installed."""
+    """Run a Python block and return 1, or return 0 if it needs a package that is not installed."""
     imported = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
     if any(importlib.util.find_spec(package) is None for package in imported):
         return 0
@@ -77,13 +75,13 @@ def run_python(text: str, names: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_shows_runs(page: Path, names: dict[str, Any]) -> None:
+def test_the_examples_of_a_page_run(page: Path, names: dict[str, Any]) -> None:
     blocks = BLOCK.findall(page.read_text())
     ran = {kind: 0 for kind, _ in blocks}
     for kind, text in blocks:
         ran[kind] += run_commands(text) if kind == "console" else run_python(text, names)
     assert set(ran) <= {"console", "python"}
-    assert all(ran.values()) or page.name == "bench.md"  # the one command of which is left out
+    assert all(ran.values()) or page.name == "bench.md"  # whose only command takes long
     if page.name == "README.md":
         assert names["images"].shape == (12, 3, 256, 256)
         assert memload.MemmapDataset("dataset.bin").labels.tolist() == [
@@ -100,12 +98,12 @@ def test_what_a_page_shows_runs(page: Path, names: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_exist(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)", page.read_text()) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_rates_in_the_tables_stand_in_the_results() -> None:
+def test_rates_in_the_tables_are_in_the_results() -> None:
     def leaves(value: Any) -> Iterator[float]:
         if isinstance(value, dict):
             for inner in value.values():
@@ -113,7 +111,7 @@ def test_rates_in_the_tables_stand_in_the_results() -> None:
         elif isinstance(value, int | float):
             yield value
 
-    def stands(rate: str) -> bool:
+    def is_measured(rate: str) -> bool:
         digits = rate.replace(",", "")
         given = len(digits.rstrip("0"))
         return any(float(f"{value:.{given}g}") == float(digits) for value in found)
@@ -130,10 +128,10 @@ def test_rates_in_the_tables_stand_in_the_results() -> None:
     tables = [line for line in PAGES[0].read_text().splitlines() if line.startswith("|")]
     rates = re.findall(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", "\n".join(tables))
     assert len(rates) > 10
-    assert [rate for rate in rates if rate not in settings and not stands(rate)] == []
+    assert [rate for rate in rates if rate not in settings and not is_measured(rate)] == []
 
 
-def test_a_reader_gets_from_the_readme_to_every_page() -> None:
+def test_the_readme_links_to_every_page() -> None:
     assert {page.name for page in PAGES[1:]} == set(
         re.findall(r"\(docs/(\w+\.md)\)", PAGES[0].read_text())
     )
