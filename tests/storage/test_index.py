@@ -159,6 +159,28 @@ def test_a_written_subset_opens_over_the_same_shards(make_dataset: Make, tmp_pat
     assert memload.verify(tmp_path / "some.idx").ok
 
 
+def test_writing_a_subset_needs_at_most_three_times_the_bytes_of_its_names(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    count = 50_000
+    index = replace(
+        make_dataset(classes=None),
+        row=np.zeros(count, np.int64),
+        flags=np.zeros(count, np.uint8),
+        columns={},
+        keys=Keys.of([f"train/n01440764/n01440764_{number:08d}.JPEG" for number in range(count)]),
+    )
+    size = index.keys.pack()[1].nbytes
+    order = np.random.default_rng(0).permutation(count)
+    tracemalloc.start()
+    try:
+        index.subset(order).write(tmp_path / "some.idx")
+        assert tracemalloc.get_traced_memory()[1] < 3 * size
+    finally:
+        tracemalloc.stop()
+    assert Index.read(tmp_path / "some.idx").keys[7] == index.keys[int(order[7])]
+
+
 def test_an_index_of_no_samples_is_read(make_dataset: Make, tmp_path: Path) -> None:
     make_dataset().subset(np.zeros(0, np.int64)).write(tmp_path / "none.idx")
     index = Index.read(tmp_path / "none.idx")
