@@ -1,4 +1,4 @@
-"""Converts one record to the bytes of its row, and collects what is to be known of it.
+"""Converts one record to the bytes of its row, and computes what the journal keeps of it.
 
 `Settings` make a `Converter`, which decodes and resizes pictures. `ArraySettings` make an
 `ArrayConverter`, which stores arrays as they are.
@@ -42,9 +42,8 @@ from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OU
 class Row(NamedTuple):
     """The pixels of a record, row-major ``H × W × C``, and what the journal keeps of it.
 
-    ``file_size`` (bytes) and ``file_mtime_ns`` (nanoseconds since 1970) are those of the open file;
-    both are -1 if the record is no file. They tell an unfinished build whether the file has
-    changed.
+    ``file_size`` (bytes) and ``file_mtime_ns`` (nanoseconds since 1970) show a later build whether
+    the file has changed. Both are -1 if the image was not read from a file.
     """
 
     pixels: bytes
@@ -58,6 +57,9 @@ class Row(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------- pictures
+
+
+_CHOICES = {"fit": FITS, "interpolation": INTERPOLATIONS, "mode": MODES, "decoder": DECODERS}
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,10 @@ class Settings:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        choices = {
-            "fit": FITS,
-            "interpolation": INTERPOLATIONS,
-            "mode": MODES,
-            "decoder": DECODERS,
-        }
-        for name, known in choices.items():
+        for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         parse_color(self.fill, "fill")
         if not all(isinstance(side, int) and 0 < side <= 65535 for side in self.size):
             raise ValueError(f"size must be a height and a width from 1 to 65535, not {self.size}")
@@ -116,8 +112,8 @@ class Settings:
         return loaded_libraries(self.decoder, strict=self.strict)
 
 
-# The sum of a channel and that of its squares are products with its histogram. In double precision,
-# where all these sums are whole numbers below 2⁵³ and so exact, that takes 4 µs; in int64 65.
+# The sums of a channel's values and of their squares are products with its histogram. All numbers
+# are integers below 2⁵³, so float64 is exact. It takes 4 µs, and int64 65.
 _LEVELS = np.arange(256, dtype=np.float64)
 _POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
 
@@ -146,7 +142,7 @@ class Converter:
         settings = self.settings
         data, file_size, file_mtime_ns = self._read(record.image)
         picture = self._decoder.open(data, self._draft if settings.fast else None)
-        placement = self._place(turn_size(picture.size, picture.orientation))
+        placement = self._placement(turn_size(picture.size, picture.orientation))
         stored = self._resize(picture, placement)
         flags = FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
         columns = dict(record.columns)
@@ -157,16 +153,8 @@ class Converter:
             flags |= FLAG_OUTSIDE * _any_outside(columns[name], settings.size)
         counts = np.array(stored.histogram(), np.float64).reshape(-1, 256)
         total, squares = (counts @ _POWERS).T.astype(np.uint64)
-        return Row(
-            stored.tobytes(),
-            flags,
-            picture.size,
-            total,
-            squares,
-            columns,
-            file_size,
-            file_mtime_ns,
-        )
+        pixels, size = stored.tobytes(), picture.size
+        return Row(pixels, flags, size, total, squares, columns, file_size, file_mtime_ns)
 
     def _read(self, image: Any) -> tuple[bytes | Image.Image, int, int]:
         """Return an image for the decoder, and size and time of its file."""
@@ -184,12 +172,12 @@ class Converter:
             f"an image must be a PIL image, an array, bytes or a path, not {_type_name(image)}"
         )
 
-    def _place(self, size: tuple[int, int]) -> Placement:
+    def _placement(self, size: tuple[int, int]) -> Placement:
         height, width = self.settings.size
         return Placement.of(size, (width, height), self.settings.fit)
 
     def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
-        width, height = self._place(size).resized
+        width, height = self._placement(size).resized
         return 2 * width, 2 * height
 
     def _resize(self, picture: Picture, placement: Placement) -> Image.Image:
@@ -202,18 +190,15 @@ class Converter:
                 fill=self._fill,
                 box=picture.box if settings.fast else None,
             )
-        except (
-            ValueError,
-            MemoryError,
-            RuntimeError,
-        ) as error:  # e.g. a side of millions of pixels
+        # Pillow cannot make a side of millions of pixels, for example.
+        except (ValueError, MemoryError, RuntimeError) as error:
             width, height = picture.size
             raise DecodeError(
                 f"it cannot be resized from {width}×{height}: {describe_error(error)}"
             ) from error
 
 
-#: What a process runs out of, which says nothing about a picture.
+#: Errors that are the fault of this process or machine, not of the file.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -258,8 +243,8 @@ def _to_image(array: np.ndarray) -> Image.Image:
     is_color = array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8
     if not array.size or not (is_gray or is_color):
         raise DecodeError(
-            f"an array of {array.dtype} and shape {array.shape} is not a picture: those are (H, "
-            "W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16. Store others with "
+            f"an array of {array.dtype} and shape {array.shape} is not a picture. Pictures are "
+            "(H, W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16. Store others with "
             "mode='array'."
         )
     return Image.fromarray(array)
@@ -364,9 +349,7 @@ def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if values.dtype.kind == "u":
         integers = values.astype(np.uint64)
         return integers.sum(axis=0), (integers * integers).sum(axis=0)
-    with np.errstate(
-        all="ignore"
-    ):  # NaN and infinities may be there, and give sums like themselves
+    with np.errstate(all="ignore"):  # sums of NaN and infinities are NaN and infinities
         floats = values.astype(np.float64)
         total = floats.sum(axis=0)
         return total, np.square(floats - total / len(floats)).sum(axis=0)

@@ -35,12 +35,10 @@ DECODERS = ("pillow", "jpeg4py")
 #: pictures) is opened as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
-#: Pillow's own limit, above which it takes a picture for a decompression bomb: 256 MiB at 3 bytes a
-#: pixel.
+#: Pillow's own limit, above which it suspects a decompression bomb: 256 MiB at 3 bytes a pixel.
 MAX_PIXELS = 89_478_485
 
-#: Given the upright size of a JPEG, returns the (width, height) below which it must not be scaled
-#: down.
+#: Takes the upright size of a JPEG and returns the (width, height) that it must keep at least.
 Draft = Callable[[tuple[int, int]], tuple[int, int]]
 
 
@@ -105,8 +103,7 @@ class Decoder:
             ) from None
         except MemoryError:
             raise DecodeError("there is not enough memory to decode it") from None
-        # Pillow raises OSError, ValueError, SyntaxError, struct.error, EOFError and others for bad
-        # files.
+        # For bad files, Pillow raises OSError, ValueError, SyntaxError, struct.error and others.
         except Exception as error:
             is_plain = isinstance(error, OSError) and str(error)
             raise DecodeError(str(error) if is_plain else describe_error(error)) from error
@@ -131,21 +128,22 @@ class Decoder:
     def _decode_jpeg(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         if self.strict:
             _check_damage(data)
-        size, orientation, box = image.size, _orientation(image) if self.exif else 1, None
+        size, box = image.size, None
+        orientation = _orientation(image) if self.exif else 1
         is_plain = image.mode in ("L", "RGB")  # not CMYK
         if draft is not None and is_plain:
             wanted = turn_size(draft(turn_size(size, orientation)), orientation)
             scaled = image.draft(image.mode, wanted)
             box = scaled[1] if scaled is not None else None
-        decoded = None
-        use_jpeg4py = self.uses_jpeg4py and is_plain and image.size == size
-        if use_jpeg4py:
+        decoded, used_fallback = None, False
+        if self.uses_jpeg4py and is_plain and image.size == size:  # it is not to be scaled down
             decoded = _decode_with_jpeg4py(data)
-        used_fallback = use_jpeg4py and decoded is None
+            used_fallback = decoded is None
         if decoded is None:
             image.load()
             decoded = image
-        return self._upright(decoded, size, orientation, box)._replace(used_fallback=used_fallback)
+        picture = self._upright(decoded, size, orientation, box)
+        return picture._replace(used_fallback=used_fallback)
 
     def _decode_tiff(self, image: Image.Image) -> Picture:
         """Decode a TIFF, which Pillow turns upright while it loads it. Tiles are decoded whole."""
@@ -181,10 +179,10 @@ class Decoder:
 
 
 def to_mode(image: Image.Image, mode: Mode, background: tuple[int, int, int]) -> Image.Image:
-    """Convert a picture of any mode to RGB or L, with ``background`` (R, G, B) behind transparent
-    pixels.
+    """Convert a picture of any mode to RGB or L.
 
-    16 bits are scaled to 8, not clipped. Raises DecodeError if the mode has no declared range.
+    Transparent pixels show ``background`` (R, G, B). 16 bits are scaled to 8, not clipped. Raises
+    DecodeError if the pixels have no declared range.
     """
     if image.mode.startswith("I") or image.mode == "F":
         image = _scale_16_bit(image)
@@ -208,10 +206,10 @@ def parse_color(text: str, argument: str) -> tuple[int, int, int]:
 
 
 def loaded_libraries(decoder: str = "pillow", *, strict: bool = False) -> dict[str, str]:
-    """Return name and version of the decoding libraries that are loaded, which may not be those
-    installed.
+    """Return name and version of the libraries that decode.
 
-    pillow-simd and Pillow share the package ``PIL``; only a post-release number tells them apart.
+    These are the loaded libraries, which may differ from the installed ones: pillow-simd and Pillow
+    share the package ``PIL``, and only a post-release number tells them apart.
     """
     is_simd = ".post" in PIL.__version__
     versions = {"pillow-simd" if is_simd else "pillow": PIL.__version__}
@@ -236,10 +234,10 @@ _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation: of a JPEG or TIFF before it is loaded, of others after that.
+    """Return the EXIF orientation, 1 if there is none.
 
-    A PNG may have its EXIF behind the pixels, and Pillow tells of damaged pixels only if it is
-    loaded first.
+    Ask before a JPEG or TIFF is loaded: JPEGs are scaled down by it, and Pillow removes it from
+    TIFFs. Ask after other formats are loaded: a PNG may have its EXIF behind the pixels.
     """
     if image.format != "TIFF" and not any(key in image.info for key in _EXIF_KEYS):
         return 1  # saves 20 µs for each picture without EXIF
@@ -257,11 +255,9 @@ _TILE_WIDTH, _TILE_LENGTH = 322, 323
 
 
 def _png_transparent_value(image: Image.Image) -> int | tuple[int, ...] | None:
-    """Return the transparent color of a PNG that is not loaded yet, scaled as Pillow will scale its
-    pixels.
+    """Return the transparent color of a PNG, scaled as its pixels will be, or None if it is right.
 
-    Pillow brings pixels of 2, 4 and 16 bits to 8, but leaves the transparent color as it is. None
-    if Pillow is right.
+    Loading a PNG scales pixels of 2, 4 and 16 bits to 8, but not the transparent color.
     """
     value, tiles = image.info.get("transparency"), getattr(image, "tile", None)
     if image.format != "PNG" or value is None or not tiles:
@@ -358,5 +354,4 @@ def _check_damage(data: bytes) -> None:
     except ValueError as error:
         if str(error).startswith(_DAMAGE):
             raise DecodeError(f"damaged JPEG: {error}") from None
-        # Otherwise it is a kind of JPEG that simplejpeg does not read, such as 12 bits: Pillow
-        # decides.
+        # Otherwise simplejpeg cannot read this kind of JPEG, such as 12 bits. Pillow decides.

@@ -187,7 +187,7 @@ class Manifest:
                 line, cell = table.first_text(name)
                 raise self._error(
                     f"{cell!r:.60} in column {name!r} is not a number. Correct it, or leave the "
-                    "column out",
+                    "column out.",
                     line,
                 )
             columns.append(values.astype(np.float32))

@@ -88,14 +88,14 @@ class Files:
 
 
 class ImageFolder:
-    """A folder with one sub-folder for each class, in torchvision's order; or a flat folder of
-    images, without labels.
+    """A folder of images with one sub-folder for each class, in torchvision's order.
 
-    Classes are the names of the sub-folders, sorted. The images of a class are those in its folder
-    and in all folders below. A file is taken for an image by its extension. Hidden files and
-    folders are skipped. ``notes`` reports what was skipped. If images lie only in folders within
-    the class folders, as when ``root`` holds ``train/`` and ``val/``, a warning is logged to
-    ``memload``. A broken link counts as an image, and is rejected when it is read.
+    A flat folder of images is read too, and has no labels. Classes are the names of the
+    sub-folders, sorted. The images of a class are those in its folder and in all folders below. A
+    file is taken for an image by its extension. Hidden files and folders are skipped. ``notes``
+    reports what was skipped. If images lie only in folders within the class folders, as when
+    ``root`` holds ``train/`` and ``val/``, a warning is logged to ``memload``. A broken link counts
+    as an image, and is rejected when it is read.
 
     Opening a folder lists it, and reads no file. Raises SourceError if there is no folder or no
     image in it.
@@ -125,7 +125,7 @@ class ImageFolder:
             names += in_class
             labels += [label] * len(in_class)
         if names:
-            self._skipped["images outside the class folders"] = flat
+            self._skipped["skipped images outside the class folders"] = flat
         self.notes = [
             f"{kind} ({len(skipped):,}): {_first_names(sorted(skipped))}"
             for kind, skipped in sorted(self._skipped.items())
@@ -133,8 +133,8 @@ class ImageFolder:
         ]
         if not names and not flat:
             raise SourceError(
-                f"{root} has no image files ({' '.join(self._extensions)}), only "
-                f"{'; '.join(self.notes) or 'an empty folder'}. Check the path, or name other "
+                f"{root} has no image files ({' '.join(self._extensions)}): "
+                f"{'; '.join(self.notes) or 'the folder is empty'}. Check the path, or name other "
                 "extensions with --extensions.",
                 path=root,
             )
@@ -166,7 +166,7 @@ class ImageFolder:
                 raise self._unreadable(folder, error) from error
             identity = (status.st_dev, status.st_ino)
             if identity in parents:  # following this link would never end
-                self._skip("links to a folder that contains them", folder)
+                self._skip("skipped links to a folder that contains them", folder)
                 continue
             files, folders = self._scan(folder)
             yield folder, files
@@ -181,17 +181,15 @@ class ImageFolder:
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     is_folder = _is_folder(entry)
                     if entry.name.startswith("."):
-                        self._skip("hidden files and folders", name)
-                    elif is_folder and _is_build(
-                        entry
-                    ):  # this build's own, if its output lies here
-                        self._skip("unfinished builds", name)
+                        self._skip("skipped hidden files and folders", name)
+                    elif is_folder and _is_build(entry):  # of an output that lies here too
+                        self._skip("skipped unfinished builds", name)
                     elif is_folder:
                         folders.append(entry.name)
                     elif entry.name.lower().endswith(self._extensions):
                         files.append(entry.name)
                     else:
-                        self._skip("files without the extension of an image", name)
+                        self._skip("skipped files without an image extension", name)
         except OSError as error:
             raise self._unreadable(folder, error) from error
         return files, sorted(folders)
@@ -218,7 +216,8 @@ def _checked_root(root: str | Path) -> Path:
     if path.is_dir():
         return path
     if path.is_file() and path.suffix.lower() == ".csv":
-        remedy = f"If it lists images, say --manifest {root}; in Python, memload.Manifest({str(root)!r})."
+        manifest = f"memload.Manifest({str(root)!r})"
+        remedy = f"If it lists images, say --manifest {root}; in Python, {manifest}."
     else:
         remedy = "Check the path."
     what = "is a file, not a folder of images" if path.exists() else "does not exist"

@@ -73,7 +73,7 @@ def test_links_to_a_folder_above_are_not_followed(tmp_path: Path) -> None:
     source = ImageFolder(root)
     assert list(source.keys) == ["a/b/0.jpg", "a/c/0.jpg"]
     (note,) = source.notes
-    assert note.startswith("links to a folder that contains them (2): a/b/again")
+    assert note.startswith("skipped links to a folder that contains them (2): a/b/again")
 
 
 def test_files_that_cannot_be_read_cost_their_samples(tmp_path: Path, folder: Path) -> None:
@@ -94,12 +94,12 @@ def test_notes_report_what_was_skipped(tmp_path: Path) -> None:
     assert list(source.keys) == ["a/0.jpg"]
     assert source.classes == ["a"]
     assert source.notes == [
-        "files without the extension of an image (5): a/1.gif, a/2.txt, a/3, …",
-        "hidden files and folders (4): .DS_Store, .git, a/.1.jpg, …",
-        "images outside the class folders (1): stray.jpg",
+        "skipped files without an image extension (5): a/1.gif, a/2.txt, a/3, …",
+        "skipped hidden files and folders (4): .DS_Store, .git, a/.1.jpg, …",
+        "skipped images outside the class folders (1): stray.jpg",
     ]
     source = ImageFolder(touch(tmp_path / "b", "a/0.jpg", "a/x\ny"))
-    assert source.notes == ["files without the extension of an image (1): a/x\\ny"]
+    assert source.notes == ["skipped files without an image extension (1): a/x\\ny"]
 
 
 def test_a_class_without_images_counts_as_torchvision_has_it_and_is_told(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_other_endings_replace_those_of_torchvision(tmp_path: Path) -> None:
         ([], "nowhere", "nowhere does not exist. Check the path"),
         (["a.jpg"], "a.jpg", "a.jpg is a file, not a folder of images. Check the path"),
         (["a.csv"], "a.csv", r"a.csv is a file, .*--manifest .*memload.Manifest\("),
-        ([], "", r"has no image files \(.jpg .*\), only an empty folder. Check the path"),
-        (["a/0.npy"], "", r"only .*without the extension of an image \(1\): a/0\.npy"),
+        ([], "", r"has no image files \(.jpg .*\): the folder is empty. Check the path"),
+        (["a/0.npy"], "", r"skipped files without an image extension \(1\): a/0\.npy"),
     ],
 )
 def test_a_folder_without_images_is_an_error_that_says_what_is_there(
