@@ -1,20 +1,20 @@
-"""Which of several processes this one is, as torch.distributed says or, where that is not initialised, torchrun."""
+"""Which of several processes this one is: from torch.distributed or, without it, torchrun."""
 
 import os
 
 import torch
 
 
+def this_process() -> tuple[int, int]:
+    """Return (rank, num_replicas); (0, 1) if nothing says otherwise. Raises ValueError."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
+
+
 def rank() -> int:
-    """Return the number of this process among all of them; 0 if nothing says otherwise. Raises ValueError."""
-    return torch.distributed.get_rank() if _in_group() else _from_environment("RANK", 0)
-
-
-def num_replicas() -> int:
-    """Return how many processes there are; 1 if nothing says otherwise. Raises ValueError."""
-    if _in_group():
-        return torch.distributed.get_world_size()
-    return _from_environment("WORLD_SIZE", 1)
+    """Return the number of this process among all of them; see `this_process`."""
+    return this_process()[0]
 
 
 def local_replicas() -> int:
@@ -22,33 +22,29 @@ def local_replicas() -> int:
     return _from_environment("LOCAL_WORLD_SIZE", 1)
 
 
-def resolve(rank_given: int | None, num_replicas_given: int | None) -> tuple[int, int]:
-    """Return (rank, num_replicas): the arguments or, if both are None, those of this process.
+def resolve(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
+    """Return (rank, num_replicas): the arguments or, if both are None, those of `this_process`.
 
     Raises ValueError if only one is given, or if the rank is out of range.
     """
-    if (rank_given is None) != (num_replicas_given is None):
+    if (rank is None) != (num_replicas is None):
         raise ValueError(
-            f"rank={rank_given} and num_replicas={num_replicas_given}: give both of them or neither."
+            f"rank={rank} and num_replicas={num_replicas}: give both of them or neither."
         )
-    if rank_given is None or num_replicas_given is None:
-        rank_given, num_replicas_given = rank(), num_replicas()
-    if not 0 <= rank_given < num_replicas_given:
+    if rank is None or num_replicas is None:
+        rank, num_replicas = this_process()
+    if not 0 <= rank < num_replicas:
         raise ValueError(
-            f"rank must be at least 0 and less than num_replicas={num_replicas_given}, not {rank_given}."
+            f"rank must be at least 0 and less than num_replicas={num_replicas}, not {rank}."
         )
-    return rank_given, num_replicas_given
-
-
-def _in_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return rank, num_replicas
 
 
 def _from_environment(name: str, minimum: int) -> int:
     text = os.environ.get(name, str(minimum))
     if not (text.isascii() and text.isdecimal()) or int(text) < minimum:
         raise ValueError(
-            f"The environment variable {name} is {text!r:.40}, but torchrun sets it to an integer of at "
-            f"least {minimum}. Correct or unset it."
+            f"The environment variable {name} is {text!r:.40}, but torchrun sets it to an integer "
+            f"of at least {minimum}. Correct or unset it."
         )
     return int(text)

@@ -133,9 +133,7 @@ def test_one_sample(num_workers: int, tmp_path: Path) -> None:
     memload.build([(picture(0), 5)], path, size=(12, 16), num_workers=num_workers)
     dataset = assert_reads(path, picture(0)[None], [5])
     assert [len(images) for images, _ in Loader(path, 4, shuffle=True)] == [1]
-    with pytest.warns(
-        UserWarning, match="drop_last: an epoch has no batches, because its 1 samples"
-    ):
+    with pytest.warns(UserWarning, match="drop_last: an epoch has no batches, because 1 samples"):
         assert list(Loader(path, 4, drop_last=True)) == []
     assert dataset[-1][1] == dataset.subset([0, 0])[1][1] == 5
 

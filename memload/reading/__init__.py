@@ -1,1 +1,28 @@
-"""From files to batches: random access, orders, the Loader and the prefetchers."""
+"""From files to batches: random access, orders, the Loader and the prefetchers.
+
+The way of a batch, from top to bottom; each step calls the next one only:
+
+    Loader                      loader.py     one iteration: where it begins, what it has seen
+      │ pipeline                pipeline.py   once: the feed, its stream, how many are in flight
+      │ chunks of sample numbers
+      │                         epochs.py     which samples each batch holds, for this rank
+      │                         samplers.py   in what order: a function of (seed, epoch)
+      ▼ jobs: one for each batch
+    ahead                       ahead.py      begins them early, perhaps on threads; in order
+      ▼
+    SideStream.begin            streams.py    on a stream of its own (CUDA)
+      ▼
+    BatchMaker                  batches.py    prepared once a chunk, called once a batch
+      │ fetch                   ../feeds/        rows and columns to the device
+      │ transform               ../transforms/   whole batches, one draw a sample
+      ▼
+    SideStream.hand_over        streams.py    the consumer's stream waits for the batch
+      ▼
+    (images, labels)            batches.py    a named tuple, perhaps in static buffers
+
+Beside it:
+
+    dataset.py    MemmapDataset: one sample at a time, for torch's DataLoader
+    collate.py    fast_collate: samples to a batch, in one copy
+    prefetch.py   CudaPrefetcher, ThreadPrefetcher, background: any iterable, through ahead.py
+"""

@@ -1,10 +1,10 @@
-"""Keep the next items in flight: `ahead` begins them early, `on_thread` iterates on a thread of its own.
+"""Keep the next items in flight: `ahead` begins them early, `on_thread` iterates on a thread.
 
-Both are generators that end with everything they started, however their loop ends: exhausted, left early,
-or with an exception, which is raised after the items before it. What is in flight does not survive a fork:
-in the child, the next item raises RuntimeError. While the interpreter shuts down nothing is waited for. By
-then threads are gone and the globals of modules are None, so what is needed to see that is bound to local
-names beforehand.
+Both are generators that end with everything they started, however their loop ends: exhausted, left
+early, or with an exception, which is raised after the items before it. What is in flight does not
+survive a fork: in the child, the next item raises RuntimeError. While the interpreter shuts down
+nothing is waited for. By then threads are gone and the globals of modules are None, so what is
+needed to see that is bound to local names beforehand.
 """
 
 import contextlib
@@ -15,13 +15,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds that an early exit waits for each thread of a pool, which may be inside of the user's transform or
-#: reading from a slow disk; and for the thread of an iterable, which may wait for anything.
+#: Seconds that an early exit waits for each thread of a pool, which may be inside of the user's
+#: transform or reading from a slow disk; and for the thread of an iterable, which may wait for
+#: anything.
 _MAX_WAIT = 60.0
 _MAX_WAIT_FOR_ITERABLE = 10.0
 #: One for each pool, so that its threads can be told from others.
@@ -36,9 +37,10 @@ def ahead(
 ) -> Generator[T, None, None]:
     """Yield ``begin(*job)`` for every job, in order, with ``in_flight`` of them begun at a time.
 
-    ``in_flight``, at least 1, counts the item that is yielded next. Jobs are taken on the caller's thread,
-    and closed in the end. ``num_threads`` threads call ``begin``. With 0 the caller's thread calls it, which
-    is ahead of the consumer if ``begin`` only starts something, as on a CUDA stream.
+    ``in_flight``, at least 1, counts the item that is yielded next. Jobs are taken on the caller's
+    thread, and closed in the end. ``num_threads`` threads call ``begin``. With 0 the caller's
+    thread calls it, which is ahead of the consumer if ``begin`` only starts something, as on a CUDA
+    stream.
 
     >>> list(ahead(pow, ((number, 2) for number in range(4)), in_flight=2))
     [0, 1, 4, 9]
@@ -63,8 +65,8 @@ def ahead(
                     failure, more_jobs = error, False
             if not begun:
                 break
-            yield begun.popleft() if pool is None else _result(begun.popleft())
-            if in_flight > 1:
+            yield begun.popleft() if pool is None else begun.popleft().result()
+            if num_threads or in_flight > 1:
                 _check_process(this_process)
         if failure is not None:
             raise failure
@@ -76,13 +78,13 @@ def ahead(
 
 
 def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
-    """Yield what an iterable gives, taken from it on a thread, at most ``prefetch_factor`` items ahead.
+    """Yield the items of an iterable, which a thread takes, at most ``prefetch_factor`` ahead.
 
     >>> list(on_thread(range(3), prefetch_factor=2))
     [0, 1, 2]
     """
     is_finalizing, getpid, this_process = sys.is_finalizing, os.getpid, os.getpid()
-    # SimpleQueue is written in C. An interrupt inside of queue.Queue could leave its lock held for ever.
+    # SimpleQueue is written in C. An interrupt inside of queue.Queue could leave its lock held.
     items: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
     room: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(prefetch_factor):
@@ -119,7 +121,7 @@ def _produce(
     room: "queue.SimpleQueue[None]",
     stop: threading.Event,
 ) -> None:
-    """Put (True, item) for each item, as soon as there is room, then (False, None or an exception)."""
+    """Put (True, item) for each item once there is room, then (False, None or an exception)."""
     error, iterator = None, None
     try:
         iterator = iter(iterable)
@@ -138,25 +140,18 @@ def _produce(
     items.put((False, error))
 
 
-def _result(future: "Future[T]") -> T:
-    try:
-        return future.result()
-    finally:
-        del future  # its exception would hold this frame, and this frame the future
-
-
 def _check_process(process: int) -> None:
     if os.getpid() != process:
         raise RuntimeError(
-            "This iterator is used in a forked child, but what it has in flight stayed in the parent "
-            "process. Iterate anew in the child."
+            "This iterator is used in a forked child, but what it has in flight stayed in the "
+            "parent process. Iterate anew in the child."
         )
 
 
 def _end(pool: ThreadPoolExecutor, name: str) -> None:
     """Drop what a pool has not begun, and wait for its threads."""
-    # shutdown(wait=True) would wait without end, and for the current thread, if that is one of the pool's
-    # which happens to collect garbage.
+    # shutdown(wait=True) would wait without end, and for the current thread, if that is one of the
+    # pool's which happens to collect garbage.
     pool.shutdown(wait=False, cancel_futures=True)
     for thread in threading.enumerate():
         if thread.name.startswith(f"{name}_") and thread is not threading.current_thread():

@@ -1,4 +1,4 @@
-"""What a Loader hands out: the named tuple of a batch, how it is made, and the buffers that it may be copied to."""
+"""What a Loader hands out: how a batch is made, its named tuple, and static buffers for it."""
 
 import functools
 from collections import namedtuple
@@ -18,8 +18,8 @@ from memload.transforms import Transform
 class BatchMaker:
     """Makes the batches of a chunk: fetches samples, transforms them and names their columns.
 
-    Feed and transform prepare once for the chunk: they look up rows, draw, and upload both. On CUDA that is
-    done on ``stream``, on which all of the chunk's batches must be made. Thread-safe.
+    Feed and transform prepare once for the chunk: they look up rows, draw, and upload both. On CUDA
+    that is done on ``stream``, on which all of the chunk's batches must be made. Thread-safe.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class BatchMaker:
     ) -> None:
         self.stream = stream
         self._columns = columns
-        self._transform, self._draws_by_sample = transform, isinstance(transform, Transform)
+        self._prepared, self._function = None, transform
         with torch.cuda.stream(stream):
             self._fetch = feed.prepare(chunk.samples)
             if isinstance(transform, Transform):
-                self._transform = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
+                self._prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
 
     def __call__(self, part: Part) -> tuple[int, Any]:
         """Return how many samples of the epoch are seen with this batch, and the batch."""
         pixels, *values = self._fetch(part.start, part.stop)
         images: Any = pixels.permute(0, 3, 1, 2)
-        if self._draws_by_sample:
+        if self._prepared is not None:
             columns = dict(zip(self._columns, values, strict=True))
-            images, columns = cast("Any", self._transform)(images, columns, part.start, part.stop)
+            images, columns = self._prepared(images, columns, part.start, part.stop)
             values = [columns[name] for name in self._columns]
-        elif self._transform is not None:
-            images = self._transform(images)
+        elif self._function is not None:
+            images = self._function(images)
             _check_images(images, len(pixels))
         return part.samples_seen, batch_type(self._columns)(images, *values)
 
@@ -106,9 +106,9 @@ class StaticBuffers:
             found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
             if found != expected:
                 raise ValueError(
-                    f"static_buffers: a batch has tensors of {_describe(found)}, but the buffers are of "
-                    f"{_describe(expected)}. All batches must be alike: use drop_last=True, and a "
-                    "transform whose result always has the same shape and dtype."
+                    f"static_buffers: a batch has tensors of {_describe(found)}, but the buffers "
+                    f"are of {_describe(expected)}. All batches must be alike: use drop_last=True, "
+                    "and a transform whose result always has the same shape and dtype."
                 )
             for buffer, tensor in zip(self._buffers, tensors, strict=True):
                 buffer.copy_(tensor)
@@ -121,7 +121,7 @@ def _describe(tensors: list[tuple[tuple[int, ...], torch.dtype]]) -> str:
 
 
 def bind_dataset(transform: Any, dataset: Any) -> Any:
-    """Return a transform of memload's with what the data set knows: its statistics and number of classes.
+    """Return a transform of memload's with the data set's statistics and number of classes.
 
     Any other transform is returned as it is, as is any transform for a data set without an index.
     """

@@ -1,16 +1,17 @@
-"""Which samples each batch of an epoch holds: for one rank of several, also when an epoch is resumed.
+"""Which samples each batch of an epoch holds, for one rank of several, also when resumed.
 
-Nothing here knows of pixels, tensors or threads. Batches come in chunks, since one call of `Order.take`
-costs some 100 µs beside 12 ns a position: a `Chunk` holds the samples of many consecutive batches, and a
-`Part` of it is one batch. Two kinds of epochs exist:
+Nothing here knows of pixels, tensors or threads. Batches come in chunks, since one call of
+`Order.take` costs some 100 µs beside 12 ns a position: a `Chunk` holds the samples of many
+consecutive batches, and a `Part` of it is one batch. Two kinds of epochs exist:
 
 - `OrderBatches`: an `Order` of `memload.reading.samplers`, which the ranks share.
 - `IterableBatches`: any iterable of sample numbers, or of lists of them, which is this rank's own.
 
-An epoch of 10 samples in batches of 2 on 2 ranks, of which the second has seen nothing yet:
+10 samples in batches of 2, on the second of 2 ranks:
 
+    >>> order = SequentialSampler(10)
     >>> batches = OrderBatches(
-    ...     SequentialSampler(10), batch_size=2, drop_last=False, rank=1, num_replicas=2, num_samples=10
+    ...     order, batch_size=2, drop_last=False, rank=1, num_replicas=2, num_samples=10
     ... )
     >>> len(batches)
     3
@@ -34,14 +35,26 @@ from memload.reading.samplers import Order
 
 #: Positions in a chunk, at most.
 MAX_CHUNK = 1 << 15
-#: Positions in the first chunk, so that the first batch need not wait for many; then four times as many each.
+#: Positions in the first chunk, so that the first batch need not wait long. Each following chunk has
+#: four times as many as the one before.
 _FIRST_CHUNK = 1 << 10
+
+
+class Progress(NamedTuple):
+    """Where an iteration is: its epoch, and how many of its samples all ranks have seen.
+
+    ``chosen`` says that the user chose the epoch: it is iterated even if nothing is left of it.
+    """
+
+    epoch: int
+    samples_seen: int
+    chosen: bool = False
 
 
 class Part(NamedTuple):
     """One batch of a chunk: its ``samples[start:stop]``.
 
-    ``samples_seen`` is how many samples of the epoch all ranks together have seen behind it.
+    ``samples_seen`` counts the samples of the epoch that all ranks have seen after this batch.
     """
 
     start: int
@@ -52,8 +65,8 @@ class Part(NamedTuple):
 class Chunk(NamedTuple):
     """The samples of several consecutive batches, int64 ``(n,)``, and the batches as parts of them.
 
-    ``draw_numbers``, int64 ``(n,)``, are what random transforms are drawn for: the samples, or where samples
-    may repeat, their positions in the epoch.
+    ``draw_numbers``, int64 ``(n,)``, are what random transforms are drawn for: the samples, or
+    where samples may repeat, their positions in the epoch.
     """
 
     samples: np.ndarray
@@ -65,9 +78,9 @@ class Chunk(NamedTuple):
 class OrderBatches:
     """The batches of one rank, where all ranks share the epochs of an order.
 
-    The ranks take steps together. In each, every rank takes the next ``batch_size`` positions, the first
-    rank the first of them. Only the last step may have fewer; `_share` says how it is divided. So an epoch
-    goes on at any number of seen samples, with any number of ranks.
+    The ranks take steps together. In each, every rank takes the next ``batch_size`` positions, the
+    first rank the first of them. Only the last step may have fewer; `_share` says how it is
+    divided. So an epoch goes on at any number of seen samples, with any number of ranks.
     """
 
     order: Order
@@ -79,58 +92,55 @@ class OrderBatches:
     num_samples: int
     max_chunk: int = MAX_CHUNK
 
-    @property
-    def samples_per_step(self) -> int:
-        """How many samples all ranks together take in a step."""
-        return self.batch_size * self.num_replicas
-
     def __len__(self) -> int:
         """Return the number of this rank's batches in a whole epoch."""
-        full_steps, samples_left = divmod(len(self.order), self.samples_per_step)
+        full_steps, samples_left = divmod(len(self.order), self.batch_size * self.num_replicas)
         start, stop = self._share(0, samples_left)
         return full_steps + (stop > start and not self.drop_last)
 
     def is_over(self, samples_seen: int) -> bool:
         """Return whether an epoch has no more batches for any rank."""
-        samples_left = len(self.order) - samples_seen
-        return samples_left < (self.samples_per_step if self.drop_last else 1)
+        per_step = self.batch_size * self.num_replicas
+        return len(self.order) - samples_seen < (per_step if self.drop_last else 1)
 
     def chunks(self, epoch: int, samples_seen: int) -> Iterator[Chunk]:
-        """Yield this rank's batches, from where ``samples_seen`` samples were seen by all ranks together."""
+        """Yield this rank's batches, from where all ranks have seen ``samples_seen`` samples."""
+        per_step = self.batch_size * self.num_replicas
         end = len(self.order)
         if self.drop_last:
-            end -= (end - samples_seen) % self.samples_per_step
-        steps = range(samples_seen, end, self.samples_per_step)
+            end -= (end - samples_seen) % per_step
+        steps = range(samples_seen, end, per_step)
         max_steps = max(1, self.max_chunk // self.batch_size)
         num_steps = min(max_steps, max(1, _FIRST_CHUNK // self.batch_size))
         while steps:
             chunk = self._chunk(epoch, steps[:num_steps], end)
-            if chunk.parts:
+            if chunk is not None:
                 yield chunk
             steps, num_steps = steps[num_steps:], min(max_steps, 4 * num_steps)
 
-    def _chunk(self, epoch: int, steps: range, end: int) -> Chunk:
+    def _chunk(self, epoch: int, steps: range, end: int) -> Chunk | None:
+        """Return this rank's batches of some steps. It may have none in the last: then None."""
         positions, parts, start = [], [], 0
         for step in steps:
-            samples_in_step = min(self.samples_per_step, end - step)
+            samples_in_step = min(steps.step, end - step)
             first, last = self._share(step, samples_in_step)
-            if last > first:
-                positions.append(np.arange(first, last))
+            if first < last:
                 stop = start + last - first
+                positions.append(np.arange(first, last))
                 parts.append(Part(start, stop, step + samples_in_step))
                 start = stop
         if not parts:
-            return Chunk(np.empty(0, np.int64), np.empty(0, np.int64), [])
-        every_position = np.concatenate(positions)
-        samples = self._take(epoch, every_position)
+            return None
+        all_positions = np.concatenate(positions)
+        samples = self._take(epoch, all_positions)
         repeats = getattr(self.order, "repeats", False)
-        return Chunk(samples, every_position if repeats else samples, parts)
+        return Chunk(samples, all_positions if repeats else samples, parts)
 
     def _share(self, step: int, samples_in_step: int) -> tuple[int, int]:
         """Return the first position of this rank in a step, and the one behind its last.
 
-        With ``even_ranks`` each rank gets the same number. Positions beyond the end of the order are padding:
-        the epoch begins again there.
+        With ``even_ranks`` all ranks get the same number, and the last of them may get positions
+        beyond the end of the order: the padding.
         """
         if self.drop_last or getattr(self.order, "even_ranks", False):
             per_rank = -(-samples_in_step // self.num_replicas)
@@ -141,7 +151,7 @@ class OrderBatches:
 
     def _take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         total_size = len(self.order)
-        if positions[-1] >= total_size:  # a modulo takes half as long as the order itself
+        if positions[-1] >= total_size:  # the padding is the beginning of the epoch again
             positions = positions % total_size
         samples = np.asarray(self.order.take(epoch, positions))
         if samples.shape != positions.shape or samples.dtype.kind not in "iu":
@@ -149,18 +159,17 @@ class OrderBatches:
                 f"sampler: take() returned {samples.dtype} of shape {samples.shape} for "
                 f"{len(positions)} positions. It must return an integer for each."
             )
-        if samples.min() < 0:
-            raise IndexError(f"sampler: take() returned sample {samples.min()}, which is negative.")
-        _check_range(samples, self.num_samples)
+        _check_range(samples, 0, self.num_samples)
         return samples
 
 
 @dataclass(frozen=True)
 class IterableBatches:
-    """The batches of an iterable of the user's: of sample numbers or, without a ``batch_size``, of lists of them.
+    """The batches of an iterable of the user's.
 
-    It is not shared among ranks. To resume, what was seen is taken from it again and dropped. Samples may
-    repeat, and negative numbers count from the end. Random transforms are drawn for positions.
+    It gives sample numbers or, if ``batch_size`` is None, lists of them, which are the batches. It
+    is not shared among ranks. To resume, what was seen is taken from it again and dropped. Samples
+    may repeat, and negative numbers count from the end. Random transforms are drawn for positions.
     """
 
     iterable: Iterable[Any]
@@ -183,7 +192,7 @@ class IterableBatches:
         return len(self.iterable) - samples_seen < (self.batch_size if self.drop_last else 1)
 
     def chunks(self, epoch: int, samples_seen: int) -> Iterator[Chunk]:
-        """Yield the batches from where ``samples_seen`` samples were seen, each as a chunk of its own."""
+        """Yield the batches from where ``samples_seen`` samples were seen, each as a chunk."""
         position = 0
         numbers: Iterator[Any] = iter(self.iterable)
         if self.batch_size is not None:
@@ -214,12 +223,12 @@ class IterableBatches:
                 f"{samples.dtype} of shape {samples.shape}."
             )
         samples = samples.astype(np.int64)
-        _check_range(samples, self.num_samples)
+        _check_range(samples, -self.num_samples, self.num_samples)
         return samples % self.num_samples
 
 
 def tell_epoch(epoch: int, loader: Any) -> None:
-    """Call ``set_epoch`` of a loader's ``sampler`` and ``batch_sampler``, and of the latter's ``sampler``."""
+    """Call ``set_epoch`` of a loader's samplers: also of ``batch_sampler.sampler``."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers: tuple[Any, ...] = (
         getattr(loader, "sampler", None),
@@ -231,10 +240,10 @@ def tell_epoch(epoch: int, loader: Any) -> None:
             sampler.set_epoch(epoch)
 
 
-def _check_range(samples: np.ndarray, num_samples: int) -> None:
-    """Raise IndexError for a number that no sample has; negative ones count from the end."""
+def _check_range(samples: np.ndarray, first: int, num_samples: int) -> None:
+    """Raise IndexError for a number below ``first``, or one of at least ``num_samples``."""
     for sample in (samples.max(), samples.min()):
-        if not -num_samples <= sample < num_samples:
+        if not first <= sample < num_samples:
             raise IndexError(
                 f"sampler: there is no sample {sample}. The data set has {num_samples} samples, "
                 f"with the numbers 0 to {num_samples - 1}."

@@ -1,4 +1,4 @@
-"""Join data set, order, feed and transform: batches on the device, in an order that is a function of (seed, epoch)."""
+"""The Loader: joins data set, order, feed and transform to batches on the device."""
 
 import contextlib
 import math
@@ -7,25 +7,33 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Subset
 
 from memload import ranks
-from memload.feeds.choice import FEEDS, Choice, FeedName, choose_feed, pinned_callers
-from memload.feeds.interface import Feed, Samples
+from memload.feeds.choice import FEEDS, Choice, FeedName
+from memload.feeds.interface import Samples
 from memload.machine import available_cores
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.batches import BatchMaker, StaticBuffers, bind_dataset
 from memload.reading.dataset import MemmapDataset
-from memload.reading.epochs import MAX_CHUNK, Chunk, IterableBatches, OrderBatches, tell_epoch
+from memload.reading.epochs import (
+    MAX_CHUNK,
+    Chunk,
+    IterableBatches,
+    OrderBatches,
+    Progress,
+    tell_epoch,
+)
+from memload.reading.pipeline import Pipeline, make_pipeline
 from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler
-from memload.reading.streams import CurrentStream, SideStream, find_device
+from memload.reading.streams import find_device
 from memload.transforms import evaluate, train
 
-#: Bytes of columns in a chunk, at most, since they go to the device a chunk at a time.
+#: Bytes of columns in a chunk, at most.
 _MAX_CHUNK_BYTES = 8 << 20
 
 
@@ -36,70 +44,79 @@ class Loader:
     >>> for images, labels in loader:
     ...     ...
 
-    Each batch is a named tuple ``(images, labels)``, or images and the ``columns`` that you ask for. If the
-    data set has no columns, batches are ``(images,)``: write ``for (images,) in loader`` or use
-    ``batch.images``. Images are ``(N, C, H, W)`` of the data set's dtype and channels-last in memory, unless
-    ``transform`` returns something else. Columns are tensors ``(N, …)``.
+    Each batch is a named tuple ``(images, labels)``, or images and the ``columns`` that you ask
+    for. If the data set has no columns, batches are ``(images,)``: write ``for (images,) in
+    loader`` or use ``batch.images``. Images are tensors ``(N, C, H, W)`` of the data set's dtype,
+    channels-last in memory, unless ``transform`` returns something else. Columns are tensors with
+    one row for each image.
 
-    **Device.** ``device`` is by default the CUDA device that is current when the first batch is asked for, or
-    the CPU if there is none. ``feed`` is the way samples take to the device. The property `feed` tells which
-    one was chosen and why, and so does a line in the log ``memload``. On the CPU there is only ``"cpu"``, in
-    which ``num_threads`` threads copy rows. On CUDA:
+    **Device.** ``device`` is by default the CUDA device that is current when the first batch is
+    asked for, or the CPU if there is none. ``feed`` is the way samples take to the device. The
+    property `feed` tells which one was chosen and why, and so does a line in the log ``memload``.
+    On the CPU there is only ``"cpu"``, in which ``num_threads`` threads copy rows. On CUDA:
 
-    - ``"resident"`` keeps all samples in the device's memory, loaded when the feed is made. It is chosen if
-      they take at most a quarter of the free memory there.
-    - ``"dma"`` has the device's copy engines fetch rows from the page cache. It is chosen if the files take at
-      most half of the available RAM (of the container, if that has a limit) and their pages can be
-      registered with CUDA. Processes share these pages. They are registered in the background; until then
-      rows take the way of ``"pinned"``.
+    - ``"resident"`` keeps all samples in the device's memory, loaded when the feed is made. It is
+      chosen if they take at most a quarter of the free memory there.
+    - ``"dma"`` has the device's copy engines fetch rows from the page cache. It is chosen if the
+      files take at most half of the available RAM (of the container, if that has a limit) and their
+      pages can be registered with CUDA. Processes share these pages. They are registered in the
+      background; until then rows take the way of ``"pinned"``.
     - ``"uva"`` has a kernel fetch them. It is chosen for rows below 28 KiB.
-    - ``"pinned"`` has ``num_threads`` threads copy rows to page-locked memory, and sends them from there.
+    - ``"pinned"`` has ``num_threads`` threads copy rows to page-locked memory, and sends them from
+      there.
 
-    **Prefetching.** On the CPU, ``num_threads × prefetch_factor`` batches are made ahead by ``num_threads``
-    threads. On CUDA, ``prefetch_factor`` batches are made ahead on a stream of the Loader's own. ``"pinned"``
-    makes as many ahead as its threads gather at once, up to ``3 × prefetch_factor``. ``"resident"`` without a
-    transform makes none ahead, because one kernel takes less time than a handover between streams. On the CPU
-    and with ``"pinned"``, ``num_threads=0`` makes each batch on your thread when you ask for it.
+    **Prefetching.** On the CPU, ``num_threads × prefetch_factor`` batches are made ahead by
+    ``num_threads`` threads. On CUDA, ``prefetch_factor`` batches are made ahead on a stream of the
+    Loader's own. ``"pinned"`` makes as many ahead as its threads gather at once, up to ``3 ×
+    prefetch_factor``. ``"resident"`` without a transform makes none ahead, because one kernel takes
+    less time than a handover between streams. On the CPU and with ``"pinned"``, ``num_threads=0``
+    makes each batch on your thread when you ask for it.
 
-    **Streams.** A batch is ready for the CUDA stream that is current when you ask for it. If you use it on
-    another stream, synchronise the two yourself, as always in torch.
+    **Streams.** A batch is ready for the CUDA stream that is current when you ask for it. If you
+    use it on another stream, synchronise the two yourself, as always in torch.
 
-    **Static buffers.** ``static_buffers=True`` copies each batch into the same tensors, for a captured CUDA
-    graph to read. They belong to the Loader and stay the same in all its epochs, so each batch overwrites the
-    one before. A second iterator overwrites them as well: use another Loader for it. All batches need the
-    same shapes and dtypes (``drop_last=True``); others raise ValueError. Other threads use CUDA meanwhile:
-    capture before iterating, or with ``capture_error_mode="thread_local"``.
+    **Static buffers.** ``static_buffers=True`` copies each batch into the same tensors, for a
+    captured CUDA graph to read. They belong to the Loader and stay the same in all its epochs, so
+    each batch overwrites the one before. A second iterator overwrites them as well: use another
+    Loader for it. All batches need the same shapes and dtypes (``drop_last=True``); others raise
+    ValueError. Other threads use CUDA meanwhile: capture before iterating, or with
+    ``capture_error_mode="thread_local"``.
 
-    **Order.** ``shuffle=True`` visits every sample once an epoch, in an order that depends on ``seed`` and
-    epoch only: not on batch size, threads or ranks. ``sampler`` is an order of `memload.reading.samplers`, or
-    any iterable of sample numbers, such as a torch Sampler. ``batch_sampler`` is an iterable of lists of them.
-    Both must give their numbers anew in each epoch; a generator does not, and is refused. Each `iter` begins
-    the next epoch, and `set_epoch` chooses one.
+    **Order.** ``shuffle=True`` visits every sample once an epoch, in an order that depends on
+    ``seed`` and epoch only: not on batch size, threads or ranks. ``sampler`` is an order of
+    `memload.reading.samplers`, or any iterable of sample numbers, such as a torch Sampler.
+    ``batch_sampler`` is an iterable of lists of them. Both must give their numbers anew in each
+    epoch; a generator does not, and is refused. Each `iter` begins the next epoch, and `set_epoch`
+    chooses one.
 
-    **Ranks.** ``rank`` and ``num_replicas`` are by default those of `torch.distributed` if it is initialised,
-    else those of torchrun (RANK and WORLD_SIZE), else 0 and 1. With ``shuffle`` or ``drop_last``, all ranks
-    get the same number of batches and of samples. For that, up to ``num_replicas - 1`` samples from the
-    beginning of the epoch come twice; ``drop_last`` drops the last ones instead. Otherwise, as for an
-    evaluation, the ranks together get every sample exactly once. Then one rank may have a batch more than
-    another, so reduce after the loop: a collective operation in each batch would wait for ever. An iterable
-    of your own is not divided: give each rank its own, such as a DistributedSampler.
+    **Ranks.** ``rank`` and ``num_replicas`` are by default those of `torch.distributed` if it is
+    initialised, else those of torchrun (RANK and WORLD_SIZE), else 0 and 1. With ``shuffle`` or
+    ``drop_last``, all ranks get the same number of batches and of samples. For that, up to
+    ``num_replicas - 1`` samples from the beginning of the epoch come twice; ``drop_last`` drops the
+    last ones instead. Otherwise, as for an evaluation, the ranks together get every sample exactly
+    once. Then one rank may have a batch more than another, so reduce after the loop: a collective
+    operation in each batch would wait for ever. An iterable of your own is not divided: give each
+    rank its own, such as a DistributedSampler.
 
-    **Transforms.** ``transform`` is called with the images of a batch, on the threads that make batches and
-    thus in no fixed order if there are several. One of `memload.transforms` also gets the columns, and draws
-    at random for (``seed``, epoch, sample). If samples may repeat, as in a `WeightedSampler` or an iterable of
-    your own, it draws for the position in the epoch instead of for the sample.
+    **Transforms.** ``transform`` is called with the images of a batch, on the threads that make
+    batches and thus in no fixed order if there are several. One of `memload.transforms` also gets
+    the columns, and draws at random for (``seed``, epoch, sample). If samples may repeat, as in a
+    `WeightedSampler` or an iterable of your own, it draws for the position in the epoch instead of
+    for the sample.
 
     **Resuming.** `state_dict` holds seed, epoch and the number of samples that all ranks have seen.
-    `load_state_dict` goes on exactly there, also with another number of ranks, threads or samples a batch.
-    Nothing is read to get there, except from an iterable of your own. That has to give the same numbers
-    again: seed it.
+    `load_state_dict` goes on exactly there, also with another number of ranks, threads or samples a
+    batch. Nothing is read to get there, except from an iterable of your own. That has to give the
+    same numbers again: seed it.
 
-    **Memory.** A batch belongs to whoever holds it. Its memory is reused when nothing refers to it any more.
-    Several iterators may be used at once, also on several threads. One that is left early leaves no threads
-    behind. In a forked child, iterate anew: an iterator from before the fork raises RuntimeError.
+    **Memory.** A batch belongs to whoever holds it. Its memory is reused when nothing refers to it
+    any more. Several iterators may be used at once, also on several threads. One that is left early
+    leaves no threads behind. In a forked child, iterate anew: an iterator from before the fork
+    raises RuntimeError.
 
-    Raises ValueError and TypeError for wrong arguments, FeedError if a feed asked for by name cannot serve,
-    and FormatError as `MemmapDataset` does. Warns if ``drop_last`` leaves nothing of an epoch.
+    Raises ValueError and TypeError for wrong arguments, FeedError if a feed asked for by name
+    cannot serve, and FormatError as `MemmapDataset` does. Warns if ``drop_last`` leaves nothing of
+    an epoch.
     """
 
     def __init__(
@@ -126,18 +143,10 @@ class Loader:
         _check_order(shuffle, sampler, batch_sampler, batch_size, drop_last)
         if num_threads is None:
             num_threads = _default_threads()
-        _check_integer("batch_size", batch_size, 1)
-        _check_integer("prefetch_factor", prefetch_factor, 1)
-        _check_integer("num_threads", num_threads, 0)
-        if not isinstance(seed, int | np.integer):
-            raise TypeError(f"seed must be an integer, not {seed!r}.")
-        if feed not in FEEDS:
-            raise ValueError(f"feed: there is no {feed!r}. Choose one of {', '.join(FEEDS)}.")
+        _check_settings(batch_size, prefetch_factor, num_threads, seed, feed)
         if static_buffers and not (drop_last or batch_sampler is not None):
-            raise ValueError(
-                "static_buffers needs batches of one size. Use drop_last=True beside it."
-            )
-        ranks.resolve(rank, num_replicas)
+            raise ValueError("static_buffers needs batches of one size. Use drop_last=True.")
+        ranks.resolve(rank, num_replicas)  # raises ValueError
         self.dataset = _open_dataset(dataset, columns)
         self.batch_size, self.drop_last, self.seed = int(batch_size), drop_last, int(seed)
         self.transform = bind_dataset(transform, self.dataset)
@@ -150,6 +159,9 @@ class Loader:
         elif sampler is None:
             self.sampler = SequentialSampler(len(self.dataset))
         self._columns = _chosen_columns(self.dataset, columns, transform)
+        # Columns go to the device a chunk at a time.
+        sample_bytes = sum(math.prod(a.shape[1:]) * a.itemsize for a in self._column_arrays())
+        self._max_chunk = min(MAX_CHUNK, _MAX_CHUNK_BYTES // max(1, sample_bytes))
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
         self._next = Progress(0, 0)
@@ -161,7 +173,7 @@ class Loader:
     def _begin_in_this_process(self) -> None:
         """Set what is never pickled."""
         self._lock = threading.Lock()
-        self._pipeline: _Pipeline | None = None
+        self._pipeline: Pipeline | None = None
         self._static = StaticBuffers()
         #: Where the newest iteration is; None if the next one has not begun.
         self._current: Progress | None = None
@@ -188,7 +200,7 @@ class Loader:
 
     @property
     def rank(self) -> int:
-        """The number of this process among ``num_replicas``. Asked for each time: a process group may come later."""
+        """The number of this process, looked up each time: a process group may be set up later."""
         return ranks.resolve(*self._given_ranks)[0]
 
     @property
@@ -198,23 +210,24 @@ class Loader:
 
     def __repr__(self) -> str:
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
-        order_text = repr(order) if _is_own(order) else type(order).__name__
+        order_text = repr(order) if _is_built_in(order) else type(order).__name__
         feed = self._given_feed if self._pipeline is None else self._pipeline.feed.name
-        return f"Loader({self.dataset!r}, batch_size={self.batch_size}, order={order_text}, feed={feed!r})"
+        settings = f"batch_size={self.batch_size}, order={order_text}, feed={feed!r}"
+        return f"Loader({self.dataset!r}, {settings})"
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank, also if one is resumed."""
         return len(self._batches())
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. If that is the one that was resumed, it goes on."""
+        """Choose the epoch of the next iteration. An epoch that was resumed goes on."""
         _check_integer("epoch", epoch, 0)
         samples_seen = self._next.samples_seen if epoch == self._next.epoch else 0
         self._next = Progress(int(epoch), samples_seen, chosen=True)
         tell_epoch(epoch, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the newest iteration is, behind the batch that it gave last: numbers and text."""
+        """Return the position behind the last batch of the newest iteration: numbers and text."""
         progress = self._current or self._next
         return {
             "epoch": progress.epoch,
@@ -225,8 +238,8 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where `state_dict` was called.
 
-        Raises ValueError if that was with other samples, another seed or another order, and TypeError or
-        ValueError if ``state`` is not a state.
+        Raises ValueError if that was with other samples, another seed or another order, and
+        TypeError or ValueError if ``state`` is not a state.
         """
         identity = self._identity()
         if not isinstance(state, Mapping):
@@ -241,8 +254,8 @@ class Loader:
         for name, value in identity.items():
             if state[name] != value:
                 raise ValueError(
-                    f"state belongs to another Loader: its {name} is {state[name]!r}, but this Loader's "
-                    f"is {value!r}. Make the Loader with the same data set, order and seed."
+                    f"state belongs to another Loader: its {name} is {state[name]!r}, but this "
+                    f"Loader's is {value!r}. Use the same data set, order and seed."
                 )
         batches, samples_seen = self._batches(), int(state["samples_seen"])
         if isinstance(batches, OrderBatches) and samples_seen > len(batches.order):
@@ -256,7 +269,7 @@ class Loader:
     def _identity(self) -> dict[str, Any]:
         """Return what must be equal for a state to be this Loader's."""
         order: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        if _is_own(order):
+        if _is_built_in(order):
             order_text = repr(order)
         else:
             seed = getattr(order, "seed", None)
@@ -268,12 +281,10 @@ class Loader:
         return self._iterate()
 
     def _iterate(self) -> Generator[Any, None, None]:
-        # This begins with the first batch that is asked for: Lightning calls iter() only to see if it can.
+        # An epoch begins with its first batch: Lightning calls iter() once just to see if it can.
         pipeline, batches, progress = self._open(), self._batches(), self._begin_epoch()
-        jobs = self._jobs(
-            pipeline, batches.chunks(progress.epoch, progress.samples_seen), progress.epoch
-        )
-        stream = pipeline.stream
+        chunks = batches.chunks(progress.epoch, progress.samples_seen)
+        jobs, stream = self._jobs(pipeline, chunks, progress.epoch), pipeline.stream
         begun = ahead(stream.begin, jobs, pipeline.in_flight, pipeline.num_threads)
         with contextlib.closing(begun):
             for samples_seen, batch in map(stream.hand_over, begun):
@@ -286,18 +297,19 @@ class Loader:
             self._current = None
 
     def _jobs(
-        self, pipeline: "_Pipeline", chunks: Iterator[Chunk], epoch: int
+        self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
     ) -> Generator[tuple[Any, ...], None, None]:
         """Yield what `SideStream.begin` takes, for each batch of an epoch."""
-        if pipeline.feed.name == "uva" and _is_own(self.sampler):
-            # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3 KiB a second
-            # with a thread for it. An order of the user's stays on the user's thread.
+        if pipeline.feed.name == "uva" and _is_built_in(self.sampler):
+            # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
+            # KiB a second with a thread for it. An order of the user's stays on the user's thread.
             chunks = on_thread(chunks, 1)
-        stream = pipeline.stream
         for chunk in chunks:
             make_batch = None
             for part in chunk.parts:
-                if make_batch is None or make_batch.stream != stream.stream:
+                consumer = pipeline.stream.consumer()
+                stream = pipeline.stream.stream or consumer
+                if make_batch is None or make_batch.stream != stream:
                     make_batch = BatchMaker(
                         chunk,
                         feed=pipeline.feed,
@@ -305,19 +317,18 @@ class Loader:
                         columns=self._columns,
                         seed=self.seed,
                         epoch=epoch,
-                        stream=stream.stream,
+                        stream=stream,
                     )
-                yield make_batch, part, stream.consumer()
+                yield make_batch, part, consumer
 
-    def _begin_epoch(self) -> "Progress":
-        """Return where this iteration begins, and let the next one begin with the epoch after it."""
+    def _begin_epoch(self) -> Progress:
+        """Return where this iteration begins. The next one begins with the epoch after it."""
         with self._lock:
             progress = self._next
             is_resumed = progress.samples_seen > 0 and not progress.chosen
             if is_resumed and self._batches().is_over(progress.samples_seen):
-                progress = Progress(
-                    progress.epoch + 1, 0
-                )  # the state was saved behind the last batch
+                # The state was saved behind the last batch.
+                progress = Progress(progress.epoch + 1, 0)
             self._next, self._current = Progress(progress.epoch + 1, 0), progress
         tell_epoch(progress.epoch, self)
         return progress
@@ -330,16 +341,15 @@ class Loader:
         # Arrays and tensors of sample numbers have a take() too, a different one.
         if not hasattr(self.sampler, "take") or hasattr(self.sampler, "__array__"):
             return IterableBatches(self.sampler, self.batch_size, self.drop_last, num_samples)
-        arrays = (self.dataset.index.columns[name] for name in self._columns)
-        column_bytes = sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays)
+        rank, num_replicas = ranks.resolve(*self._given_ranks)
         return OrderBatches(
             self.sampler,
             self.batch_size,
             self.drop_last,
-            self.rank,
-            self.num_replicas,
+            rank,
+            num_replicas,
             num_samples,
-            min(MAX_CHUNK, _MAX_CHUNK_BYTES // max(1, column_bytes)),
+            self._max_chunk,
         )
 
     def _warn_of_empty_epochs(self) -> None:
@@ -348,76 +358,28 @@ class Loader:
             return
         if not len(batches):
             warnings.warn(
-                f"drop_last: an epoch has no batches, because its {len(batches.order)} samples are less than "
-                f"one batch of {self.batch_size} for each of {self.num_replicas} ranks. Use a smaller "
-                "batch_size, or drop_last=False.",
+                f"drop_last: an epoch has no batches, because {len(batches.order)} samples are "
+                f"less than one batch of {self.batch_size} for each of {self.num_replicas} ranks. "
+                "Use a smaller batch_size, or drop_last=False.",
                 stacklevel=3,
             )
 
-    def _open(self) -> "_Pipeline":
+    def _open(self) -> Pipeline:
         with self._lock:
             if self._pipeline is None:
-                self._pipeline = self._make_pipeline()
+                self._pipeline = make_pipeline(
+                    Samples(self.dataset.shards, self.dataset.index.row, self._column_arrays()),
+                    find_device(self._given_device),
+                    self._given_feed,
+                    self.transform,
+                    num_threads=self.num_threads,
+                    prefetch_factor=self.prefetch_factor,
+                )
                 weakref.finalize(self, self._pipeline.feed.close)
             return self._pipeline
 
-    def _make_pipeline(self) -> "_Pipeline":
-        """Choose the feed, the stream, and how many batches are in flight.
-
-        =============================== =========== ======================================= ========
-        feed                            num_threads in_flight, with the one asked for       stream
-        =============================== =========== ======================================= ========
-        cpu                             num_threads num_threads × prefetch_factor           current
-        resident, without a transform   0           1                                       current
-        resident, dma, uva              0           1 + prefetch_factor                     side
-        pinned                          its callers 1 + max(its callers, prefetch_factor)   side
-        pinned, with num_threads=0      0           1                                       side
-        =============================== =========== ======================================= ========
-        """
-        device = find_device(self._given_device)
-        columns = tuple(self.dataset.index.columns[name] for name in self._columns)
-        feed, choice = choose_feed(
-            self._given_feed,
-            Samples(self.dataset.shards, self.dataset.index.row, columns),
-            device,
-            num_threads=self.num_threads,
-            prefetch_factor=self.prefetch_factor,
-        )
-        if feed.name == "cpu":
-            in_flight = max(1, self.num_threads * self.prefetch_factor)
-            return _Pipeline(feed, choice, CurrentStream(device), self.num_threads, in_flight)
-        if feed.name == "resident" and self.transform is None:
-            return _Pipeline(feed, choice, CurrentStream(device), 0, 1)
-        waits = not _is_all_own(self.transform)
-        side_stream = SideStream(device, self.prefetch_factor, waits=waits)
-        if feed.name != "pinned":
-            return _Pipeline(feed, choice, side_stream, 0, 1 + self.prefetch_factor)
-        if self.num_threads == 0:
-            return _Pipeline(feed, choice, side_stream, 0, 1)
-        callers = pinned_callers(self.num_threads, self.prefetch_factor)
-        in_flight = 1 + max(callers, self.prefetch_factor)
-        return _Pipeline(feed, choice, side_stream, callers, in_flight)
-
-
-class Progress(NamedTuple):
-    """Where an iteration is: its epoch, and how many samples of that all ranks have seen.
-
-    ``chosen`` says that `Loader.set_epoch` chose the epoch: it is iterated even if nothing is left of it.
-    """
-
-    epoch: int
-    samples_seen: int
-    chosen: bool = False
-
-
-class _Pipeline(NamedTuple):
-    """How batches get to the device. Made when the first is asked for, and never pickled."""
-
-    feed: Feed
-    choice: Choice
-    stream: CurrentStream | SideStream
-    num_threads: int
-    in_flight: int
+    def _column_arrays(self) -> tuple[np.ndarray, ...]:
+        return tuple(self.dataset.index.columns[name] for name in self._columns)
 
 
 def _check_transform(transform: Any) -> None:
@@ -434,15 +396,26 @@ def _check_order(
     if sum((bool(shuffle), sampler is not None, batch_sampler is not None)) > 1:
         raise ValueError("shuffle, sampler and batch_sampler exclude each other. Give one of them.")
     if batch_sampler is not None and (batch_size != 1 or drop_last):
-        raise ValueError(
-            "batch_sampler decides on the batches itself. Do not give batch_size or drop_last beside it."
-        )
+        raise ValueError("batch_sampler makes the batches itself. Remove batch_size and drop_last.")
     for name, iterable in (("sampler", sampler), ("batch_sampler", batch_sampler)):
         if isinstance(iterable, Iterator):
             raise TypeError(
-                f"{name} is a {type(iterable).__name__}, which gives its numbers only once: every epoch after "
-                "the first would be empty. Give a list, or an object whose __iter__ begins anew."
+                f"{name} is a {type(iterable).__name__}, which gives its numbers only once: every "
+                "epoch after the first would be empty. Give a list, or an object whose __iter__ "
+                "begins anew."
             )
+
+
+def _check_settings(
+    batch_size: int, prefetch_factor: int, num_threads: int, seed: int, feed: str
+) -> None:
+    _check_integer("batch_size", batch_size, 1)
+    _check_integer("prefetch_factor", prefetch_factor, 1)
+    _check_integer("num_threads", num_threads, 0)
+    if not isinstance(seed, int | np.integer):
+        raise TypeError(f"seed must be an integer, not {seed!r}.")
+    if feed not in FEEDS:
+        raise ValueError(f"feed: there is no {feed!r}. Choose one of {', '.join(FEEDS)}.")
 
 
 def _open_dataset(dataset: Any, columns: Sequence[str] | None) -> MemmapDataset:
@@ -456,7 +429,8 @@ def _open_dataset(dataset: Any, columns: Sequence[str] | None) -> MemmapDataset:
         )
     if (dataset.transform, dataset.target_transform, dataset.transforms) != (None, None, None):
         raise ValueError(
-            "dataset has a transform, which is for single samples. Give the Loader a transform of batches."
+            "dataset has a transform, which is for single samples. Give the Loader a transform of "
+            "batches instead."
         )
     return dataset
 
@@ -464,7 +438,7 @@ def _open_dataset(dataset: Any, columns: Sequence[str] | None) -> MemmapDataset:
 def _chosen_columns(
     dataset: MemmapDataset, columns: Sequence[str] | None, transform: Any
 ) -> tuple[str, ...]:
-    """Return the columns of a batch; by default with those of the points that the transform moves."""
+    """Return the columns of a batch; by default, also the points that the transform moves."""
     if columns is None:
         names = dataset.sample_columns
         names += tuple(name for name in getattr(transform, "points", ()) if name not in names)
@@ -484,17 +458,11 @@ def _check_integer(argument: str, value: int, minimum: int) -> None:
         raise ValueError(f"{argument} must be an integer of at least {minimum}, not {value!r}.")
 
 
-def _is_own(order: Any) -> bool:
+def _is_built_in(order: Any) -> bool:
     """Return whether an order is one of memload's, whose `repr` identifies it."""
     return type(order).__module__ == SequentialSampler.__module__
 
 
-def _is_all_own(transform: Any) -> bool:
-    """Return whether all steps of a transform are memload's."""
-    steps = (transform, *getattr(transform, "transforms", ()))
-    return transform is None or all(type(step).__module__.startswith("memload.") for step in steps)
-
-
 def _default_threads() -> int:
-    """Return how many threads gather: the processes that torchrun started on this host share its cores."""
+    """Return how many threads gather. All processes of torchrun on this host share its cores."""
     return max(1, min(8, available_cores() // ranks.local_replicas()))

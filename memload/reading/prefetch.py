@@ -25,18 +25,19 @@ P = ParamSpec("P")
 
 
 class ThreadPrefetcher(Generic[T]):
-    """Iterate over ``iterable`` on a thread, at most ``prefetch_factor`` items ahead of the consumer.
+    """Iterate over ``iterable`` on a thread, at most ``prefetch_factor`` items ahead.
 
     >>> for batch in ThreadPrefetcher(read_batches()):
     ...     ...
 
-    It helps if the iterable releases the GIL: when it reads, decodes or waits. Each `iter` begins the
-    iterable anew, on a thread of its own that starts with the first item and ends with the iteration. An
-    exception is raised in the loop, after the items before it and with its own traceback. Leaving early waits
-    for the item that the thread is working on, for at most 10 seconds. ``len()`` is that of the iterable.
+    It helps if the iterable releases the GIL: when it reads, decodes or waits. Each `iter` begins
+    the iterable anew, on a thread of its own that starts with the first item and ends with the
+    iteration. An exception is raised in the loop, after the items before it and with its own
+    traceback. Leaving early waits for the item that the thread is working on, for at most 10
+    seconds. ``len()`` is that of the iterable.
 
-    Raises ValueError for a ``prefetch_factor`` below 1, and RuntimeError if an iterator from before a fork is
-    used in the child.
+    Raises ValueError for a ``prefetch_factor`` below 1, and RuntimeError if an iterator from before
+    a fork is used in the child.
     """
 
     def __init__(self, iterable: Iterable[T], prefetch_factor: int = 2) -> None:
@@ -53,11 +54,13 @@ class ThreadPrefetcher(Generic[T]):
 def background(
     function: Callable[P, Iterable[T]] | None = None, *, prefetch_factor: int = 2
 ) -> Any:  # no type fits a decorator with or without parentheses
-    """Decorate a generator function, so that its items are made ahead on a thread. See `ThreadPrefetcher`.
+    """Decorate a generator function, so that its items are made ahead on a thread.
 
     >>> @background(prefetch_factor=4)      # or @background
     ... def read_batches():
     ...     yield ...
+
+    The result of a call is the iterator of a `ThreadPrefetcher`.
     """
     _check_prefetch_factor(prefetch_factor)
     if function is None:
@@ -79,26 +82,29 @@ class CudaPrefetcher:
 
     ``iterable`` is one of two:
 
-    - A DataLoader, or any other iterable of batches. These are tensors in nested tuples, lists and mappings;
-      the tensors are moved, everything else stays as it is. Copies overlap with training if the batches are
-      in page-locked memory (``pin_memory=True``). Otherwise the caller waits for each.
-    - A dataset that makes its samples on the device: it has ``dataset[i]``, ``len()``, and no iterator.
-      Samples are made ahead on the stream, in order or, with ``shuffle=True``, in the order of
-      `ShuffledSampler` for (``seed``, epoch).
+    - A DataLoader, or any other iterable of batches. These are tensors in nested tuples, lists and
+      mappings; the tensors are moved, everything else stays as it is. Copies overlap with training
+      if the batches are in page-locked memory (``pin_memory=True``). Otherwise the caller waits for
+      each.
+    - A dataset that makes its samples on the device: it has ``dataset[i]``, ``len()``, and no
+      iterator. Samples are made ahead on the stream, in order or, with ``shuffle=True``, in the
+      order of `ShuffledSampler` for (``seed``, epoch).
 
-    ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the first
-    element of a tuple or list, otherwise the whole batch. One of `memload.transforms` also gets the labels of
-    a batch of images and labels. For a DataLoader over a `MemmapDataset` it gets all columns, such as points,
-    and the data set's mean and std. It draws at random for (``seed``, epoch, rank, position in the epoch),
-    or for the number of the sample if samples have numbers.
+    ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the
+    first element of a tuple or list, otherwise the whole batch. One of `memload.transforms` also
+    gets the labels of a batch of images and labels. For a DataLoader over a `MemmapDataset` it gets
+    all columns, such as points, and the data set's mean and std. It draws at random for (``seed``,
+    epoch, rank, position in the epoch), or for the number of the sample if samples have numbers.
 
-    ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a thread does all
-    of this, so that the training loop does not wait for ``iterable`` either. ``device`` is by default the
-    current CUDA device. On the CPU, nothing is moved and everything else is the same.
+    ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a
+    thread does all of this, so that the training loop does not wait for ``iterable`` either.
+    ``device`` is by default the current CUDA device. On the CPU, nothing is moved and everything
+    else is the same.
 
-    A batch is ready for the stream that is current when you ask for it, and is never overwritten. Iterate, as
-    often as you like, or call `next` as with Apex's data_prefetcher. ``len()`` is that of the iterable. An
-    exception is raised after the batches before it. Leaving early leaves no threads behind.
+    A batch is ready for the stream that is current when you ask for it, and is never overwritten.
+    Iterate, as often as you like, or call `next` as with Apex's data_prefetcher. ``len()`` is that
+    of the iterable. An exception is raised after the batches before it. Leaving early leaves no
+    threads behind.
 
     Raises ValueError and TypeError for wrong arguments.
     """
@@ -140,7 +146,7 @@ class CudaPrefetcher:
         return len(self.iterable)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, also for the iterable and its samplers if they have epochs."""
+        """Choose the epoch of the next iteration, also for the iterable and its samplers."""
         self._epoch = epoch
         if hasattr(self.iterable, "set_epoch"):
             self.iterable.set_epoch(epoch)
@@ -150,8 +156,8 @@ class CudaPrefetcher:
         epoch, self._epoch, self._batches = self._epoch, self._epoch + 1, None
         make_batch = _BatchMaker(self, epoch)
         items = self._numbers(epoch) if self._by_number else self.iterable
-        # Nothing from here on refers to this object, which refers to it in turn when `next` is used. So a
-        # DataLoader and its workers end as soon as the prefetcher is dropped.
+        # Nothing from here on refers to this object, which refers to it in turn when `next` is
+        # used. So a DataLoader and its workers end as soon as the prefetcher is dropped.
         jobs = _jobs(make_batch, items, self._stream.consumer())
         if self.own_thread:
             begun = on_thread(itertools.starmap(self._stream.begin, jobs), self.prefetch_factor)
@@ -160,10 +166,10 @@ class CudaPrefetcher:
         return _hand_over(begun, self._stream)
 
     def next(self) -> Any:
-        """Return the next batch; after the last, ``(None, None)``: a None for each element of a batch.
+        """Return the next batch or, after the last, a None for each element: ``(None, None)``.
 
-        The first call begins an epoch. After the end, further calls return the same: use `iter` or a new
-        prefetcher to begin anew.
+        The first call begins an epoch. After the end, further calls return the same: use `iter` or
+        a new prefetcher to begin anew.
         """
         if self._batches is None:
             self._batches = iter(self)
@@ -200,7 +206,7 @@ def _hand_over(
 
 
 class _BatchMaker:
-    """Makes the batches of one epoch of a `CudaPrefetcher`: moves them to the device and transforms them."""
+    """Makes the batches of an epoch of a `CudaPrefetcher`: moves and transforms them."""
 
     def __init__(self, prefetcher: CudaPrefetcher, epoch: int) -> None:
         self._dataset = prefetcher.iterable if prefetcher._by_number else None
@@ -247,7 +253,7 @@ class _BatchMaker:
         return images, [columns[name] for name in names]
 
     def _draw_options(self, images: Any, number: int | None) -> dict[str, Any]:
-        """Return what random draws depend on, so that they are the same for the same batch of an epoch."""
+        """Return what random draws depend on: the same for the same batch of an epoch."""
         count = len(images) if isinstance(images, Tensor) and images.ndim else 0
         first = self._samples_seen
         if number is not None:  # batches that have numbers get 2³² draws each
@@ -258,11 +264,11 @@ class _BatchMaker:
 
 
 def _is_dataset(iterable: Any) -> bool:
-    """Return whether this is a dataset whose samples are taken by number; raise TypeError if it is nothing usable."""
+    """Return whether samples are taken by number. Raises TypeError if it gives no batches."""
     if isinstance(iterable, str | bytes | os.PathLike):
         raise TypeError(
-            f"iterable is the path {iterable!r}. Give a DataLoader or a dataset, or use a Loader, which "
-            "takes a path."
+            f"iterable is the path {iterable!r}. Give a DataLoader or a dataset, or use a Loader, "
+            "which takes a path."
         )
     if hasattr(iterable, "__iter__"):
         return False

@@ -1,9 +1,10 @@
 """Orders: in what order the samples of an epoch are visited, as a pure function of (seed, epoch).
 
-An order is random access: `Order.take` returns the samples at any positions of any epoch without going
-through what comes before them. So resuming costs nothing, each rank asks for its own positions only, and
-an epoch of 10⁹ samples takes no memory. Orders hold no state. The same arguments give the same numbers on
-every machine and with every version of NumPy, because all random bits are hashed in this module.
+An order is random access: `Order.take` returns the samples at any positions of any epoch without
+going through what comes before them. So resuming costs nothing, each rank asks for its own
+positions only, and an epoch of 10⁹ samples takes no memory. Orders hold no state. The same
+arguments give the same numbers on every machine and with every version of NumPy, because all random
+bits are hashed in this module.
 """
 
 import functools
@@ -14,9 +15,9 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-#: Positions that are permuted at a time, so that the few arrays involved stay in a core's cache: 16 ns a
-#: position, against 19 with half and 20 with twice as many. Sharing a permutation out among threads was
-#: slower: 48 against 26 ns on 16 cores.
+#: Positions that are permuted at a time, so that the few arrays involved stay in a core's cache: 16
+#: ns a position, against 19 with half and 20 with twice as many. Sharing a permutation out among
+#: threads was slower: 48 against 26 ns on 16 cores.
 _PERMUTED_AT_ONCE = 1 << 15
 #: With 6 rounds over at least 2¹⁰ values, all permutations of 2 to 5 samples are equally frequent.
 _ROUNDS = 6
@@ -40,11 +41,12 @@ class Order(Protocol):
 
     An order may also have two attributes, both False where it has none:
 
-    - ``even_ranks``: whether every rank gets the same number of samples, as training needs. If the epoch
-      does not divide evenly, up to ``num_replicas - 1`` samples then come twice. Otherwise the ranks
-      together visit each position exactly once, as an evaluation needs.
-    - ``repeats``: whether a sample may come more than once an epoch. Random transforms are then drawn for
-      the position in the epoch instead of for the sample, so that no two visits look the same.
+    - ``even_ranks``: whether every rank gets the same number of samples, as training needs. If the
+      epoch does not divide evenly, up to ``num_replicas - 1`` samples then come twice. Otherwise
+      the ranks together visit each position exactly once, as an evaluation needs.
+    - ``repeats``: whether a sample may come more than once an epoch. Random transforms are then
+      drawn for the position in the epoch instead of for the sample, so that no two visits look the
+      same.
     """
 
     def __len__(self) -> int: ...
@@ -52,13 +54,13 @@ class Order(Protocol):
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return the samples at these positions of an epoch; both are int64 ``(n,)``.
 
-        Positions are at least 0, less than ``len()``, and in any order. The array is the caller's: return
-        new memory.
+        Positions are at least 0, less than ``len()``, and in any order. The array is the caller's:
+        return new memory.
         """
 
 
 class _SizedOrder:
-    """What the orders here share: a size, and a `repr` that identifies the order when a run is resumed."""
+    """What the orders here share: a size, and a `repr` that identifies them for resuming."""
 
     even_ranks: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
@@ -67,7 +69,8 @@ class _SizedOrder:
         if not isinstance(size, int | np.integer) or size < 0:
             advice = " Write len(dataset)." if hasattr(size, "__len__") else ""
             raise ValueError(
-                f"{type(self).__name__}: size must be an integer of at least 0, not {size!r}.{advice}"
+                f"{type(self).__name__}: size must be an integer of at least 0, not {size!r}."
+                f"{advice}"
             )
         self.size = int(size)
 
@@ -98,10 +101,11 @@ class SequentialSampler(_SizedOrder):
 class ShuffledSampler(_SizedOrder):
     """Every sample once an epoch, in a different order each epoch.
 
-    The permutation is a Feistel network over the smallest power of two that holds ``size``, keyed by a hash
-    of (seed, epoch); values outside of the range are permuted again until they are inside (Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It is computed on demand and never stored. Like
-    every seeded shuffle it reaches as many of the ``size!`` orders as there are keys.
+    The permutation is a Feistel network over the smallest power of two that holds ``size``, keyed
+    by a hash of (seed, epoch); values outside of the range are permuted again until they are inside
+    (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It is computed on demand and
+    never stored. Like every seeded shuffle it reaches as many of the ``size!`` orders as there are
+    keys.
 
     >>> ShuffledSampler(5, seed=1).take(epoch=0, positions=np.arange(5))
     array([1, 2, 3, 4, 0])
@@ -123,10 +127,11 @@ class BlockShuffledSampler(_SizedOrder):
     shuffled. Then samples are shuffled within windows of ``window`` blocks of that order. So each
     ``block × window`` consecutive positions read from ``window`` parts of the file.
 
-    The order is less random than that of `ShuffledSampler`: two samples of one block, which are neighbours
-    in the data set, are never further apart than a window, and a batch is drawn from ``window`` blocks
-    instead of from all. Where neighbours are alike (one class per folder), use windows of many times as
-    many blocks as there are samples in a batch. On an SSD use `ShuffledSampler`.
+    The order is less random than that of `ShuffledSampler`: two samples of one block, which are
+    neighbours in the data set, are never further apart than a window, and a batch is drawn from
+    ``window`` blocks instead of from all. Where neighbours are alike (one class per folder), use
+    windows of many times as many blocks as there are samples in a batch. On an SSD use
+    `ShuffledSampler`.
 
     >>> BlockShuffledSampler(6, block=2, window=2).take(epoch=0, positions=np.arange(6))
     array([5, 4, 0, 1, 2, 3])
@@ -161,8 +166,8 @@ class BlockShuffledSampler(_SizedOrder):
 class WeightedSampler(_SizedOrder):
     """Samples drawn with replacement, in proportion to their weights; ``size`` draws an epoch.
 
-    ``weights`` ``(n,)`` are finite, at least 0, not all 0, and need not sum to one. ``size`` is by default
-    ``n``. Takes 8 bytes a sample. Raises ValueError.
+    ``weights`` ``(n,)`` are finite, at least 0, not all 0, and need not sum to one. ``size`` is by
+    default ``n``. Takes 8 bytes a sample. Raises ValueError.
 
     >>> WeightedSampler([1, 0, 3], size=6).take(epoch=0, positions=np.arange(6))
     array([2, 2, 2, 0, 0, 0])
@@ -183,8 +188,8 @@ class WeightedSampler(_SizedOrder):
             )
         if not values.any():
             raise ValueError("weights are all 0, so that no sample could be drawn.")
-        # The largest weight becomes less than 1, so that the sum cannot overflow. Scaling by a power of two
-        # is exact: it changes no draw.
+        # The largest weight becomes less than 1, so that the sum cannot overflow. Scaling by a
+        # power of two is exact: it changes no draw.
         _, exponent = np.frexp(values.max())
         self._cumulative = np.cumsum(np.ldexp(values, -exponent))
         # Rounding must not lead to a weight of 0 behind the last one that is above.
@@ -203,7 +208,8 @@ class WeightedSampler(_SizedOrder):
 class ClassBalancedSampler(WeightedSampler):
     """Samples drawn with replacement so that all classes that have samples are equally frequent.
 
-    ``labels`` are integers ``(n,)`` of at least 0, as an array, tensor or sequence. Raises ValueError.
+    ``labels`` are integers ``(n,)`` of at least 0, as an array, tensor or sequence. Raises
+    ValueError.
     """
 
     def __init__(self, labels: Any, *, size: int | None = None, seed: int = 0) -> None:
@@ -237,7 +243,8 @@ def _permute(positions: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     bits = max(_MIN_BITS, int(size - 1).bit_length())
     tables = _round_tables(bits, key.tobytes())
     if size <= 1 << (_MIN_BITS - 1):
-        # In so small a range, values could stay outside for up to a thousand turns. Permute all of them once.
+        # In so small a range, values could stay outside for up to a thousand turns. Permute all of
+        # them once.
         values = _feistel(np.arange(1 << bits, dtype=np.int64), bits, tables)
         return np.asarray(values[values < size][positions])
     for start in range(0, len(positions), _PERMUTED_AT_ONCE):
@@ -255,7 +262,7 @@ def _permute(positions: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
 
 
 def _feistel(values: np.ndarray, bits: int, tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Return a permutation of 0 … 2**bits - 1 at these values: halves are hashed into each other in turn."""
+    """Return a permutation of 0 … 2**bits - 1 at some values: each half is hashed in turn."""
     low_bits = bits // 2
     left, right = values >> low_bits, values & ((1 << low_bits) - 1)
     hashed = np.empty_like(values)
@@ -285,7 +292,7 @@ def _round_tables(bits: int, key: bytes) -> tuple[np.ndarray, ...]:
 
 
 def _mix(values: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Return 64 random bits for each value and a key of three words, with xxHash's odd multipliers."""
+    """Return 64 random bits for each value and three words of a key (xxHash's multipliers)."""
     for word in words:
         values = (values + word) * np.uint64(0x9E3779B185EBCA87)
         values ^= values >> np.uint64(29)

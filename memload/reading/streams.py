@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,18 +21,19 @@ class CurrentStream:
     It has the methods of `SideStream`, so that a Loader need not ask which of the two it uses.
     """
 
+    #: It has no stream of its own.
+    stream: ClassVar[None] = None
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    @property
-    def stream(self) -> torch.cuda.Stream | None:
-        """The stream that the next batch is made on; None on the CPU."""
+    def consumer(self) -> torch.cuda.Stream | None:
+        """Return the stream that is current for the caller; None on the CPU."""
         return _current_stream(self.device) if self.device.type == "cuda" else None
 
-    def consumer(self) -> None:
-        """Return None: batches are made on the consumer's stream, and wait for nothing."""
-
-    def begin(self, make: Callable[[Any], Any], job: Any, consumer: None) -> Any:
+    def begin(
+        self, make: Callable[[Any], Any], job: Any, consumer: torch.cuda.Stream | None
+    ) -> Any:
         """Return ``make(job)``."""
         return make(job)
 
@@ -44,33 +45,36 @@ class CurrentStream:
 class SideStream:
     """A CUDA stream that batches are made on, ``prefetch_factor`` of them ahead of the consumer.
 
-    The consumer is whoever uses the batches, on the stream that is current there. Three rules make that safe:
+    The consumer is whoever uses the batches, on the stream that is current there. Three rules make
+    that safe:
 
-    - `begin` lets this stream wait for what the consumer has asked of the device so far. So a batch may be
-      made of what the consumer has made.
-    - `hand_over` lets the consumer's stream wait for the batch. It also tells torch's allocator that the
-      consumer uses the tensors, so that their memory is not reused before they were read.
-    - `hand_over` blocks the host while it is more than ``2 × prefetch_factor`` batches ahead of the device.
-      Otherwise memory would be taken for each of them.
+    - `begin` lets this stream wait for what the consumer has asked of the device so far. So a batch
+      may be made of what the consumer has made.
+    - `hand_over` lets the consumer's stream wait for the batch. It also tells torch's allocator
+      that the consumer uses the tensors, so that their memory is not reused before they were read.
+    - `hand_over` blocks the host while it is more than ``2 × prefetch_factor`` batches ahead of the
+      device. Otherwise memory would be taken for each of them.
 
-    ``waits=False`` replaces the first rule: this stream waits for an earlier state of the consumer, one that
-    the host has almost waited for already. That is safe only if batches are made of this stream's own tensors
-    alone and `tensors_of` finds all tensors in them. The reason is speed: while a wait is pending on one
-    stream, the GPU takes longer from kernel to kernel on the other, for some pairs of streams. Beside the
-    feed "dma" on an H200, ResNet-50 and ResNet-18 trained at 0.985 and 0.980 of synthetic data, or at 1.000,
-    depending on the pair. Without pending waits it was always 0.999 and 0.996.
+    ``waits=False`` replaces the first rule: this stream waits for an earlier state of the consumer,
+    one that the host has almost waited for already. That is safe only if batches are made of this
+    stream's own tensors alone and `tensors_of` finds all tensors in them. The reason is speed:
+    while a wait is pending on one stream, the GPU takes longer from kernel to kernel on the other,
+    for some pairs of streams. Beside the feed "dma" on an H200, ResNet-50 and ResNet-18 trained at
+    0.985 and 0.980 of synthetic data, or at 1.000, depending on the pair. Without pending waits it
+    was always 0.999 and 0.996.
     """
 
     def __init__(self, device: torch.device, prefetch_factor: int, *, waits: bool = True) -> None:
         self.device = device
         # High priority: the kernels are short, and the consumer waits for them.
-        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
-        # One event for all batches: whoever waits for it waits at least for what was asked for until then.
-        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        # One event for all batches: whoever waits for it waits at least for what was asked for
+        # until then.
+        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._waits = waits
         self._max_handed_over = 2 * prefetch_factor
-        #: For each of the last batches: the event of the batch itself or, with waits=False, of the consumer
-        #: at the time of handing it over.
+        #: For each of the last batches: the event of the batch itself or, with waits=False, of the
+        #: consumer at the time of handing it over.
         self._handed_over: deque[torch.cuda.Event] = deque()
 
     def consumer(self) -> torch.cuda.Stream:
@@ -86,12 +90,12 @@ class SideStream:
             else:
                 self.stream.wait_event(self._handed_over[0])
             batch = make(job)
-            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
+            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             ready.record(self.stream)
         return Begun(batch, ready)
 
     def hand_over(self, begun: Begun) -> Any:
-        """Return the batch, ready for whatever follows on the stream that is current for the caller."""
+        """Return the batch, ready for what follows on the caller's current stream."""
         batch, ready = begun
         consumer = self.consumer()
         consumer.wait_event(ready)
@@ -100,7 +104,7 @@ class SideStream:
                 tensor.record_stream(consumer)
         reached = ready
         if not self._waits:
-            reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
+            reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             reached.record(consumer)
         self._handed_over.append(reached)
         if len(self._handed_over) > self._max_handed_over:
@@ -113,7 +117,7 @@ def _current_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """Return the device asked for, by default the current CUDA device or, where there is none, the CPU.
+    """Return the device asked for, by default the current CUDA device or else the CPU.
 
     Raises ValueError for a device that is neither, or that torch does not find.
     """
@@ -147,7 +151,7 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Return the same nested tuples, named tuples, lists and mappings with ``function`` called for each tensor.
+    """Return the same nested tuples, lists and mappings with ``function(tensor)`` for each tensor.
 
     Everything else stays as it is. The order of the calls is that of `tensors_of`.
     """
@@ -165,7 +169,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Return a mapping of the same kind, such as transformers' BatchEncoding, that holds these values."""
+    """Return a mapping of the same type, such as transformers' BatchEncoding, of these values."""
     if hasattr(mapping, "copy") and hasattr(mapping, "update"):
         copied: Any = mapping.copy()
         copied.update(values)

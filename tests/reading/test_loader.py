@@ -515,10 +515,10 @@ def run(code: str, **environment: str) -> None:
             {"sampler": [1], "batch_sampler": [[1]]},
             "^shuffle, sampler and batch_sampler exclude each other",
         ),
-        ({"batch_sampler": [[1]], "batch_size": 3}, "^batch_sampler decides on the batches itself"),
+        ({"batch_sampler": [[1]], "batch_size": 3}, "^batch_sampler makes the batches itself"),
         (
             {"batch_sampler": [[1]], "drop_last": True},
-            "^batch_sampler decides on the batches itself",
+            "^batch_sampler makes the batches itself",
         ),
         ({"rank": 1}, "^rank=1 and num_replicas=None: give both"),
         ({"rank": 2, "num_replicas": 2}, "^rank must be .* less than num_replicas=2, not 2"),
@@ -827,7 +827,7 @@ def test_a_loader_says_what_feeds_it_and_why(path: Path, caplog: pytest.LogCaptu
 def test_an_epoch_of_which_nothing_is_left_is_warned_of(path: Path) -> None:
     with pytest.warns(
         UserWarning,
-        match=rf"^drop_last: an epoch has no batches, because its {SIZE} samples .* each of 2 ranks",
+        match=rf"^drop_last: an epoch has no batches, because {SIZE} samples .* each of 2 ranks",
     ):
         loader = Loader(path, SIZE, shuffle=True, drop_last=True, rank=0, num_replicas=2)
     assert (len(loader), list(loader)) == (0, [])

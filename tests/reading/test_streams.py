@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memload import transforms
-from memload.reading import loader
+from memload.reading import pipeline
 from memload.reading.streams import SideStream
 
 
@@ -104,9 +104,9 @@ def test_only_what_has_no_code_of_others_in_it_need_not_wait() -> None:
         """A user's."""
 
     ours = transforms.train(8)
-    assert loader._is_all_own(None)
-    assert loader._is_all_own(ours)
-    assert loader._is_all_own(transforms.Normalize("imagenet"))
+    assert pipeline._is_built_in(None)
+    assert pipeline._is_built_in(ours)
+    assert pipeline._is_built_in(transforms.Normalize("imagenet"))
     for step in (torch.nn.Identity(), lambda images: images, Own()):
-        assert not loader._is_all_own(step)
-        assert not loader._is_all_own(transforms.Compose([*ours.transforms, step]))
+        assert not pipeline._is_built_in(step)
+        assert not pipeline._is_built_in(transforms.Compose([*ours.transforms, step]))

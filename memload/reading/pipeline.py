@@ -1,0 +1,70 @@
+"""How batches get to the device: the feed, their stream, and how many are in flight."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from memload.feeds.choice import Choice, FeedName, choose_feed, pinned_callers
+from memload.feeds.interface import Feed, Samples
+from memload.reading.streams import CurrentStream, SideStream
+
+
+class Pipeline(NamedTuple):
+    """What a Loader uses on its device. Made for the first batch, and never pickled."""
+
+    feed: Feed
+    choice: Choice
+    stream: CurrentStream | SideStream
+    #: Threads that make batches; with 0 the caller's thread does.
+    num_threads: int
+    #: Batches that are begun at a time, counting the one that is handed out next.
+    in_flight: int
+
+
+def make_pipeline(
+    samples: Samples,
+    device: torch.device,
+    feed_name: FeedName,
+    transform: Callable[..., Any] | None,
+    *,
+    num_threads: int,
+    prefetch_factor: int,
+) -> Pipeline:
+    """Choose the feed, and with it all else. Raises FeedError if a given feed cannot serve.
+
+    ============================ ============= =================================== =======
+    feed                         num_threads   in_flight                           stream
+    ============================ ============= =================================== =======
+    cpu                          num_threads   num_threads × prefetch_factor       current
+    cpu, num_threads=0           0             1                                   current
+    resident, no transform       0             1                                   current
+    resident, dma, uva           0             1 + prefetch_factor                 side
+    pinned                       callers       1 + max(callers, prefetch_factor)   side
+    pinned, num_threads=0        0             1                                   side
+    ============================ ============= =================================== =======
+
+    ``callers`` are the threads that fetch from the feed "pinned"; others help them to gather.
+    """
+    feed, choice = choose_feed(
+        feed_name, samples, device, num_threads=num_threads, prefetch_factor=prefetch_factor
+    )
+    if feed.name == "cpu":
+        in_flight = max(1, num_threads * prefetch_factor)
+        return Pipeline(feed, choice, CurrentStream(device), num_threads, in_flight)
+    if feed.name == "resident" and transform is None:
+        # Its one kernel takes less time than a handover between streams.
+        return Pipeline(feed, choice, CurrentStream(device), 0, 1)
+    stream = SideStream(device, prefetch_factor, waits=not _is_built_in(transform))
+    if feed.name != "pinned":
+        return Pipeline(feed, choice, stream, 0, 1 + prefetch_factor)
+    if num_threads == 0:
+        return Pipeline(feed, choice, stream, 0, 1)
+    callers = pinned_callers(num_threads, prefetch_factor)
+    return Pipeline(feed, choice, stream, callers, 1 + max(callers, prefetch_factor))
+
+
+def _is_built_in(transform: Any) -> bool:
+    """Return whether all steps of a transform are memload's: they use no tensors of others."""
+    steps = (transform, *getattr(transform, "transforms", ()))
+    return transform is None or all(type(step).__module__.startswith("memload.") for step in steps)
