@@ -147,20 +147,21 @@ class BlockShuffledSampler(_SizedOrder):
         """See `Order.take`."""
         num_blocks = self.size // self.block
         window_size = self.block * self.window
-        samples = np.empty(len(positions), np.int64)
         windows = positions // window_size
-        for window in np.unique(windows).tolist():
-            of_window = windows == window
+        by_window = np.argsort(windows, kind="stable")
+        boundaries = np.flatnonzero(np.diff(windows[by_window])) + 1
+        shuffled = np.empty(len(positions), np.int64)
+        for part in np.split(by_window, boundaries) if len(positions) else ():
+            window = int(windows[part[0]])
             first = window * window_size
             # Samples that fill no block stay at the end of the epoch, in the last window.
             size = min(window_size, self.size - first)
-            inside = np.array(positions[of_window] - first, np.int64)
-            shuffled = first + _permute(inside, size, _key(self.seed, epoch, window))
-            blocks = shuffled // self.block
-            whole = blocks < num_blocks
-            blocks[whole] = _permute(blocks[whole], num_blocks, _key(self.seed, epoch))
-            samples[of_window] = blocks * self.block + shuffled % self.block
-        return samples
+            inside = np.array(positions[part] - first, np.int64)
+            shuffled[part] = first + _permute(inside, size, _key(self.seed, epoch, window))
+        blocks = shuffled // self.block
+        whole = blocks < num_blocks
+        blocks[whole] = _permute(blocks[whole], num_blocks, _key(self.seed, epoch))
+        return np.asarray(blocks * self.block + shuffled % self.block)
 
 
 class WeightedSampler(_SizedOrder):
