@@ -992,10 +992,10 @@ def test_nothing_global_is_touched() -> None:
     ids=str,
 )
 def test_wrong_arguments_are_refused(
-    path: Path, arguments: dict[str, Any], error: type[Exception], message: str
+    arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as raised:
-        Loader(**{"dataset": path, **arguments})
+        Loader(**{"dataset": _shared[0], **arguments})
     assert str(raised.value).startswith(message)
 
 
