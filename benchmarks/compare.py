@@ -1,36 +1,34 @@
-"""memload against what one would pick instead: the same pictures to shuffled batches of (256, 3, 224, 224) uint8.
+"""memload beside what one would pick instead, from the same pictures to shuffled batches.
 
-    python benchmarks/compare.py [--images DIR] [--count N] [--rounds 5] [--seconds 0.5] [--cold] [--only WORDS]
-        [--python KIND=PATH] [--device cpu] [--workers N] [--dry-run]
+    python benchmarks/compare.py [--images DIR] [--count N] [--rounds 5] [--seconds 0.5]
+        [--only WORDS] [--python KIND=PATH] [--device cpu] [--workers N] [--dry-run]
 
-`pip install '.[bench]'` in a new environment installs all but two: FFCV compiles against OpenCV (`pip install
-ffcv==1.0.2`, in an environment of its own: `--python ffcv=PATH`), and DALI wants a GPU (`pip install
-nvidia-dali-cuda130==2.4.0`). torch and torchvision have to be of one build, both for the CPU or both for CUDA.
+Batches are (256, 3, 224, 224) uint8. `pip install '.[bench]'` in a new environment installs all but
+two: FFCV compiles against OpenCV (`pip install ffcv==1.0.2`, in an environment of its own:
+`--python ffcv=PATH`), and DALI needs a GPU (`pip install nvidia-dali-cuda130==2.4.0`). torch and
+torchvision have to be of one build, both for the CPU or both for CUDA.
 
-Each way is built and read in processes of its own, so one that is not installed, fails or hangs is a line in the
-table. Each is set as its own documentation recommends (contenders.py); where the number of workers is a choice there is
-a line for none and one for as many as cores. The JPEGs below DIR, or made ones, are copied until there are N. Where
-there is a GPU, batches end there, through page-locked memory and without waiting; `--device cpu` leaves them in memory.
+Each way is built and read in processes of its own, so one that is not installed, fails or hangs is a
+line in the table. Each is set up as its own documentation recommends (contenders.py); where the
+number of workers is a choice, there is a line without any and one with as many as cores. The JPEGs
+below DIR, or made ones, are copied until there are N. Where there is a GPU, batches end there,
+through page-locked memory and without waiting; `--device cpu` leaves them in memory.
 
-The rounds are interleaved: in each, every way in turn takes whole epochs, for `--seconds` at least. Stopped with Ctrl-C
-or by SIGTERM, it reports the whole rounds that there are.
+In each round every way takes whole epochs, for `--seconds` at least.
 
-- images/s: behind the first batches of an epoch, one for each worker, to its end: as in a long epoch. What they left
-  out is the start of an epoch, until its first batch is there.
-- Cores: CPU time of all processes of a way over the time of its rounds. Others: what all else on the machine used
-  meanwhile; above 10 % of its cores the figures are marked.
-- Memory: anonymous and shared pages of all processes of a way, each page once, at the highest, and what importing took
-  of it. The page cache is not in it, so `--folder` has to be on a disk, not in memory.
-- First batch: from opening to the first batch in hand, imports done, workers and compilers not.
-- To build: with decoding, on all cores, everything flushed to the disk. Files are warm ever after; with `--cold` a
-  way's are dropped from the page cache before it is opened, so its first batch and first epoch are cold.
-- Pixels: PSNR of 64 pictures of a batch against Pillow's decoder and torchvision's Resize and CenterCrop in Pillow. An
-  epoch in which a picture does not come once, by its label, is an error.
+- images/s: behind the first batches of an epoch, one for each worker, to its end, as in a long epoch.
+  Start: of an epoch, until its first batch is there.
+- cores: CPU time of all processes of a way over the time of its rounds. Others: what all other
+  processes of the machine used meanwhile; above 10 % of its cores the figures are marked.
+- memory: anonymous and shared pages of all processes of a way, each page once, at the highest, and
+  what importing took of it. The page cache is not in it, so `--folder` has to be on a disk.
+- first batch: from opening to the first batch in hand, without imports.
+- build: with decoding, on all cores, everything flushed to the disk. Files are warm ever after.
+- pixels: PSNR of 64 pictures of a batch against Pillow's decoder and torchvision's Resize and
+  CenterCrop. An epoch in which a picture does not come exactly once is an error.
 
-Memory, first batch and building are measured once, all else in every round. A run of chosen ways (`--only`), or with
-fewer pictures or workers than usual, is recorded as partial; one in which no way could be measured is not recorded.
-
-Ways that decode in training have three batches a worker, as their rate does not depend on more. JPEGs that are neither
+Memory, first batch and building are measured once, all else in every round. Ways that decode in
+training have three batches a worker, as their rate does not depend on more. JPEGs that are neither
 RGB nor grey, or have an orientation, are left out, so that all decoders give the same. Linux only.
 """
 
@@ -393,7 +391,7 @@ class Way:
         assert self.child is not None
         return self.child.ask(*request, timeout=self.timeout, watch=watch)
 
-    def open(self, cold: bool) -> None:
+    def open(self) -> None:
         """Take the first epoch, look at the memory in some more."""
         assert self.child is not None
         memory, imported = self.child.memory, self.child.memory()
@@ -403,8 +401,6 @@ class Way:
             nonlocal peak
             peak = max(peak, memory())
 
-        if cold:
-            drop(self.job.built if KINDS[self.builder].build else self.job.folder / "images")
         first = self.ask("open", watch=watch)
         self.ask("epochs", 0.3, watch=watch)
         watch()
@@ -413,8 +409,6 @@ class Way:
             "memory, MB": peak,
             "imports, MB": imported,
         }
-        if cold:
-            self.result["first epoch, images/s"] = first["count"] / first["all"]
 
     def round(self, seconds: float) -> None:
         """Take some whole epochs."""
@@ -481,15 +475,6 @@ def copy_pictures(source: Path | None, count: int, folder: Path) -> dict[str, An
     }
 
 
-def drop(folder: Path) -> None:
-    """Have no page of the files of a folder in the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file)
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def progress(what: str) -> None:
     """Say what is done, and after how long."""
     print(f"{time.perf_counter() - STARTED:4.0f} s: {what}", file=sys.stderr)
@@ -525,8 +510,8 @@ def build_all(compared: list[Way]) -> None:
             way.result["disk, kB/image"] = found["bytes"] / len(files) / 1000
 
 
-def measure(compared: list[Way], options: argparse.Namespace) -> tuple[int, int]:
-    """Build, open, check every way, and take rounds; return how many whole ones, and what to exit with."""
+def measure(compared: list[Way], options: argparse.Namespace) -> None:
+    """Build, open and check every way, and take the rounds."""
     build_all(compared)
     progress("built")
 
@@ -538,30 +523,13 @@ def measure(compared: list[Way], options: argparse.Namespace) -> tuple[int, int]
 
     each(Way.start)  # all at once: importing is not measured
     each(lambda way: way.result.update(versions=way.ask()))
-    each(lambda way: way.open(options.cold))
+    each(Way.open)
     progress("opened")
     each(Way.check)
-    taken = status = 0
-    try:
-        for number in range(options.rounds):
-            each(lambda way: way.round(options.seconds), backwards=number % 2 == 1)
-            taken += 1
-            progress(f"round {taken} of {options.rounds}")
-    except (
-        SystemExit
-    ) as stopped:  # by a signal: building and opening take minutes, and are not to be for nothing
-        if not taken:
-            raise
-        status = int(str(stopped.code))
-        progress(f"stopped: {taken} of {options.rounds} rounds are kept")
-        for way in compared:
-            del way.rounds[taken:]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # ending takes seconds, and the rounds are not to be lost by then
+    for number in range(options.rounds):
+        each(lambda way: way.round(options.seconds), backwards=number % 2 == 1)
+        progress(f"round {number + 1} of {options.rounds}")
     each(Way.end)
-    return taken, status
 
 
 def results_of(compared: list[Way]) -> dict[str, Any]:
@@ -612,9 +580,6 @@ def main() -> int:
         "--seconds", type=float, default=0.5, help="of a round of one way, at least"
     )
     parser.add_argument(
-        "--cold", action="store_true", help="first batch and first epoch from the disk"
-    )
-    parser.add_argument(
         "--only", nargs="+", default=[], help="words, one of which a way's name has to contain"
     )
     parser.add_argument(
@@ -646,10 +611,6 @@ def main() -> int:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda":
         need_cuda("--device cpu leaves batches in memory.")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, lambda number, frame: sys.exit(128 + number)
-        )  # so that all is cleared away
     from report import tables
 
     pythons = dict(entry.split("=", 1) for entry in options.python)
@@ -675,19 +636,14 @@ def main() -> int:
                 f"--count: expected {need / 1e9:.0f} GB free on the disk and in memory, as files stay warm"
             )
         try:
-            options.rounds, status = measure(compared, options)
-        except SystemExit:
-            progress("stopped before a whole round: what was built is removed")
-            raise
+            measure(compared, options)
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)  # until all is cleared away
             for way in compared:
                 way.end()
     parameters |= {
         "images": count, "images of ways that decode": part, "side": options.side, "batch": options.batch,
         "device": device, "rounds": options.rounds, "seconds": options.seconds, "files": "warm",
-        "first epoch": "cold" if options.cold else "warm",
+        "first epoch": "warm",
     }  # fmt: skip
     parameters |= {"only": ", ".join(options.only)} if options.only else {}
     results = results_of(compared)
@@ -698,7 +654,7 @@ def main() -> int:
     record("compare", options, results, parameters, left_out)
     if not options.dry_run:
         print("The line is in benchmarks/results/compare.jsonl.")
-    return status
+    return 0
 
 
 if __name__ == "__main__":
