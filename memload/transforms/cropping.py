@@ -141,8 +141,8 @@ class Resize(MovesPixels, Transform):
     Pillow does.
 
     Images ``(N, C, H, W)`` keep their dtype. uint8 is rounded as `torch.nn.functional.interpolate`
-    rounds it on the CPU. Sides of more than 16,384 pixels, on CUDA, and a width of 1 pixel are
-    computed as floats, which may differ by 1.
+    rounds it on the CPU, also on CUDA. There, sides of more than 16,384 pixels and a width of 1
+    pixel may differ by 1.
 
     >>> Resize(256)(torch.zeros(1, 3, 512, 1024)).shape
     torch.Size([1, 3, 256, 512])

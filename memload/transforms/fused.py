@@ -115,7 +115,8 @@ def _combine(
 ) -> tuple[np.ndarray | None, torch.dtype]:
     """Return the affine maps of all steps as one, and the dtype of the output."""
     dtype, is_uint8 = dtype_given, dtype_given == torch.uint8
-    affine = np.stack([np.ones(channels), np.zeros(channels)])
+    affine = np.zeros((2, channels))
+    affine[0] = 1
     for step in steps:
         factor, offset, cast = step.affine(is_uint8, channels)
         affine *= factor
@@ -124,7 +125,7 @@ def _combine(
         is_uint8 = False
     if dtype_given.is_floating_point:
         affine[1] /= affine[0]  # the offset comes first: see `Plan`
-    unchanged = (affine == [[1], [0]]).all()
+    unchanged = (affine[0] == 1).all() and not affine[1].any()
     return None if unchanged else affine.astype(np.float32), dtype
 
 

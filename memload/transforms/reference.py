@@ -17,8 +17,8 @@ _CHUNK_VALUES = 1 << 19
 def reference(images: Tensor, plan: Plan) -> Tensor:
     """Carry out a plan for images ``(N, C, H, W)``, on any device, and return new memory.
 
-    On the CPU, uint8 images are resized as uint8, and the kernel gives the same bits. On other
-    devices, and to a width of 1 pixel, they are resized as float32, which may differ by 1.
+    On the CPU, uint8 images are resized as uint8, and the kernel gives the same bits, except for a
+    width of 1 pixel. On other devices they are resized as float32. Both may differ by 1.
     """
     count, channels = images.shape[:2]
     height, width = plan.height.extent, plan.width.extent

@@ -21,7 +21,7 @@ from memload.transforms.reference import reference
 
 pytestmark = pytest.mark.slow
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-here = pytest.mark.skipif(
+needs_device = pytest.mark.skipif(
     not INTERPRETED and not torch.cuda.is_available(), reason="done in another process"
 )
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -76,16 +76,8 @@ def steps(rng: random.Random, channels: int, largest: int) -> list[transforms.Tr
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="done in this process")
 def test_all_of_this_holds_in_tritons_interpreter() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--noconftest",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-    ]
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, __file__]
     done = subprocess.run(
         command,
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -98,7 +90,7 @@ def test_all_of_this_holds_in_tritons_interpreter() -> None:
     assert "33 passed" in done.stdout
 
 
-@here
+@needs_device
 @pytest.mark.parametrize("seed", range(300 if torch.cuda.is_available() else 30))
 def test_the_kernel_gives_the_reference_bit_for_bit(seed: int) -> None:
     rng = random.Random(seed)
@@ -152,7 +144,7 @@ def sides(rng: random.Random, largest: int) -> tuple[int, int]:
     )
 
 
-@here
+@needs_device
 @pytest.mark.parametrize("antialias", [True, False])
 def test_weights_are_exact_for_all_sizes_up_to_the_limit(antialias: bool) -> None:
     import triton
@@ -193,7 +185,7 @@ def test_weights_are_exact_for_all_sizes_up_to_the_limit(antialias: bool) -> Non
     assert compared > 2_000
 
 
-@here
+@needs_device
 def test_an_empty_batch_stays_empty() -> None:
     images = torch.empty((0, 3, 9, 9), dtype=torch.uint8, device=DEVICE)
     ((_, fused),) = transforms.train(8)._steps
