@@ -158,9 +158,9 @@ def test_one_class(tmp_path: Path) -> None:
 
 def test_an_empty_source_is_refused_and_an_empty_data_set_is_read(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    with pytest.raises(memload.SourceError, match="found an empty folder"):
+    with pytest.raises(memload.SourceError, match="only an empty folder"):
         memload.build(tmp_path / "images", tmp_path / "none.bin")
-    with pytest.raises(memload.SourceError, match="found none"):
+    with pytest.raises(memload.SourceError, match="no samples"):
         memload.build([], tmp_path / "none.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
@@ -371,7 +371,7 @@ def test_an_array_unlike_the_first_one_is_rejected_alone(tmp_path: Path) -> None
     assert report.ledger is not None
     with report.ledger.open(newline="") as file:
         (_, header), (_, none), *lines = csv.reader(file)
-    assert (header, none) == ("reason", "the data set gave None")
+    assert (header, none) == ("reason", "the data set returned None")
     assert [
         told for told, (_, reason) in zip(others, lines, strict=True) if told not in reason
     ] == []
@@ -391,14 +391,14 @@ def test_only_unusable_arrays_are_an_error_before_the_build_begins(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 256}, r"size: expected that of the arrays, \(4, 6\), found \(256, 256\)"),
-        ({"size": (6, 4)}, r"size: expected that of the arrays, \(4, 6\), found \(6, 4\)"),
-        ({"fit": "pad"}, "fit: expected none with mode 'array'"),
-        ({"interpolation": "nearest"}, "interpolation: expected none"),
-        ({"fast": True}, "fast: expected none"),
-        ({"exif": False}, "exif: expected none"),
-        ({"max_pixels": 1}, "max_pixels: expected none"),
-        ({"mode": "rgb"}, "mode: expected one of RGB, L, array, found 'rgb'"),
+        ({"size": 256}, r"size: 256 is not the size of the arrays, \(4, 6\)"),
+        ({"size": (6, 4)}, r"size: \(6, 4\) is not the size of the arrays, \(4, 6\)"),
+        ({"fit": "pad"}, "fit: 'pad' has no effect in mode 'array'"),
+        ({"interpolation": "nearest"}, "interpolation: 'nearest' has no effect"),
+        ({"fast": True}, "fast: True has no effect"),
+        ({"exif": False}, "exif: False has no effect"),
+        ({"max_pixels": 1}, "max_pixels: 1 has no effect"),
+        ({"mode": "rgb"}, "mode: 'rgb' is not one of RGB, L, array"),
     ],
 )
 def test_options_for_pictures_are_an_error_for_arrays(
@@ -414,9 +414,7 @@ def test_options_for_pictures_are_an_error_for_arrays(
 def test_files_are_not_arrays(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label\na.png,b\n")
     for source in (tmp_path / "none", str(tmp_path), memload.Manifest(tmp_path / "list.csv")):
-        with pytest.raises(
-            ValueError, match="expected a data set whose samples are arrays, found files"
-        ):
+        with pytest.raises(ValueError, match="needs a data set whose samples are arrays"):
             build_arrays(source, tmp_path / "out.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["list.csv"]
 

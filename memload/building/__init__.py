@@ -1,1 +1,33 @@
-"""From pictures to files: decode, resize and write, resumably."""
+"""From images to files: decode, resize and write. Nothing here imports torch.
+
+The way of an image, from top to bottom; the middle runs in worker processes::
+
+    builder.build          check the arguments, open the source and the workspace
+      │
+    pool.run               hand out chunks of rows; replace a worker that dies or hangs
+      │  rows 0 to 32
+    worker.RowWork ──────▶ skip a row that is done already and unchanged
+      │  sources             which file or sample a row is: its key and columns
+      │  conversion          read it ─▶ decoders ─▶ resizing ─▶ pixels and their sums
+      │  writer              pixels ─▶ out.building/out.bin, each row at its own offset
+      │  journal             record ─▶ out.building/rows, with checksums of itself and of the pixels
+      ▼  how many were converted, and which were rejected
+    builder.build          records ─▶ statistics and index; workspace: flush, then rename
+
+After an interruption the workspace is found again, and every row with a right record and right
+pixels is done. So nothing has to reach the disk in order, and any number of workers may write.
+
+======================  ============================================================================
+`builder`               `build`: the steps above, and the report
+`checks`                wrong arguments and unusable sources
+`sources`, `manifest`   folders, data sets and CSV files as sequences of records
+`conversion`            a record to a row: its pixels, flags and sums
+`decoders`, `resizing`  bytes to a picture; a picture to a fixed shape
+`pool`                  worker processes that survive a crash or a hang
+`worker`                what a worker does with a chunk of rows
+`writer`                the shards under construction
+`journal`               which rows are done, provably
+`workspace`             the folder ``out.building``: its lock, going on, and publishing
+`statistics`            mean, standard deviation and sizes
+======================  ============================================================================
+"""

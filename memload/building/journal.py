@@ -1,7 +1,8 @@
-"""Which rows are done, provably: one record for each row, which nothing has to flush and nobody has to trust.
+"""Which rows are done, provably: one record for each row, with checksums.
 
-A record carries a checksum of itself and one of its row's pixels. After a crash a row counts as done only if both
-are right, so that records and pixels may reach the disk in any order, from any number of processes.
+A record carries a checksum of itself and one of its row's pixels. After a crash a row counts as
+done only if both are right, so that records and pixels may reach the disk in any order, from any
+number of processes.
 """
 
 import contextlib
@@ -27,9 +28,10 @@ STATUS_BYTE = 4
 def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1") -> np.dtype[Any]:
     """Return the type of a record.
 
-    ``file_size`` and ``file_mtime_ns`` are those of the file that was read, or -1. ``given_crc32`` is the checksum of
-    the columns as the source gives them. ``total`` and ``squares`` are sums over the pixels, one a channel:
-    exact for integers; for floats ``squares`` sums the squared differences from the row's own mean.
+    ``file_size`` and ``file_mtime_ns`` are those of the file that was read, or -1. ``given_crc32``
+    is the checksum of the columns as the source gives them. ``total`` and ``squares`` are sums over
+    the pixels, one a channel: exact for integers; for floats ``squares`` sums the squared
+    differences from the row's own mean.
     """
     sums = "<f8" if np.dtype(descr).kind == "f" else "<u8"
     fields: list[tuple[Any, ...]] = [
@@ -50,9 +52,10 @@ def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1")
 
 
 def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[str, Any]) -> None:
-    """Put the values of the columns into a record. Raises DecodeError if a value cannot be kept as it is.
+    """Put the values of the columns into a record.
 
     Floats are rounded to a float column. An integer column takes only integers within its range.
+    Raises DecodeError if a value cannot be kept.
     """
     for name, column in schema.items():
         value = columns[name]
@@ -77,12 +80,16 @@ def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[
             is_kept = np.array_equal(record[field], array)
         if not is_kept:
             raise DecodeError(
-                f"column {name!r}: {array.tolist()!r:.60} does not fit {np.dtype(column.dtype).name}"
+                f"column {name!r}: {array.tolist()!r:.60} does not fit "
+                f"{np.dtype(column.dtype).name}"
             )
 
 
 def columns_crc32(schema: Mapping[str, Column], columns: Mapping[str, Any]) -> int:
-    """Return the checksum of a sample's columns as the source gives them; only points need one, else 0."""
+    """Return the checksum of a sample's columns as the source gives them.
+
+    Only points need one, else 0.
+    """
     checksum = 0
     for name, column in schema.items():
         if column.points:
@@ -106,7 +113,7 @@ def _checksum(record: np.void) -> int:
 
 
 class Journal:
-    """The records of a build, and why rows were rejected, in the files ``rows`` and ``rejects.jsonl`` of ``folder``.
+    """The records of a build, and why rows were rejected: the files ``rows`` and ``rejects.jsonl``.
 
     Several processes may write to it at once, each to rows of its own. It holds no file open.
     """
@@ -127,7 +134,7 @@ class Journal:
         return np.frombuffer(bytearray(data), self.dtype, stop - start)
 
     def write(self, start: int, records: np.ndarray, rejects: list[tuple[int, str]]) -> None:
-        """Keep the signed records of some rows, and the reasons of those among them that were rejected."""
+        """Keep the signed records of some rows, and the reasons of the rejected ones among them."""
         if rejects:  # the reasons first, so that no rejected row lacks one
             # The line break comes first, so that a line that a crash cut short ends there.
             lines = "".join("\n" + json.dumps([row, reason]) for row, reason in rejects)

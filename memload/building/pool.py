@@ -1,18 +1,20 @@
-"""Worker processes that convert chunks of rows. A row that kills or blocks its worker costs only itself.
+"""Worker processes for chunks of rows. A row that kills or blocks its worker costs only itself.
 
 ::
 
-    this process                                    each worker
-    run(): two chunks a worker  ──── pipe ────▶     make() once, then work(chunk, begin)
-           results, in any order  ◀── pipe ────     a few numbers; pixels and records go straight to disk
-           looks every 0.5 s  ◀── shared memory ──  begin(row): the row that the worker is at
+    this process                                      each worker
+    hands out two chunks a worker  ── pipe ────────▶  make() once, then work(chunk, begin)
+    yields results in any order    ◀─ pipe ─────────  a few numbers; the rows go to the disk
+    looks every 0.5 s              ◀─ shared memory   begin(row): the row that it is at
 
-A worker that dies, or that is at one row for longer than the timeout, is killed and replaced, and its chunks are
-done again as a whole. The row that it was at is now a suspect: if it ends a second worker, it is given up as `Lost`,
-and the rest of its chunk is done without it. The other workers are not disturbed.
+A worker that dies, or that is at one row for longer than the timeout, is killed and replaced, and
+its chunks are done again as a whole. The row that it was at is now a suspect: if it ends a second
+worker, it is given up as `Lost`, and the rest of its chunk is done without it. The other workers
+are not disturbed.
 
-`concurrent.futures.ProcessPoolExecutor` is not used: one dead worker breaks all of that pool, nothing says which row
-it was at, and its threads would be alive while replacements are forked. Here no thread exists.
+`concurrent.futures.ProcessPoolExecutor` is not used: one dead worker breaks all of that pool,
+nothing says which row it was at, and its threads would be alive while replacements are forked. Here
+no thread exists.
 """
 
 import contextlib
@@ -35,7 +37,8 @@ _CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" el
 #: What a worker's slot of the shared memory holds while it is at no row.
 _NO_ROW = -1
 
-#: Seconds a worker may take to start, or to go from one chunk to the next, however short the timeout is.
+#: Seconds a worker may take to start, or to go from one chunk to the next, however short the
+#: timeout is.
 _START_SECONDS = 60.0
 
 #: Seconds between two looks at the workers.
@@ -77,9 +80,10 @@ def run(
 ) -> Generator[tuple[Chunk, Any] | Lost, None, None]:
     """Yield the result of every chunk, in any order, and the `Lost` rows.
 
-    ``make`` is called once in each worker. ``timeout`` is in seconds for one row. An exception in a worker is raised
-    here. With ``num_workers=0`` all is done in this process: then a row that crashes or hangs is not caught.
-    Closing the generator kills the workers. Raises BuildError if workers cannot start.
+    ``make`` is called once in each worker. ``timeout`` is in seconds for one row. An exception in a
+    worker is raised here. With ``num_workers=0`` all is done in this process: then a row that
+    crashes or hangs is not caught. Closing the generator kills the workers. Raises BuildError if
+    workers cannot start.
     """
     if num_workers == 0:
         with contextlib.closing(make()) as work:
@@ -102,10 +106,11 @@ def call_here(function: Callable[[], Any]) -> Any:
 def call_in_process(function: Callable[[], Any], timeout: float) -> Any:
     """Return ``function()``, called once in a forked process of its own.
 
-    Files that it opens are not shared with workers that are forked later: those would move each other's position in
-    the file. Its result has to be picklable and small. Where processes are not forked (macOS, a daemonic process), the
-    function is called in this process, without a timeout. Raises what the function raises, BuildError if its process
-    dies, and TimeoutError if it takes longer than ``timeout`` seconds.
+    Files that it opens are not shared with workers that are forked later: those would move each
+    other's position in the file. Its result has to be picklable and small. Where processes are not
+    forked (macOS, a daemonic process), the function is called in this process, without a timeout.
+    Raises what the function raises, BuildError if its process dies, and TimeoutError if it takes
+    longer than ``timeout`` seconds.
     """
     if not _forks() or multiprocessing.current_process().daemon:
         return function()
@@ -129,13 +134,16 @@ def check_start(num_workers: int) -> None:
     """Raise BuildError if this process may not start workers."""
     if num_workers and multiprocessing.current_process().daemon:
         raise BuildError(
-            "Workers cannot be started here: this is a daemonic process, such as a worker of a DataLoader or of a "
-            "Pool. Use num_workers=0, or build in the main process."
+            "Workers cannot be started here: this is a daemonic process, such as a worker of a "
+            "DataLoader or of a Pool. Use num_workers=0, or build in the main process."
         )
 
 
 def limit_memory(extra_bytes: int) -> None:
-    """Let this process allocate ``extra_bytes`` more than it has now; beyond that is a MemoryError. Linux only."""
+    """Let this process allocate ``extra_bytes`` more than it has now; beyond that is a MemoryError.
+
+    Linux only.
+    """
     if sys.platform == "linux":
         import resource
 
@@ -172,7 +180,8 @@ class _Pool:
         while busy := [worker for worker in self.workers if worker.chunks]:
             ready = wait([worker.connection for worker in busy], _LOOK_SECONDS)
             now = time.monotonic()
-            # A long gap means that this process was suspended, as by Ctrl-Z, and the workers with it. It does not count.
+            # A long gap means that this process was suspended, as by Ctrl-Z, and the workers with
+            # it. It does not count.
             elapsed, looked = min(now - looked, 2 * _LOOK_SECONDS), now
             for worker in busy:
                 failure = worker.failure(elapsed, self.timeout)
@@ -196,7 +205,7 @@ class _Pool:
             worker.stop()
 
     def _feed(self, worker: "_Worker") -> None:
-        """Give a worker one chunk to do and one to wait, so that it never waits for this process."""
+        """Give a worker a chunk to do and one in reserve, so that it never has to wait."""
         while len(worker.chunks) < 2:
             chunk = self.again.popleft() if self.again else next(self.chunks, None)
             if chunk is None:
@@ -235,25 +244,28 @@ class _Worker:
         arguments = (self.its_end, make, current_rows, number, os.getpid())
         self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         self.chunks: deque[Chunk] = deque()
-        #: the row that it was at when it was last looked at, and for how many seconds it has been there
+        #: the row that it was at when it was last looked at, and for how many seconds it has been
+        #: there
         self.row, self.seconds = _NO_ROW, 0.0
 
     def start(self) -> None:
-        # Python's fork hooks drop a KeyboardInterrupt, so a Ctrl-C has to wait until after the fork.
+        # Python's fork hooks drop a KeyboardInterrupt, so a Ctrl-C has to wait until after the
+        # fork.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
         except OSError as error:
             raise BuildError(
-                f"Worker {self.number + 1} cannot be started: {error}. Use fewer workers, or raise the limits on "
-                "processes and open files."
+                f"Worker {self.number + 1} cannot be started: {error}. Use fewer workers, or "
+                "raise the limits on processes and open files."
             ) from error
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if _forks():  # nothing was pickled
                 raise
             raise BuildError(
-                f"The source cannot be pickled, which this system needs to start workers: {error!s:.300}. Define it "
-                "at the top level of a module, without lambdas and open files, or use num_workers=0."
+                "The source cannot be pickled, which this system needs to start workers: "
+                f"{error!s:.300}. Define it at the top level of a module, without lambdas and "
+                "open files, or use num_workers=0."
             ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -265,7 +277,10 @@ class _Worker:
             self.connection.send(chunk)
 
     def failure(self, elapsed: float, timeout: float) -> str:
-        """Say what is wrong with it, ``elapsed`` seconds after the last look; an empty text if nothing is."""
+        """Say what is wrong with it, ``elapsed`` seconds after the last look.
+
+        An empty text if nothing is.
+        """
         row = self.current_rows[self.number]
         self.seconds = self.seconds + elapsed if row == self.row else 0.0
         self.row = row
@@ -331,7 +346,10 @@ def _serve(
 
 
 def _pickled(error: BaseException) -> bytes:
-    """Return an exception for the parent. One that cannot be pickled, or is a request to exit, becomes a BuildError."""
+    """Return an exception for the parent.
+
+    One that cannot be pickled, or is a request to exit, becomes a BuildError.
+    """
     try:
         if not isinstance(error, Exception):
             raise TypeError
@@ -360,7 +378,7 @@ def _no_start(reason: str) -> str:
     guard = (
         ""
         if _forks()
-        else ", and put the call under 'if __name__ == \"__main__\":', as every worker imports the script"
+        else ", and put the call under 'if __name__ == \"__main__\":': workers import the script"
     )
     return (
         f"Workers die before their first row: {reason}. Use num_workers=0 to see the cause{guard}."

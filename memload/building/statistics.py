@@ -55,9 +55,12 @@ def _moments_of_floats(totals: np.ndarray, squares: np.ndarray, pixels: int) -> 
     broken = int(np.count_nonzero(~np.isfinite(totals).all(axis=1)))
     if broken:  # JSON has no such numbers, and nobody could normalise with them
         return {
-            "left_out": f"mean and std: NaN or infinite values in {broken:,} of {len(totals):,} samples"
+            "left_out": (
+                f"mean and std: NaN or infinite values in {broken:,} of {len(totals):,} samples"
+            )
         }
-    # Always of all rows in their order, so that the result is the same whoever converted them and when.
+    # Always of all rows in their order, so that the result is the same whoever converted them and
+    # when.
     means = totals / pixels
     variances = squares.mean(axis=0) / pixels + means.var(axis=0)
     return {"mean": means.mean(axis=0).tolist(), "std": np.sqrt(variances).tolist()}

@@ -1,4 +1,4 @@
-"""What a worker does with a chunk of rows: it converts them, and writes pixels and records straight to the disk."""
+"""What a worker does with a chunk of rows: it converts them, and writes pixels and records."""
 
 import os
 import stat
@@ -28,7 +28,8 @@ from memload.errors import BuildError, DecodeError, describe_error
 #: The largest block, just below 32 MiB, that teaches glibc to reuse freed memory.
 _LARGE_BLOCK = (32 << 20) - (64 << 10)
 
-#: What a worker may allocate for one picture. The dearest kinds (transparency, 16 bits) take 20 bytes a pixel.
+#: What a worker may allocate for one picture. The dearest kinds (transparency, 16 bits) take 20
+#: bytes a pixel.
 _BYTES_PER_PIXEL, _EXTRA_BYTES = 32, 1 << 30
 
 #: A reason is cut to this many characters, as an exception may quote a whole file.
@@ -54,7 +55,8 @@ class RowWork:
         )
         self.num_classes = None if self.source.classes is None else len(self.source.classes)
         self.writer = ShardWriter(workspace.folder, workspace.array)
-        # Ctrl-C does not reach a worker: there, even a KeyboardInterrupt comes from a sample and costs only that.
+        # Ctrl-C does not reach a worker: there, even a KeyboardInterrupt comes from a sample and
+        # costs only that.
         self.costs_a_sample = BaseException if in_worker else Exception
         if in_worker:
             _prepare_process(workspace)
@@ -94,7 +96,10 @@ class RowWork:
         return ChunkResult(1, [(row, reason)])
 
     def difference(self, rows: list[int]) -> str:
-        """Convert finished rows again; say what differs from their records, or return an empty text."""
+        """Convert finished rows again.
+
+        Say what differs from their records, or return an empty text.
+        """
         for row in rows:
             before, record = self.journal.read(row, row + 1)[0], np.zeros(1, self.journal.dtype)[0]
             try:
@@ -124,7 +129,10 @@ class RowWork:
         return ""
 
     def _row(self, row: int, record: np.void) -> Row:
-        """Convert one sample, and put its columns into its record. Raises DecodeError if it cannot be used."""
+        """Convert one sample, and put its columns into its record.
+
+        Raises DecodeError if it cannot be used.
+        """
         try:
             sample = self.source[row]
             converted = self.convert(sample)
@@ -148,7 +156,10 @@ class RowWork:
         self.writer.blank(row)  # a former build or a killed worker may have written it
 
     def _reuse(self, row: int, record: np.void, before: np.void) -> bool:
-        """Keep a finished row whose sample is unchanged, or copy it from `Former`; say whether that was possible."""
+        """Keep a finished row whose sample is unchanged, or copy it from `Former`.
+
+        Say whether that was possible.
+        """
         if self._is_valid(before, self.writer, row) and self._is_unchanged(row, record, before):
             return True
         if self.former is None or (former_row := int(self.former.rows[row])) < 0:
@@ -167,7 +178,10 @@ class RowWork:
         return is_done and zlib.crc32(writer.read(row)) == int(record["crc32"])
 
     def _is_unchanged(self, row: int, record: np.void, before: np.void) -> bool:
-        """Fill the record of a finished row from that of before; say False if its sample changed meanwhile."""
+        """Fill the record of a finished row from that of before.
+
+        Say False if its sample changed meanwhile.
+        """
         _copy(before, record)
         if before["file_size"] < 0:  # no file: `difference` has compared some of them
             return True
@@ -191,7 +205,10 @@ def _copy(values: np.void, record: np.void) -> None:
 
 
 def file_state(image: object) -> tuple[int, int] | None:
-    """Return size and time of change in nanoseconds of an image that is a path; else None. Raises OSError."""
+    """Return size and time of change in nanoseconds of an image that is a path; else None.
+
+    Raises OSError.
+    """
     if not isinstance(image, Path):
         return None
     status = os.stat(image)  # noqa: PTH116  # for every row
@@ -204,11 +221,11 @@ def shortened(reason: str) -> str:
 
 
 def _prepare_process(workspace: Workspace) -> None:
-    """Set what belongs to a whole process, such as Pillow's limits and warnings: in a worker, it is ours to set."""
+    """Set what belongs to a whole process, such as Pillow's limits. A worker is ours to set up."""
     Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    # glibc maps large blocks anew each time, with page faults, until it has seen one as large freed: 2 % of the
-    # time for a picture with Pillow, 10 % with pillow-simd.
+    # glibc maps large blocks anew each time, with page faults, until it has seen one as large
+    # freed: 2 % of the time for a picture with Pillow, 10 % with pillow-simd.
     bytes(_LARGE_BLOCK)
     settings = workspace.settings
     if not isinstance(settings, Settings) or isinstance(workspace.source, DatasetSource):

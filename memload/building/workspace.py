@@ -1,4 +1,4 @@
-"""The folder of an unfinished build: locked, resumed if it is of the same build, and in the end renamed into place.
+"""The folder of an unfinished build: going on with it, and renaming it into place in the end.
 
 ::
 
@@ -9,8 +9,9 @@
         rows           one record for each row, see `memload.building.journal`
         rejects.jsonl  row and reason of every rejected sample
         out*.bin       the shards
-        former/        the same files of before the source's samples were other ones; finished rows are copied from it
-        out.idx, out.rejects.csv    written last: if the index lies here, only renaming is left to do
+        former/        the same files from before samples were added to the source or removed;
+                       finished rows are copied from there
+        out.idx, out.rejects.csv    written last; then only renaming is left to do
         replaced.idx   the index of the data set that is being replaced, while files are renamed
 
 Nothing in it has to be trusted after a crash, because records carry checksums.
@@ -18,25 +19,24 @@ Nothing in it has to be trusted after a crash, because records carry checksums.
 
 import contextlib
 import csv
-import errno
-import fcntl
 import json
 import logging
-import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from memload.building.conversion import ArraySettings, Settings
+from memload.building.destination import Destination, move, shards_of
 from memload.building.journal import DONE, STATUS_BYTE, Journal, record_type
+from memload.building.lock import is_locked, locked
 from memload.building.sources import Source
 from memload.building.writer import ShardWriter, plan_shards
-from memload.errors import BuildError, FormatError
+from memload.errors import BuildError
 from memload.storage.format import HEADER_BYTES, output_paths, shard_names
 from memload.storage.index import Array, Index, row_bytes, sync
 from memload.storage.keys import Keys
@@ -50,12 +50,9 @@ _FILES = ("plan.json", "keys", "rows", "rejects.jsonl", "replaced.idx")
 #: What an index is called while it is written.
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
-#: What `flock` raises on file systems without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-
 
 class Former:
-    """The rows of an unfinished build from before samples were added to its source or removed from it."""
+    """The rows of an unfinished build from before samples were added to the source or removed."""
 
     def __init__(self, folder: Path, array: Array, dtype: np.dtype[Any], rows: np.ndarray) -> None:
         self.folder, self.array = folder, array
@@ -65,7 +62,10 @@ class Former:
 
 
 class Workspace:
-    """One build: its plan, its folder, and how that becomes a data set. Every worker has a copy of it."""
+    """One build: its plan, its folder, and how that becomes a data set.
+
+    Every worker has a copy of it.
+    """
 
     def __init__(
         self,
@@ -83,8 +83,7 @@ class Workspace:
             overwrite,
         )
         self.index, self.folder, self.ledger = output_paths(output)
-        #: what the shards of this output are called, however many there are
-        self._shard_name = re.compile(re.escape(output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
+        self.destination = Destination(output, overwrite)
         self._rows_per_shard = _rows_per_shard(
             shard_size, row_bytes(settings.descr, settings.shape)
         )
@@ -113,16 +112,16 @@ class Workspace:
 
     @property
     def is_publishing(self) -> bool:
-        """Whether an earlier call was stopped while it renamed files, so that nothing else is left to do."""
-        shards = _shards_of(self.folder / self.index.name)
+        """Whether an earlier call was stopped while it renamed files: only that is left to do."""
+        shards = shards_of(self.folder / self.index.name)
         return any(not (self.folder / name).exists() for name in shards)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Hold the lock of the folder, in which an unfinished build goes on, or a new one begins."""
+        """Hold the lock of the folder, and go on with the unfinished build in it, or begin."""
         self._check_folders()
         if not self.is_publishing:
-            self._check_output()
+            self.destination.check(shard.file for shard in self.array.shards)
             self._check_space()
         with locked(self.folder):
             is_new = {path.name for path in self.folder.iterdir()} <= {"lock"}
@@ -139,15 +138,18 @@ class Workspace:
         differences = [] if plan is None else _differences(plan, self.plan)
         if differences and not self.overwrite:
             raise BuildError(
-                f"{self.folder} holds an unfinished build with other settings: {'; '.join(differences)}. Give the same "
-                "settings to go on with it, or say --overwrite to begin anew.",
+                f"{self.folder} holds an unfinished build with other settings: "
+                f"{'; '.join(differences)}. Give the same settings to go on with it, or say "
+                "--overwrite to begin anew.",
                 path=self.output,
             )
         former_keys = _read_keys(self.folder / "keys")
         is_resumable = plan is not None and not differences and former_keys is not None
         if is_resumable and self.is_publishing:
             return
-        self._check_output()  # again, because another build may have ended meanwhile
+        self.destination.check(
+            shard.file for shard in self.array.shards
+        )  # again, because another build may have ended meanwhile
         if former_keys is None or not is_resumable:
             self.begin_anew()
         else:
@@ -156,7 +158,8 @@ class Workspace:
     def begin_anew(self) -> None:
         """Begin with empty files, whatever the folder holds."""
         self.resumed, self.former = False, None
-        self._clear()
+        self.destination.discard(self.folder)
+        self._remove_files()
         self._create()
         _write_keys(self.folder / "keys", self._keys())
         _write_json(
@@ -164,8 +167,12 @@ class Workspace:
         )  # last: without it, the rest is as good as gone
 
     def _go_on(self, former_keys: Keys) -> None:
-        """Go on with the rows that are done. If the source has other samples by now, copy rows from before."""
-        # The index of a build that was finished but not published: there may be more to convert by now.
+        """Go on with the rows that are done.
+
+        If the source has other samples by now, copy rows from before.
+        """
+        # The index of a build that was finished but not published: there may be more to convert by
+        # now.
         (self.folder / self.index.name).unlink(missing_ok=True)
         keys = self._keys()
         if not _is_same(former_keys, keys):
@@ -181,11 +188,14 @@ class Workspace:
         logger.info(f"{self.output}: going on with an unfinished build; {done:,} rows are done")
 
     def refuse(self, difference: str) -> None:
-        """Begin anew with --overwrite, as the unfinished build is of another data set. Else raise BuildError."""
+        """Begin anew with --overwrite, as the unfinished build is of another data set.
+
+        Else raise BuildError.
+        """
         if not self.overwrite:
             raise BuildError(
-                f"{self.folder} holds an unfinished build of another data set: {difference}. Give the same data set to "
-                "go on with it, or say --overwrite to begin anew.",
+                f"{self.folder} holds an unfinished build of another data set: {difference}. Give "
+                "the same data set to go on with it, or say --overwrite to begin anew.",
                 path=self.output,
             )
         self.begin_anew()
@@ -199,7 +209,7 @@ class Workspace:
         return keys if isinstance(keys, Keys) else Keys.of(list(keys))
 
     def _is_of_files(self, former_keys: Keys) -> bool:
-        """Say whether all finished rows are of files, which are known again by their size and time."""
+        """Say whether all finished rows are of files, whose size and time tell if they changed."""
         old = Journal(self.folder, len(former_keys), self.journal.dtype)
         old.create()
         records = old.mapped()
@@ -212,7 +222,7 @@ class Workspace:
         former.mkdir()
         shards = [shard.file for shard in self._array(len(former_keys)).shards]
         for name in ("rows", *shards, "keys"):
-            _move(self.folder / name, former)
+            move(self.folder / name, former)
         (self.folder / "rejects.jsonl").unlink(missing_ok=True)
 
     def _find_former(self, keys: Keys) -> None:
@@ -225,12 +235,20 @@ class Workspace:
         self.former = Former(former, self._array(len(former_keys)), self.journal.dtype, rows)
         kept = int(np.count_nonzero(rows >= 0))
         logger.warning(
-            f"{self.output}: since the build began, {len(keys) - kept:,} samples were added to the source and "
-            f"{len(former_keys) - kept:,} removed from it. The other {kept:,} are reused if their files are unchanged"
+            f"{self.output}: since the build began, {len(keys) - kept:,} samples were added to "
+            f"the source and {len(former_keys) - kept:,} removed from it. The other {kept:,} are "
+            "reused if their files are unchanged"
         )
 
-    def complete(self, index: Index, reasons: Mapping[int, str]) -> None:
-        """Write the index and the ledger, and flush everything to the disk. ``reasons`` are those of rejected rows."""
+    def completed_index(self) -> Index:
+        """Return the index that an earlier call has written."""
+        return Index.read(self.folder / self.index.name)
+
+    def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:
+        """Write the index and the ledger, and flush everything to the disk. Returns the index.
+
+        ``reasons`` says why rows were rejected.
+        """
         with contextlib.closing(ShardWriter(self.folder, self.array)) as writer:
             writer.seal(index.crc32[self.array.name])
         for shard in self.array.shards:
@@ -246,61 +264,36 @@ class Workspace:
                     text = reason.encode("utf-8", "backslashreplace").decode()
                     ledger.writerow((self.source.keys[row], text))
             sync(path)
-        index.write(self.folder / self.index.name)
+        return index.write(self.folder / self.index.name)
 
-    def publish(self) -> None:
-        """Rename everything into place, the index last. After a crash, it goes on where it stopped.
-
-        Raises BuildError if files of these names have appeared since the build began and --overwrite was not said.
-        """
-        parent = self.output.parent
-        index, replaced = self.folder / self.index.name, self.folder / "replaced.idx"
-        complete = Index.read(index)
-        shards = [shard.file for shard in complete.image.shards]
-        has_ledger = complete.build["rejected"] > 0
-        names = [*shards, self.ledger.name] if has_ledger else shards
-        overwrite = self.overwrite or replaced.exists()
-        if not overwrite:
-            self._check_free([*names, index.name])
-        elif self.index.exists():  # from here on until the end there is no data set
-            self.index.replace(replaced)
-            sync(parent)
-        for name in names:
-            _move(self.folder / name, parent)
-        if overwrite:
-            for name in self._unused(_shards_of(replaced)) - set(shards):
-                (parent / name).unlink(missing_ok=True)
-            if not has_ledger:
-                self.ledger.unlink(missing_ok=True)
-        sync(parent)
-        _move(index, parent)
-        sync(parent)
+    def publish(self, index: Index) -> None:
+        """Rename everything into place, and remove the folder."""
+        self.destination.publish(index, self.folder)
         self.remove()
 
     def remove(self) -> None:
-        """Remove the folder. The lock goes last: until then no other build can begin. Other people's files stay."""
+        """Remove the folder.
+
+        The lock goes last: until then no other build can begin. Other people's files stay.
+        """
         self._remove_files()
         (self.folder / "lock").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files are in it, or another build's lock by now
             self.folder.rmdir()
 
-    def _clear(self) -> None:
-        """Remove an unfinished build, and with --overwrite also the files that it has renamed already."""
-        index, replaced = self.folder / self.index.name, self.folder / "replaced.idx"
-        if self.overwrite and not self.index.exists():
-            for name in self._unused(_shards_of(index) | _shards_of(replaced)):
-                (self.output.parent / name).unlink(missing_ok=True)
-        self._remove_files()
-
     def _remove_files(self) -> None:
-        # The index first: without shards beside it, it would pass for a build that was being published. The plan
-        # next: without it, the rest is as good as gone.
+        # The index first: without shards beside it, it would pass for a build that was being
+        # published. The plan next: without it, the rest is as good as gone.
         for name in (self.index.name, "plan.json"):
             (self.folder / name).unlink(missing_ok=True)
         ours = {*_FILES, self.ledger.name}
         for path in self.folder.iterdir():
             name = path.name.removesuffix(".tmp")
-            if name in ours or self._shard_name.fullmatch(name) or _TEMPORARY.fullmatch(path.name):
+            if (
+                name in ours
+                or self.destination.shard_name.fullmatch(name)
+                or _TEMPORARY.fullmatch(path.name)
+            ):
                 path.unlink()
         shutil.rmtree(self.folder / "former", ignore_errors=True)
 
@@ -312,34 +305,10 @@ class Workspace:
             )
         if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
             raise BuildError(
-                f"{self.folder} is a file or a link, but the build needs a folder of this name. Move it away.",
+                f"{self.folder} is a file or a link, but the build needs a folder of this name. "
+                "Move it away.",
                 path=self.output,
             )
-
-    def _check_output(self) -> None:
-        """Raise BuildError if the output exists and is not to be replaced, or if it cannot be."""
-        shards = [self.output.parent / shard.file for shard in self.array.shards]
-        for path in shards:
-            index = path.with_suffix(".idx")
-            if path != self.output and index.exists():
-                raise BuildError(
-                    f"A shard of this output would be called {path.name}, which is the data set of {index.name}. "
-                    "Choose another output.",
-                    path=self.output,
-                )
-        # All names that will be written, so that one that is too long is an error now.
-        existing = [path for path in (self.index, self.ledger, *shards) if _exists(path)]
-        if existing and not self.overwrite:
-            raise BuildError(
-                f"{existing[0]} exists already. Choose another output, or say --overwrite.",
-                path=self.output,
-            )
-        for path in existing:
-            if path.is_dir():
-                raise BuildError(
-                    f"{path} is a folder, but a file is to be written there. Choose another output.",
-                    path=self.output,
-                )
 
     def _check_space(self) -> None:
         total = sum(shard.bytes for shard in self.array.shards)
@@ -351,93 +320,28 @@ class Workspace:
         rows = describe((len(self.source), *self.array.shape), self.array.descr)
         if needed > free:
             raise BuildError(
-                f"{self.output}: the disk is too small: {rows} need {size_text(needed)}, but {size_text(free)} are free. "
-                "Make room, or choose a smaller --size or another disk.",
+                f"{self.output}: the disk is too small: {rows} need {size_text(needed)}, but "
+                f"{size_text(free)} are free. Make room, or choose a smaller --size or another "
+                "disk.",
                 path=self.output,
             )
         logger.info(
             f"{self.output}: {rows}, {size_text(total)}; {size_text(free)} free on the disk"
         )
 
-    def _check_free(self, names: Iterable[str]) -> None:
-        for name in names:
-            target = self.output.parent / name
-            if _exists(target) and _exists(self.folder / name):
-                raise BuildError(
-                    f"{target} was made by somebody else while the build ran. The finished build waits in "
-                    f"{self.folder}. Move that file away, or say --overwrite, and run the same command again.",
-                    path=self.output,
-                )
-
-    def _unused(self, shards: Iterable[str]) -> set[str]:
-        """Return those shards of this output that no other index names."""
-        unused = {name for name in shards if self._shard_name.fullmatch(name)}
-        if unused:
-            for other in self.output.parent.glob("*.idx"):
-                if other != self.index:
-                    unused -= _shards_of(other)
-        return unused
-
 
 def running_build(path: str | Path) -> str | None:
-    """Say how far the build of a data set, given as ``out.bin`` or ``out.idx``, is by now; None if none is running."""
+    """Say how far the build of ``out.bin`` (or ``out.idx``) is. None if none is running."""
     output = Path(path).with_suffix(".bin")
     _, folder, _ = output_paths(output)
-    try:
-        with (folder / "lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
-    except BlockingIOError:
-        pass
-    except OSError:
+    if not is_locked(folder):
         return None
     keys = _read_keys(folder / "keys")
-    rows = 0 if keys is None else len(keys)
-    with contextlib.suppress(OSError, ValueError):
-        records = np.fromfile(folder / "rows", np.uint8).reshape(rows, -1)
-        done = np.count_nonzero(records[:, STATUS_BYTE])
-        return f"{output.name} is being built right now: {done:,} of {rows:,} images are done"
-    return f"{output.name} is being built right now"
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make a folder and hold its lock, which the system releases when this process and its workers end.
-
-    On a file system without locks a warning is logged, and two builds of one output are not kept apart.
-    Raises BuildError if another process holds the lock.
-    """
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            process = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
-            raise BuildError(
-                f"{folder}: another build of this output is running (process {process}). Wait for it, or stop it.",
-                path=folder,
-            ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            logger.warning(
-                f"{folder}: this file system has no locks ({error.strerror}). Do not start a second build of this output"
-            )
-        if not _is_at(descriptor, folder / "lock"):  # it ended, and removed its folder, just now
-            raise BuildError(
-                f"{folder}: another build of this output has just ended. Look at its result, then run the command "
-                "again if it is still needed.",
-                path=folder,
-            )
-        with contextlib.suppress(OSError):  # for the message above only, and the disk may be full
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, str(os.getpid()).encode())
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # there are no locks here
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies of it that children hold
-        os.close(descriptor)
+    if keys is None or not (folder / "rows").exists():
+        return f"{output.name} is being built right now"
+    records = np.fromfile(folder / "rows", np.uint8).reshape(len(keys), -1)
+    done = np.count_nonzero(records[:, STATUS_BYTE])
+    return f"{output.name} is being built right now: {done:,} of {len(keys):,} images are done"
 
 
 def size_text(size: int) -> str:
@@ -456,7 +360,8 @@ def _rows_per_shard(shard_size: int | None, row_size: int) -> int | None:
     rows = (shard_size - HEADER_BYTES) // row_size
     if rows < 1:
         raise ValueError(
-            f"shard_size: {shard_size:,} bytes are too few, as a shard with one row has {HEADER_BYTES + row_size:,}."
+            f"shard_size: {shard_size:,} bytes are too few, as a shard with one row has "
+            f"{HEADER_BYTES + row_size:,}."
         )
     return rows
 
@@ -517,31 +422,3 @@ def _read_keys(path: Path) -> Keys | None:
 
 def _is_same(keys: Keys, others: Keys) -> bool:
     return all(map(np.array_equal, keys.pack(), others.pack()))
-
-
-def _shards_of(index: Path) -> set[str]:
-    try:
-        return {shard.file for array in Index.read(index).arrays for shard in array.shards}
-    except FormatError:  # it is missing or damaged, and names no files
-        return set()
-
-
-def _exists(path: Path) -> bool:
-    """Say whether there is something, even a link to nothing. Raises OSError for a name that is too long."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _move(path: Path, folder: Path) -> None:
-    if path.exists():  # else it was moved before a crash
-        path.replace(folder / path.name)

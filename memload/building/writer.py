@@ -28,8 +28,9 @@ def plan_shards(
 class ShardWriter:
     """Reads and writes single rows of the shards of ``array`` in ``folder``.
 
-    Any number of processes may write, each with a writer of its own. A writer is not thread-safe. Files are opened
-    when they are first used; `close` closes them. Raises OSError, for example if the disk is full.
+    Any number of processes may write, each with a writer of its own. A writer is not thread-safe.
+    Files are opened when they are first used; `close` closes them. Raises OSError, for example if
+    the disk is full.
     """
 
     def __init__(self, folder: Path, array: Array) -> None:
@@ -38,7 +39,10 @@ class ShardWriter:
         self._open: dict[int, int] = {}
 
     def create(self) -> None:
-        """Make the files at full size. Rows that are there stay; the others are zeros and take no space."""
+        """Make the files at full size. Rows that are there stay.
+
+        The others are zeros and take no space.
+        """
         for shard in self.array.shards:
             descriptor = os.open(self.folder / shard.file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -48,7 +52,10 @@ class ShardWriter:
                 os.close(descriptor)
 
     def seal(self, crc32: np.ndarray) -> None:
-        """Write the hash of each shard's checksums into its header. ``crc32`` is uint32 ``(rows,)``."""
+        """Write the hash of each shard's checksums into its header.
+
+        ``crc32`` is uint32 ``(rows,)``.
+        """
         for shard, start in zip(self.array.shards, self._starts, strict=False):
             seal = seal_of(crc32[start : start + shard.rows])
             header = npy_header(self.array.descr, (shard.rows, *self.array.shape), seal)
@@ -65,7 +72,10 @@ class ShardWriter:
         return os.pread(descriptor, self.array.row_bytes, offset)
 
     def blank(self, row: int) -> None:
-        """Make a row all zeros. One that is so already is not written, and stays a hole in the file."""
+        """Make a row all zeros.
+
+        One that is so already is not written, and stays a hole in the file.
+        """
         if any(self.read(row)):
             self.write(row, bytes(self.array.row_bytes))
 

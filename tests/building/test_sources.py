@@ -634,7 +634,7 @@ def test_a_record_that_breaks_the_promise_of_its_source_costs_itself_alone(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Own([], LABEL), "found none"),
+        (Own([], LABEL), "no samples"),
         (Own([{}], {"crc32/image": Column("<i8")}), "column 'crc32/image'"),
         (Own([{}], {}, ["a"]), "a column 'label'"),
         (Own([{}], {"label": Column("<f8")}, ["a"]), "a column 'label'"),
@@ -644,7 +644,7 @@ def test_a_record_that_breaks_the_promise_of_its_source_costs_itself_alone(
         (Own([{}], {"z": Column("<i4", (1, 2), points=True)}), r"\(k, 2\)"),
         (Own([{}], {"\ud800": Column("<i8")}), "names of columns"),
         (Own([{}], LABEL, [0, 1]), "classes"),  # type: ignore[list-item]
-        (Own([{}], LABEL, ["x" * 50_000_000, "y" * 50_000_000]), "classes.* 100 MB"),
+        (Own([{}], LABEL, ["x" * 50_000_000, "y" * 50_000_000]), "classes.* 100,000,054 bytes"),
         (Own([{}], keys=[b"a"]), "keys"),
         (Own([{}], keys=["\ud800"]), "keys"),
         (Own([{}], keys=["a", "b"]), "keys"),

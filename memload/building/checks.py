@@ -1,0 +1,164 @@
+"""Wrong arguments and unusable sources, reported before anything is begun."""
+
+import json
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from PIL import Image
+
+from memload.building.conversion import Settings
+from memload.building.decoders import Mode
+from memload.building.manifest import Manifest
+from memload.building.sources import Column, ImageFolder, Source
+from memload.errors import SourceError
+from memload.storage.format import RESERVED, output_paths
+from memload.storage.keys import Keys
+from memload.storage.tensors import MAX_HEADER_BYTES, TYPES
+
+#: Everything in an index's header but the names of the classes takes less: settings, columns,
+#: thousands of shards.
+_OTHER_METADATA = 4 << 20
+
+
+def check_options(timeout: float, on_error: str, num_workers: int | None, max_pixels: int) -> None:
+    """Raise ValueError for a wrong option."""
+    if not timeout > 0:
+        raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
+    if on_error not in ("skip", "raise"):
+        raise ValueError(f"on_error: {on_error!r} is neither 'skip' nor 'raise'.")
+    if num_workers is not None and num_workers < 0:
+        raise ValueError(f"num_workers: {num_workers} is negative.")
+    limit = Image.MAX_IMAGE_PIXELS
+    if num_workers == 0 and limit is not None and max_pixels > 2 * limit:
+        raise ValueError(
+            f"max_pixels: {max_pixels:,} is too large for num_workers=0, because Pillow's own "
+            f"limit of {2 * limit:,} applies in this process. Use workers, or raise "
+            "PIL.Image.MAX_IMAGE_PIXELS."
+        )
+
+
+def check_paths(source: Any, output: str | Path) -> Path:
+    """Return the output's path. Raises ValueError if it cannot be one."""
+    if "\0" in str(output):
+        raise ValueError(f"output: {str(output)!r:.200} contains a NUL, which no file name may.")
+    output = Path(output)
+    is_folder = isinstance(source, (str, Path))
+    if output.suffix != ".bin" and is_folder and Path(source).suffix == ".bin":
+        raise ValueError(
+            f"source and output: {str(source)!r} is to be read and {str(output)!r} written. Are "
+            "they swapped?"
+        )
+    output_paths(output)
+    return output
+
+
+def image_settings(size: Any, mode: str, options: Mapping[str, Any]) -> Settings:
+    """Return the settings of a build of images. Raises ValueError."""
+    modes = (*get_args(Mode), "array")
+    if mode not in modes:
+        raise ValueError(f"mode: {mode!r} is not one of {', '.join(modes)}.")
+    return Settings((256, 256) if size is None else height_and_width(size), mode=mode, **options)
+
+
+def height_and_width(size: Any) -> tuple[int, int]:
+    """Return a size given as a side or as (height, width). Raises ValueError."""
+    sides = size if isinstance(size, Sequence) else (size, size)
+    try:
+        if any(isinstance(side, bool) for side in sides):
+            raise TypeError
+        height, width = map(operator.index, sides)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"size: {size!r} is neither a side nor (height, width), in whole pixels."
+        ) from None
+    return height, width
+
+
+def check_arrays(source: Any, image_options: Mapping[str, Any]) -> None:
+    """Raise ValueError for what does not go together with ``mode="array"``."""
+    if isinstance(source, (str, Path, ImageFolder, Manifest)):
+        raise ValueError(
+            "mode 'array' needs a data set whose samples are arrays, but the source holds files. "
+            "Use mode 'RGB' or 'L', or read the files in a data set of your own."
+        )
+    for name, value in image_options.items():
+        default = getattr(Settings, name)
+        if value != default:
+            raise ValueError(
+                f"{name}: {value!r} has no effect in mode 'array', which stores arrays as they "
+                "are. Leave it out."
+            )
+
+
+def check_source(source: Source) -> None:
+    """Raise SourceError for what would keep the index from being written in the end."""
+    if not len(source):
+        raise SourceError("The source has no samples.")
+    if len(source.keys) != len(source):
+        raise SourceError(
+            f"The source has {len(source):,} samples, but {len(source.keys):,} keys. Each sample "
+            "needs one."
+        )
+    if not isinstance(source.keys, Keys):  # which are packed names
+        _check_names("keys", source.keys)
+    _check_names("names of columns", list(source.schema))
+    for name, column in source.schema.items():
+        _check_column(name, column)
+    if source.classes is not None:
+        _check_classes(source)
+
+
+def _check_classes(source: Source) -> None:
+    if source.schema.get("label") != Column("<i8"):
+        raise SourceError(
+            "The source has classes, so it needs a column 'label' of int64 that counts into "
+            f"them. It has {source.schema.get('label')}."
+        )
+    names = list(source.classes or ())
+    _check_names("classes", names)
+    # In the index they are JSON within JSON, and each class has a count as well.
+    size = len(json.dumps(json.dumps(names))) + 20 * len(names)
+    limit = MAX_HEADER_BYTES - _OTHER_METADATA
+    if size > limit:
+        raise SourceError(
+            f"The names of {len(names):,} classes take {size:,} bytes in the index, and at most "
+            f"{limit:,} fit. Give shorter names, or leave them out."
+        )
+
+
+def _check_names(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise SourceError(f"{what}: {name!r:.40} is of type {type(name).__name__}, not str.")
+        try:
+            if what == "keys":
+                os.fsencode(name)
+            elif what != "classes":
+                name.encode()
+        except UnicodeEncodeError as error:
+            raise SourceError(f"{what}: {name!r:.40} cannot be encoded ({error.reason}).") from None
+
+
+def _check_column(name: str, column: Column) -> None:
+    if name in RESERVED or "/" in name:
+        raise SourceError(
+            f"column {name!r:.80}: the index uses this name itself. Give it another name."
+        )
+    try:
+        descr = np.dtype(column.dtype).newbyteorder("<").str
+    except TypeError:
+        descr = ""
+    if descr not in TYPES.values():
+        raise SourceError(
+            f"column {name!r:.80}: {column.dtype!r} is not a type of numbers of at most 64 bits. "
+            "Convert the column, or leave it out."
+        )
+    if column.points and (len(column.shape) != 2 or column.shape[1] != 2 or descr[1] != "f"):
+        raise SourceError(
+            f"column {name!r:.80}: points are floats of shape (k, 2), not {descr} of "
+            f"{column.shape}."
+        )

@@ -1,0 +1,77 @@
+"""The lock of an unfinished build."""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from memload.errors import BuildError
+
+logger = logging.getLogger("memload")
+
+#: What `flock` raises on file systems without locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder and hold its lock, which the system releases when this process ends.
+
+    On a file system without locks a warning is logged, and two builds of one output are not kept
+    apart. Raises BuildError if another process holds the lock.
+    """
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
+            raise BuildError(
+                f"{folder}: another build of this output is running (process {process}). Wait for "
+                "it, or stop it.",
+                path=folder,
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            logger.warning(
+                f"{folder}: this file system has no locks ({error.strerror}). Do not start a "
+                "second build of this output"
+            )
+        if not _is_at(descriptor, folder / "lock"):  # it ended, and removed its folder, just now
+            raise BuildError(
+                f"{folder}: another build of this output has just ended. Look at its result, then "
+                "run the command again if it is still needed.",
+                path=folder,
+            )
+        with contextlib.suppress(OSError):  # for the message above only, and the disk may be full
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # there are no locks here
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies of it that children hold
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Say whether a build holds the lock of a folder now."""
+    try:
+        with (folder / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
