@@ -19,11 +19,11 @@ from memload.errors import DecodeError, DependencyError, describe_error
 # Optional libraries: the extras "jpeg4py" and "strict".
 try:
     import jpeg4py
-except ImportError:
+except ImportError:  # pragma: no cover
     jpeg4py = None
 try:
     import simplejpeg
-except ImportError:
+except ImportError:  # pragma: no cover
     simplejpeg = None
 
 Mode = Literal["RGB", "L"]
