@@ -336,6 +336,8 @@ def test_gather_refuses_memory_that_does_not_fit(path: Path, out: torch.Tensor, 
         match=rf"out is .*{told}.*, but \(2, 5, 7, 3\) of torch.uint8 on cpu, contiguous, is needed",
     ):
         dataset.gather([0, 1], out=out)
+    with pytest.raises(TypeError, match="out is of type ndarray instead of a tensor"):
+        dataset.gather([0, 1], out=np.empty((2, HEIGHT, WIDTH, CHANNELS), np.uint8))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

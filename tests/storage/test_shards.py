@@ -254,6 +254,24 @@ def test_a_failing_disk_is_an_error_when_a_shard_is_opened(
         Shards(index)
 
 
+def test_a_shard_that_cannot_be_found_or_mapped_is_named(
+    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("memload.storage.shards.map_side_by_side", fail)
+        with pytest.raises(FormatError, match=r"made\.bin cannot be mapped: .*allocate memory"):
+            Shards(index)
+    (tmp_path / "made.bin").unlink()
+    (tmp_path / "made.bin").symlink_to("made.bin")
+    with pytest.raises(FormatError, match=r"made\.bin cannot be read: .*symbolic links"):
+        Shards(index)
+
+
 def test_too_many_open_files_name_the_remedy(make_dataset: Make) -> None:
     index = make_dataset(rows=(1,) * 40)
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
