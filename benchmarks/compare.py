@@ -61,10 +61,7 @@ CORES = len(os.sched_getaffinity(0))
 STARTED = time.perf_counter()
 EQUAL = 99.0  #: dB, for pictures without any difference
 CHECKED = 64  #: pictures of which the pixels are looked at
-NOTE = """\
-images/s: behind the first batches of an epoch; memload / it: the first line's over this one's, round by round; start:
-of an epoch, until its first batch; imports: what of the memory importing took; others: what all else took of the
-machine's cores. --help says more."""
+USUAL = {"count": 4096, "side": 224, "batch": 256, "workers": CORES, "rounds": 5}
 
 
 # What a child process does.
@@ -252,13 +249,6 @@ def busy_seconds() -> float:
         int, Path("/proc/stat").read_text().split()[1:11]
     )
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def available_memory() -> int:
-    """Return the bytes that may be used, for the page cache, too."""
-    found = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
 
 
 class Child:
@@ -559,102 +549,93 @@ def results_of(compared: list[Way]) -> dict[str, Any]:
     return results
 
 
-def main() -> int:
-    """Run the benchmark."""
-    from harness import argument_parser, need_cuda, partial, record
+def parse_options() -> argparse.Namespace:
+    """Return the options, with ``part``: how many pictures ways have that decode in training."""
+    from harness import argument_parser, need_cuda
 
     parser = argument_parser(__doc__)
-    parser.add_argument("--images", type=Path, help="folder of JPEGs; made ones without it")
-    parser.add_argument(
-        "--count",
-        type=int,
-        help="pictures; by default 4096, or three batches for each worker if more",
+    add = parser.add_argument
+    add("--images", type=Path, help="folder of JPEGs; by default made ones")
+    add("--count", type=int, help="pictures; by default 4096, or three batches a worker if more")
+    add("--side", type=int, default=USUAL["side"])
+    add("--batch", type=int, default=USUAL["batch"])
+    add("--workers", type=int, default=USUAL["workers"], help="by default as many as cores")
+    add("--rounds", type=int, default=USUAL["rounds"])
+    add("--seconds", type=float, default=0.5, help="of a round of one way, at least")
+    add("--only", nargs="+", default=[], help="words; a way's name has to contain one of them")
+    add("--python", action="append", default=[], metavar="KIND=PATH", help=", ".join(KINDS))
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where batches end; by default cuda if there is one",
     )
-    parser.add_argument("--side", type=int, default=224)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument(
-        "--workers", type=int, default=CORES, help="at most; as many as cores by default"
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--seconds", type=float, default=0.5, help="of a round of one way, at least"
-    )
-    parser.add_argument(
-        "--only", nargs="+", default=[], help="words, one of which a way's name has to contain"
-    )
-    parser.add_argument(
-        "--python", action="append", default=[], metavar="KIND=PATH", help=f"of {', '.join(KINDS)}"
-    )
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="where batches end; cuda where there is a GPU"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("/var/tmp"), help="where to write, on a disk"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=120,
-        help="of a build, an opening, a round of one way, in s",
-    )
+    add("--folder", type=Path, default=Path("/var/tmp"), help="where to write, on a disk")
+    add("--timeout", type=float, default=120, help="seconds for a build or a round of one way")
     options = parser.parse_args()
-    part = 3 * options.batch * max(1, options.workers)  # pictures for ways that decode in training
-    count = options.count = options.count or max(16 * options.batch, part)
-    if count < part:
-        parser.error(f"--count is {count}. Give {part} or more: three batches for each worker.")
-    usual = {"count": max(4096, part), "side": 224, "batch": 256, "workers": CORES, "rounds": 5}
-    left_out = partial(options, usual) + [f"--only {shlex.join(options.only)}"] * bool(options.only)
-    device = options.device
-    if device is None:
+    options.part = 3 * options.batch * max(1, options.workers)
+    options.count = options.count or max(USUAL["count"], options.part)
+    if options.count < options.part:
+        parser.error(
+            f"--count is {options.count}. Give {options.part}, three batches a worker, or more."
+        )
+    if options.device == "cuda":
+        need_cuda("--device cpu leaves batches in memory.")
+    if options.device is None:
         import torch
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda":
-        need_cuda("--device cpu leaves batches in memory.")
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    return options
+
+
+def make_ways(options: argparse.Namespace, folder: Path) -> list[Way]:
+    """Return the ways that are asked for. Ends the process where there is none."""
+    pythons = dict(entry.split("=", 1) for entry in options.python)
+    compared = []
+    for title, kind, workers in ways(options.workers, options.device):
+        if options.only and not any(word.lower() in title.lower() for word in options.only):
+            continue
+        job = Job(
+            folder,
+            built=folder / (KINDS[kind].built_by or kind),
+            side=options.side,
+            batch=options.batch,
+            workers=workers,
+            cores=CORES,
+            device=options.device,
+            count=options.part if KINDS[kind].decodes else None,
+        )
+        python = pythons.get(kind, sys.executable)
+        compared.append(Way(title, kind, job, python=python, timeout=options.timeout))
+    if not compared:
+        sys.exit(f"No way's name contains one of {options.only}. Give other words to --only.")
+    return compared
+
+
+def main() -> None:
+    """Run the benchmark."""
+    from harness import partial, record
     from report import tables
 
-    pythons = dict(entry.split("=", 1) for entry in options.python)
+    options = parse_options()
+    left_out = partial(options, USUAL) + [f"--only {shlex.join(options.only)}"] * bool(options.only)
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="compare-") as name:
-        folder = Path(name)
-        parameters = copy_pictures(options.images, count, folder)
-        compared = [
-            Way(
-                title, kind, python=pythons.get(kind, sys.executable), timeout=options.timeout,
-                job=Job(
-                    folder, folder / (KINDS[kind].built_by or kind), options.side, options.batch, workers, CORES,
-                    device, part if KINDS[kind].decodes else None,
-                ),
-            )
-            for title, kind, workers in ways(options.workers, device)
-            if not options.only or any(word.lower() in title.lower() for word in options.only)
-        ]  # fmt: skip
-        if not compared:
-            parser.error(f"--only: expected a word of a way's name, found {options.only}")
-        need = count * 3 * options.side**2 * len({way.job.built for way in compared})
-        if need > min(shutil.disk_usage(folder).free, available_memory()):
-            parser.error(
-                f"--count: expected {need / 1e9:.0f} GB free on the disk and in memory, as files stay warm"
-            )
+        parameters = copy_pictures(options.images, options.count, Path(name))
+        compared = make_ways(options, Path(name))
         try:
             measure(compared, options)
         finally:
             for way in compared:
                 way.end()
-    parameters |= {
-        "images": count, "images of ways that decode": part, "side": options.side, "batch": options.batch,
-        "device": device, "rounds": options.rounds, "seconds": options.seconds, "files": "warm",
-        "first epoch": "warm",
-    }  # fmt: skip
+    shown = ("side", "batch", "device", "rounds", "seconds")
+    parameters |= {"images": options.count, "images of ways that decode": options.part}
+    parameters |= {option: getattr(options, option) for option in shown}
+    parameters |= {"files": "warm", "first epoch": "warm"}
     parameters |= {"only": ", ".join(options.only)} if options.only else {}
     results = results_of(compared)
-    print(*(table.markdown() for table in tables(results)), NOTE, sep="\n\n")
+    print(*(table.markdown() for table in tables(results)), sep="\n\n")
     if all(way.error is not None for way in compared):
-        print("Nothing is recorded, as no way could be measured.", file=sys.stderr)
-        return 1
+        sys.exit("Nothing is recorded, as no way could be measured.")
     record("compare", options, results, parameters, left_out)
-    if not options.dry_run:
-        print("The line is in benchmarks/results/compare.jsonl.")
-    return 0
 
 
 if __name__ == "__main__":
@@ -664,4 +645,4 @@ if __name__ == "__main__":
         from harness import errors_in_one_line
 
         with errors_in_one_line():
-            sys.exit(main())
+            main()
