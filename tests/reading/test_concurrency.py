@@ -1,4 +1,4 @@
-"""Many readers, ranks that open at once on a cold machine, and readers beside builds: each gets what is its own."""
+"""Many readers at once, ranks that open on a cold machine, and readers beside builds."""
 
 import multiprocessing
 import os
@@ -201,6 +201,7 @@ def test_labels_are_never_those_of_other_pixels(
     assert (int(image.max()), label) == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_rebuilt_over_and_over_is_whole_whenever_it_can_be_opened(
     tmp_path: Path,
 ) -> None:

@@ -1,7 +1,8 @@
-"""What is asked of CUDA's streams, in which order; whether it is right there, tests/cuda tells."""
+"""What is asked of CUDA, in which order, and how a Loader uses it. tests/cuda shows that it is right."""
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from memload import transforms
 from memload.reading import pipeline
+from memload.reading.pipeline import Pipeline
 from memload.reading.streams import SideStream
 
 
@@ -59,7 +61,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return found
 
 
-def batches(side: SideStream, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]]:
+def batches(side: Any, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]]:
     """Return what was asked for each batch, made and at once handed over."""
     asked = []
     for _ in range(count):
@@ -99,14 +101,68 @@ def test_what_memload_makes_waits_for_a_state_that_the_host_has_almost_waited_fo
             assert asked[-1] == ("host", "waits for", reached.pop(0))
 
 
-def test_only_what_has_no_code_of_others_in_it_need_not_wait() -> None:
-    class Own(transforms.Transform):
-        """A user's."""
+class OwnTransform(transforms.Transform):
+    """A user's."""
 
-    ours = transforms.train(8)
-    assert pipeline._is_built_in(None)
-    assert pipeline._is_built_in(ours)
-    assert pipeline._is_built_in(transforms.Normalize("imagenet"))
-    for step in (torch.nn.Identity(), lambda images: images, Own()):
-        assert not pipeline._is_built_in(step)
-        assert not pipeline._is_built_in(transforms.Compose([*ours.transforms, step]))
+
+@pytest.mark.parametrize(
+    ("transform", "waits"),
+    [
+        (None, False),
+        (transforms.train(8), False),
+        (transforms.Normalize("imagenet"), False),
+        (torch.nn.Identity(), True),
+        (OwnTransform(), True),
+        (transforms.Compose([transforms.Normalize("imagenet"), OwnTransform()]), True),
+    ],
+    ids=["none", "train", "normalize", "module", "own", "own in a list"],
+)
+def test_only_transforms_of_memload_need_not_wait_for_the_consumer(
+    transform: Any, waits: bool, cuda: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pipeline_of("dma", monkeypatch, transform=transform)
+    second = batches(made.stream, cuda, 2)[1]
+    assert (("event 1", "recorded") in second) == waits
+
+
+@pytest.mark.parametrize(
+    ("feed", "num_threads", "transform", "expected"),
+    [
+        ("cpu", 3, None, (False, 3, 6)),
+        ("cpu", 0, None, (False, 0, 1)),
+        ("resident", 3, None, (False, 0, 1)),
+        ("resident", 3, str, (True, 0, 3)),
+        ("dma", 3, None, (True, 0, 3)),
+        ("pinned", 4, None, (True, 4, 5)),
+        ("pinned", 1, None, (True, 1, 3)),
+        ("pinned", 0, None, (True, 0, 1)),
+    ],
+)
+def test_a_feed_decides_on_stream_threads_and_batches_in_flight(
+    feed: str,
+    num_threads: int,
+    transform: Any,
+    expected: tuple[bool, int, int],
+    cuda: Recorded,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = pipeline_of(feed, monkeypatch, num_threads=num_threads, transform=transform)
+    has_side_stream = isinstance(made.stream, SideStream)
+    assert (has_side_stream, made.num_threads, made.in_flight) == expected
+
+
+def pipeline_of(
+    name: str, monkeypatch: pytest.MonkeyPatch, *, num_threads: int = 2, transform: Any = None
+) -> Pipeline:
+    """Return the pipeline with a feed that cannot be made here."""
+    feed: Any = SimpleNamespace(name=name)
+    monkeypatch.setattr(pipeline, "choose_feed", lambda *_, **__: (feed, None))
+    samples: Any = None
+    return pipeline.make_pipeline(
+        samples,
+        torch.device("cuda", 0),
+        "auto",
+        transform,
+        num_threads=num_threads,
+        prefetch_factor=2,
+    )
