@@ -33,14 +33,14 @@ PALETTES: dict[str, Palette] = {
 def _noise(
     rng: np.random.Generator, width: int, height: int, channels: int, finest: float
 ) -> np.ndarray:
-    """Return float32 (channels, height, width) noise; `finest` weighs its last octave, of single pixels.
+    """Return noise, float32 (channels, height, width). `finest` is the weight of its last octave.
 
-    Its power falls somewhat less than 1/f², which the edges in a scene make up for.
+    Its power falls off a little more slowly than 1/f². The edges in a scene compensate for that.
     """
     field = np.zeros((channels, 1, 1), np.float32)
     for octave in range(math.ceil(math.log2(max(width, height, 6) / 3)), -1, -1):
         size = (-(-width >> octave) or 1, -(-height >> octave) or 1)
-        # Each octave is added at its own size and the sum is enlarged, which costs 4/3 of one enlargement.
+        # Add each octave at its own size, then enlarge the sum: this costs 4/3 of one enlargement.
         grain = rng.standard_normal((channels, size[1], size[0]), np.float32)
         field = _enlarged(field, size) + grain * np.float32(0.9**octave if octave else finest)
     return field
@@ -60,7 +60,7 @@ def _colour(hue: float, saturation: float, value: float) -> tuple[int, ...]:
 def _scene(
     rng: np.random.Generator, width: int, height: int, palette: Palette
 ) -> tuple[Image.Image, ...]:
-    """Return a smooth, sharp-edged scene (RGB) and how rough each part of it is (L), both width × height."""
+    """Return a smooth scene with sharp edges (RGB), and how rough each part of it is (L)."""
     wide, high = (
         2 * width,
         2 * height,
@@ -132,7 +132,7 @@ def _scene(
 def photograph(
     rng: np.random.Generator, width: int, height: int, *, palette: Palette = PALETTES["glade"]
 ) -> Image.Image:
-    """Return an RGB picture (uint8) of width × height pixels: hills under a sky, stones and grass in front.
+    """Return an RGB picture (uint8) of hills under a sky, with stones and grass in front.
 
     `palette` holds hues and a saturation, 0 to 1, as PALETTES does. The same state of `rng` gives the same
     picture; on another processor a few samples may differ by one, as NumPy's exponential does.
@@ -144,7 +144,7 @@ def photograph(
     light = np.exp(
         0.9 * np.tanh(0.42 * rough * _noise(rng, width, height, 1, rng.uniform(0.6, 1.5))[0])
     )
-    # Eyes and sensors resolve colour less finely than light, so half the size is enough for its texture.
+    # Eyes and sensors resolve color less finely than brightness: half the size is enough for its texture.
     tints = _enlarged(_noise(rng, -(-width // 2), -(-height // 2), 2, 0.5), (width, height))
     warm, magenta = 0.04 * rough * tints[0], 0.02 * rough * tints[1]
     gains = (1 + warm + magenta, 1 - magenta, 1 + magenta - warm)
@@ -175,11 +175,11 @@ def write_folder(
     seed: int = 0,
     size: tuple[int, int] | None = None,
 ) -> list[Path]:
-    """Write `count` JPEGs as folder/<class>/<number>.jpg, in turn to each class, and return their paths.
+    """Write `count` JPEGs as folder/<class>/<number>.jpg, to each class in turn. Return their paths.
 
-    Picture i depends on `seed`, `classes`, `size` and i alone, so a larger `count` adds to a smaller one.
-    `size` is (width, height) in pixels; without it sizes vary as ImageNet's do: 500 × 375 in the median,
-    96 to 1600 on the longer side. The names are those of PALETTES; past ten classes, "amber_2" and so on.
+    Picture i depends only on `seed`, `classes`, `size` and i, so a larger `count` adds to a smaller one.
+    `size` is (width, height) in pixels. By default sizes vary like those of ImageNet: 500 × 375 in the
+    median, 96 to 1600 on the longer side. Classes are named after PALETTES, then "amber_2" and so on.
     """
     paths = []
     for number in range(count):

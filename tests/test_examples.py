@@ -1,6 +1,6 @@
-"""The examples, run as they are, each in processes of its own: which samples did the model see, and in what order?
+"""The examples run in their own processes: which samples does the model see, and in which order?
 
-Every sample is of a class of its own, so the labels that reach the loss say which samples a step was made with. They
+Each sample has its own class, so the labels that reach the loss tell the samples of each step. The examples
 run on GPUs where there is one for every rank, else on the CPU.
 """
 
@@ -54,7 +54,7 @@ with open(os.environ["EXAMPLE"]) as file:  # not by runpy, whose argv[0] Lightni
 """
 
 
-#: Stands in for a GPU: batches on the device "meta", where they meet nothing that was left on the CPU.
+#: Replaces the GPU by the device "meta", where any tensor that was left on the CPU is an error.
 ELSEWHERE = """
 import os, torch, memload
 
@@ -80,7 +80,7 @@ with open(os.environ["EXAMPLE"]) as file:
 
 
 class Run:
-    """What a run of an example printed, and the labels of every batch it trained on and evaluated, by rank."""
+    """What an example printed, and the labels of each batch in training and evaluation, by rank."""
 
     def __init__(self, printed: str, record: Path) -> None:
         lines = [
@@ -190,7 +190,7 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 
 
 def epochs(steps: list[list[list[int]]], ranks: int) -> list[list[int]]:
-    """Return the samples of every epoch in the order of steps and ranks, which must have made the same steps."""
+    """Return the samples of each epoch in the order of steps and ranks. All ranks make the same steps."""
     assert len(steps) == ranks
     assert len({len(rank) for rank in steps}) == 1
     each = -(-SAMPLES // (BATCH * ranks))

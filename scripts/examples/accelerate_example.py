@@ -3,28 +3,28 @@
 python accelerate_example.py DATA.bin --epochs 3 --checkpoint checkpoint/
 accelerate launch --num_processes 2 accelerate_example.py DATA.bin --epochs 3 --checkpoint checkpoint/
 
-It trains on GPUs, one process each, and on the CPU where there are none: there, launch with --cpu. `prepare` gives the
-Loader back as it is: it finds its rank itself, and makes its batches on the device that it was given.
+It trains on GPUs, with one process for each, or on the CPU if there are none: then launch it with --cpu. `prepare`
+returns the Loader unchanged. The Loader finds its rank itself, and its batches are on the device that it was given.
 """
 
 import argparse
 from pathlib import Path
 
 import torch
-import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
+import torch.distributed.nn.functional  # early: its default arguments would keep a later process group
 from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional
 
 from memload import Loader, MemmapDataset, transforms
 
-#: whole batches, on their device; `Normalize` takes the data set's own mean and standard deviation
+#: These transform whole batches on their device. `Normalize` uses the statistics of the data set.
 TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
 EVALUATE = transforms.Normalize()
 
 
 def main() -> None:
-    """Train, go on where a checkpoint is, evaluate."""
+    """Train, from the checkpoint if there is one, and evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
     parser.add_argument("--epochs", type=int, default=1)
@@ -46,11 +46,11 @@ def main() -> None:
     model, optimizer, train = accelerator.prepare(
         net, torch.optim.Adam(net.parameters(), lr=1e-2), train
     )
-    accelerator.register_for_checkpointing(train)  # its state goes into save_state and load_state
+    accelerator.register_for_checkpointing(train)  # includes its state in save_state and load_state
     if args.checkpoint and args.checkpoint.exists():
         accelerator.load_state(
             args.checkpoint
-        )  # and no skip_first_batches, which makes another DataLoader
+        )  # without skip_first_batches, which would create a DataLoader
 
     steps = 0
     while train.state_dict()["epoch"] < args.epochs and steps != args.stop_after:
@@ -65,8 +65,8 @@ def main() -> None:
         if args.checkpoint:
             accelerator.save_state(args.checkpoint)
 
-    # Every sample once over all ranks, so one rank may have a batch more: reduce after the loop. gather_for_metrics
-    # in every batch would wait for ever.
+    # Each sample comes once over all ranks, so one rank may have a batch more. Reduce after the loop:
+    # gather_for_metrics in each batch would wait forever.
     totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     net = accelerator.unwrap_model(model)
     with torch.no_grad():
@@ -80,8 +80,8 @@ def main() -> None:
     loss, right, count = accelerator.reduce(totals).tolist()
     accelerator.print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
 
-    # A process group awaits its threads when nothing keeps it, and the model does; those of gloo that are left at exit
-    # now and then abort or hang there (torch 2.13, with any loader).
+    # Threads of gloo that still run at exit may abort or hang (torch 2.13, with any loader). The process
+    # group waits for them once nothing refers to it, as the model does.
     model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 

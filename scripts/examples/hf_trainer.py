@@ -3,11 +3,11 @@
 python hf_trainer.py DATA.bin --epochs 3 --checkpoint checkpoints/
 torchrun --nproc-per-node 2 hf_trainer.py DATA.bin --epochs 3 --checkpoint checkpoints/
 
-It trains on GPUs, one process each, and on the CPU where there are none. Where one process sees several GPUs, the
-Trainer cuts each batch into parts for them: use torchrun. Several processes on the CPU go on from a checkpoint with
-transformers 5.23, and did not with 5.17, which loads the optimizer's state to "cpu:0".
+It trains on GPUs, with one process for each, or on the CPU if there are none. Use torchrun: if one process sees several
+GPUs, the Trainer splits each batch between them. Several processes on the CPU need transformers 5.23 to continue from a
+checkpoint; 5.17 loads the optimizer's state to "cpu:0".
 """
-# ruff: noqa: D101, D102 - the names are those that the Trainer asks for
+# ruff: noqa: D101, D102 - the Trainer prescribes these names
 
 import argparse
 import gc
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
+import torch.distributed.nn.functional  # early: its default arguments would keep a later process group
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -25,7 +25,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from memload import Loader, MemmapDataset, transforms
 
-#: whole batches, on their device; `Normalize` takes the data set's own mean and standard deviation
+#: These transform whole batches on their device. `Normalize` uses the statistics of the data set.
 TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
 EVALUATE = transforms.Normalize()
 
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 class Dicts:
-    """The Loader's batches as the Trainer wants them: as keyword arguments of the model."""
+    """The batches of the Loader as the Trainer needs them: keyword arguments of the model."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader, self.dataset, self.set_epoch = loader, loader.dataset, loader.set_epoch
@@ -66,12 +66,12 @@ class LoaderTrainer(Trainer):
 
     def get_train_dataloader(
         self,
-    ) -> Dicts:  # not through accelerator.prepare, which has nothing to do here
+    ) -> Dicts:  # without accelerator.prepare, which has nothing to do here
         return Dicts(self.loader)
 
 
 class SaveLoader(TrainerCallback):
-    """Puts the Loader's state beside the Trainer's own."""
+    """Saves the state of the Loader beside that of the Trainer."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
@@ -83,7 +83,7 @@ class SaveLoader(TrainerCallback):
 
 
 def main() -> None:
-    """Train, go on where a checkpoint is, evaluate."""
+    """Train, from the checkpoint if there is one, and evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
     parser.add_argument("--epochs", type=int, default=1)
@@ -99,7 +99,7 @@ def main() -> None:
         num_train_epochs=args.epochs,
         max_steps=args.stop_after,
         per_device_train_batch_size=args.batch_size,
-        ignore_data_skip=True,  # the Loader goes on by itself; skipping would make a DataLoader of it
+        ignore_data_skip=True,  # the Loader resumes by itself; skipping would create a DataLoader
         save_strategy="steps" if args.checkpoint else "no",
         save_steps=1,
         learning_rate=1e-2,
@@ -121,8 +121,8 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=last or None)
 
-    # Not trainer.evaluate(), which gathers in every batch: every sample comes once over all ranks, so that one
-    # may have a batch more than another.
+    # Each sample comes once over all ranks, so one rank may have a batch more. trainer.evaluate() would
+    # gather in each batch and wait forever.
     totals = torch.zeros(3, dtype=torch.float64, device=arguments.device)
     net = trainer.accelerator.unwrap_model(trainer.model).net.eval()
     with torch.no_grad():
@@ -138,8 +138,8 @@ def main() -> None:
         f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples"
     )
 
-    # A process group awaits its threads when nothing keeps it, and the model does; those of gloo that are left at exit
-    # now and then abort or hang there (torch 2.13, with any loader).
+    # Threads of gloo that still run at exit may abort or hang (torch 2.13, with any loader). The process
+    # group waits for them once nothing refers to it, as the model does.
     trainer.accelerator.free_memory()
     trainer.model_wrapped = trainer.callback_handler.model = None
     gc.collect()

@@ -2,11 +2,11 @@
 
 python lightning_example.py DATA.bin --epochs 3 --devices 2 --checkpoint checkpoints/last.ckpt
 
-It trains on GPUs, and on the CPU where there are none. Lightning takes the Loader as it is, which finds its rank
-itself, and keeps its state in its own checkpoints: from one that is there, training goes on at the very sample.
-Neither `use_distributed_sampler` nor `set_epoch` is needed.
+It trains on GPUs, or on the CPU if there are none. Lightning uses the Loader unchanged, and the Loader finds its rank
+itself. Lightning saves the Loader's state in its checkpoints, so training continues at the exact sample. Neither
+`use_distributed_sampler` nor `set_epoch` is needed.
 """
-# ruff: noqa: D101, D102 - the names are those that Lightning asks for
+# ruff: noqa: D101, D102 - Lightning prescribes these names
 
 import argparse
 from pathlib import Path
@@ -14,14 +14,14 @@ from pathlib import Path
 import lightning
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
+import torch.distributed.nn.functional  # early: its default arguments would keep a later process group
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
 from memload import Loader, MemmapDataset, transforms
 
-#: whole batches, on their device; `Normalize` takes the data set's own mean and standard deviation
+#: These transform whole batches on their device. `Normalize` uses the statistics of the data set.
 TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
 EVALUATE = transforms.Normalize()
 
@@ -54,12 +54,12 @@ class Classifier(lightning.LightningModule):
 
     def on_validation_epoch_end(
         self,
-    ) -> None:  # reduced here: one rank may have had a batch more than another
+    ) -> None:  # reduced only here, because one rank may have a batch more
         self.totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
 
 
 def main() -> None:
-    """Train, go on where a checkpoint is, evaluate."""
+    """Train, from the checkpoint if there is one, and evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
     parser.add_argument("--epochs", type=int, default=1)
@@ -87,7 +87,7 @@ def main() -> None:
         max_steps=args.stop_after,
         accelerator="cuda"
         if torch.cuda.is_available()
-        else "cpu",  # where the Loader makes its batches
+        else "cpu",  # the device of the Loader's batches
         devices=args.devices,
         strategy="ddp" if args.devices > 1 else "auto",
         callbacks=[saving] if saving else [],
@@ -103,8 +103,8 @@ def main() -> None:
     if trainer.is_global_zero:
         print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
 
-    # Lightning leaves gloo's process group to the exit, where a thread of it that has a tensor to free now and then
-    # aborts ("terminate called without an active exception", torch 2.13, with any loader). Its end awaits its threads.
+    # Lightning keeps gloo's process group until exit, where one of its threads may abort ("terminate called
+    # without an active exception", torch 2.13, with any loader). Destroying it waits for its threads.
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -3,8 +3,8 @@
 python plain.py DATA.bin --epochs 3 --checkpoint plain.pt
 torchrun --nproc-per-node 2 plain.py DATA.bin --epochs 3 --checkpoint plain.pt
 
-It trains on GPUs, one process each, and on the CPU where there are none. Started again with a checkpoint there, it
-goes on at the very sample, also with another number of processes.
+It trains on GPUs, with one process for each, or on the CPU if there are none. If the checkpoint exists, training
+continues at the exact sample, even with another number of processes.
 """
 
 import argparse
@@ -14,20 +14,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # its defaults would keep a process group that was there; see the end
+import torch.distributed.nn.functional  # early: its default arguments would keep a later process group
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from memload import Loader, MemmapDataset, transforms
 
-#: whole batches, on their device; `Normalize` takes the data set's own mean and standard deviation
+#: These transform whole batches on their device. `Normalize` uses the statistics of the data set.
 TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
 EVALUATE = transforms.Normalize()
 
 
 def main() -> None:
-    """Train, go on where a checkpoint is, evaluate."""
+    """Train, from the checkpoint if there is one, and evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
     parser.add_argument("--epochs", type=int, default=1)
@@ -42,7 +42,7 @@ def main() -> None:
 
     dataset = MemmapDataset(args.data)
     train = Loader(dataset, args.batch_size, shuffle=True, transform=TRAIN)
-    device = train.device  # the current GPU, or the CPU
+    device = train.device  # the current GPU, or the CPU if there is none
     torch.manual_seed(0)
     classes = len(dataset.classes)
     net = nn.Sequential(
@@ -57,13 +57,11 @@ def main() -> None:
         optimizer.load_state_dict(state["optimizer"])
         train.load_state_dict(
             state["train"]
-        )  # the same on every rank: it counts the samples of all of them
+        )  # the same on every rank, because it counts the samples of all ranks
 
     steps = 0
     while (epoch := train.state_dict()["epoch"]) < args.epochs and steps != args.stop_after:
-        train.set_epoch(
-            epoch
-        )  # not needed, as epochs advance by themselves; it does no harm inside a resumed one
+        train.set_epoch(epoch)  # not needed, because epochs advance by themselves, but harmless
         for images, labels in train:
             loss = functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -80,12 +78,10 @@ def main() -> None:
             }
             written = args.checkpoint.with_suffix(".tmp")
             torch.save(state, written)
-            written.replace(
-                args.checkpoint
-            )  # at once: another rank, or the next run, never reads half of it
+            written.replace(args.checkpoint)  # atomic: nobody ever reads half a checkpoint
 
-    # Every sample once over all ranks, so one rank may have a batch more: talk to the others only after the loop,
-    # and call the net itself, since DistributedDataParallel's forward may talk to them too.
+    # Each sample comes once over all ranks, so one rank may have a batch more. Communicate only after the loop,
+    # and call the net itself: the forward of DistributedDataParallel may communicate, too.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     with torch.no_grad():
         for images, labels in Loader(dataset, args.batch_size, device=device, transform=EVALUATE):
@@ -95,8 +91,8 @@ def main() -> None:
             totals[2] += len(labels)
     if dist.is_initialized():
         dist.all_reduce(totals)
-        # A process group awaits its threads when nothing keeps it, and the model does; those of gloo that are left at
-        # exit now and then abort or hang there (torch 2.13, with any loader).
+        # Threads of gloo that still run at exit may abort or hang (torch 2.13, with any loader). The
+        # process group waits for them once nothing refers to it, as the model does.
         del model
         gc.collect()
         dist.destroy_process_group()
