@@ -158,7 +158,10 @@ def _saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue(images: Tensor, factor: Tensor) -> Tensor:
-    """Turn the hue by ``factor`` of the circle, in HSV (Smith, "Color Gamut Transform Pairs", 1978)."""
+    """Turn the hue by ``factor`` of the circle, in HSV.
+
+    (Smith, "Color Gamut Transform Pairs", 1978)
+    """
     if images.shape[1] == 1:
         return images
     is_uint8 = images.dtype == torch.uint8

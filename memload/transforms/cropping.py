@@ -239,7 +239,7 @@ class RandomResizedCrop(MovesPixels, Transform):
 
 
 def _check_interpolation(owner: Transform, interpolation: Any, antialias: Any) -> bool:
-    """Return ``antialias``; the only interpolation is bilinear, also as torchvision's or Pillow's."""
+    """Return ``antialias``. The interpolation is bilinear; torchvision and Pillow call it 2."""
     if getattr(interpolation, "value", interpolation) not in ("bilinear", 2):
         raise wrong(owner, "interpolation", "'bilinear'", repr(interpolation))
     return flag(owner, "antialias", antialias)

@@ -68,7 +68,7 @@ class Draws:
 
     @functools.cached_property
     def streams(self) -> np.ndarray:
-        """The start of each sample's stream, int64 ``(N,)``. Different samples have different ones."""
+        """Where each sample's stream starts, int64 ``(N,)``. No two samples share one."""
         return mix(self._samples + self._key)
 
     def uniform(self, count: int, first: int = 0, among: np.ndarray | None = None) -> np.ndarray:

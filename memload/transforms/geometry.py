@@ -146,7 +146,7 @@ class Plan:
         return replace(self, height=self.height.part(samples), width=self.width.part(samples))
 
     def uploaded(self, encode: Callable[["Plan"], np.ndarray], device: torch.device) -> Tensor:
-        """Return ``encode(plan)`` on the device. Encoded and uploaded once, on the current stream."""
+        """Return ``encode(plan)`` on the device, uploaded once, on the current stream."""
         if self._uploaded is None:
             self._uploaded = upload(encode(self), device)
         return self._uploaded
@@ -173,7 +173,7 @@ def weights(length: int, resized: int, antialias: bool) -> np.ndarray:
 
 
 def precision(axis: Axis, antialias: bool) -> np.ndarray:
-    """Return how many bits the weights of each sample have after the binary point, int8 ``(N,)``."""
+    """Return the bits after the binary point of each sample's weights, int8 ``(N,)``."""
     if axis.resized is None:
         return np.zeros_like(axis.length, np.int8)
     table = _precision_table(axis.resized, antialias)

@@ -20,10 +20,11 @@ _PER_SAMPLE = 10
 
 
 def run(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
-    """Carry out a plan for uint8 images ``(N, C, H, W)`` of any strides, its samples from ``first``.
+    """Carry out a plan for uint8 images ``(N, C, H, W)`` of any strides.
 
-    The result has the same bits as that of `reference`, but for images resized to a width of 1
-    pixel. Sides have at most `geometry.LARGEST_SIDE` pixels.
+    They are the plan's samples from ``first``. The result has the same bits as that of `reference`,
+    except for images resized to a width of 1 pixel. Sides have at most `geometry.LARGEST_SIDE`
+    pixels.
     """
     count, channels, height, width = images.shape
     extent = plan.height.extent, plan.width.extent
@@ -99,10 +100,10 @@ def _kernel(
     from_x = tl.where(flipped_x, extent_x - 1 - x, x) + shift_x
     source += sample * source_n
     out += sample * out_n
-    # Offsets within a sample are unsigned and have 32 bits: a thread that resizes takes 72 registers
-    # with them, and 122 with pointers. Columns are a tile's first dimension, because the threads of
-    # a warp lie along that where Triton sees no order in the addresses. If they lay along rows, each
-    # value of a warp would be in a sector of its own.
+    # Offsets within a sample are unsigned and have 32 bits: a thread that resizes takes 72
+    # registers with them, and 122 with pointers. Columns are a tile's first dimension, because the
+    # threads of a warp lie along that where Triton sees no order in the addresses. If they lay
+    # along rows, each value of a warp would be in a sector of its own.
     out_column = (column if DENSE and not RESIZE else x * out_x + channel * out_c)[:, None]
     channel_offset = channel * source_c
     constants = parameters + 10 * count + channel
@@ -143,13 +144,15 @@ def _kernel(
                 # once for all strips.
                 for j in tl.static_range(2):
                     row += _tap(
-                        j, source, channel_offset, row_offset, mask, fill, shown_x, start_x, length_x,
-                        width, resized_x, first_x, half_x, total_x, unit_x, bits_x, source_x, INSIDE,
+                        j, source, channel_offset, row_offset, mask, fill, shown_x, start_x,
+                        length_x, width, resized_x, first_x, half_x, total_x, unit_x, bits_x,
+                        source_x, INSIDE,
                     )  # fmt: skip
                 for j in range(2, taps_x):
                     row += _tap(
-                        j, source, channel_offset, row_offset, mask, fill, shown_x, start_x, length_x,
-                        width, resized_x, first_x, half_x, total_x, unit_x, bits_x, source_x, INSIDE,
+                        j, source, channel_offset, row_offset, mask, fill, shown_x, start_x,
+                        length_x, width, resized_x, first_x, half_x, total_x, unit_x, bits_x,
+                        source_x, INSIDE,
                     )  # fmt: skip
                 # As torch does it: rows first, rounded to 8 bits, then columns.
                 value += tl.minimum(row >> bits_x, 255) * weight_y[None, :]
@@ -234,7 +237,7 @@ def _filter(pixel, length, resized, bits, ANTIALIAS: tl.constexpr):
 
 @triton.jit
 def _distance(source_pixel, pixel, length, resized, half):
-    """Return the distance of a source pixel from the end of the filter; 0 beyond that or the box."""
+    """Return how far a source pixel is from the end of the filter, 0 beyond it or the box."""
     inside = half - tl.abs((2 * source_pixel + 1) * resized - (2 * pixel + 1) * length)
     return tl.where(source_pixel < length, tl.maximum(inside, 0), 0)
 
@@ -246,11 +249,11 @@ def _weight(source_pixel, pixel, length, resized, half, total, unit, bits):
     The result is exact, though float64, which is slow on consumer GPUs, is not used. Let x be the
     exact quotient. It is below 2^15, because `geometry.precision` chooses the bits so.
 
-    - The float32 product differs from x by less than 1/64. Converting total and multiplying are each
-      off by at most 2^-24 of the value, and dividing by 2^-22: together 1.5 · 2^-22 · 2^15. The
-      addition is off by at most 2^-9.
-    - With 1/2 - 1/16 added, the sum is between x + 1/2 - 1/8 and x + 1/2. So its integer part is the
-      weight, or one less.
+    - The float32 sum is x + 1/2 - 1/16, with an error of less than 1/64. Converting total and
+      multiplying are each off by at most 2^-24 of the value, and dividing by 2^-22: together by
+      1.5 · 2^-22 · 2^15. The addition is off by at most 2^-9.
+    - So the sum is between x + 1/2 - 1/8 and x + 1/2, and its integer part is the weight, or one
+      less.
     - The remainder distance · 2^bits - estimate · total tells which. It is at least -total/2 and
       below 3/2 · total. total is at most 2^29, for sides of up to 16,384 pixels, so twice the
       remainder fits in 32 bits. Its two terms may overflow, but they wrap modulo 2^32, and so their

@@ -1,4 +1,4 @@
-"""Transforms on a GPU against those on the CPU; the kernel itself is in tests/transforms/test_kernel.py."""
+"""Transforms on a GPU against those on the CPU. The kernel has tests/transforms/test_kernel.py."""
 
 import warnings
 
@@ -21,7 +21,7 @@ def pixels(count: int, height: int, width: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def normal_noise() -> None:
-    """Make the one thing that transforms keep on a device, before it is looked at what tests leave there."""
+    """Upload the table that transforms keep on a device, before tests are checked for leaks."""
     _normal_quantiles(torch.device("cuda", torch.cuda.current_device()))
 
 
@@ -84,8 +84,8 @@ def test_samples_on_the_gpu_are_understood() -> None:
 def compiler_started() -> None:
     """Start torch's compiler before a test is checked for leaks.
 
-    Its first use starts a thread and maps a semaphore that stay (those of tqdm, for a progress bar that is never
-    shown), and gives warnings.
+    Its first use starts a thread and maps a semaphore that stay, and gives warnings. Both belong to
+    tqdm, for a progress bar that is never shown.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

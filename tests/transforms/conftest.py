@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def make_images() -> Callable[..., torch.Tensor]:
-    """A function that returns random uint8 images (N, C, H, W), channels-last as a Loader gives them."""
+    """A function that returns random uint8 images (N, C, H, W), in channels-last layout."""
 
     def make(
         count: int = 8, height: int = 20, width: int = 24, channels: int = 3, seed: int = 0

@@ -17,7 +17,7 @@ def draws(
 
 
 def chi_square(values: np.ndarray, bins: int = 100) -> float:
-    """Return how many standard deviations a histogram of numbers from 0 to 1 is from an even one."""
+    """Return by how many standard deviations a histogram of numbers from 0 to 1 is uneven."""
     counts = np.histogram(values, bins, (0, 1))[0]
     expected = values.size / bins
     return float(

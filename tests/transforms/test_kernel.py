@@ -1,6 +1,6 @@
 """The kernel against the reference, bit for bit: on a GPU or, without one, by Triton's interpreter.
 
-Which of the two is settled when Triton is imported, so that the interpreter has a process of its own.
+Triton chooses between them when it is imported, so the interpreter has a process of its own.
 """
 
 import functools
@@ -35,7 +35,7 @@ def run_kernel(images: torch.Tensor, plan: Plan, first: int) -> torch.Tensor:
 
 
 def pixels(rng: random.Random, count: int, height: int, width: int, channels: int) -> torch.Tensor:
-    """Return uint8 (N, C, H, W): channels-last as a Loader gives them, contiguous, or a part of something larger."""
+    """Return uint8 (N, C, H, W): channels-last, contiguous, or a part of larger images."""
     generator = torch.Generator().manual_seed(rng.randrange(1 << 31))
     images = torch.randint(
         0, 256, (count, height + 3, width + 2, channels), dtype=torch.uint8, generator=generator
@@ -54,7 +54,9 @@ def steps(rng: random.Random, channels: int, largest: int) -> list[transforms.Tr
     antialias = rng.random() < 0.6
     crop = rng.choice([
         transforms.CenterCrop((side(), side())),
-        transforms.RandomCrop((side(), side()), rng.randint(0, 4), pad_if_needed=True, fill=rng.randint(0, 255)),
+        transforms.RandomCrop(
+            (side(), side()), rng.randint(0, 4), pad_if_needed=True, fill=rng.randint(0, 255)
+        ),
     ])  # fmt: skip
     size = (side(), max(2, side()))  # to a width of 1, the reference may differ by 1
     resize = rng.choice([

@@ -176,7 +176,8 @@ def test_cutmix_takes_a_box_of_the_sample_before() -> None:
     painted(found, images)  # boxes
     torch.testing.assert_close(labels.diagonal()[1:], (images == found).float().mean((1, 2, 3))[1:])
     assert len(labels.diagonal().unique()) > 100
-    # 1 − E[(2r − r²)²] with r = √u / 2, for a middle that is even over the image; less what is cut to whole pixels
+    # 1 − E[(2r − r²)²] with r = √u / 2, for a centre that is uniform over the image; boxes are cut
+    # to whole pixels
     assert float(labels.diagonal().mean()) == pytest.approx(0.679 + 0.03, abs=0.04)
 
 
