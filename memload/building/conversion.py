@@ -100,8 +100,8 @@ class Settings:
         return "|u1"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings for the index, which is JSON."""
-        return asdict(self) | {"size": list(self.size)}
+        """Return the settings for the index, which is JSON. It names what resizes: Pillow."""
+        return asdict(self) | {"resizer": "pillow", "size": list(self.size)}
 
     def converter(self, schema: Mapping[str, Column]) -> "Converter":
         """Return what turns records into rows. Raises DependencyError if a library is missing."""
