@@ -600,3 +600,7 @@ def test_a_masked_array_is_rejected_in_both_modes() -> None:
     with pytest.raises(DecodeError, match="masked"):
         convert_array(array, (2, 2, 3), "|u1")
     assert "masked" in reason(array)
+
+
+def test_the_settings_in_an_index_name_what_resizes() -> None:
+    assert Settings().as_dict()["resizer"] == "pillow"
