@@ -250,17 +250,20 @@ def _check_finished_samples(workspace: Workspace, call: Call) -> None:
     if limit is not None:  # Pillow would refuse larger ones in this process
         is_compared &= records["size"].astype(np.int64).prod(axis=1) <= limit
     rows = [row for row in np.flatnonzero(is_compared).tolist() if is_intact(records[row])]
-    if not rows:
-        return
-    positions = np.linspace(0, len(rows) - 1, 8)
-    chosen = sorted({rows[round(position)] for position in positions})
+    positions = np.linspace(0, len(rows) - 1, 8 if rows else 0)
+    for row in sorted({rows[round(position)] for position in positions}):
+        try:
+            difference = call(functools.partial(_difference, workspace, row))
+        except (BuildError, TimeoutError) as error:  # it ended its process, or hangs
+            difference = f"sample {row} could be used, and now cannot: {error}"
+        if difference:
+            workspace.refuse(difference)
+            return
 
-    def compare() -> str:
-        with contextlib.closing(RowWork(workspace, in_worker=False)) as work:
-            return work.difference(chosen)
 
-    if difference := call(compare):
-        workspace.refuse(difference)
+def _difference(workspace: Workspace, row: int) -> str:
+    with contextlib.closing(RowWork(workspace, in_worker=False)) as work:
+        return work.difference(row)
 
 
 def _convert(

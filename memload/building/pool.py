@@ -121,7 +121,7 @@ def call_in_process(function: Callable[[], Any], timeout: float) -> Any:
         if not worker.connection.poll(min(timeout, 1e6)):
             raise TimeoutError(f"it took longer than {timeout:g} s")
         result = worker.connection.recv()
-    except EOFError:
+    except (EOFError, ConnectionError):
         raise BuildError(worker.cause_of_death()) from None
     finally:
         worker.stop()
@@ -140,10 +140,7 @@ def check_start(num_workers: int) -> None:
 
 
 def limit_memory(extra_bytes: int) -> None:
-    """Let this process allocate ``extra_bytes`` more than it has now; beyond that is a MemoryError.
-
-    Linux only.
-    """
+    """Let this process allocate ``extra_bytes`` more, then raise MemoryError. Linux only."""
     if sys.platform == "linux":
         import resource
 
@@ -180,8 +177,7 @@ class _Pool:
         while busy := [worker for worker in self.workers if worker.chunks]:
             ready = wait([worker.connection for worker in busy], _LOOK_SECONDS)
             now = time.monotonic()
-            # A long gap means that this process was suspended, as by Ctrl-Z, and the workers with
-            # it. It does not count.
+            # In a long gap this process was suspended, as by Ctrl-Z, and its workers with it.
             elapsed, looked = min(now - looked, 2 * _LOOK_SECONDS), now
             for worker in busy:
                 failure = worker.failure(elapsed, self.timeout)
@@ -244,13 +240,11 @@ class _Worker:
         arguments = (self.its_end, make, current_rows, number, os.getpid())
         self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         self.chunks: deque[Chunk] = deque()
-        #: the row that it was at when it was last looked at, and for how many seconds it has been
-        #: there
+        #: the row that it was at when it was last looked at, and for how many seconds by then
         self.row, self.seconds = _NO_ROW, 0.0
 
     def start(self) -> None:
-        # Python's fork hooks drop a KeyboardInterrupt, so a Ctrl-C has to wait until after the
-        # fork.
+        # Python's fork hooks drop a KeyboardInterrupt, so a Ctrl-C has to wait for the fork's end.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
@@ -277,10 +271,7 @@ class _Worker:
             self.connection.send(chunk)
 
     def failure(self, elapsed: float, timeout: float) -> str:
-        """Say what is wrong with it, ``elapsed`` seconds after the last look.
-
-        An empty text if nothing is.
-        """
+        """Say what is wrong with it, if anything, ``elapsed`` seconds after the last look."""
         row = self.current_rows[self.number]
         self.seconds = self.seconds + elapsed if row == self.row else 0.0
         self.row = row

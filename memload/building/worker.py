@@ -48,11 +48,8 @@ class RowWork:
 
     def __init__(self, workspace: Workspace, *, in_worker: bool) -> None:
         self.source, self.schema = workspace.source, workspace.source.schema
-        self.journal, self.resumed, self.former = (
-            workspace.journal,
-            workspace.resumed,
-            workspace.former,
-        )
+        self.journal, self.resumed = workspace.journal, workspace.resumed
+        self.former = workspace.former
         self.num_classes = None if self.source.classes is None else len(self.source.classes)
         self.writer = ShardWriter(workspace.folder, workspace.array)
         # Ctrl-C does not reach a worker: there, even a KeyboardInterrupt comes from a sample and
@@ -95,22 +92,18 @@ class RowWork:
         self.journal.write(row, records, [(row, reason)])
         return ChunkResult(1, [(row, reason)])
 
-    def difference(self, rows: list[int]) -> str:
-        """Convert finished rows again.
-
-        Say what differs from their records, or return an empty text.
-        """
-        for row in rows:
-            before, record = self.journal.read(row, row + 1)[0], np.zeros(1, self.journal.dtype)[0]
-            try:
-                pixels = self._row(row, record).pixels
-            except DecodeError as error:
-                return f"sample {row} could be used, and now cannot: {error.reason:.200}"
-            if zlib.crc32(pixels) != int(before["crc32"]):
-                return f"sample {row} has other pixels"
-            for name in self.schema:
-                if record[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
-                    return f"sample {row} has another {name!r}"
+    def difference(self, row: int) -> str:
+        """Convert a finished row again; say how it differs from its record. Nothing is written."""
+        before, record = self.journal.read(row, row + 1)[0], np.zeros(1, self.journal.dtype)[0]
+        try:
+            pixels = self._row(row, record).pixels
+        except DecodeError as error:
+            return f"sample {row} could be used, and now cannot: {error.reason:.200}"
+        if zlib.crc32(pixels) != int(before["crc32"]):
+            return f"sample {row} has other pixels"
+        for name in self.schema:
+            if record[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
+                return f"sample {row} has another {name!r}"
         return ""
 
     def _convert(self, row: int, record: np.void) -> str:
@@ -129,10 +122,7 @@ class RowWork:
         return ""
 
     def _row(self, row: int, record: np.void) -> Row:
-        """Convert one sample, and put its columns into its record.
-
-        Raises DecodeError if it cannot be used.
-        """
+        """Convert a sample and set the columns of its record. Raises DecodeError if it is unusable."""
         try:
             sample = self.source[row]
             converted = self.convert(sample)
@@ -156,10 +146,7 @@ class RowWork:
         self.writer.blank(row)  # a former build or a killed worker may have written it
 
     def _reuse(self, row: int, record: np.void, before: np.void) -> bool:
-        """Keep a finished row whose sample is unchanged, or copy it from `Former`.
-
-        Say whether that was possible.
-        """
+        """Say whether a finished row is kept, here or by a copy from `Former`."""
         if self._is_valid(before, self.writer, row) and self._is_unchanged(row, record, before):
             return True
         if self.former is None or (former_row := int(self.former.rows[row])) < 0:
@@ -178,10 +165,7 @@ class RowWork:
         return is_done and zlib.crc32(writer.read(row)) == int(record["crc32"])
 
     def _is_unchanged(self, row: int, record: np.void, before: np.void) -> bool:
-        """Fill the record of a finished row from that of before.
-
-        Say False if its sample changed meanwhile.
-        """
+        """Fill a record from that of before, unless its sample has changed since; say which."""
         _copy(before, record)
         if before["file_size"] < 0:  # no file: `difference` has compared some of them
             return True
@@ -205,10 +189,7 @@ def _copy(values: np.void, record: np.void) -> None:
 
 
 def file_state(image: object) -> tuple[int, int] | None:
-    """Return size and time of change in nanoseconds of an image that is a path; else None.
-
-    Raises OSError.
-    """
+    """Return the size and mtime (ns) of an image given as a path; else None. Raises OSError."""
     if not isinstance(image, Path):
         return None
     status = os.stat(image)  # noqa: PTH116  # for every row

@@ -76,12 +76,8 @@ class Workspace:
         shard_size: int | None,
         overwrite: bool,
     ) -> None:
-        self.source, self.output, self.settings, self.overwrite = (
-            source,
-            output,
-            settings,
-            overwrite,
-        )
+        self.source, self.settings = source, settings
+        self.output, self.overwrite = output, overwrite
         self.index, self.folder, self.ledger = output_paths(output)
         self.destination = Destination(output, overwrite)
         self._rows_per_shard = _rows_per_shard(
@@ -147,9 +143,8 @@ class Workspace:
         is_resumable = plan is not None and not differences and former_keys is not None
         if is_resumable and self.is_publishing:
             return
-        self.destination.check(
-            shard.file for shard in self.array.shards
-        )  # again, because another build may have ended meanwhile
+        # Again, because another build may have ended since the first check.
+        self.destination.check(shard.file for shard in self.array.shards)
         if former_keys is None or not is_resumable:
             self.begin_anew()
         else:
@@ -162,17 +157,13 @@ class Workspace:
         self._remove_files()
         self._create()
         _write_keys(self.folder / "keys", self._keys())
-        _write_json(
-            self.folder / "plan.json", self.plan
-        )  # last: without it, the rest is as good as gone
+        # The plan last: without it, the rest is as good as gone.
+        _write_json(self.folder / "plan.json", self.plan)
 
     def _go_on(self, former_keys: Keys) -> None:
-        """Go on with the rows that are done.
-
-        If the source has other samples by now, copy rows from before.
-        """
-        # The index of a build that was finished but not published: there may be more to convert by
-        # now.
+        """Keep the rows that are done, and see whether the source has other samples by now."""
+        # An index here is of a build that was finished but not published. Rejected samples may be
+        # mended by now, so it is written anew.
         (self.folder / self.index.name).unlink(missing_ok=True)
         keys = self._keys()
         if not _is_same(former_keys, keys):
@@ -188,9 +179,9 @@ class Workspace:
         logger.info(f"{self.output}: going on with an unfinished build; {done:,} rows are done")
 
     def refuse(self, difference: str) -> None:
-        """Begin anew with --overwrite, as the unfinished build is of another data set.
+        """Begin anew if that was said, as the unfinished build is of another data set.
 
-        Else raise BuildError.
+        Raises BuildError without ``overwrite``.
         """
         if not self.overwrite:
             raise BuildError(
@@ -216,7 +207,7 @@ class Workspace:
         return bool((records["file_size"][records["status"] == DONE] >= 0).all())
 
     def _set_aside(self, former_keys: Keys) -> None:
-        """Move the rows to ``former/``."""
+        """Move the rows to ``former/``. A crash amid that costs work, and no sample."""
         former = self.folder / "former"
         shutil.rmtree(former, ignore_errors=True)
         former.mkdir()
@@ -336,12 +327,12 @@ def running_build(path: str | Path) -> str | None:
     _, folder, _ = output_paths(output)
     if not is_locked(folder):
         return None
-    keys = _read_keys(folder / "keys")
-    if keys is None or not (folder / "rows").exists():
-        return f"{output.name} is being built right now"
-    records = np.fromfile(folder / "rows", np.uint8).reshape(len(keys), -1)
-    done = np.count_nonzero(records[:, STATUS_BYTE])
-    return f"{output.name} is being built right now: {done:,} of {len(keys):,} images are done"
+    keys = _read_keys(folder / "keys") or ()
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it has only just begun
+        records = np.fromfile(folder / "rows", np.uint8).reshape(len(keys), -1)
+        done = np.count_nonzero(records[:, STATUS_BYTE])
+        return f"{output.name} is being built right now: {done:,} of {len(keys):,} images are done"
+    return f"{output.name} is being built right now"
 
 
 def size_text(size: int) -> str:

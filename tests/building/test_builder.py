@@ -371,25 +371,6 @@ def test_a_place_that_cannot_be_written_to_is_told(
         memload.build(folder, tmp_path / "out.bin", num_workers=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_error": "ignore"}, "on_error"),
-        ({"num_workers": -1}, "num_workers"),
-        ({"fit": "stretch"}, "fit"),
-        ({"size": 0}, "size"),
-        ({"mode": "RGBA"}, "mode"),
-        ({"fill": "nocolour"}, "fill"),
-    ],
-)
-def test_wrong_arguments_are_told_and_leave_nothing(
-    folder: Path, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        memload.build(folder, tmp_path / "out.bin", **options)
-    assert list(tmp_path.iterdir()) == [folder]
-
-
 def test_it_is_quiet_where_stderr_is_no_terminal(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -728,31 +709,6 @@ def test_rows_whose_pixels_are_damaged_are_done_again(
     assert files(tmp_path) == expected
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut", "zeroed", "junk at the end"])
-def test_reasons_that_are_damaged_are_found_again(
-    spoiled: Path, tmp_path: Path, expected: dict[str, bytes], damage: str
-) -> None:
-    rejects = begun(spoiled, tmp_path / "out.bin", rows=12) / "rejects.jsonl"
-    data = rejects.read_bytes()
-    changed = {
-        "gone": b"",
-        "cut": data[:-9],
-        "zeroed": bytes(len(data)),
-        "junk at the end": data + b'\n[11, "no',
-    }
-    rejects.write_bytes(changed[damage])
-    build(spoiled, tmp_path / "out.bin")
-    assert files(tmp_path) == expected
-
-
-def test_begun_anew_with_other_shards_nothing_of_the_former_is_left(
-    spoiled: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
-    begun(spoiled, tmp_path / "out.bin", shard_size=4096 + ROW)
-    assert build(spoiled, tmp_path / "out.bin", overwrite=True).converted == 15
-    assert files(tmp_path) == expected
-
-
 def test_shards_and_ledger_of_an_older_build_are_removed(
     spoiled: Path, folder: Path, tmp_path: Path
 ) -> None:
@@ -799,7 +755,7 @@ def test_the_second_build_of_one_output_is_refused(
     assert files(tmp_path) == expected
 
 
-# Killed: at random moments by tests/drills, here where it matters
+# Killed
 
 
 @pytest.fixture

@@ -465,10 +465,22 @@ def test_a_data_set_of_another_length_is_not_gone_on_with(tmp_path: Path) -> Non
     assert build(Numbered(count=30), tmp_path / "out.bin", overwrite=True).samples == 30
 
 
-def test_a_data_set_that_fails_where_it_did_not_is_not_gone_on_with(tmp_path: Path) -> None:
+@LINUX
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("how", ["raises", "hangs", "dies"])
+def test_a_data_set_that_fails_where_it_did_not_is_not_gone_on_with(
+    tmp_path: Path, how: str, num_workers: int
+) -> None:
+    if num_workers == 0 and how != "raises":
+        return  # this process is not protected
+    act = {
+        "raises": raise_at(3, ValueError()),
+        "hangs": lambda number: number == 3 and time.sleep(600),
+        "dies": lambda number: number == 3 and os._exit(1),
+    }[how]
     interrupted(tmp_path / "out.bin")
-    with pytest.raises(memload.BuildError, match="sample 0 could be used, and now cannot"):
-        build(Numbered(raise_at(0, ValueError())), tmp_path / "out.bin")
+    with pytest.raises(memload.BuildError, match="sample 3 could be used, and now cannot"):
+        build(Numbered(act), tmp_path / "out.bin", num_workers=num_workers, timeout=1)
 
 
 class Labelled:
