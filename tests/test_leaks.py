@@ -31,7 +31,7 @@ ROWS, BATCH = 64, 16
 #: A batch takes 1 MB, so one that is leaked in each of 60 rounds takes 60 MB.
 SHAPE = (128, 171, 3)
 #: Bytes that memory may grow by in 60 rounds.
-ROOM = 24 << 20
+ROOM = 40 << 20
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
@@ -237,6 +237,12 @@ def memory() -> int:
     return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE
 
 
+def objects() -> int:
+    """Return the number of objects that are not Python's own: coverage keeps some for each thread."""
+    libraries = ("memload", "numpy", "torch")
+    return sum(str(type(item).__module__).startswith(libraries) for item in gc.get_objects())
+
+
 def finalizers() -> int:
     return len(weakref.finalize._registry)  # type: ignore[attr-defined]  # one for each live batch
 
@@ -262,14 +268,14 @@ def test_many_rounds_take_no_more_than_few(
     for _ in range(10):
         run()
     gc.collect()
-    before, objects, batches, taken = held.now(), len(gc.get_objects()), finalizers(), memory()
+    before, kept, batches, taken = held.now(), objects(), finalizers(), memory()
     for _ in range(60):
         run()
     assert memory() - taken < ROOM  # without help from a collection of garbage
     assert before.left(patience=5) == []
     gc.collect()
     assert finalizers() - batches < 10
-    assert len(gc.get_objects()) - objects < 60
+    assert objects() - kept < 10
 
 
 @pytest.mark.slow

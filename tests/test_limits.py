@@ -158,7 +158,7 @@ def test_one_class(tmp_path: Path) -> None:
 
 def test_an_empty_source_is_refused_and_an_empty_data_set_is_read(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    with pytest.raises(memload.SourceError, match="only an empty folder"):
+    with pytest.raises(memload.SourceError, match="images has no image files"):
         memload.build(tmp_path / "images", tmp_path / "none.bin")
     with pytest.raises(memload.SourceError, match="no samples"):
         memload.build([], tmp_path / "none.bin")
