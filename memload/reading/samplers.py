@@ -9,6 +9,7 @@ bits are hashed in this module.
 
 import functools
 import hashlib
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
@@ -145,23 +146,35 @@ class BlockShuffledSampler(_SizedOrder):
 
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """See `Order.take`."""
-        num_blocks = self.size // self.block
         window_size = self.block * self.window
         windows = positions // window_size
-        by_window = np.argsort(windows, kind="stable")
-        boundaries = np.flatnonzero(np.diff(windows[by_window])) + 1
-        shuffled = np.empty(len(positions), np.int64)
-        for part in np.split(by_window, boundaries) if len(positions) else ():
-            window = int(windows[part[0]])
-            first = window * window_size
-            # Samples that fill no block stay at the end of the epoch, in the last window.
-            size = min(window_size, self.size - first)
-            inside = np.array(positions[part] - first, np.int64)
-            shuffled[part] = first + _permute(inside, size, _key(self.seed, epoch, window))
+        steps = np.diff(windows)
+        if (steps < 0).any():
+            ascending = np.argsort(positions)
+            samples = np.empty(len(positions), np.int64)
+            samples[ascending] = self.take(epoch, positions[ascending])
+            return samples
+        starts = [0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]
+        parts = [
+            self._take_of_window(epoch, int(windows[start]), positions[start:stop])
+            for start, stop in itertools.pairwise(starts)
+            if start < stop
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _take_of_window(self, epoch: int, window: int, positions: np.ndarray) -> np.ndarray:
+        first = window * self.block * self.window
+        # Samples that fill no block stay at the end of the epoch, in the last window.
+        size = min(self.block * self.window, self.size - first)
+        inside = np.array(positions - first, np.int64)
+        shuffled = first + _permute(inside, size, _key(self.seed, epoch, window))
         blocks = shuffled // self.block
+        inside_block = shuffled - blocks * self.block
+        num_blocks = self.size // self.block
         whole = blocks < num_blocks
         blocks[whole] = _permute(blocks[whole], num_blocks, _key(self.seed, epoch))
-        return np.asarray(blocks * self.block + shuffled % self.block)
+        samples: np.ndarray = blocks * self.block + inside_block
+        return samples
 
 
 class WeightedSampler(_SizedOrder):
