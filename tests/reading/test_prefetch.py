@@ -3,6 +3,7 @@ import multiprocessing
 import threading
 import traceback
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -419,6 +420,22 @@ def test_batches_of_several_sizes_that_have_numbers_draw_differently() -> None:
     # 25 windows, each seen about three times: any two batches that draw alike would show as runs
     for shift in range(1, 70):
         assert not (drawn[shift:] == drawn[:-shift]).all(1)[-5:].all()
+
+
+def test_an_iterable_with_epochs_is_told_its_epoch(make_dataset: Callable[..., Any]) -> None:
+    loader = Loader(make_dataset(rows=(20,)).path, 20, shuffle=True, device="cpu")
+    prefetcher = prefetched(loader)
+    prefetcher.set_epoch(5)
+    assert loader.state_dict()["epoch"] == 5
+
+
+def test_a_mapping_of_another_type_keeps_its_type() -> None:
+    class Encoding(UserDict[str, Any]):
+        """As that of transformers."""
+
+    (result,) = prefetched([Encoding(images=torch.ones(2), key="a")])
+    assert type(result) is Encoding
+    assert (result["images"].tolist(), result["key"]) == ([1, 1], "a")
 
 
 def test_an_epoch_is_told_to_the_sampler_of_a_batch_sampler() -> None:
