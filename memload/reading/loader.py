@@ -166,7 +166,7 @@ class Loader:
         self._given_device, self._given_feed = device, feed
         self._next = Progress(0, 0)
         self._begin_in_this_process()
-        self._warn_of_empty_epochs()
+        _warn_if_empty(self._batches())
         if device is not None or feed != "auto":  # if it cannot be had, say so at once
             self._open()
 
@@ -352,18 +352,6 @@ class Loader:
             self._max_chunk,
         )
 
-    def _warn_of_empty_epochs(self) -> None:
-        batches = self._batches()
-        if not self.drop_last or not isinstance(batches, OrderBatches) or not len(batches.order):
-            return
-        if not len(batches):
-            warnings.warn(
-                f"drop_last: an epoch has no batches, because {len(batches.order)} samples are "
-                f"less than one batch of {self.batch_size} for each of {self.num_replicas} ranks. "
-                "Use a smaller batch_size, or drop_last=False.",
-                stacklevel=3,
-            )
-
     def _open(self) -> Pipeline:
         with self._lock:
             if self._pipeline is None:
@@ -380,6 +368,19 @@ class Loader:
 
     def _column_arrays(self) -> tuple[np.ndarray, ...]:
         return tuple(self.dataset.index.columns[name] for name in self._columns)
+
+
+def _warn_if_empty(batches: OrderBatches | IterableBatches) -> None:
+    """Warn if ``drop_last`` leaves no batches of an epoch that has samples."""
+    if not isinstance(batches, OrderBatches) or not batches.drop_last:
+        return
+    if len(batches.order) and not len(batches):
+        warnings.warn(
+            f"drop_last: an epoch has no batches, because {len(batches.order)} samples are less "
+            f"than one batch of {batches.batch_size} for each of {batches.num_replicas} ranks. "
+            "Use a smaller batch_size, or drop_last=False.",
+            stacklevel=3,
+        )
 
 
 def _check_transform(transform: Any) -> None:
