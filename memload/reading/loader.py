@@ -300,7 +300,8 @@ class Loader:
         self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
     ) -> Generator[tuple[Any, ...], None, None]:
         """Yield what `SideStream.begin` takes, for each batch of an epoch."""
-        if pipeline.feed.name == "uva" and _is_built_in(self.sampler):
+        is_built_in_order = self.batch_sampler is None and _is_built_in(self.sampler)
+        if pipeline.feed.name == "uva" and is_built_in_order:
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
             chunks = on_thread(chunks, 1)
