@@ -62,7 +62,9 @@ class Destination:
         overwrite = self.overwrite or replaced.exists()
         if not overwrite:
             self._check_free([*names, self.index.name], folder)
-        elif self.index.exists():  # from here on until the end there is no data set
+        elif (
+            self.index.exists() and (folder / self.index.name).exists()
+        ):  # from here on until the end there is no data set
             self.index.replace(replaced)
             sync(parent)
         for name in names:
@@ -73,6 +75,9 @@ class Destination:
             if not has_ledger:
                 self.ledger.unlink(missing_ok=True)
         sync(parent)
+        # From now on, the same command has only this folder left to remove.
+        if (folder / "plan.json").exists():
+            (folder / "plan.json").replace(folder / "published.json")
         move(folder / self.index.name, parent)
         sync(parent)
 

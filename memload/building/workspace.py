@@ -13,6 +13,7 @@
                        finished rows are copied from there
         out.idx, out.rejects.csv    written last; then only renaming is left to do
         replaced.idx   the index of the data set that is being replaced, while files are renamed
+        published.json    the last name of plan.json: the index is renamed next, or was already
 
 Nothing in it has to be trusted after a crash, because records carry checksums.
 """
@@ -109,6 +110,8 @@ class Workspace:
     @property
     def is_publishing(self) -> bool:
         """Whether an earlier call was stopped while it renamed files: only that is left to do."""
+        if (self.folder / "published.json").exists():
+            return True
         shards = shards_of(self.folder / self.index.name)
         return any(not (self.folder / name).exists() for name in shards)
 
@@ -130,7 +133,7 @@ class Workspace:
             yield
 
     def _begin(self) -> None:
-        plan = _read_json(self.folder / "plan.json")
+        plan = _read_json(self.folder / "plan.json") or _read_json(self.folder / "published.json")
         differences = [] if plan is None else _differences(plan, self.plan)
         if differences and not self.overwrite:
             raise BuildError(
@@ -139,13 +142,13 @@ class Workspace:
                 "--overwrite to begin anew.",
                 path=self.output,
             )
-        former_keys = _read_keys(self.folder / "keys")
-        is_resumable = plan is not None and not differences and former_keys is not None
-        if is_resumable and self.is_publishing:
+        is_same = plan is not None and not differences
+        if is_same and self.is_publishing:
             return
+        former_keys = _read_keys(self.folder / "keys") if is_same else None
         # Again, because another build may have ended since the first check.
         self.destination.check(shard.file for shard in self.array.shards)
-        if former_keys is None or not is_resumable:
+        if former_keys is None:
             self.begin_anew()
         else:
             self._go_on(former_keys)
@@ -233,7 +236,8 @@ class Workspace:
 
     def completed_index(self) -> Index:
         """Return the index that an earlier call has written."""
-        return Index.read(self.folder / self.index.name)
+        index = self.folder / self.index.name
+        return Index.read(index if index.exists() else self.index)
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:
         """Write the index and the ledger, and flush everything to the disk. Returns the index.
@@ -287,6 +291,7 @@ class Workspace:
             ):
                 path.unlink()
         shutil.rmtree(self.folder / "former", ignore_errors=True)
+        (self.folder / "published.json").unlink(missing_ok=True)  # last, see `is_publishing`
 
     def _check_folders(self) -> None:
         if not self.output.parent.is_dir():

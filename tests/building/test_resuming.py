@@ -136,7 +136,8 @@ def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
         else:
             with pytest.raises(memload.MissingError):
                 memload.MemmapDataset(output)
-        if old or files(place) != expected:
+        is_left = any((place / "out.building").glob("p*.json"))  # more than the lock
+        if old or is_left or files(place) != expected:
             memload.build(folder, output, **options)
             assert not (place / "out.building").exists(), step
         assert files(place) == expected, step
