@@ -84,7 +84,7 @@ def test_a_build_killed_at_random_moments_ends_with_the_same_bytes(
         with subprocess.Popen(
             command(images, output), stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as build:
-            time.sleep(dice.uniform(0.1, 0.4 * 1.15**attempt))  # later and later, so that it ends
+            time.sleep(dice.uniform(0.05, 0.15 * 1.2**attempt))  # later and later, so that it ends
             members = processes_of_group(build.pid)
             if victim == "parent":
                 build.kill()
