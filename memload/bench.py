@@ -4,8 +4,8 @@
                   └─ all stages of a group in turn, round after round
                medians, shares of limits ─▶ Report ─▶ text(), as_dict(), plot()
 
-A `Stage` is one line of the report, or the limit of another one. The tables of
-stages are `_cold_stages` and `_warm_stages`, each above the functions that measure them.
+A `Stage` is one line of the report, or the limit of another one. The tables of stages are
+`_cold_stages` and `_warm_stages`. The functions that measure the stages follow each table.
 """
 
 import os
@@ -180,7 +180,7 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
 
     ``images`` is the folder that the data set was built from; its images are then decoded in a
     DataLoader, too. Drops the pages that it measures on from the page cache. Raises FormatError,
-    ValueError and OSError.
+    FeedError, ValueError and OSError.
     """
     start = time.perf_counter()
     setting = _Setting(MemmapDataset(path))
@@ -238,7 +238,7 @@ class _Setting:
         # 256 images of 256×256×3; on the CPU, less, so that slow transforms end soon.
         batch_bytes, largest = 8 << 20, 256
         if torch.cuda.is_available():
-            self.device = torch.device("cuda", torch.cuda.current_device())
+            self.device = torch.device("cuda")  # the current one; CUDA starts when it is used
             batch_bytes, largest = 64 << 20, 2048
         # The samples that lie first in the files, so that these are read from start to end.
         limit = max(1, _SAMPLE_BYTES // self.row_bytes)
@@ -604,10 +604,11 @@ def _choose_feed(setting: _Setting) -> Choice:
 
     if setting.device.type == "cpu":
         return _loader(setting.sample, 1, device="cpu").feed
+    device = torch.device("cuda", torch.cuda.current_device())
     dataset = setting.dataset
     columns = [dataset.index.columns[name] for name in dataset.sample_columns]
     samples = Samples(dataset.shards, dataset.index.row, columns)
-    return first_that_serves(create, samples, setting.device)[1]
+    return first_that_serves(create, samples, device)[1]
 
 
 # Text
@@ -632,4 +633,7 @@ def _machine() -> dict[str, Any]:
                 facts["cpu"] = line.partition(":")[2].strip()
     if torch.cuda.is_available():
         facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+        driver = Path("/proc/driver/nvidia/version")
+        if driver.exists():
+            facts["driver"] = driver.read_text().splitlines()[0]
     return facts
