@@ -989,7 +989,6 @@ def test_nothing_global_is_touched() -> None:
             "dataset must be a MemmapDataset or its path, not a Subset. Write dataset.subset(part.i",
         ),
     ],
-    ids=str,
 )
 def test_wrong_arguments_are_refused(
     arguments: dict[str, Any], error: type[Exception], message: str
