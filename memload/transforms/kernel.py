@@ -221,7 +221,7 @@ def _filter(pixel, length, resized, bits, ANTIALIAS: tl.constexpr):
     """Return the filter of each output pixel, for `_weight`. See `geometry.weights`.
 
     That is the first source pixel, half the filter's width, the number of taps, the sum of their
-    distances, and 2^bits / sum.
+    distances, and 2^bits / sum, less a part of 2^-20.
     """
     half = 2 * resized
     if ANTIALIAS:
@@ -231,7 +231,7 @@ def _filter(pixel, length, resized, bits, ANTIALIAS: tl.constexpr):
     total = tl.zeros_like(pixel)
     for tap in range(taps):
         total += _distance(first + tap, pixel, length, resized, half)
-    unit = (1 << bits).to(tl.float32) / total.to(tl.float32)
+    unit = (1 << bits).to(tl.float32) / total.to(tl.float32) * (1 - 2**-20)
     return first, half, taps, total, unit
 
 
@@ -249,17 +249,19 @@ def _weight(source_pixel, pixel, length, resized, half, total, unit, bits):
     The result is exact, though float64, which is slow on consumer GPUs, is not used. Let x be the
     exact quotient. It is below 2^15, because `geometry.precision` chooses the bits so.
 
-    - The float32 sum is x + 1/2 - 1/16, with an error of less than 1/64. Converting total and
-      multiplying are each off by at most 2^-24 of the value, and dividing by 2^-22: together by
-      1.5 · 2^-22 · 2^15. The addition is off by at most 2^-9.
-    - So the sum is between x + 1/2 - 1/8 and x + 1/2, and its integer part is the weight, or one
-      less.
+    - ``unit`` is 2^bits / total, less a part of 2^-20. Converting total, dividing, reducing and
+      multiplying are off by less than 2^-21 of the value together. So the product is at most x, and
+      above x - 1/16. Rounded to the nearest integer, it is the weight, or one less.
     - The remainder distance · 2^bits - estimate · total tells which. It is at least -total/2 and
       below 3/2 · total. total is at most 2^29, for sides of up to 16,384 pixels, so twice the
       remainder fits in 32 bits. Its two terms may overflow, but they wrap modulo 2^32, and so their
       difference is right.
+
+    A float32 from 2^23 to 2^24 has an integer's bits behind its exponent. So the conversions are an
+    addition each, where the GPU's own conversions take as long as four.
     """
     distance = _distance(source_pixel, pixel, length, resized, half)
-    estimate = (distance.to(tl.float32) * unit + 0.4375).to(tl.int32)
-    remainder = (distance << bits) - estimate * total
-    return estimate + (2 * remainder >= total).to(tl.int32)
+    distance_as_float = (distance | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    estimate = (distance_as_float * unit + 8388608.0).to(tl.int32, bitcast=True) - 0x4B000000
+    twice_remainder = (distance << (bits + 1)) - estimate * (2 * total)
+    return estimate + (twice_remainder >= total).to(tl.int32)
