@@ -139,16 +139,17 @@ class Report:
         """Write a picture with a bar for each rate and a mark at its limit. See `check_plot`."""
         from matplotlib.figure import Figure
 
-        lines = [line for line in self.lines if line.images_s is not None][::-1]
+        lines = [line for line in self.lines if line.images_s][::-1]
         rates = [line.images_s or 0.0 for line in lines]
-        limits = [line.limit_images_s or rate for line, rate in zip(lines, rates, strict=True)]
         figure = Figure(figsize=(10, 1.8 + 0.35 * len(lines)), layout="constrained")
         axes = figure.add_subplot()
         bars = axes.barh([line.subject for line in lines], rates)
-        axes.bar_label(bars, [_number(rate) for rate in rates], padding=4)
-        axes.scatter(limits, range(len(lines)), marker="|", s=250, color="black")
+        axes.bar_label(bars, [*map(_number, rates)], label_type="center", color="white")
+        for row, line in enumerate(lines):
+            if line.limit_images_s:
+                axes.plot(line.limit_images_s, row, "k|", markersize=20)
         axes.set_xscale("log")
-        axes.set_xlim(min(rates) / 3, max(rates + limits) * 3)
+        axes.set_xlim(left=min(rates) / 10)  # a bar for the slowest, too
         axes.set_xlabel("images a second; black marks are limits")
         figure.suptitle(self.heading(), fontsize="small")
         figure.savefig(path)
