@@ -20,7 +20,6 @@ from memload.building.decoders import (
     MAX_PIXELS,
     MODES,
     Decoder,
-    Picture,
     loaded_libraries,
     parse_color,
 )
@@ -34,7 +33,7 @@ from memload.building.resizing import (
     turn_points,
     turn_size,
 )
-from memload.building.sources import Column, Record, Source
+from memload.building.sources import MAX_FIRST_SAMPLES, Column, Record, Source
 from memload.errors import BuildError, DecodeError, SourceError, describe_error
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
@@ -83,8 +82,7 @@ class Settings:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-        parse_color(self.fill, "fill")
-        if not all(isinstance(side, int) and 0 < side <= 65535 for side in self.size):
+        if not all(0 < side <= 65535 for side in self.size):
             raise ValueError(f"size must be a height and a width from 1 to 65535, not {self.size}")
         if self.max_pixels < 1:
             raise ValueError(f"max_pixels must be 1 or more, not {self.max_pixels}")
@@ -138,12 +136,18 @@ class Converter:
         )
 
     def __call__(self, record: Record) -> Row:
-        """Return the row of a record. Raises DecodeError."""
+        """Return the row of a record. Raises DecodeError, and whatever Pillow's resizing raises."""
         settings = self.settings
         data, file_size, file_mtime_ns = self._read(record.image)
         picture = self._decoder.open(data, self._draft if settings.fast else None)
         placement = self._placement(turn_size(picture.size, picture.orientation))
-        stored = self._resize(picture, placement)
+        stored = resize(
+            picture.image,
+            placement,
+            interpolation=settings.interpolation,
+            fill=self._fill,
+            box=picture.box if settings.fast else None,
+        )
         flags = FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
         columns = dict(record.columns)
         for name in self._points:
@@ -164,12 +168,12 @@ class Converter:
             return data, status.st_size, status.st_mtime_ns
         if isinstance(image, np.ndarray):
             return _to_image(image), -1, -1
-        if isinstance(image, (bytes, Image.Image)):
+        if isinstance(image, Image.Image):
             return image, -1, -1
-        if isinstance(image, (bytearray, memoryview)):
-            return bytes(image), -1, -1
+        if isinstance(image, (bytes, bytearray, memoryview)):
+            return bytes(image), -1, -1  # bytes are not copied
         raise DecodeError(
-            f"an image must be a PIL image, an array, bytes or a path, not {_type_name(image)}"
+            f"an image must be a PIL image, an array, bytes or a path, not {type(image).__name__}"
         )
 
     def _placement(self, size: tuple[int, int]) -> Placement:
@@ -179,23 +183,6 @@ class Converter:
     def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
         width, height = self._placement(size).resized
         return 2 * width, 2 * height
-
-    def _resize(self, picture: Picture, placement: Placement) -> Image.Image:
-        settings = self.settings
-        try:
-            return resize(
-                picture.image,
-                placement,
-                interpolation=settings.interpolation,
-                fill=self._fill,
-                box=picture.box if settings.fast else None,
-            )
-        # Pillow cannot make a side of millions of pixels, for example.
-        except (ValueError, MemoryError, RuntimeError) as error:
-            width, height = picture.size
-            raise DecodeError(
-                f"it cannot be resized from {width}×{height}: {describe_error(error)}"
-            ) from error
 
 
 #: Errors that are the fault of this process or machine, not of the file.
@@ -232,7 +219,7 @@ def _read_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
                 "again: it goes on where it stopped.",
                 path=path,
             ) from error
-        raise DecodeError(f"the file cannot be read: {error.strerror or error}") from error
+        raise DecodeError(f"the file cannot be read: {error.strerror}") from error
 
 
 def _to_image(array: np.ndarray) -> Image.Image:
@@ -241,7 +228,7 @@ def _to_image(array: np.ndarray) -> Image.Image:
         array = array[:, :, 0]
     is_gray = array.ndim == 2 and array.dtype in (np.uint8, np.uint16) and array.dtype.isnative
     is_color = array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8
-    if not array.size or not (is_gray or is_color):
+    if not (is_gray or is_color):
         raise DecodeError(
             f"an array of {array.dtype} and shape {array.shape} is not a picture. Pictures are "
             "(H, W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16. Store others with "
@@ -253,9 +240,6 @@ def _to_image(array: np.ndarray) -> Image.Image:
 # ------------------------------------------------------------------------------------------ arrays
 
 _TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS)
-
-#: The first samples of a data set may be broken. So many are tried to find out shape and type.
-_MAX_FIRST = 100
 
 
 @dataclass(frozen=True)
@@ -269,17 +253,14 @@ class ArraySettings:
     def of(cls, source: Source) -> "ArraySettings":
         """Return shape and type of the first usable record. Raises SourceError if there is none."""
         reasons = []
-        for index in range(min(_MAX_FIRST, len(source))):
+        for index in range(min(MAX_FIRST_SAMPLES, len(source))):
             try:
                 return cls._of_array(_as_stored(source[index].image))
-            except DecodeError as error:
-                reasons.append(error.reason or "no reason was given")
             except Exception as error:  # noqa: BLE001  # a data set may raise anything
                 reasons.append(describe_error(error))
-        different = "; ".join(f"{reason:.300}" for reason in list(dict.fromkeys(reasons))[:3])
         raise SourceError(
             f"mode 'array': none of the first {len(reasons)} samples is an array that can be "
-            f"stored: {different}"
+            f"stored. The first: {reasons[0]:.500}"
         )
 
     @classmethod
@@ -332,7 +313,7 @@ def _as_stored(image: Any) -> np.ndarray:
     if not isinstance(image, np.ndarray):
         raise DecodeError(
             "mode 'array' stores NumPy arrays and tensors and decodes nothing, but this is "
-            f"{_type_name(image)}"
+            f"{type(image).__name__}"
         )
     _check_unmasked(image)
     descr = image.dtype.newbyteorder("<").str
@@ -370,7 +351,3 @@ def _check_unmasked(array: np.ndarray) -> None:
         raise DecodeError(
             "some values of the array are masked, and a mask cannot be stored. Fill them."
         )
-
-
-def _type_name(image: Any) -> str:
-    return f"{type(image).__module__}.{type(image).__qualname__}".removeprefix("builtins.")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from memload.building.sources import EXTENSIONS, Column, Files, Record
+from memload.building.sources import EXTENSIONS, Column, Files
 from memload.errors import SourceError
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
-class Manifest:
+class Manifest(Files):
     """A CSV file (UTF-8, with a line of column names) that lists images, their labels, and numbers.
 
     The first column is the path of an image, relative to ``root``, which by default is the folder
@@ -58,14 +58,13 @@ class Manifest:
         self.notes: list[str] = []
         self.classes: list[str] | None = None
         self.schema: dict[str, Column] = {}
-        self._columns: dict[str, np.ndarray] = {}
-        self.root = self.path.parent if root is None else Path(root)
-        if not self.root.is_dir():
+        folder = self.path.parent if root is None else Path(root)
+        if not folder.is_dir():
             raise SourceError(
-                f"The folder of the images, {self.root}, does not exist. Check --root.",
-                path=self.root,
+                f"The folder of the images, {folder}, does not exist. Check --root.", path=folder
             )
         names, table = self._read()
+        super().__init__(folder, names, {})
         if "label" in table.cells:
             self._add_labels(table.cells.pop("label"), table)
         others = list(table.cells)
@@ -80,15 +79,6 @@ class Manifest:
             self._add(name, self._stack(chosen, table).reshape(len(names), *shape))
             used.update(chosen)
         self._add_numbers([name for name in others if name not in used], table)
-        self._files = Files(self.root, names)
-        self.keys = self._files.keys
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __getitem__(self, index: int) -> Record:
-        columns = {name: values[index] for name, values in self._columns.items()}
-        return self._files.record(index, columns)
 
     def _read(self) -> tuple[list[str], "_Table"]:
         """Return the paths, and the other columns."""
@@ -173,9 +163,9 @@ class Manifest:
             self.notes.append(f"skipped {kind} of text: {', '.join(text[:5])}{more}")
 
     def _add(self, name: str, values: np.ndarray, *, points: bool = False) -> None:
-        if name in self._columns:
+        if name in self.columns:
             raise self._error(f"two columns would be named {name!r}. Rename one.")
-        self._columns[name] = values
+        self.columns[name] = values
         self.schema[name] = Column(values.dtype.str, values.shape[1:], points)
 
     def _stack(self, names: Sequence[str], table: "_Table") -> np.ndarray:

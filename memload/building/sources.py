@@ -19,8 +19,9 @@ logger = logging.getLogger("memload")
 #: The extensions that torchvision's ImageFolder takes for images, in any case.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-#: The first samples of a data set may be broken. So many are tried to find out its columns.
-_MAX_FIRST = 100
+#: The first samples of a data set may be broken. So many are tried to find out its columns, and the
+#: shape and type of arrays.
+MAX_FIRST_SAMPLES = 100
 
 
 class Column(NamedTuple):
@@ -72,22 +73,28 @@ class Source(Protocol):
 
 
 class Files:
-    """Image files below a root, with their names packed. No file is looked at."""
+    """Image files below ``root``. ``columns`` has an array of values for each column.
 
-    def __init__(self, root: Path, names: Sequence[str]) -> None:
-        self.root = root
+    No file is looked at.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], columns: dict[str, np.ndarray]) -> None:
+        self.root, self.columns = root, columns
         self.keys = Keys.of(names)
 
-    def record(self, index: int, columns: Mapping[str, Any]) -> Record:
-        """Return the record of one file."""
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> Record:
         key = self.keys[index]
+        columns = {name: values[index] for name, values in self.columns.items()}
         return Record(key, self.root / key, columns)
 
 
 # ----------------------------------------------------------------------------------------- folders
 
 
-class ImageFolder:
+class ImageFolder(Files):
     """A folder of images with one sub-folder for each class, in torchvision's order.
 
     A flat folder of images is read too, and has no labels. Classes are the names of the
@@ -141,19 +148,11 @@ class ImageFolder:
         if not names:
             self.notes.append(f"no labels: {root} has no class folders with images")
         elif not any(name.count("/") == 1 for name in names):
-            self._warn_of_nested_classes(folders, names[0], folders[labels[0]])
+            self._warn_of_nested_classes(folders, names[0])
         self.classes: list[str] | None = folders if names else None
         self.schema = {"label": Column("<i8")} if names else {}
-        self._labels = np.array(labels, np.int64)
-        self._files = Files(self.root, names or sorted(flat))
-        self.keys = self._files.keys
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __getitem__(self, index: int) -> Record:
-        columns = {} if self.classes is None else {"label": self._labels[index]}
-        return self._files.record(index, columns)
+        columns = {"label": np.array(labels, np.int64)} if names else {}
+        super().__init__(self.root, names or sorted(flat), columns)
 
     def _walk(self, start: str) -> Iterator[tuple[str, list[str]]]:
         """Yield a folder and each folder below it, with the images in it."""
@@ -201,11 +200,11 @@ class ImageFolder:
         path = self.root / folder
         return SourceError(f"{path} cannot be read: {error.strerror or error}", path=path)
 
-    def _warn_of_nested_classes(self, folders: list[str], first: str, first_class: str) -> None:
+    def _warn_of_nested_classes(self, folders: list[str], image: str) -> None:
         logger.warning(
             f"{self.root}: the class folders ({_first_names(folders)}) have no images of their "
-            f"own, only folders with images, such as {first.rpartition('/')[0]}. If those are the "
-            f"classes, build {self.root / first_class} instead."
+            f"own, only folders with images, such as {image.rpartition('/')[0]}. If those are the "
+            f"classes, build {self.root / image.partition('/')[0]} instead."
         )
 
 
@@ -250,8 +249,9 @@ class DatasetSource:
     a PIL image, an array as in `Record`, a tensor ``(C, H, W)`` of such an array, encoded bytes, or
     a path. A target is a label, or a tuple (its first entry is the ``label`` if it is an integer,
     the others are ``target_0``, ``target_1``, …), or a dict of columns. Columns are numbers and
-    arrays of numbers. The first sample that can be read fixes their types and shapes, and samples
-    that differ are rejected. ``classes`` are taken from the data set.
+    arrays of numbers. The first sample that can be read fixes their names, types and shapes.
+    Samples with other names or shapes are rejected, and so are values that do not fit the type.
+    ``classes`` are taken from the data set.
 
     ``call`` calls a function, here or in another process, and is used to look at the first sample.
     If workers will be forked, that must not be done in this process: they would share the position
@@ -280,22 +280,12 @@ class DatasetSource:
                 f"its columns are {sorted(columns)}, but those of the first sample are "
                 f"{sorted(self.schema)}"
             )
-        for name, value in columns.items():
-            first, found = self.schema[name], _column(name, value)
-            is_integer_for_float = (first.dtype, found.dtype) == ("<f8", "<i8")
-            if found.shape != first.shape or (
-                found.dtype != first.dtype and not is_integer_for_float
-            ):
-                raise DecodeError(
-                    f"column {name!r} has type and shape {found[:2]}, but the first sample has "
-                    f"{first[:2]}"
-                )
         return Record(str(index), _plain_image(image), columns)
 
     def _find_schema(self, call: Call) -> dict[str, Column]:
         """Return the columns of the first sample that can be read."""
         errors = []
-        for index in range(min(_MAX_FIRST, len(self._dataset))):
+        for index in range(min(MAX_FIRST_SAMPLES, len(self._dataset))):
             try:
                 found = call(functools.partial(self._columns, index))
             except TimeoutError as error:
@@ -372,24 +362,17 @@ def _plain_image(image: Any) -> Any:
     return image
 
 
-_MAX_INTEGER = np.iinfo(np.int64).max
-
-
 def _column(name: object, value: Any) -> Column:
     """Return type and shape of a value. A single number becomes int64 or float64."""
     try:
         array = np.asarray(value)
-    except (
-        Exception
-    ) as error:  # lists of different lengths, a tensor on a device: it may raise anything
+    # Lists of different lengths or a tensor on a device, for example. It may raise anything.
+    except Exception as error:
         raise SourceError(
             f"Column {name!r:.80} is not a number or an array of numbers: "
             f"{describe_error(error):.500}"
         ) from error
-    is_too_large = array.dtype.itemsize > 8 or (
-        array.ndim == 0 and array.dtype == np.uint64 and array > _MAX_INTEGER
-    )
-    if array.dtype.kind not in "biuf" or is_too_large:
+    if array.dtype.kind not in "biuf":
         raise SourceError(
             f"Column {name!r:.80} is not a number or an array of numbers, but "
             f"{type(value).__name__} {value!r:.40}. Turn it into numbers, or leave it out."

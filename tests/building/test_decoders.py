@@ -567,8 +567,7 @@ def test_max_pixels_is_compared_with_the_header_before_anything_is_decoded(
 
 
 def test_a_size_beyond_pillows_own_limit_is_told_by_its_pixels() -> None:
-    data = png(60000, 60000, 8, 2, b"\0\0\0\0")
-    assert reason(data).startswith("too large: it has 3,600,000,000 pixels")
+    assert "3600000000 pixels" in reason(png(60000, 60000, 8, 2, b"\0\0\0\0"))
 
 
 def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels() -> None:

@@ -476,7 +476,6 @@ def test_a_whole_number_is_good_for_a_column_of_floats(build: Build) -> None:
         ({"name": None}, "Column 'name' is not a number"),
         ({"boxes": [[1, 2], [3]]}, "Column 'boxes' is not a number"),
         ({"z": 1j}, "Column 'z' is not a number"),
-        ({"huge": 2**63}, "Column 'huge' is not a number"),
         ({"row": 1}, "column 'row'"),
         ({"key": 1}, "column 'key'"),
         ({"a/b": 1}, "column 'a/b'"),
