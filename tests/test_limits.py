@@ -363,9 +363,9 @@ def test_an_array_unlike_the_first_one_is_rejected_alone(tmp_path: Path) -> None
         "float64 and shape (4, 6) cannot be stored. Convert it": first.astype(np.float64),
         "uint16 and shape (4,) cannot be stored. Convert it": first[:, 0],
         "uint16 and shape (0, 6) cannot be stored. Convert it": first[:0],
-        "decodes nothing, but this is PIL.Image.Image": Image.new("L", (6, 4)),
+        "decodes nothing, but this is Image": Image.new("L", (6, 4)),
         "decodes nothing, but this is bytes": b"bytes",
-        "decodes nothing, but this is pathlib": "picture.png",
+        "decodes nothing, but this is PosixPath": "picture.png",
     }
     report = build_arrays([None, first, *others.values(), last], tmp_path / "out.bin")
     assert report.ledger is not None

@@ -4,6 +4,7 @@ All JPEG decoders here are built on libjpeg-turbo and give the same pixels to th
 """
 
 import io
+import re
 from collections.abc import Callable
 from importlib import metadata
 from typing import Literal, NamedTuple, get_args
@@ -93,6 +94,9 @@ class Decoder:
             return self._decode(Image.open(io.BytesIO(data), formats=FORMATS), data, draft)
         except DecodeError:
             raise
+        except Image.DecompressionBombError as error:
+            # Pillow's own limit. Its message has the number of pixels in parentheses, and no size.
+            raise self._too_large(int(re.findall(r"\((\d+) pixels\)", str(error))[0])) from None
         except UnidentifiedImageError:
             raise DecodeError(
                 f"not an image in a supported format ({', '.join(FORMATS)})"

@@ -86,23 +86,18 @@ def jpegs() -> dict[str, bytes]:
     image = picture(1)
     return {
         "4:4:4": encode(image, "JPEG", subsampling="4:4:4", quality=93),
-        "4:2:2": encode(image, "JPEG", subsampling="4:2:2"),
         "4:2:0": encode(image, "JPEG", subsampling="4:2:0"),
         "grey": encode(image.convert("L"), "JPEG"),
         "progressive": encode(image, "JPEG", progressive=True),
-        "optimized": encode(image, "JPEG", optimize=True, quality=30),
         "restart markers": encode(image, "JPEG", restart_marker_blocks=2),
+        "CMYK": encode(image.convert("CMYK"), "JPEG", quality=95),
         "1×1": encode(picture(2, 1, 1), "JPEG"),
         "one row": encode(picture(3, 67, 1), "JPEG"),
-        "one column": encode(picture(4, 1, 67), "JPEG"),
-        "17×33": encode(picture(5, 17, 33), "JPEG"),
-        "multiple of 16": encode(picture(6, 64, 48), "JPEG"),
         "turned": oriented(image, "JPEG", 6),
     }
 
 
 JPEGS = jpegs()
-CMYK = encode(picture(1).convert("CMYK"), "JPEG", quality=95)
 
 
 @pytest.fixture
@@ -118,52 +113,53 @@ def jpeg4py() -> Any:
 # ---------------------------------------------------------------------------------------- optional libraries
 
 
+def no_libturbojpeg() -> None:
+    raise OSError("Could not load libjpeg-turbo library")
+
+
 @pytest.mark.parametrize(
-    ("options", "module", "remedy"),
+    ("options", "module", "found", "missing", "remedy"),
     [
-        ({"name": "jpeg4py"}, "jpeg4py", r"pip install 'memload\[jpeg4py\]'.*libturbojpeg0"),
-        ({"strict": True}, "simplejpeg", r"pip install 'memload\[strict\]'"),
+        ({"name": "jpeg4py"}, "jpeg4py", None, "jpeg4py", r"memload\[jpeg4py\]'.*libturbojpeg0"),
+        ({"strict": True}, "simplejpeg", None, "simplejpeg", r"pip install 'memload\[strict\]'"),
+        (
+            {"name": "jpeg4py"},
+            "jpeg4py",
+            types.SimpleNamespace(initialize=no_libturbojpeg),
+            "libturbojpeg",
+            "Could not load.*libturbojpeg0",
+        ),
     ],
 )
 def test_a_missing_library_is_an_error_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], module: str, remedy: str
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    module: str,
+    found: Any,
+    missing: str,
+    remedy: str,
 ) -> None:
-    monkeypatch.setattr(decoders, module, None)
+    monkeypatch.setattr(decoders, module, found)
     Decoder()  # which needs none of them
     with pytest.raises(DependencyError, match=remedy) as caught:
         Decoder(**options)
-    assert caught.value.name == module
+    assert caught.value.name == missing
     assert isinstance(caught.value, ImportError)
-
-
-def test_jpeg4py_without_its_system_library_is_an_error_before_the_first_picture(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def initialize() -> None:
-        raise OSError("Could not load libjpeg-turbo library")
-
-    monkeypatch.setattr(decoders, "jpeg4py", types.SimpleNamespace(initialize=initialize))
-    with pytest.raises(DependencyError, match=r"Could not load.*libturbojpeg0") as caught:
-        Decoder("jpeg4py")
-    assert caught.value.name == "libturbojpeg"
 
 
 # -------------------------------------------------------------------------------------- which libraries it is
 
 
-def test_loaded_libraries_show_whether_it_is_libjpeg_turbo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_libraries_tell_forks_of_pillow_and_libjpeg_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(features, "check_feature", lambda name: name == "libjpeg_turbo")
     monkeypatch.setattr(features, "version_feature", lambda name: "9.9.9")
     assert loaded_libraries() == {"pillow": PIL.__version__, "libjpeg-turbo": "9.9.9"}
     monkeypatch.setattr(features, "check_feature", lambda name: False)
     monkeypatch.setattr(features, "version_codec", lambda name: "9.6")
-    assert loaded_libraries() == {"pillow": PIL.__version__, "libjpeg": "9.6"}
-
-
-def test_pillow_simd_is_told_from_pillow_by_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PIL, "__version__", "12.1.1.post0")
-    assert loaded_libraries()["pillow-simd"] == "12.1.1.post0"
-    assert "pillow" not in loaded_libraries()
+    assert loaded_libraries() == {"pillow-simd": "12.1.1.post0", "libjpeg": "9.6"}
 
 
 def test_loaded_libraries_include_the_extras_that_are_used(jpeg4py: Any) -> None:
@@ -177,17 +173,16 @@ def test_loaded_libraries_include_the_extras_that_are_used(jpeg4py: Any) -> None
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("kind", [*JPEGS, "CMYK"])
-def test_jpeg4py_gives_pillows_pixels_to_the_bit(jpeg4py: Any, kind: str, mode: Any) -> None:
-    data = JPEGS.get(kind, CMYK)
-    found = decode(data, name="jpeg4py", mode=mode)
-    np.testing.assert_array_equal(found, decode(data, mode=mode), strict=True)
-    assert not Decoder("jpeg4py").open(data).used_fallback
-
-
-@pytest.mark.parametrize("data", [CMYK, encode(picture(), "PNG")], ids=["CMYK", "PNG"])
-def test_jpeg4py_leaves_to_pillow_what_it_cannot_read(jpeg4py: Any, data: bytes) -> None:
-    np.testing.assert_array_equal(decode(data, name="jpeg4py"), decode(data))
+@pytest.mark.parametrize("kind", [*JPEGS, "early end", "PNG"])
+def test_the_pixels_do_not_depend_on_jpeg4py_or_strict(jpeg4py: Any, kind: str, mode: Any) -> None:
+    damaged, png = early_end(JPEGS["4:4:4"]), encode(picture(), "PNG")
+    data = {**JPEGS, "early end": damaged, "PNG": png}[kind]
+    expected = decode(data, mode=mode)
+    np.testing.assert_array_equal(decode(data, name="jpeg4py", mode=mode), expected, strict=True)
+    assert Decoder("jpeg4py").open(data).used_fallback == (data == damaged)
+    if data != damaged:
+        pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+        np.testing.assert_array_equal(decode(data, strict=True, mode=mode), expected)
 
 
 # ----------------------------------------------------------------------- bad files, then good ones, with jpeg4py
@@ -227,21 +222,6 @@ def test_no_bad_file_poisons_or_crashes_a_later_one_with_jpeg4py(jpeg4py: Any) -
     assert done.stdout == "survived\n", f"exit status {done.returncode}: {done.stderr[-2000:]}"
 
 
-def test_pillow_decodes_where_jpeg4py_gives_up(jpeg4py: Any) -> None:
-    data = early_end(JPEGS["4:4:4"])
-    found = Decoder("jpeg4py").open(data)
-    assert found.used_fallback
-    np.testing.assert_array_equal(np.asarray(found.image), decode(data))
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_color_and_gray_are_converted_as_pillow_does(mode: Any) -> None:
-    for image in (picture(), picture().convert("L")):
-        found = decode(encode(image, "PNG"), mode=mode)
-        assert found.dtype == np.uint8
-        np.testing.assert_array_equal(found.squeeze(), np.asarray(image.convert(mode)))
-
-
 def test_a_bad_file_does_not_leave_jpeg4pys_handles_open(jpeg4py: Any) -> None:
     decoder = Decoder("jpeg4py")
     jpeg4py.JPEG.clear()
@@ -256,18 +236,19 @@ def test_a_bad_file_does_not_leave_jpeg4pys_handles_open(jpeg4py: Any) -> None:
 # ---------------------------------------------------------------------------------------------------- formats
 
 
-@pytest.mark.parametrize("format", LOSSLESS)
-def test_lossless_formats_come_back_exactly(format: str) -> None:
-    image = picture()
-    found = decode(encode(image, format, **LOSSLESS[format]))
-    np.testing.assert_array_equal(found, np.asarray(image), strict=True)
-
-
-@pytest.mark.parametrize("format", ["JPEG", "WEBP", AVIF])
-def test_lossy_formats_come_back_nearly(format: str) -> None:
-    found = decode(encode(picture(), format, quality=95))
-    assert found.shape == (HEIGHT, WIDTH, 3)
-    assert far(found, picture()) < 24
+@pytest.mark.parametrize(
+    ("format", "mode"),
+    [
+        *((format, mode) for format in LOSSLESS for mode in ("RGB", "L", "1")),
+        *((format, "P") for format in ("PNG", "GIF", "BMP", "TIFF")),
+    ],
+)
+def test_lossless_formats_come_back_exactly(format: str, mode: str) -> None:
+    image = picture().quantize(31) if mode == "P" else picture().convert(mode)
+    for into in ("RGB", "L"):
+        found = decode(encode(image, format, **LOSSLESS.get(format, {})), mode=into)
+        expected = np.asarray(image.convert("RGB").convert(into)).reshape(found.shape)
+        np.testing.assert_array_equal(found, expected, strict=True)
 
 
 @pytest.mark.parametrize("format", ["ICO", "TGA", "PCX", "SGI", "JPEG2000", "PDF", "DDS", "EPS"])
@@ -280,34 +261,30 @@ def test_other_formats_are_rejected_by_name(format: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize(
-    "data", [b"", b"\0", b"no picture at all", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", bytes(4096)]
-)
+@pytest.mark.parametrize("data", [b"", b"no picture at all", b"\xff\xd8\xff", bytes(4096)])
 def test_what_is_no_picture_is_a_decode_error(
     request: pytest.FixtureRequest, name: str, data: bytes
 ) -> None:
-    if name == "jpeg4py":
-        request.getfixturevalue("jpeg4py")
+    _need(request, {"name": name})
     assert reason(data, name=name)
 
 
 @pytest.mark.parametrize(
     "decoder", [{"name": "pillow"}, {"name": "jpeg4py"}, {"strict": True}], ids=str
 )
-@pytest.mark.parametrize("kind", ["4:4:4", "grey", "progressive", "restart markers", "CMYK"])
+@pytest.mark.parametrize("kind", ["4:4:4", "grey", "progressive", "CMYK"])
 def test_a_truncated_jpeg_is_a_decode_error(
     request: pytest.FixtureRequest, decoder: dict[str, Any], kind: str
 ) -> None:
     _need(request, decoder)
-    data = JPEGS.get(kind, CMYK)
-    for keep in (0.03, 0.2, 0.5, 0.7, 0.9, 0.99):
-        assert reason(data[: int(len(data) * keep)], **decoder)
+    for keep in (0.03, 0.5, 0.99):
+        assert reason(JPEGS[kind][: int(len(JPEGS[kind]) * keep)], **decoder)
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", AVIF])
 def test_a_truncated_file_of_another_format_is_a_decode_error(format: str) -> None:
     data = encode(picture(), format)
-    for keep in (0.02, 0.3, 0.5, 0.7, 0.9):
+    for keep in (0.02, 0.5, 0.9):
         assert reason(data[: int(len(data) * keep)])
 
 
@@ -322,24 +299,7 @@ def test_strict_rejects_damage_that_pillow_passes_in_silence(kind: str) -> None:
     assert reason(data, strict=True).startswith("damaged JPEG: ")
 
 
-@pytest.mark.parametrize("kind", [*JPEGS, "CMYK"])
-def test_strict_passes_what_is_sound(kind: str) -> None:
-    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
-    data = JPEGS.get(kind, CMYK)
-    np.testing.assert_array_equal(decode(data, strict=True), decode(data))
-
-
 # ------------------------------------------------------------------------------------------------------- modes
-
-
-def test_one_bit_is_black_and_white() -> None:
-    bits = picture().convert("1")
-    for data in (
-        encode(bits, "PNG"),
-        encode(bits, "TIFF", compression="group4"),
-        encode(bits, "PPM"),
-    ):
-        np.testing.assert_array_equal(decode(data, mode="L")[:, :, 0], np.asarray(bits) * 255)
 
 
 @pytest.mark.parametrize("depth", [2, 4])
@@ -363,17 +323,13 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(format: str) -> None:
     np.testing.assert_array_equal(decode(data), SCALED[:, :, None].repeat(3, axis=2))
 
 
-def test_sixteen_bit_colour_is_scaled_not_clipped() -> None:
-    rows = b"".join(b"\0" + row.repeat(3).astype(">u2").tobytes() for row in RAMP)
-    assert far(decode(png(64, 48, 16, 2, rows)), SCALED[:, :, None]) <= 1
-
-
-def test_sixteen_bit_grey_with_alpha_is_laid_on_the_background() -> None:
-    rows = b"".join(b"\0" + np.stack([row, row], -1).astype(">u2").tobytes() for row in RAMP)
-    alpha = SCALED / 255
-    expected = SCALED * alpha
-    found = decode(png(64, 48, 16, 4, rows), background="black", mode="L")
-    assert far(found[:, :, 0], expected.round()) <= 2
+@pytest.mark.parametrize("kind", ["color", "alpha"])
+def test_sixteen_bit_color_and_alpha_are_scaled_not_clipped(kind: str) -> None:
+    channels, color_type = (3, 2) if kind == "color" else (2, 4)
+    rows = b"".join(b"\0" + row.repeat(channels).astype(">u2").tobytes() for row in RAMP)
+    expected = SCALED if kind == "color" else (SCALED * (SCALED / 255)).round()
+    found = decode(png(64, 48, 16, color_type, rows), background="black", mode="L")
+    assert far(found[:, :, 0], expected) <= 2
 
 
 def test_sixteen_bit_tiff_with_white_as_zero_is_not_inverted() -> None:
@@ -399,36 +355,20 @@ def test_pixels_without_a_declared_range_are_rejected(mode: str) -> None:
     assert found == f"pixels of mode {mode} have no declared range to scale from"
 
 
-def test_cmyk_is_shown_in_its_colours() -> None:
-    expected = picture(1).convert("CMYK").convert("RGB")
-    assert far(decode(CMYK), expected) < 16
-    np.testing.assert_array_equal(
-        decode(encode(picture(1).convert("CMYK"), "TIFF")), np.asarray(expected)
-    )
-
-
-def test_ycck_is_shown_in_its_colours() -> None:
+def ycck() -> bytes:
     inks = picture(1).convert("CMYK")
-    colour = Image.merge("RGB", inks.split()[:3]).convert("YCbCr")
-    stored = Image.merge(
-        "CMYK", [ImageOps.invert(band) for band in colour.split()] + [inks.getchannel("K")]
-    )
-    data = encode(stored, "JPEG", quality=95)
+    colors = Image.merge("RGB", inks.split()[:3]).convert("YCbCr")
+    bands = [ImageOps.invert(band) for band in colors.split()]
+    data = encode(Image.merge("CMYK", [*bands, inks.getchannel("K")]), "JPEG", quality=95)
     adobe = data.index(b"Adobe") + 11
     assert data[adobe] == 0
-    ycck = data[:adobe] + b"\2" + data[adobe + 1 :]
-    assert far(decode(ycck), inks.convert("RGB")) < 16
+    return data[:adobe] + b"\2" + data[adobe + 1 :]
 
 
-def test_palettes_are_looked_up() -> None:
-    indexed = picture().quantize(31)
-    for data in (
-        encode(indexed, "PNG"),
-        encode(indexed, "GIF"),
-        encode(indexed, "BMP"),
-        encode(indexed, "TIFF"),
-    ):
-        np.testing.assert_array_equal(decode(data), np.asarray(indexed.convert("RGB")))
+def test_cmyk_and_ycck_are_shown_in_their_colors() -> None:
+    inks = picture(1).convert("CMYK")
+    for data in (JPEGS["CMYK"], ycck(), encode(inks, "TIFF")):
+        assert far(decode(data), inks.convert("RGB")) < 16
 
 
 def veil() -> Image.Image:
@@ -441,25 +381,18 @@ def on(image: Image.Image, alpha: np.ndarray, background: tuple[int, ...]) -> np
 
 
 @pytest.mark.parametrize(
-    ("background", "colour"), [("white", (255, 255, 255)), ("#4080c0", (64, 128, 192))]
+    ("options", "color"), [({}, (255, 255, 255)), ({"background": "#4080c0"}, (64, 128, 192))]
 )
 @pytest.mark.parametrize(
     ("mode", "format"), [("RGBA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "TIFF"), ("LA", "PNG")]
 )
-def test_transparency_is_laid_on_the_background(
-    mode: str, format: str, background: str, colour: tuple[int, ...]
+def test_transparency_is_laid_on_the_background_which_is_white_by_default(
+    mode: str, format: str, options: dict[str, str], color: tuple[int, ...]
 ) -> None:
     image = picture().convert(mode)
     image.putalpha(veil())
-    found = decode(encode(image, format, **LOSSLESS[format]), background=background)
-    assert far(found, on(image, np.asarray(veil()), colour)) <= 1
-
-
-def test_the_background_is_white_unless_another_is_declared() -> None:
-    clear = encode(Image.new("RGBA", (4, 3), (0, 0, 0, 0)), "PNG")
-    assert (decode(clear) == 255).all()
-    assert (decode(clear, mode="L") == 255).all()
-    assert (decode(clear, background="black") == 0).all()
+    found = decode(encode(image, format, **LOSSLESS[format]), **options)
+    assert far(found, on(image, np.asarray(veil()), color)) <= 1
 
 
 def test_premultiplied_grey_with_alpha_is_read() -> None:
@@ -468,28 +401,7 @@ def test_premultiplied_grey_with_alpha_is_read() -> None:
     assert far(decode(data, background="black"), np.full((4, 4, 3), 60)) <= 1
 
 
-@pytest.mark.parametrize("format", ["PNG", "GIF"])
-def test_a_transparent_palette_entry_shows_the_background(format: str) -> None:
-    indexed = Image.new("P", (6, 4), 1)
-    indexed.putpalette([9, 9, 9, 200, 100, 50, 0, 0, 250])
-    indexed.paste(2, (0, 0, 3, 4))
-    found = decode(encode(indexed, format, transparency=1), background="#010203")
-    assert found[0, 0].tolist() == [0, 0, 250]
-    assert found[0, 5].tolist() == [1, 2, 3]
-
-
 # -------------------------------------------------------------------------------------------------------- EXIF
-
-
-def test_exif_behind_the_pixels_of_a_png_is_found() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    plain = encode(picture(), "PNG")
-    end = plain.index(b"IEND") - 4
-    late = plain[:end] + _chunk(b"eXIf", exif.tobytes()[6:]) + plain[end:]
-    np.testing.assert_array_equal(
-        decode(late), np.asarray(picture().transpose(Image.Transpose.ROTATE_270))
-    )
 
 
 # ------------------------------------------------------------------------------------------------------ threads
@@ -523,15 +435,27 @@ def test_of_several_frames_the_first_is_taken(
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "LZW", AVIF])
 def test_exif_orientation_is_applied_or_left(format: str, orientation: int, exif: bool) -> None:
     options = {"compression": "tiff_lzw"} if format == "LZW" else {}
-    data = oriented(picture(), format.replace("LZW", "TIFF"), orientation, **options)
-    plain = Image.open(io.BytesIO(oriented(picture(), format.replace("LZW", "TIFF"), 1, **options)))
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    expected = upright if exif else plain.convert("RGB")
-    found = Decoder(exif=exif).open(data)
+    stored, plain = (
+        oriented(picture(), format.replace("LZW", "TIFF"), number, **options)
+        for number in (orientation, 1)
+    )
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(stored if exif else plain)))
+    found = Decoder(exif=exif).open(stored)
     np.testing.assert_array_equal(np.asarray(found.image), np.asarray(expected))
+    assert far(decode(plain), picture()) < 24
     assert found.orientation == (orientation if exif else 1)
     assert found.size == (WIDTH, HEIGHT)
     assert found.box == (0, 0, *found.image.size)
+
+
+def test_exif_behind_the_pixels_of_a_png_is_found() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain = encode(picture(), "PNG")
+    end = plain.index(b"IEND") - 4
+    late = plain[:end] + _chunk(b"eXIf", exif.tobytes()[6:]) + plain[end:]
+    turned = picture().transpose(Image.Transpose.ROTATE_270)
+    np.testing.assert_array_equal(decode(late), np.asarray(turned))
 
 
 def test_exif_that_says_nothing_usable_is_ignored() -> None:
@@ -567,19 +491,16 @@ def test_max_pixels_is_compared_with_the_header_before_anything_is_decoded(
 
 
 def test_a_size_beyond_pillows_own_limit_is_told_by_its_pixels() -> None:
-    assert "3600000000 pixels" in reason(png(60000, 60000, 8, 2, b"\0\0\0\0"))
+    data = png(60000, 60000, 8, 2, b"\0\0\0\0")
+    assert reason(data).startswith("too large: it has 3,600,000,000 pixels")
 
 
 def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels() -> None:
-    data = zlib.compress(bytes(1 << 20))
-    # width, height, bits, compression, photometric, samples, tile width, tile length, offset, bytes
-    tags = {256: 1, 257: 1, 258: 8, 259: 8, 262: 1, 277: 1, 322: 32768, 323: 32768, 324: 8}
-    fields = [
-        struct.pack("<HHII", tag, 4, 1, value) for tag, value in (tags | {325: len(data)}).items()
-    ]
-    directory = struct.pack("<H", len(fields)) + b"".join(fields) + bytes(4)
-    tiff = b"II*\0" + struct.pack("<I", 8 + len(data)) + data + directory
-    assert reason(tiff).startswith("too large: it has 1,073,741,824 pixels")
+    # size, bits, compression, photometric, samples, size of a tile, its offset and its bytes
+    tags = {256: 1, 257: 1, 258: 8, 259: 8, 262: 1, 277: 1, 322: 32768, 323: 32768, 324: 8, 325: 9}
+    fields = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    data = b"II*\0" + struct.pack("<IQIH", 20, 0, 0, len(tags)) + fields + bytes(4)
+    assert reason(data).startswith("too large: it has 1,073,741,824 pixels")
 
 
 # ------------------------------------------------------------------------------------------- transparent colours
@@ -602,21 +523,6 @@ def test_a_transparent_colour_of_any_depth_shows_the_background(
     data = png(2, 1, depth, colour, row, _chunk(b"tRNS", transparent))
     found = decode(data, background="red")
     assert found[0].tolist() == [[255, 0, 0], [other] * 3]
-
-
-def test_a_transparent_colour_of_16_bits_is_not_taken_for_one_of_8() -> None:
-    row = b"\0" + b"\x34\xff" * 3 + b"\0\0" * 3
-    data = png(2, 1, 16, 2, row, _chunk(b"tRNS", b"\x00\x34" * 3))
-    assert decode(data, background="red")[0, 0].tolist() == [0x34] * 3
-
-
-def test_a_damaged_png_is_rejected_even_if_it_holds_exif_as_text() -> None:
-    text = PngImagePlugin.PngInfo()
-    text.add_text("Raw profile type exif", "\nexif\n      14\n" + "45786966000049492a0008000000")
-    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
-    damaged = bytearray(encode(Image.fromarray(noise), "PNG", pnginfo=text))
-    damaged[damaged.index(b"IDAT") + 1000] ^= 0xFF
-    assert reason(bytes(damaged))
 
 
 # ------------------------------------------------------------------------------------------------------ helpers

@@ -82,9 +82,7 @@ def tiff(**tags: int) -> bytes:
     return b"II*\0" + struct.pack("<I", 108) + bytes(100) + directory
 
 
-#: Without workers, Pillow's own limit may come first.
-TOO_LARGE = r"\(--max-pixels\)|DecompressionBombError"
-TEXT = "too large|Too much memory|MAX_TEXT"
+TOO_LARGE, TEXT = r"\(--max-pixels\)", "too large|Too much memory|MAX_TEXT"
 STRIPS = {"t273": 8, "t279": 100}
 TILES = {"t256": 10, "t257": 10, "t324": 8, "t325": 100}
 

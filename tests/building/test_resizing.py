@@ -20,7 +20,6 @@ from memload.building.resizing import (
 sides = st.integers(1, 600)
 sizes = st.tuples(sides, sides)
 targets = st.tuples(st.integers(1, 64), st.integers(1, 64))
-huge_sizes = st.tuples(st.integers(1, 70000), st.integers(1, 70000))
 fits = st.sampled_from(FITS)
 
 
@@ -76,52 +75,39 @@ def test_crop_equals_torchvisions_resize_and_center_crop(
 
 
 @settings(max_examples=200, deadline=None)
-@given(size=sizes, target=targets, interpolation=st.sampled_from(INTERPOLATIONS))
-@example(size=(41, 181), target=(23, 300), interpolation="box")
-def test_crop_equals_a_whole_resize_for_each_filter_and_aspect(
-    size: tuple[int, int], target: tuple[int, int], interpolation: Any
+@given(
+    size=sizes,
+    target=targets,
+    fit=st.sampled_from(["crop", "squash"]),
+    interpolation=st.sampled_from(INTERPOLATIONS),
+)
+@example(size=(41, 181), target=(23, 300), fit="crop", interpolation="box")
+@example(size=(24, 16), target=(24, 16), fit="crop", interpolation="bilinear")
+def test_crop_and_squash_equal_a_whole_resize_for_each_filter_and_aspect(
+    size: tuple[int, int], target: tuple[int, int], fit: Fit, interpolation: Any
 ) -> None:
-    image, placement = noise(*size), Placement.of(size, target)
+    image, placement = noise(*size), Placement.of(size, target, fit)
     assume(np.prod(placement.resized) < 1 << 22)
     left, top = placement.left, placement.top
     whole = image.resize(placement.resized, Image.Resampling[interpolation.upper()])
     expected = whole.crop((left, top, left + target[0], top + target[1]))
     assert_equal(resize(image, placement, interpolation=interpolation), expected)
-
-
-@settings(max_examples=60, deadline=None)
-@given(size=sizes, target=targets)
-def test_squash_is_one_plain_resize(size: tuple[int, int], target: tuple[int, int]) -> None:
-    image = noise(*size)
-    found = resize(image, Placement.of(size, target, "squash"))
-    assert_equal(found, image.resize(target, Image.Resampling.BILINEAR))
+    if fit == "squash":
+        assert placement.resized == target
 
 
 @settings(max_examples=100, deadline=None)
-@given(size=sizes, target=targets)
-def test_pad_is_pillows_pad(size: tuple[int, int], target: tuple[int, int]) -> None:
-    image = noise(*size)
+@given(size=sizes, target=targets, mode=st.sampled_from(["RGB", "L"]))
+def test_pad_is_pillows_pad(size: tuple[int, int], target: tuple[int, int], mode: str) -> None:
+    image = noise(*size, mode)
     assume(min(ImageOps.contain(image, target).size) > 0)  # Pillow lets a thin strip vanish
     found = resize(image, Placement.of(size, target, "pad"), fill=(9, 8, 7))
-    assert_equal(found, ImageOps.pad(image, target, Image.Resampling.BILINEAR, color=(9, 8, 7)))
+    color = (9, 8, 7) if mode == "RGB" else 9
+    assert_equal(found, ImageOps.pad(image, target, Image.Resampling.BILINEAR, color=color))
 
 
 def test_pad_shows_a_row_even_of_a_thin_strip() -> None:
     assert Placement.of((600, 1), (20, 20), "pad").resized == (20, 1)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_pad_fills_the_margin(mode: str) -> None:
-    placement = Placement.of((40, 10), (20, 20), "pad")
-    found = np.asarray(resize(noise(40, 10, mode), placement, fill=(5, 5, 5)))
-    assert (found[[0, 6, 13, 19]] == 5).all()
-    assert not (found[7:12] == 5).all()
-
-
-@pytest.mark.parametrize("fit", FITS)
-def test_a_picture_of_the_target_size_is_left_as_it_is(fit: Fit) -> None:
-    image = noise(24, 16)
-    assert_equal(resize(image, Placement.of(image.size, image.size, fit)), image)
 
 
 @pytest.mark.parametrize("size", [(4_000_000, 1), (1, 4_000_000)])
@@ -159,20 +145,6 @@ def test_the_box_may_be_part_of_a_picture_that_was_scaled_down() -> None:
 # ------------------------------------------------------------------------------------------------------ geometry
 
 
-@settings(max_examples=300, deadline=None)
-@given(source=huge_sizes, target=targets, fit=st.sampled_from(["crop", "pad"]))
-def test_crop_and_pad_keep_even_margins(
-    source: tuple[int, int], target: tuple[int, int], fit: Fit
-) -> None:
-    found = Placement.of(source, target, fit)
-    for resized, side, before in zip(found.resized, target, (found.left, found.top), strict=True):
-        after = resized - side - before
-        assert abs(before - after) <= 1
-        assert resized >= 1
-        assert min(before, after) >= 0 if fit == "crop" else max(before, after) <= 0
-    assert found.resized[0] == target[0] or found.resized[1] == target[1]
-
-
 @settings(max_examples=200, deadline=None)
 @given(source=sizes, target=targets, fit=fits)
 def test_width_and_height_are_treated_alike(
@@ -191,27 +163,16 @@ def test_width_and_height_are_treated_alike(
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_turning_is_pillows_exif_transpose(orientation: int) -> None:
-    image = noise(7, 4)
+def test_turning_is_pillows_exif_transpose_and_takes_points_along(orientation: int) -> None:
+    image = noise(7, 4, "L")
+    image.putpixel((5, 1), 255)
     image.getexif()[0x0112] = orientation
     expected = ImageOps.exif_transpose(image)
-    np.testing.assert_array_equal(np.asarray(turn(image, orientation)), np.asarray(expected))
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    orientation=st.integers(1, 8),
-    data=st.data(),
-)
-def test_points_turn_with_their_pixels(
-    size: tuple[int, int], orientation: int, data: st.DataObject
-) -> None:
-    x, y = data.draw(st.integers(0, size[0] - 1)), data.draw(st.integers(0, size[1] - 1))
-    image = Image.new("L", size)
-    image.putpixel((x, y), 255)
-    ((u, v),) = turn_points(np.array([[x, y]]), size, orientation)
-    assert turn(image, orientation).getpixel((int(u), int(v))) == 255
+    turned = turn(image, orientation)
+    np.testing.assert_array_equal(np.asarray(turned), np.asarray(expected))
+    for x, y in [(5, 1), (0, 0), (6, 3)]:
+        ((u, v),) = turn_points(np.array([[x, y]]), image.size, orientation)
+        assert turned.getpixel((int(u), int(v))) == image.getpixel((x, y))
 
 
 # --------------------------------------------------------------------------------------------------------- points
@@ -228,12 +189,3 @@ def test_points_land_on_the_pixel_that_they_mark(fit: Fit) -> None:
         rows, columns = np.indices(found.shape)
         centre = [(columns * found).sum() / found.sum(), (rows * found).sum() / found.sum()]
         np.testing.assert_allclose(placement.points(np.array([[x, y]]))[0], centre, atol=0.1)
-
-
-@settings(max_examples=50, deadline=None)
-@given(source=sizes, target=targets)
-def test_squash_takes_corners_to_corners(source: tuple[int, int], target: tuple[int, int]) -> None:
-    corners = np.array([[-0.5, -0.5], [source[0] - 0.5, source[1] - 0.5]])
-    expected = [[-0.5, -0.5], [target[0] - 0.5, target[1] - 0.5]]
-    found = Placement.of(source, target, "squash").points(corners)
-    np.testing.assert_allclose(found, expected, atol=1e-9)
