@@ -4,6 +4,7 @@ import contextlib
 import gc
 import hashlib
 import json
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -245,6 +246,16 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if not request.node.stash.get(FAILED, False):  # the traceback of a failed test holds objects
         left = before.left(patience=5)
         assert not left, f"left behind: {', '.join(left)}"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo what a command has set: later tests would log names that pytest-xdist cannot send."""
+    logger = logging.getLogger("memload")
+    handlers, level = logger.handlers[:], logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)

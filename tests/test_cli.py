@@ -4,7 +4,6 @@ import csv
 import inspect
 import io
 import json
-import logging
 import os
 import pty
 import re
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -39,18 +38,15 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """A function that runs the command in this process."""
-    logger = logging.getLogger("memload")
-    before = logger.handlers[:], logger.level
 
     def call(*arguments: str | Path) -> Done:
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments], prog_name="memload")
         return Done(int(ended.value.code or 0), *capsys.readouterr())
 
-    yield call
-    logger.handlers[:], logger.level = before
+    return call
 
 
 @pytest.fixture
