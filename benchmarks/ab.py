@@ -16,11 +16,10 @@ A figure is marked `worse` where the median of its ratios is more than 2 % worse
 quarters of the ratios are worse than 1, and `better` likewise.
 """
 
-import json
-import os
-import subprocess
+import argparse
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from harness import (
     ENOUGH_ROUNDS,
     HERE,
     LOWER_IS_BETTER,
+    Child,
     argument_parser,
     commit,
     divide,
@@ -39,66 +39,58 @@ from harness import (
 )
 
 NOTICEABLE = 0.02
+#: The rounds of a figure, by its name.
+Rounds = dict[str, list[float]]
 
 
-class Side:
-    """A process that measures one checkout."""
+def start(name: str, checkout: Path, arguments: list[str]) -> tuple[Child, dict[str, Any]]:
+    """Start a benchmark with a checkout; return its process, and what it says when it is ready."""
+    child = Child([sys.executable, HERE / f"{name}.py", "--serve", *arguments], checkout)
+    ready = child.answer()
+    if Path(ready["memload"]).resolve() != checkout:
+        sys.exit(f"memload was imported from {ready['memload']} instead of {checkout}.")
+    return child, ready
 
-    def __init__(self, checkout: Path, name: str, options: list[str], data: Path) -> None:
-        arguments = [str(HERE / f"{name}.py"), "--serve", "--data", str(data), *options]
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env=os.environ | {"PYTHONPATH": str(checkout)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.checkout = checkout
 
-    def answer(self) -> Any:
-        """Wait for the next line of the process. Ends the program where the process has ended."""
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"The benchmark ended with {self.process.wait()} on {self.checkout}.")
-        return json.loads(line)
-
-    def ready(self) -> Any:
-        """Wait until the process has its data; return its ways and its number of rounds."""
-        found = self.answer()
-        if Path(found["memload"]).resolve() != self.checkout:
-            sys.exit(f"memload was imported from {found['memload']} instead of {self.checkout}.")
-        return found
-
-    def measure(self, way: str) -> dict[str, float]:
-        """Measure a way once; return its figures by name."""
-        print(json.dumps(way), file=self.process.stdin, flush=True)
-        return self.answer()
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.stdin.close()
-        if self.process.wait(60):
-            sys.exit(f"The benchmark ended with {self.process.returncode} on {self.checkout}.")
+def measure(
+    checkouts: list[Path], name: str, arguments: list[str]
+) -> tuple[list[Rounds], dict[str, Any]]:
+    """Measure a benchmark in both checkouts; return the rounds of each, and what was ready."""
+    # one after the other, as the first one writes the data
+    children, (ready, _) = zip(*(start(name, path, arguments) for path in checkouts), strict=True)
+    found: list[Rounds] = [defaultdict(list), defaultdict(list)]
+    for number in range(ready["rounds"] + 1):
+        for place, way in enumerate(ready["ways"]):
+            for side in (0, 1) if (number + place) % 2 else (1, 0):
+                for figure, value in children[side].measure(way).items():
+                    found[side][figure] += [value] if number else []
+        print(f"{name}: round {number} of {ready['rounds']}", file=sys.stderr, flush=True)
+    for child in children:
+        if status := child.close():
+            sys.exit(f"{name} ended with status {status}.")
+    return [with_ratios(rounds, ready["ratios"]) for rounds in found], ready
 
 
 def compare(
-    checkouts: tuple[Path, Path], name: str, options: list[str], data: Path
-) -> tuple[list[dict[str, list[float]]], dict[str, Any]]:
-    """Measure one benchmark in both checkouts; return the figures of each, and what was ready."""
-    sides, found = [], ({}, {})
-    for checkout in checkouts:  # one after the other, as the first one writes the data
-        sides.append(Side(checkout, name, options, data))
-        ready = sides[-1].ready()
-    for number in range(ready["rounds"] + 1):
-        for place, way in enumerate(ready["ways"]):
-            for which in (0, 1) if (number + place) % 2 else (1, 0):
-                for figure, value in sides[which].measure(way).items():
-                    if number:
-                        found[which].setdefault(figure, []).append(value)
-        print(f"{name}: round {number} of {ready['rounds']}", file=sys.stderr, flush=True)
-    for side in sides:
-        side.close()
-    return [with_ratios(rounds, ready["ratios"]) for rounds in found], ready
+    checkouts: list[Path], name: str, arguments: list[str], pairs: int
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return each figure before and after, from all pairs of processes, and their machine."""
+    before: Rounds = defaultdict(list)
+    after: Rounds = defaultdict(list)
+    for _ in range(pairs):
+        measured, ready = measure(checkouts, name, arguments)
+        for all_rounds, rounds in zip((before, after), measured, strict=True):
+            for figure, values in rounds.items():
+                all_rounds[figure] += values
+    results = {
+        figure: {
+            "before": spread(values),
+            "after": spread(after[figure]),
+            "after / before": spread(divide(after[figure], values)),
+        }
+        for figure, values in before.items()
+    }
+    return results, ready["machine"]
 
 
 def verdict(figure: str, ratio: dict[str, float]) -> str:
@@ -132,8 +124,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def main() -> None:
-    """Compare each benchmark named."""
+def parse_options() -> tuple[argparse.Namespace, list[str]]:
+    """Return the options, and those of the benchmarks."""
     parser = argument_parser(__doc__)
     parser.add_argument("names", nargs="+", metavar="NAME", help="such as loader")
     parser.add_argument("--before", type=Path, required=True, metavar="PATH")
@@ -148,31 +140,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="measure less, in 2 to 3 minutes")
     parser.add_argument("--data", type=Path, help="a folder in which data is kept between runs")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options, passed_on = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
-    checkouts = (options.before.resolve(), options.after.resolve())
-    commits = options.commits or [commit(checkout) for checkout in checkouts]
-    passed_on += ["--quick"] * options.quick
+    options = parser.parse_args(sys.argv[1:split])
+    return options, sys.argv[split + 1 :] + ["--quick"] * options.quick
+
+
+def main() -> None:
+    """Compare each benchmark named."""
+    options, passed_on = parse_options()
+    checkouts = [options.before.resolve(), options.after.resolve()]
+    before, after = options.commits or map(commit, checkouts)
+    parameters = {"before": before, "after": after, "pairs": options.pairs}
+    parameters["options"] = " ".join(passed_on)
     with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="memload-ab-") as temporary:
-        data = (options.data or Path(temporary)).resolve()
+        data = str((options.data or Path(temporary)).resolve())
         for name in options.names:
-            found: tuple[dict[str, list[float]], ...] = ({}, {})
-            for _ in range(options.pairs):
-                measured, ready = compare(checkouts, name, passed_on, data)
-                for all_rounds, rounds in zip(found, measured, strict=True):
-                    for figure, values in rounds.items():
-                        all_rounds.setdefault(figure, []).extend(values)
-            results = {
-                figure: {
-                    "before": spread(found[0][figure]),
-                    "after": spread(found[1][figure]),
-                    "after / before": spread(divide(found[1][figure], found[0][figure])),
-                }
-                for figure in found[0]
-            }
-            parameters = {"of": name, "before": commits[0], "after": commits[1]}
-            parameters |= {"pairs": options.pairs, "options": " ".join(passed_on)}
+            arguments = ["--data", data, *passed_on]
+            results, machine = compare(checkouts, name, arguments, options.pairs)
             left_out = ["--quick"] * options.quick
-            record("ab", options, nested(results), parameters, left_out, ready["machine"])
+            described = {"of": name, **parameters}
+            record("ab", options, nested(results), described, left_out, machine)
             print(table(results), flush=True)
 
 

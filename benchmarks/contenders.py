@@ -1,11 +1,14 @@
-"""The ways that `compare.py` sets beside each other: how each stores pictures, and how it hands out batches of them.
+"""The ways that `compare.py` sets beside each other: how each stores pictures and reads them.
 
-Each has what its own documentation recommends for speed. Nothing here imports what is not in every way's environment
-but within functions. All but those that decode in training store what `resized` returns, and the label of a picture is
-its place in the sorted folder.
+Each has what its own documentation recommends for speed. A contender is a function that stores
+pictures, unless it reads the JPEGs, and one that returns batches ``(images, labels)``. All but those
+that decode in training store what `pictures.planes` returns; a label is the number of a picture.
 """
 
+import itertools
 import math
+import multiprocessing
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,184 +16,109 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from pictures import Numbered, planes, resized, to_planes
+from PIL import Image
+from torch.utils.data import DataLoader, default_collate
+
+SIDE = 224
+CORES = len(os.sched_getaffinity(0))
+
 
 @dataclass(frozen=True)
 class Job:
     """What to store or to read, and how."""
 
-    folder: Path  #: has the pictures in "images"
-    built: Path  #: what the way stores
-    side: int
+    images: Path  #: a folder of JPEGs
+    built: Path  #: what the contender stores
     batch: int
-    workers: int  #: processes or threads, the way's own choice
-    cores: int
+    workers: int  #: processes or threads, the contender's own choice
     device: str  #: "cpu" or "cuda"
-    count: int | None = None  #: of pictures; None is all
+    count: int  #: of pictures
 
+    @property
     def files(self) -> list[str]:
-        """Return the pictures; the place in this list is the label."""
-        return sorted(str(path) for path in (self.folder / "images").glob("*.jpg"))[: self.count]
+        """The pictures; the place in this list is the label."""
+        return sorted(map(str, self.images.glob("*.jpg")))[: self.count]
 
-    def pictures(self) -> Iterator[Any]:
-        """Yield all pictures as (3, side, side), decoded on all cores: for writers that leave that to the user."""
-        import multiprocessing
+    def pictures(self) -> Iterator[np.ndarray]:
+        """Yield all pictures, decoded on all cores, for writers that leave that to the user."""
+        with multiprocessing.Pool(CORES) as pool:
+            yield from pool.imap(stored_pixels, self.files, chunksize=16)
 
-        with multiprocessing.Pool(self.cores) as pool:
-            yield from pool.imap(partial(planes, side=self.side), self.files(), chunksize=16)
+    def loader_options(self) -> dict[str, Any]:
+        """Return what every kind of DataLoader is given."""
+        return {
+            "batch_size": self.batch,
+            "num_workers": self.workers,
+            "persistent_workers": self.workers > 0,
+            "pin_memory": self.device != "cpu",
+        }
 
-
-# Decoders. A path to a PIL image of at least twice the side if it has as much, or to a tensor.
-
-
-def by_pillow(path: str, _side: int) -> Any:
-    """Decode as ImageFolder does."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return image.convert("RGB")
-
-
-def by_jpeg4py(path: str, _side: int) -> Any:
-    """Decode with jpeg4py."""
-    import jpeg4py
-    from PIL import Image
-
-    return Image.fromarray(jpeg4py.JPEG(path).decode())
+    def data_loader(self, dataset: Any, **options: Any) -> Iterable[Any]:
+        """Return torch's DataLoader in random order."""
+        return DataLoader(dataset, shuffle=True, **self.loader_options(), **options)
 
 
-def by_simplejpeg(path: str, side: int) -> Any:
-    """Decode with simplejpeg, at 1/2 or less where that leaves twice the size."""
-    import simplejpeg
-    from PIL import Image
+class Converted:
+    """The batches of a loader, made ``(images, labels)``."""
 
-    data = Path(path).read_bytes()
-    height, width, *_ = simplejpeg.decode_jpeg_header(data)
-    least = [min(size, 2 * math.ceil(side * size / min(height, width))) for size in (height, width)]
-    # a scale between costs pixels and hardly saves time, hence min_factor
-    return Image.fromarray(
-        simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1], min_factor=2)
-    )
+    def __init__(self, loader: Iterable[Any], convert: Callable[[Any], tuple[Any, Any]]) -> None:
+        self.loader, self.convert = loader, convert
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return map(self.convert, self.loader)
 
 
-def by_torchvision(path: str, side: int) -> Any:
-    """Decode and resize with torchvision alone, on tensors; return (3, side, side)."""
-    from torchvision.io import ImageReadMode, decode_jpeg, read_file
-    from torchvision.transforms.v2 import functional
-
-    pixels = functional.resize(
-        decode_jpeg(read_file(path), mode=ImageReadMode.RGB), [side], antialias=True
-    )
-    return functional.center_crop(pixels, [side, side])
+def stored_pixels(path: str) -> np.ndarray:
+    """Return what is stored of a file, (3, side, side)."""
+    return planes(path, SIDE).numpy()
 
 
-def fitted(image: Any, side: int) -> Any:
-    """Resize and crop a PIL image with torchvision's arithmetic; return an array of (side, side, 3)."""
-    import numpy as np
-    from PIL import Image
-
-    image = image.convert("RGB")
-    width, height = image.size
-    size = (
-        (side, int(side * height / width))
-        if width <= height
-        else (int(side * width / height), side)
-    )
-    left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
-    image = image.resize(size, Image.Resampling.BILINEAR)
-    return np.asarray(image.crop((left, top, left + side, top + side)))
+def image_and_label(batch: Any) -> tuple[Any, Any]:
+    """Return the members of a dictionary."""
+    return batch["image"], batch["label"]
 
 
-def resized(path: str, side: int) -> Any:
-    """Return the pixels of a file by Pillow, as (side, side, 3)."""
-    return fitted(by_pillow(path, side), side)
+def unchanged(batch: Any) -> Any:
+    """Collate what already is a batch."""
+    return batch
 
 
-def planes(path: str, side: int, decode: Callable[[str, int], Any] = by_pillow) -> Any:
-    """Return the pixels of a file as (3, side, side), contiguous."""
-    return fitted(decode(path, side), side).transpose(2, 0, 1).copy()
-
-
-def tensor(path: str, side: int, decode: Callable[[str, int], Any] = by_pillow) -> Any:
-    """Return the pixels of a file as a tensor of (3, side, side)."""
-    import torch
-
-    return torch.from_numpy(planes(path, side, decode))
-
-
-# Ways. Each has a function that stores pictures, unless it reads the files, and one that returns its loader.
-
-
-class Numbered:
-    """A map-style data set: what a function makes of each item, and the item's number."""
-
-    def __init__(self, items: Any, load: Callable[[Any], Any]) -> None:
-        self.items, self.load = items, load
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, number: int) -> tuple[Any, int]:
-        return self.load(self.items[number]), number
-
-
-def data_loader(job: Job, dataset: Any, **options: Any) -> Iterable[Any]:
-    """Return torch's DataLoader, whose workers live from epoch to epoch."""
-    from torch.utils.data import DataLoader
-
-    return DataLoader(dataset, job.batch, shuffle=True, **workers(job), **options)
-
-
-def workers(job: Job) -> dict[str, Any]:
-    """Return what every kind of DataLoader is told."""
-    return {
-        "num_workers": job.workers, "persistent_workers": job.workers > 0, "pin_memory": job.device != "cpu",
-    }  # fmt: skip
-
-
-def read_jpegs(load: Callable[[str, int], Any], job: Job) -> Iterable[Any]:
-    """Return torch's DataLoader over the files themselves."""
-    return data_loader(job, Numbered(job.files(), partial(load, side=job.side)))
+# Ways that store decoded pictures
 
 
 def build_memload(job: Job) -> None:
     """Build by a manifest, whose labels are the numbers."""
     import memload
 
-    rows = [f"{Path(path).name},{number}" for number, path in enumerate(job.files())]
+    rows = [f"{Path(path).name},{number}" for number, path in enumerate(job.files)]
     manifest = job.built / "numbers.csv"
     manifest.write_text("\n".join(["path,label", *rows, ""]))
-    source = memload.Manifest(manifest, root=job.folder / "images")
-    memload.build(source, job.built / "out.bin", size=job.side, progress=False)
+    source = memload.Manifest(manifest, root=job.images)
+    memload.build(source, job.built / "out.bin", size=SIDE, progress=False)
 
 
 def read_memload(feed: str, job: Job) -> Iterable[Any]:
-    """Return the Loader; `workers` is its number of threads."""
+    """Return the Loader."""
     import memload
 
-    return memload.Loader(
-        job.built / "out.bin",
-        job.batch,
-        shuffle=True,
-        device=job.device,
-        feed=feed,
-        num_threads=job.workers,
-    )
+    options: dict[str, Any] = {"device": job.device, "feed": feed, "num_threads": job.workers}
+    return memload.Loader(job.built / "out.bin", job.batch, shuffle=True, **options)
 
 
 def read_fast_collate(job: Job) -> Iterable[Any]:
     """Return torch's DataLoader with memload's data set and collate function."""
     import memload
 
-    return data_loader(
-        job, memload.MemmapDataset(job.built / "out.bin"), collate_fn=memload.fast_collate
-    )
+    dataset = memload.MemmapDataset(job.built / "out.bin")
+    return job.data_loader(dataset, collate_fn=memload.fast_collate)
 
 
 def build_numpy(job: Job) -> None:
     """Fill a memory map."""
-    import numpy as np
-
-    shape = (len(job.files()), 3, job.side, job.side)
+    shape = (job.count, 3, SIDE, SIDE)
     pixels = np.lib.format.open_memmap(job.built / "images.npy", "w+", np.uint8, shape)
     for number, picture in enumerate(job.pictures()):
         pixels[number] = picture
@@ -199,73 +127,47 @@ def build_numpy(job: Job) -> None:
 
 def read_numpy(job: Job) -> Iterable[Any]:
     """Return torch's DataLoader with its own collate function."""
-    import numpy as np
-    import torch
-
     # copy-on-write, as torch wants memory that it may write to
-    return data_loader(
-        job, Numbered(np.load(job.built / "images.npy", mmap_mode="c"), torch.from_numpy)
-    )
-
-
-def whole(batch: Any) -> Any:
-    """Collate what already is a batch."""
-    return batch
+    pixels = np.load(job.built / "images.npy", mmap_mode="c")
+    return job.data_loader(Numbered(pixels, torch.from_numpy))
 
 
 class Indexed(Numbered):
-    """The same, which hands DataLoader a whole batch of the pictures by one index."""
+    """Pictures of which DataLoader takes a whole batch by one index."""
 
     def __getitems__(self, numbers: list[int]) -> tuple[Any, Any]:
-        import torch
-
         return self.load(self.items[numbers]), torch.tensor(numbers)
 
 
 def read_indexed(job: Job) -> Iterable[Any]:
     """Return torch's DataLoader, which takes whole batches from the memory map by one index."""
-    import numpy as np
-    import torch
-
-    pixels = np.asarray(
-        np.load(job.built / "images.npy", mmap_mode="c")
-    )  # whose parts would be memory maps, slowly
-    return data_loader(job, Indexed(pixels, torch.from_numpy), collate_fn=whole)
+    # an ordinary array, as parts of a memory map would be memory maps, slowly
+    pixels = np.asarray(np.load(job.built / "images.npy", mmap_mode="c"))
+    return job.data_loader(Indexed(pixels, torch.from_numpy), collate_fn=unchanged)
 
 
 def build_tensordict(job: Job) -> None:
     """Fill the memory-mapped tensors of tensordict's recipe for ImageNet, 64 at a time."""
-    import itertools
-
-    import torch
     from tensordict import MemoryMappedTensor, TensorDict
 
-    count = len(job.files())
-    shapes = {
-        "image": ((count, 3, job.side, job.side), torch.uint8),
-        "label": ((count,), torch.int64),
-    }
-    empty = {
-        name: MemoryMappedTensor.empty(shape, dtype=dtype)
-        for name, (shape, dtype) in shapes.items()
-    }
-    data = TensorDict(empty, batch_size=[count]).memmap(job.built / "data")
+    image = MemoryMappedTensor.empty((job.count, 3, SIDE, SIDE), dtype=torch.uint8)
+    label = MemoryMappedTensor.empty((job.count,), dtype=torch.int64)
+    data = TensorDict({"image": image, "label": label}, batch_size=[job.count])
+    data = data.memmap(job.built / "data")
     pictures = job.pictures()
-    for start in range(0, count, 64):
-        images = torch.stack(
-            [torch.from_numpy(picture) for picture in itertools.islice(pictures, 64)]
-        )
+    for start in range(0, job.count, 64):
+        images = torch.from_numpy(np.stack(list(itertools.islice(pictures, 64))))
         labels = torch.arange(start, start + len(images))
-        data[start : start + len(images)] = TensorDict(
-            {"image": images, "label": labels}, batch_size=[len(images)]
-        )
+        part = TensorDict({"image": images, "label": labels}, batch_size=[len(images)])
+        data[start : start + len(images)] = part
 
 
 def read_tensordict(job: Job) -> Iterable[Any]:
     """Return torch's DataLoader, which takes whole batches from a TensorDict by one index."""
     from tensordict import TensorDict
 
-    return data_loader(job, TensorDict.load_memmap(job.built / "data"), collate_fn=whole)
+    data = TensorDict.load_memmap(job.built / "data")
+    return Converted(job.data_loader(data, collate_fn=unchanged), image_and_label)
 
 
 def build_ffcv(job: Job) -> None:
@@ -273,70 +175,71 @@ def build_ffcv(job: Job) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
+    def decode(path: str) -> np.ndarray:
+        return resized(Image.open(path), SIDE)
+
     fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
-    writer = DatasetWriter(str(job.built / "data.beton"), fields, num_workers=job.cores)
-    writer.from_indexed_dataset(
-        Numbered(job.files(), partial(resized, side=job.side)), shuffle_indices=False
-    )
+    writer = DatasetWriter(str(job.built / "data.beton"), fields, num_workers=CORES)
+    writer.from_indexed_dataset(Numbered(job.files, decode), shuffle_indices=False)
 
 
 def read_ffcv(job: Job) -> Iterable[Any]:
-    """Return FFCV's Loader with the page cache, as it recommends where the data set fits in memory."""
-    import torch
+    """Return FFCV's Loader with the page cache, as it recommends for data that fits in memory."""
     from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import Squeeze, ToDevice, ToTensor, ToTorchImage
 
-    move = [] if job.device == "cpu" else [ToDevice(torch.device(job.device, 0), non_blocking=True)]
-    pipelines = {
-        "image": [SimpleRGBImageDecoder(), ToTensor(), *move, ToTorchImage()],
-        "label": [IntDecoder(), ToTensor(), Squeeze(), *move],
-    }
+    device = torch.device(job.device, None if job.device == "cpu" else 0)
+    move = [] if job.device == "cpu" else [ToDevice(device, non_blocking=True)]
     return Loader(
-        str(job.built / "data.beton"), batch_size=job.batch, num_workers=job.workers, order=OrderOption.RANDOM,
-        os_cache=True, drop_last=False, pipelines=pipelines,
-    )  # fmt: skip
+        str(job.built / "data.beton"),
+        batch_size=job.batch,
+        num_workers=job.workers,
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        drop_last=False,
+        pipelines={
+            "image": [SimpleRGBImageDecoder(), ToTensor(), *move, ToTorchImage()],
+            "label": [IntDecoder(), ToTensor(), Squeeze(), *move],
+        },
+    )
 
 
-def arrow_rows(files: list[str], side: int) -> Iterator[dict[str, Any]]:
-    """Yield what Arrow stores."""
+def arrow_rows(files: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield what Arrow stores. All columns have one dtype, so labels are stored as bytes."""
     for path in files:
-        yield {
-            "image": planes(path, side),
-            "label": list(int(Path(path).stem).to_bytes(4, "little")),
-        }
+        label = int(Path(path).stem).to_bytes(4, "little")
+        yield {"image": stored_pixels(path), "label": list(label)}
 
 
 def build_datasets(job: Job) -> None:
-    """Write Arrow files. The torch format has one dtype for all columns, so labels are stored as bytes."""
+    """Write Arrow files."""
     from datasets import Array3D, Dataset, Features, Sequence, Value
 
-    features = Features(
-        image=Array3D((3, job.side, job.side), "uint8"), label=Sequence(Value("uint8"), length=4)
-    )
-    cache, arguments = str(job.built / "cache"), {"files": job.files(), "side": job.side}
-    made = Dataset.from_generator(
-        arrow_rows, features, cache, gen_kwargs=arguments, num_proc=job.cores
-    )
+    label = Sequence(Value("uint8"), length=4)
+    features = Features(image=Array3D((3, SIDE, SIDE), "uint8"), label=label)
+    cache, arguments = str(job.built / "cache"), {"files": job.files}
+    made = Dataset.from_generator(arrow_rows, features, cache, gen_kwargs=arguments, num_proc=CORES)
     made.save_to_disk(str(job.built / "arrow"))
     shutil.rmtree(cache)
 
 
 def read_datasets(job: Job) -> Iterable[Any]:
     """Return torch's DataLoader over the data set in torch's format."""
-    import torch
     from datasets import load_from_disk
 
-    return data_loader(
-        job, load_from_disk(str(job.built / "arrow")).with_format("torch", dtype=torch.uint8)
-    )
+    def convert(batch: Any) -> tuple[Any, Any]:
+        return batch["image"], batch["label"].contiguous().view(torch.int32).flatten()
+
+    dataset = load_from_disk(str(job.built / "arrow")).with_format("torch", dtype=torch.uint8)
+    return Converted(job.data_loader(dataset), convert)
 
 
 def build_streaming(job: Job) -> None:
     """Write MDS shards of arrays, uncompressed."""
     from streaming import MDSWriter
 
-    columns = {"image": f"ndarray:uint8:3,{job.side},{job.side}", "label": "int"}
+    columns = {"image": f"ndarray:uint8:3,{SIDE},{SIDE}", "label": "int"}
     with MDSWriter(out=str(job.built / "mds"), columns=columns) as writer:
         for number, picture in enumerate(job.pictures()):
             writer.write({"image": picture, "label": number})
@@ -347,22 +250,21 @@ def read_streaming(job: Job) -> Iterable[Any]:
     from streaming import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(local=str(job.built / "mds"), shuffle=True, batch_size=job.batch)
-    return StreamingDataLoader(dataset, batch_size=job.batch, **workers(job))
+    return Converted(StreamingDataLoader(dataset, **job.loader_options()), image_and_label)
 
 
-def lit_sample(side: int, item: tuple[int, str]) -> dict[str, Any]:
+def lit_sample(item: tuple[int, str]) -> dict[str, Any]:
     """Return what LitData stores."""
-    return {"image": tensor(item[1], side), "label": item[0]}
+    return {"image": planes(item[1], SIDE), "label": item[0]}
 
 
 def build_litdata(job: Job) -> None:
     """Write chunks of tensors."""
     from litdata import optimize
 
-    optimize(
-        partial(lit_sample, job.side), list(enumerate(job.files())), str(job.built / "lit"), chunk_bytes="64MB",
-        num_workers=job.cores, start_method="fork", verbose=False,
-    )  # fmt: skip
+    options = {"chunk_bytes": "64MB", "num_workers": CORES, "start_method": "fork"}
+    items, folder = list(enumerate(job.files)), str(job.built / "lit")
+    optimize(lit_sample, items, folder, verbose=False, **options)
 
 
 def read_litdata(job: Job) -> Iterable[Any]:
@@ -370,157 +272,166 @@ def read_litdata(job: Job) -> Iterable[Any]:
     from litdata import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(str(job.built / "lit"), shuffle=True, drop_last=False)
-    return StreamingDataLoader(dataset, batch_size=job.batch, **workers(job))
+    return Converted(StreamingDataLoader(dataset, **job.loader_options()), image_and_label)
 
 
-def build_tars(decoded: bool, job: Job) -> None:
-    """Put files or decoded pictures into shards, several for each worker."""
+def build_tars(samples: Iterable[tuple[str, Any]], job: Job) -> None:
+    """Put samples into tar files, several for each worker."""
     from webdataset import ShardWriter
 
-    files = job.files()
-    samples = (
-        (("npy", picture) for picture in job.pictures())
-        if decoded
-        else (("jpg", read(path)) for path in files)
-    )
-    with ShardWriter(
-        str(job.built / "%05d.tar"), maxcount=math.ceil(len(files) / (4 * job.cores)), verbose=0
-    ) as out:
+    pattern, most = str(job.built / "%05d.tar"), math.ceil(job.count / (4 * CORES))
+    with ShardWriter(pattern, maxcount=most, verbose=0) as out:
         for number, (name, content) in enumerate(samples):
             out.write({"__key__": f"{number:08d}", "cls": number, name: content})
 
 
-def read(path: str) -> bytes:
-    """Return a file's bytes."""
-    return Path(path).read_bytes()
+def build_array_tars(job: Job) -> None:
+    """Put decoded pictures into tar files."""
+    build_tars((("npy", picture) for picture in job.pictures()), job)
 
 
-def jpg_or_npy(side: int, sample: dict[str, Any]) -> tuple[Any, int]:
-    """Make a tensor of a decoded sample."""
-    import torch
+def build_jpeg_tars(job: Job) -> None:
+    """Put the JPEGs into tar files."""
+    build_tars((("jpg", Path(path).read_bytes()) for path in job.files), job)
 
-    pixels = (
-        sample["npy"] if "npy" in sample else fitted(sample["jpg"], side).transpose(2, 0, 1).copy()
-    )
-    return torch.from_numpy(pixels), sample["cls"]
+
+def tar_sample(sample: dict[str, Any]) -> tuple[Any, int]:
+    """Return the pixels and the label of a decoded sample."""
+    if "npy" in sample:
+        return torch.from_numpy(sample["npy"]), sample["cls"]
+    return to_planes(resized(sample["jpg"], SIDE)), sample["cls"]
 
 
 def read_tars(job: Job) -> Iterable[Any]:
     """Return WebDataset's loader; batches are made in the workers."""
     import webdataset
-    from torch.utils.data import default_collate
 
     tars = sorted(map(str, job.built.glob("*.tar")))
     samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(500).decode("pil")
-    batches = samples.map(partial(jpg_or_npy, job.side)).batched(
-        job.batch, collation_fn=default_collate
-    )
-    return webdataset.WebLoader(batches, batch_size=None, **workers(job))
+    batches = samples.map(tar_sample).batched(job.batch, collation_fn=default_collate)
+    return webdataset.WebLoader(batches, **job.loader_options() | {"batch_size": None})
+
+
+# Ways that decode in training
 
 
 def read_dali(job: Job) -> Iterable[Any]:
     """Return DALI's iterator, which decodes on the GPU and leaves batches there."""
-    if job.device == "cpu":
-        raise RuntimeError("decodes on the GPU: no GPU, or --device cpu")
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-    files = job.files()
-
     @pipeline_def(batch_size=job.batch, num_threads=job.workers, device_id=0)
     def pipeline() -> Any:
+        labels = list(range(job.count))
         data, label = fn.readers.file(
-            files=files, labels=list(range(len(files))), random_shuffle=True, name="reader"
+            files=job.files, labels=labels, random_shuffle=True, name="reader"
         )
         images = fn.decoders.image(data, device="mixed", output_type=types.RGB)
-        images = fn.resize(
-            images, resize_shorter=job.side, interp_type=types.INTERP_LINEAR, antialias=True
-        )
-        return fn.transpose(fn.crop(images, crop=(job.side, job.side)), perm=[2, 0, 1]), label.gpu()
+        bilinear = {"interp_type": types.INTERP_LINEAR, "antialias": True}
+        images = fn.crop(fn.resize(images, resize_shorter=SIDE, **bilinear), crop=(SIDE, SIDE))
+        return fn.transpose(images, perm=[2, 0, 1]), label.gpu()
 
-    return DALIGenericIterator(
-        [pipeline()], ["image", "label"], reader_name="reader", auto_reset=True,
-        last_batch_policy=LastBatchPolicy.PARTIAL,
-    )  # fmt: skip
+    options = {"auto_reset": True, "last_batch_policy": LastBatchPolicy.PARTIAL}
+    names = ["image", "label"]
+    batches = DALIGenericIterator([pipeline()], names, reader_name="reader", **options)
+    return Converted(batches, lambda pipelines: image_and_label(pipelines[0]))
+
+
+def by_pillow(path: str) -> torch.Tensor:
+    """Decode as ImageFolder does."""
+    return planes(path, SIDE)
+
+
+def by_jpeg4py(path: str) -> torch.Tensor:
+    """Decode with jpeg4py."""
+    import jpeg4py
+
+    return to_planes(resized(Image.fromarray(jpeg4py.JPEG(path).decode()), SIDE))
+
+
+def by_simplejpeg(path: str) -> torch.Tensor:
+    """Decode with simplejpeg, at 1/2 or less where that leaves twice the size."""
+    import simplejpeg
+
+    data = Path(path).read_bytes()
+    size = simplejpeg.decode_jpeg_header(data)[:2]
+    height, width = (min(length, 2 * math.ceil(SIDE * length / min(size))) for length in size)
+    # a scale between costs pixels and hardly saves time, hence min_factor
+    pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width, min_factor=2)
+    return to_planes(resized(Image.fromarray(pixels), SIDE))
+
+
+def by_torchvision(path: str) -> torch.Tensor:
+    """Decode and resize with torchvision alone, on tensors."""
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+    from torchvision.transforms.v2 import functional
+
+    pixels = decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
+    return functional.center_crop(functional.resize(pixels, [SIDE], antialias=True), [SIDE, SIDE])
+
+
+def read_jpegs(load: Callable[[str], torch.Tensor], job: Job) -> Iterable[Any]:
+    """Return torch's DataLoader over the files themselves."""
+    return job.data_loader(Numbered(job.files, load))
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A way to store pictures and to read them."""
+class Contender:
+    """A way to store pictures and to read them. Those with the same ``build`` share its files."""
 
-    package: str
-    modules: tuple[str, ...]  #: imported before anything is timed
     read: Callable[[Job], Iterable[Any]]
-    build: Callable[[Job], None] | None = None
-    built_by: str | None = None  #: another kind, whose files it reads
-    decodes: bool = (
-        False  #: in training, so that its rate does not depend on the number of pictures
-    )
+    build: Callable[[Job], None] | None
+    modules: str  #: imported before anything is timed
+    unit: str = "worker"
+    counts: tuple[int | None, ...] = (None,)  #: of workers; None is as many as there are cores
+    device: str | None = None  #: the only one
+    decodes: bool = False  #: in training, so that its rate does not depend on how many there are
 
 
-def memload_kind(read: Callable[[Job], Iterable[Any]]) -> Kind:
-    """Return a kind that reads what memload has built."""
-    return Kind("memload", ("memload",), read, built_by="memload")
+def jpegs(load: Callable[[str], torch.Tensor], modules: str) -> Contender:
+    """Return a DataLoader that decodes JPEGs."""
+    return Contender(partial(read_jpegs, load), None, modules, decodes=True)
 
 
-def jpegs(load: Callable[[str, int], Any], package: str, *modules: str) -> Kind:
-    """Return a kind that decodes in a DataLoader."""
-    return Kind(package, modules, partial(read_jpegs, load), decodes=True)
+def reading_memload(feed: str, device: str, *counts: int | None) -> Contender:
+    """Return memload's Loader with a feed."""
+    read = partial(read_memload, feed)
+    return Contender(read, build_memload, "memload", "thread", counts, device)
 
 
-KINDS = {
-    "memload": Kind("memload", ("memload",), partial(read_memload, "cpu"), build_memload),
-    "dma": memload_kind(partial(read_memload, "dma")),
-    "pinned": memload_kind(partial(read_memload, "pinned")),
-    "fast_collate": memload_kind(read_fast_collate),
-    "ffcv": Kind("ffcv", ("ffcv.loader", "ffcv.writer", "ffcv.transforms"), read_ffcv, build_ffcv),
-    "tensordict": Kind("tensordict", ("tensordict",), read_tensordict, build_tensordict),
-    "numpy": Kind("numpy", ("numpy",), read_numpy, build_numpy),
-    "indexed": Kind("numpy", ("numpy",), read_indexed, built_by="numpy"),
-    "datasets": Kind("datasets", ("datasets",), read_datasets, build_datasets),
-    "streaming": Kind("mosaicml-streaming", ("streaming",), read_streaming, build_streaming),
-    "litdata": Kind("litdata", ("litdata",), read_litdata, build_litdata),
-    "tars": Kind("webdataset", ("webdataset",), read_tars, partial(build_tars, True)),
-    "tars-jpeg": Kind(
-        "webdataset", ("webdataset",), read_tars, partial(build_tars, False), decodes=True
+FFCV = "ffcv.loader ffcv.writer ffcv.transforms"
+#: What is compared, by its name in the table. The first that is measured is memload's best.
+CONTENDERS = {
+    "memload, Loader": reading_memload("cpu", "cpu", None, 1),
+    "memload, Loader, dma": reading_memload("dma", "cuda", 1),
+    "memload, Loader, pinned": reading_memload("pinned", "cuda", None),
+    "memload, DataLoader + fast_collate": Contender(
+        read_fast_collate, build_memload, "memload", counts=(0,)
     ),
-    "dali": Kind("nvidia-dali-cuda130", ("nvidia.dali.plugin.pytorch",), read_dali, decodes=True),
-    "torchvision": jpegs(
-        by_torchvision, "torchvision", "torchvision.io", "torchvision.transforms.v2"
+    "FFCV, raw": Contender(read_ffcv, build_ffcv, FFCV, counts=(None, 1)),
+    "tensordict, memory-mapped": Contender(
+        read_tensordict, build_tensordict, "tensordict", counts=(None, 0)
     ),
-    "simplejpeg": jpegs(partial(tensor, decode=by_simplejpeg), "simplejpeg", "simplejpeg"),
-    "jpeg4py": jpegs(partial(tensor, decode=by_jpeg4py), "jpeg4py", "jpeg4py"),
-    "pillow": jpegs(tensor, "pillow", "PIL.Image"),
+    "NumPy memmap, a batch by one index": Contender(
+        read_indexed, build_numpy, "numpy", counts=(None, 0)
+    ),
+    "NumPy memmap, default collate": Contender(read_numpy, build_numpy, "numpy", counts=(None, 0)),
+    "Hugging Face datasets, torch format": Contender(
+        read_datasets, build_datasets, "datasets", counts=(None, 0)
+    ),
+    "MosaicML streaming, arrays": Contender(
+        read_streaming, build_streaming, "streaming", counts=(None, 0)
+    ),
+    "LitData, tensors": Contender(read_litdata, build_litdata, "litdata", counts=(None, 0)),
+    "WebDataset, arrays": Contender(read_tars, build_array_tars, "webdataset"),
+    "WebDataset, JPEG": Contender(read_tars, build_jpeg_tars, "webdataset", decodes=True),
+    "DALI, JPEG": Contender(
+        read_dali, None, "nvidia.dali.plugin.pytorch", "thread", device="cuda", decodes=True
+    ),
+    "JPEG, DataLoader, torchvision.io": jpegs(
+        by_torchvision, "torchvision.io torchvision.transforms.v2"
+    ),
+    "JPEG, DataLoader, simplejpeg": jpegs(by_simplejpeg, "simplejpeg"),
+    "JPEG, DataLoader, jpeg4py": jpegs(by_jpeg4py, "jpeg4py"),
+    "JPEG, DataLoader, Pillow": jpegs(by_pillow, "PIL.Image"),
 }
-
-
-def ways(most: int, device: str) -> list[tuple[str, str, int]]:
-    """Return name in the table, kind, and workers or threads, `most` or fewer. The first is memload's best."""
-    cpu = [("memload, Loader", "memload", "thread", (most, 1))]
-    gpu = [
-        ("memload, Loader, dma", "dma", "thread", (1,)),
-        ("memload, Loader, pinned", "pinned", "thread", (most,)),
-    ]
-    table = [
-        *(cpu if device == "cpu" else gpu),
-        ("memload, DataLoader + fast_collate", "fast_collate", "worker", (0,)),
-        ("FFCV, raw", "ffcv", "worker", (most, 1)),
-        ("tensordict, memory-mapped", "tensordict", "worker", (most, 0)),
-        ("NumPy memmap, a batch by one index", "indexed", "worker", (most, 0)),
-        ("NumPy memmap, default collate", "numpy", "worker", (most, 0)),
-        ("Hugging Face datasets, torch format", "datasets", "worker", (most, 0)),
-        ("MosaicML streaming, arrays", "streaming", "worker", (most, 0)),
-        ("LitData, tensors", "litdata", "worker", (most, 0)),
-        ("WebDataset, arrays", "tars", "worker", (most,)),
-        ("WebDataset, JPEG", "tars-jpeg", "worker", (most,)),
-        ("DALI, JPEG", "dali", "thread", (most,)),
-        ("JPEG, DataLoader, torchvision.io", "torchvision", "worker", (most,)),
-        ("JPEG, DataLoader, simplejpeg", "simplejpeg", "worker", (most,)),
-        ("JPEG, DataLoader, jpeg4py", "jpeg4py", "worker", (most,)),
-        ("JPEG, DataLoader, Pillow", "pillow", "worker", (most,)),
-    ]
-    return [
-        (f"{title}, {count} {unit}{'s' * (count != 1)}", kind, count)
-        for title, kind, unit, counts in table
-        for count in dict.fromkeys(counts)
-    ]

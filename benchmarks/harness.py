@@ -17,16 +17,18 @@ import contextlib
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import platform
 import re
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,11 @@ import safetensors.numpy
 import memload
 
 HERE = Path(__file__).parent
+#: Packages that are measured beside memload, or that it uses on a GPU.
+BESIDE = (
+    *("torchvision", "kornia", "ffcv", "triton", "cuda-bindings", "tensordict", "datasets"),
+    *("mosaicml-streaming", "litdata", "webdataset", "simplejpeg", "nvidia-dali-cuda130"),
+)
 #: The number of rounds from which on quartiles say something.
 ENOUGH_ROUNDS = 3
 LOWER_IS_BETTER = re.compile(r".*\((s|ms|µs|MB|GB|bytes[^)]*)\)( › .*)?|.*› cores|.*faults")
@@ -109,7 +116,7 @@ def errors_in_one_line() -> Any:
     except KeyboardInterrupt:
         print("Interrupted. Nothing of this run is recorded.", file=sys.stderr)
         sys.exit(130)
-    except (memload.MemloadError, FileNotFoundError, PermissionError) as error:
+    except (memload.MemloadError, ChildError, FileNotFoundError, PermissionError) as error:
         sys.exit(str(error))
 
 
@@ -162,8 +169,7 @@ def with_ratios(
 def serve(prepare: Callable[[], Mapping[str, Way]], facts: Mapping[str, Any]) -> None:
     """Measure the way whose name comes in a line on stdin, and print its figures, until stdin ends.
 
-    This is the side of the process that `ab.py` starts; ``facts`` are for that. What else is printed
-    goes to stderr.
+    This is what a `Child` runs; ``facts`` are for its parent. What else is printed goes to stderr.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -177,6 +183,46 @@ def serve(prepare: Callable[[], Mapping[str, Way]], facts: Mapping[str, Any]) ->
     for line in sys.stdin:
         name = json.loads(line)
         answer(figures(name, ways[name]))
+
+
+class ChildError(Exception):
+    """A child process has ended, or does not answer."""
+
+
+class Child:
+    """A process of its own that measures ways on request, with the memload of a checkout."""
+
+    def __init__(self, command: Sequence[object], checkout: Path, **options: Any) -> None:
+        environment = os.environ | options.pop("env", {}) | {"PYTHONPATH": str(checkout)}
+        self.process = subprocess.Popen(
+            list(map(str, command)),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def answer(self, timeout: float | None = None) -> Any:
+        """Return the next line of the process. Raises ChildError where there is none."""
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            raise ChildError(f"It has not answered for {timeout:.0f} s.")
+        line = self.process.stdout.readline()
+        if not line:
+            raise ChildError(f"It ended with status {self.process.wait()}.")
+        return json.loads(line)
+
+    def measure(self, way: str, timeout: float | None = None) -> dict[str, Any]:
+        """Measure a way once; return its figures by name."""
+        with contextlib.suppress(BrokenPipeError):  # the answer says that it has ended
+            print(json.dumps(way), file=self.process.stdin, flush=True)
+        return self.answer(timeout)
+
+    def close(self, patience: float = 60) -> int:
+        """Let the process end, and return its status."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        return self.process.wait(patience)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -216,6 +262,32 @@ def rate(
     return way
 
 
+def rate_behind(
+    batches: Callable[[], Iterable[Any]], untimed: int, least_seconds: float = 0.0
+) -> Way:
+    """Return a way that measures images a second behind the first batches of whole epochs."""
+    import torch
+
+    def way() -> float:
+        wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+        count, seconds = 0, 0.0
+        while not count or seconds < least_seconds:
+            wait()
+            start = time.perf_counter()
+            for number, batch in enumerate(batches(), 1):
+                count += len(batch[0]) if number > untimed else 0
+                if number == untimed:
+                    # not the whole device: batches ahead would have come for nothing
+                    if torch.cuda.is_initialized():
+                        torch.cuda.current_stream().synchronize()
+                    start = time.perf_counter()
+            wait()
+            seconds += time.perf_counter() - start
+        return count / seconds
+
+    return way
+
+
 def count_images(found: Any) -> int:
     """Return a number of images as it is; go through batches and count theirs."""
     return found if isinstance(found, int) else sum(len(batch[0]) for batch in found)
@@ -233,6 +305,21 @@ def settle(loader: Any, seconds: float = 4.0) -> Any:
         if found > 1.05 * best:
             best, end = found, time.perf_counter() + seconds
     return loader
+
+
+def processes() -> list[Path]:
+    """Return the folders in /proc of this process and of its workers."""
+    workers = [Path(f"/proc/{worker.pid}") for worker in multiprocessing.active_children()]
+    return [Path("/proc/self"), *workers]
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and its workers so far."""
+    ticks = 0
+    for process in processes():
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def run_python(*arguments: object) -> str:
@@ -270,84 +357,73 @@ def drop_from_page_cache(path: Path) -> None:
 def noise_dataset(folder: Path, count: int, side: int, *, shards: int = 1) -> Path:
     """Write a data set of random pixels, unless it is there from an earlier run; return its path.
 
-    Blocks of 500 pictures repeat with other first pixels, which takes less time than a build.
+    500 pictures repeat, which takes less time than a build.
     """
     path = folder / f"noise-{count}-{side}-{shards}.bin"
-    if path.with_suffix(".idx").exists():
-        return path
-    block = np.random.default_rng(0).integers(0, 256, (500, side, side, 3), np.uint8)
-    starts = np.linspace(0, count, shards + 1).astype(int).tolist()
-    files, sums = [], []
-    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
-        file = path if shards == 1 else path.with_name(
-            f"{path.stem}-{number:05d}-of-{shards:05d}.bin"
-        )  # fmt: skip
-        with file.open("wb") as written:
-            written.write(shard_header(stop - start, side))
-            for first in range(start, stop, len(block)):
-                part = block[: stop - first]
-                numbers = np.arange(first, first + len(part), dtype="<u4")
-                part[:, 0, 0] = numbers.view(np.uint8).reshape(-1, 4)[:, :3]
-                sums += [zlib.crc32(picture) for picture in part]
-                part.tofile(written)
-        files.append({"file": file.name, "rows": stop - start, "bytes": file.stat().st_size})
-    labels = np.arange(count) % 1000
-    write_index(path, side, files, labels, list(map(str, range(count))), np.array(sums, "<u4"))
-    return path
+    pictures = np.random.default_rng(0).integers(0, 256, (500, side, side, 3), np.uint8)
+    return write_dataset(path, pictures, np.arange(count) % 1000, map(str, range(count)), shards)
 
 
 def empty_dataset(folder: Path, count: int, side: int = 256) -> Path:
     """Write a data set of black pictures, named and labelled as ImageNet's, that takes no room."""
-    path = folder / f"empty-{count}-{side}.bin"
+    labels = np.sort(np.random.default_rng(0).integers(0, 1000, count))
+    keys = (f"n{label:08d}/n{label:08d}_{i}.JPEG" for i, label in enumerate(labels.tolist()))
+    black = np.zeros((1, side, side, 3), np.uint8)
+    return write_dataset(folder / f"empty-{count}-{side}.bin", black, labels, keys)
+
+
+def write_dataset(
+    path: Path, pictures: np.ndarray, labels: np.ndarray, keys: Iterable[str], shards: int = 1
+) -> Path:
+    """Write a data set that repeats some pictures, unless it exists; return its path.
+
+    One picture is taken to be black, and the file to be sparse. The files are written as
+    memload/storage/format.py specifies them, so that any version of memload can be measured.
+    """
     if path.with_suffix(".idx").exists():
         return path
-    with path.open("wb") as file:
-        file.write(shard_header(count, side))
-        file.truncate(4096 + count * side * side * 3)
-    labels = np.sort(np.random.default_rng(0).integers(0, 1000, count))
-    keys = [f"n{label:08d}/n{label:08d}_{i}.JPEG" for i, label in enumerate(labels.tolist())]
-    crc32 = np.full(count, zlib.crc32(bytes(side * side * 3)), "<u4")
-    shard = {"file": path.name, "rows": count, "bytes": path.stat().st_size}
-    write_index(path, side, [shard], labels, keys, crc32)
+    shape = pictures.shape[1:]
+    starts = np.linspace(0, len(labels), shards + 1).astype(int).tolist()
+    files, order = [], []
+    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+        rows, suffix = stop - start, f"-{number:05d}-of-{shards:05d}" if shards > 1 else ""
+        file = path.with_name(f"{path.stem}{suffix}.bin")
+        described = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {(rows, *shape)}, }}"
+        with file.open("wb") as written:
+            header = b"\x93NUMPY\x01\x00\xf6\x0f" + described.ljust(4085).encode() + b"\n"
+            written.write(header)
+            for first in range(0, rows if len(pictures) > 1 else 0, len(pictures)):
+                pictures[: rows - first].tofile(written)
+            written.truncate(len(header) + rows * pictures[0].size)
+        files.append({"file": file.name, "rows": rows, "bytes": file.stat().st_size})
+        order.append(np.arange(rows) % len(pictures))
+    crc32 = np.array([zlib.crc32(picture) for picture in pictures], "<u4")[np.concatenate(order)]
+    array = {"name": "image", "descr": "|u1", "shape": shape, "shards": files}
+    write_index(path, array, labels, [key.encode() for key in keys], crc32)
     return path
 
 
-def shard_header(rows: int, side: int) -> bytes:
-    """Return the header of a shard, as memload/storage/format.py specifies it."""
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, {side}, {side}, 3), }}"
-    return b"\x93NUMPY\x01\x00\xf6\x0f" + text.ljust(4085).encode() + b"\n"
-
-
 def write_index(
-    path: Path,
-    side: int,
-    shards: list[dict[str, Any]],
-    labels: np.ndarray,
-    keys: list[str],
-    crc32: np.ndarray,
+    path: Path, array: dict[str, Any], labels: np.ndarray, names: list[bytes], crc32: np.ndarray
 ) -> None:
-    """Write an index as the specification says, so that any version of memload can be measured."""
-    names = [key.encode() for key in keys]
+    """Write the index of a data set."""
     tensors = {
-        "row": np.arange(len(keys), dtype="<i8"),
-        "flags": np.zeros(len(keys), np.uint8),
+        "row": np.arange(len(names), dtype="<i8"),
+        "flags": np.zeros(len(names), np.uint8),
         "key/offsets": np.cumsum([0, *map(len, names)], dtype="<i8"),
         "key/bytes": np.frombuffer(b"".join(names), np.uint8),
         "crc32/image": crc32,
         "label": labels.astype("<i8"),
     }
+    described = {
+        name: {"dtype": tensor.dtype.str, "shape": tensor.shape, "crc32": zlib.crc32(tensor)}
+        for name, tensor in tensors.items()
+    }
     content = {
         "format_version": 1,
-        "samples": len(keys),
-        "arrays": [{"name": "image", "descr": "|u1", "shape": [side, side, 3], "shards": shards}],
-        "tensors": {
-            name: {
-                "dtype": tensor.dtype.str,
-                "shape": list(tensor.shape),
-                "crc32": zlib.crc32(tensor),
-            }
-            for name, tensor in tensors.items()
-        },
+        "samples": len(names),
+        "arrays": [array],
+        "tensors": described,
         "columns": ["label"],
         "classes": [f"n{label:08d}" for label in range(1000)],
         "points": [],
@@ -392,24 +468,17 @@ def record(
     }
     if left_out:
         line["partial"] = list(left_out)
+        print(f"This is a partial run: {', '.join(left_out)}", file=sys.stderr)
     if not options.dry_run:
-        file = HERE / "results" / f"{benchmark}.jsonl"
-        file.parent.mkdir(exist_ok=True)
-        with file.open("a") as lines:
+        with (HERE / "results" / f"{benchmark}.jsonl").open("a") as lines:
             lines.write(json.dumps(line) + "\n")
-        if left_out:
-            print(f"Recorded as a partial run: {', '.join(left_out)}", file=sys.stderr)
 
 
 def partial(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
     """Return the numeric options that are lower than their default, rounds where they are few."""
-    found = []
-    for name, default in usual.items():
-        value = getattr(options, name)
-        least = min(default, ENOUGH_ROUNDS) if name == "rounds" else default
-        if isinstance(value, int | float) and value < least:
-            found.append(f"--{name} {value}")
-    return found
+    least = {**usual, "rounds": min(usual["rounds"], ENOUGH_ROUNDS)}
+    given = {name: getattr(options, name) for name in usual}
+    return [f"--{name} {value}" for name, value in given.items() if value < least[name]]
 
 
 def nested(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -467,7 +536,7 @@ def versions() -> dict[str, str]:
     """Return the versions of memload and its libraries, and of what is measured beside it."""
     found = json.loads(run_python("-m", "memload", "info", "--environment", "--json"))
     found["memload"] = memload.__version__  # a checkout need not be installed
-    for name in ("torchvision", "kornia", "ffcv", "triton", "cuda-bindings"):
+    for name in BESIDE:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

@@ -78,7 +78,7 @@ def test_fidelity_finds_equal_pixels_and_equal_losses(folder: Path, tmp_path: Pa
 def test_a_contender_that_fails_is_a_line_beside_the_others(tmp_path: Path) -> None:
     options = ["--device", "cpu", "--only", "memload, Loader", "FFCV", "--count", "24"]
     options += ["--batch", "8", "--workers", "1", "--rounds", "2", "--seconds", "0.01"]
-    options += ["--python", "ffcv=/nowhere/python", "--folder", str(tmp_path)]
+    options += ["--python", "FFCV=/nowhere/python", "--folder", str(tmp_path)]
     printed = run("compare", *options, folder=tmp_path).splitlines()
     (ours,) = [line for line in printed if line.startswith("| memload, Loader, 1 thread |")]
     assert "| equal |" in ours

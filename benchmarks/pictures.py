@@ -1,0 +1,58 @@
+"""JPEGs for the benchmarks, and what decoding and resizing them takes."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+
+def find_jpegs(given: Path | None, folder: Path, count: int) -> list[Path]:
+    """Return the JPEGs below the folder given; without one, write photograph-like ones."""
+    if given is None:
+        sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+        from photographs import write_folder
+
+        return write_folder(folder, count)
+    files = sorted(path for path in given.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
+        sys.exit(f"There are no JPEGs in {given}. Give a folder that has some.")
+    return files
+
+
+def resized(image: Image.Image, side: int) -> np.ndarray:
+    """Return the pixels, (side, side, 3), that torchvision's Resize and CenterCrop would."""
+    image = image.convert("RGB")
+    short = min(image.size)
+    width, height = (side if size == short else int(side * size / short) for size in image.size)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image.crop((left, top, left + side, top + side)))
+
+
+def planes(path: str | Path, side: int) -> torch.Tensor:
+    """Return the pixels of a file, decoded by Pillow, as (3, side, side)."""
+    with Image.open(path) as image:
+        return to_planes(resized(image, side))
+
+
+def to_planes(pixels: np.ndarray) -> torch.Tensor:
+    """Return pixels of (side, side, 3) as (3, side, side), contiguous."""
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+class Numbered(Dataset[tuple[Any, int]]):
+    """What a function makes of each item, and the item's number."""
+
+    def __init__(self, items: Any, load: Callable[[Any], Any]) -> None:
+        self.items, self.load = items, load
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        return self.load(self.items[number]), number
