@@ -10,24 +10,22 @@ of Resize for squash, Pillow's `ImageOps.pad` for pad. PSNR in dB over all pixel
 pictures count as 99.
 
 "training": a network of four convolutions from one seed, with `transforms.train`: from the files,
-each decoded anew for every batch by the reference above; from the memory map by torch's DataLoader;
-by the `Loader`; and from a memory map built with `--fast`. Orders and draws depend on seed, epoch
-and sample alone, so all are the same. The difference is the largest one of the losses of all steps;
-0 means equal to the bit.
+each decoded anew for every batch by the reference above; by the `Loader` from a memory map; and from
+one built with `--fast`. Orders and draws depend on seed, epoch and sample alone, so all are the same.
+The difference is the largest one of the losses of all steps; 0 means equal to the bit.
 """
 
 import statistics
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import HERE, argument_parser, data_folder, errors_in_one_line, partial, record
+from harness import argument_parser, data_folder, errors_in_one_line, partial, record
+from pictures import find_jpegs, resized
 from PIL import Image, ImageOps
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
 
 import memload
 from memload import transforms
@@ -39,16 +37,11 @@ USUAL = {"side": 256, "epochs": 6}
 def reference(path: Path, side: int, fit: str = "crop") -> np.ndarray:
     """Return a picture of side × side, made without memload."""
     image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    bilinear = Image.Resampling.BILINEAR
     if fit == "pad":
-        return np.array(ImageOps.pad(image, (side, side), bilinear))
+        return np.array(ImageOps.pad(image, (side, side), Image.Resampling.BILINEAR))
     if fit == "squash":
-        return np.array(image.resize((side, side), bilinear))
-    short = min(image.size)
-    width, height = (side if size == short else int(side * size / short) for size in image.size)
-    left, top = round((width - side) / 2), round((height - side) / 2)
-    resized = image.resize((width, height), bilinear)
-    return np.array(resized.crop((left, top, left + side, top + side)))
+        return np.array(image.resize((side, side), Image.Resampling.BILINEAR))
+    return resized(image, side)
 
 
 def distance(wanted: list[np.ndarray], found: np.ndarray) -> dict[str, float]:
@@ -83,35 +76,19 @@ def compare_pixels(images: Path, files: list[Path], side: int, folder: Path) -> 
     return results
 
 
-class Files(Dataset[tuple[Image.Image, int]]):
-    """The reference's picture of each file, made when it is asked for, and its label."""
-
-    def __init__(self, files: list[Path], labels: list[int]) -> None:
-        self.files, self.labels = files, labels
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, number: int) -> tuple[Image.Image, int]:
-        return Image.fromarray(reference(self.files[number], STORED)), self.labels[number]
-
-
-def in_data_loader(
-    dataset: Any, transform: Any, orders: list[list[int]]
-) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
-    """Return a function that iterates over an epoch with the Loader's order and draws."""
-
-    def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        order = orders[epoch]
-        loader = DataLoader(dataset, BATCH, sampler=order, collate_fn=memload.fast_collate)
-        for number, (images, labels) in enumerate(loader):
-            samples = np.array(order[number * BATCH : (number + 1) * BATCH])
-            yield transform(images, samples=samples, seed=SEED, epoch=epoch), labels
-
-    return epoch_of
+def from_files(files: list[Path], labels: np.ndarray, transform: Any, epoch: int) -> Iterator[Any]:
+    """Yield the batches of an epoch, decoded by the reference, with the Loader's order and draws."""
+    sampler = memload.ShuffledSampler(len(files), seed=SEED)
+    order = sampler.take(epoch, np.arange(len(files)))
+    for start in range(0, len(order), BATCH):
+        chosen = order[start : start + BATCH]
+        pixels = np.stack([reference(files[number], STORED) for number in chosen.tolist()])
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        targets = torch.as_tensor(labels[chosen])
+        yield transform(images, samples=chosen, seed=SEED, epoch=epoch), targets
 
 
-def train(epoch_of: Callable[[int], Iterable[Any]], epochs: int, classes: int) -> list[float]:
+def train(batches: Iterable[Any], classes: int) -> list[float]:
     """Train a network from the seed; return the loss of every step."""
     torch.manual_seed(SEED)
     layers: list[nn.Module] = []
@@ -120,46 +97,36 @@ def train(epoch_of: Callable[[int], Iterable[Any]], epochs: int, classes: int) -
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     losses: list[float] = []
-    for epoch in range(epochs):
-        for images, labels in epoch_of(epoch):
-            loss = nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+    for images, labels in batches:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
     return losses
 
 
 def compare_training(images: Path, files: list[Path], epochs: int, folder: Path) -> dict[str, Any]:
     """Return the losses of every way, and how far they are from those of the files."""
-    recipe, stored = transforms.train(STORED - 8), {}
-    for name, fast in (("exact", False), ("fast", True)):
-        path = folder / f"{name}.bin"
+    recipe = transforms.train(STORED - 8)
+    loaders = {}
+    for name, fast in (("memory map, Loader", False), ("memory map of --fast, Loader", True)):
+        path = folder / f"fast-{fast}.bin"
         memload.build(images, path, size=STORED, fast=fast, progress=False, on_error="raise")
-        stored[name] = memload.MemmapDataset(path)
-    exact, numbers = stored["exact"], np.arange(len(files))
-    labels = exact.columns["label"].tolist()
-    loader = memload.Loader(exact, BATCH, shuffle=True, seed=SEED, device="cpu", transform=recipe)
-    sampler = memload.ShuffledSampler(len(files), seed=SEED)
-    orders = [sampler.take(epoch, numbers).tolist() for epoch in range(epochs)]
-
-    def by_loader(epoch: int) -> Iterable[Any]:
-        loader.set_epoch(epoch)
-        return loader
-
-    ways = {
-        "files": in_data_loader(Files(files, labels), recipe, orders),
-        "memory map, DataLoader": in_data_loader(exact, recipe, orders),
-        "memory map, Loader": by_loader,
-        "memory map of --fast, DataLoader": in_data_loader(stored["fast"], recipe, orders),
-    }
-    losses = {name: train(way, epochs, max(labels) + 1) for name, way in ways.items()}
+        settings: Any = {"shuffle": True, "seed": SEED, "device": "cpu", "transform": recipe}
+        loaders[name] = memload.Loader(path, BATCH, **settings)
+    labels = np.asarray(memload.MemmapDataset(path).labels)
+    classes = int(labels.max()) + 1
+    decoded = (
+        batch for epoch in range(epochs) for batch in from_files(files, labels, recipe, epoch)
+    )
+    losses = {"files": train(decoded, classes)}
+    for name, loader in loaders.items():
+        losses[name] = train((batch for _ in range(epochs) for batch in loader), classes)
     return {
         name: {
             "loss": [round(loss, 5) for loss in curve],
-            "largest difference": max(
-                abs(one - other) for one, other in zip(losses["files"], curve, strict=True)
-            ),
+            "largest difference": max(np.abs(np.subtract(losses["files"], curve)).tolist()),
         }
         for name, curve in losses.items()
     }
@@ -175,22 +142,15 @@ def main() -> None:
     torch.set_num_threads(1)
     with errors_in_one_line(), data_folder(None) as folder:
         images = options.images or folder / "made"
-        if options.images is None:
-            sys.path.append(str(HERE.parent / "scripts"))
-            from photographs import write_folder
-
-            write_folder(images, 240)
+        find_jpegs(options.images, images, 240)
         files = [images / key for key in memload.ImageFolder(images).keys]
         results = {
             "pixels": compare_pixels(images, files, options.side, folder),
             "training": compare_training(images, files, options.epochs, folder),
         }
-        parameters = {
-            "images": len(files),
-            "pictures": "given" if options.images else "made",
-            "side": options.side,
-            "epochs": options.epochs,
-        }
+        kind = "given" if options.images else "made"
+        parameters = {"images": len(files), "pictures": kind, "side": options.side}
+        parameters["epochs"] = options.epochs
         record("fidelity", options, results, parameters, partial(options, USUAL))
         for table in results["pixels"].items():
             print(*table)

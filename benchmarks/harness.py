@@ -476,7 +476,7 @@ def record(
 
 def partial(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
     """Return the numeric options that are lower than their default, rounds where they are few."""
-    least = {**usual, "rounds": min(usual["rounds"], ENOUGH_ROUNDS)}
+    least = dict(usual) | {"rounds": min(usual.get("rounds", 0), ENOUGH_ROUNDS)}
     given = {name: getattr(options, name) for name in usual}
     return [f"--{name} {value}" for name, value in given.items() if value < least[name]]
 
