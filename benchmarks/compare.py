@@ -35,6 +35,7 @@ import contextlib
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import shlex
@@ -123,7 +124,8 @@ def equality(images: np.ndarray, files: list[str]) -> str:
 
 def memory_in_use() -> float:
     """Return the megabytes of anonymous and shared pages of this process and its workers."""
-    texts = [(process / "smaps_rollup").read_text() for process in harness.processes()]
+    processes = ["self", *(worker.pid for worker in multiprocessing.active_children())]
+    texts = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes]
     kilobytes = re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", "\n".join(texts), re.MULTILINE)
     return sum(map(int, kilobytes)) / 1000
 

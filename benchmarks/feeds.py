@@ -12,26 +12,26 @@ for `pinned`, one thread that gathers into two page-locked buffers in turn and c
 never waited for; the first step of an epoch is left out, and the slowest 2 % of the others.
 
 Beside them, in one table with the same limit, what else feeds a device: a DataLoader that decodes
-JPEGs (500×375, quality 90, Pillow, resized bilinearly and cropped to 224), the stock DataLoader over
-`MemmapDataset` (with torch's default collate and with `fast_collate`; page-locked memory, on as many
-workers as there are cores), and Apex's prefetcher around it. An epoch of all these, and of the
+JPEGs (64 photograph-like ones of ImageNet's sizes, again and again; Pillow, resized bilinearly and
+cropped to 224) and the stock DataLoader over `MemmapDataset` (with torch's default collate and with
+`fast_collate`), both with page-locked memory and as many workers as there are cores. An epoch of all these, and of the
 Loaders beside them, is `--batches` batches a worker. With workers the clock starts behind the first
 batch of each, so that no start is in it. `--quick` leaves this table out.
 """
 
-import functools
-import io
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import Way, need_cuda, noise_dataset, rate, run_benchmark, settle
-from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from harness import Way, need_cuda, noise_dataset, rate, rate_behind, run_benchmark, settle
+from pictures import Numbered, find_jpegs, planes
+from torch.utils.data import DataLoader
 
 import memload
 
@@ -52,67 +52,10 @@ LIMITS = {"resident": "index_select", "pinned, 1 thread": "gather and copy"}
 LEAST_SECONDS = 0.25
 
 
-class Jpegs(Dataset[Any]):
-    """Pictures decoded from memory, as an ImageFolder with the usual transforms does from files."""
-
-    def __init__(self, count: int) -> None:
-        random = np.random.default_rng(0)
-        self.count, self.files = count, []
-        for _ in range(min(count, 200)):
-            noise = Image.fromarray(random.integers(0, 256, (24, 32, 3), np.uint8))
-            file = io.BytesIO()
-            noise.resize((500, 375)).save(file, "JPEG", quality=90)
-            self.files.append(file.getvalue())
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        picture = Image.open(io.BytesIO(self.files[number % len(self.files)])).convert("RGB")
-        pixels = np.asarray(picture.resize((298, 224), Image.Resampling.BILINEAR))[:, 37:261]
-        return torch.from_numpy(pixels.transpose(2, 0, 1).copy()), number % 1000
-
-
 def move(batches: Iterable[Any]) -> Iterator[Any]:
     """Move each batch when it is asked for, as most training loops do."""
     for batch in batches:
         yield tuple(tensor.to(DEVICE, non_blocking=True) for tensor in batch)
-
-
-def move_one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
-    """Move one batch ahead on a side stream, as Apex's data_prefetcher does."""
-    stream, moved = torch.cuda.Stream(), move(batches)
-
-    def begin_next() -> Any:
-        with torch.cuda.stream(stream):
-            return next(moved, None)
-
-    ahead = begin_next()
-    while ahead is not None:
-        torch.cuda.current_stream().wait_stream(stream)
-        batch = ahead
-        for tensor in batch:
-            tensor.record_stream(torch.cuda.current_stream())
-        ahead = begin_next()
-        yield batch
-
-
-def rate_behind(batches: Callable[[], Iterable[Any]], untimed: int) -> Way:
-    """Return a way that measures images a second behind the first batches of an epoch."""
-
-    def way() -> float:
-        torch.cuda.synchronize()
-        count, start = 0, time.perf_counter()
-        for number, batch in enumerate(batches(), 1):
-            count += len(batch[0]) if number > untimed else 0
-            if number == untimed:
-                # not the whole device: batches ahead would have come for nothing
-                torch.cuda.current_stream().synchronize()
-                start = time.perf_counter()
-        torch.cuda.synchronize()
-        return count / (time.perf_counter() - start)
-
-    return way
 
 
 def limits(path: Path, batch: int) -> dict[str, Way]:
@@ -225,33 +168,29 @@ def starting(path: Path) -> Way:
     return way
 
 
-def others(path: Path, batches_a_worker: int) -> dict[str, Way]:
+def others(path: Path, folder: Path, batches_a_worker: int) -> dict[str, Way]:
     """Return what else feeds a device, beside Loaders."""
     workers, batch = len(os.sched_getaffinity(0)), 256
     count = batches_a_worker * workers * batch
     dataset = memload.MemmapDataset(path).subset(range(count))
-    settings: dict[str, Any] = {
-        "batch_size": batch,
-        "shuffle": True,
-        "num_workers": workers,
-        "pin_memory": True,
-        "persistent_workers": True,
-    }
-    plain, pictures = DataLoader(dataset, **settings), DataLoader(Jpegs(count), **settings)
-    stock = DataLoader(dataset, collate_fn=memload.fast_collate, **settings)
+    files = find_jpegs(None, folder / "jpegs", 64)
+    jpegs = Numbered(
+        list(itertools.islice(itertools.cycle(files), count)), partial(planes, side=224)
+    )
+    settings: dict[str, Any] = {"shuffle": True, "num_workers": workers, "pin_memory": True}
+    data_loader = partial(DataLoader, batch_size=batch, persistent_workers=True, **settings)
+    plain, pictures = data_loader(dataset), data_loader(jpegs)
+    stock = data_loader(dataset, collate_fn=memload.fast_collate)
 
-    @functools.cache  # made in the first round, when all workers are forked: threads do not survive
+    @cache  # made in the first round, when all workers are forked: threads do not survive
     def loader(feed: Any, threads: int | None = None) -> memload.Loader:
-        made = memload.Loader(
-            dataset, batch, shuffle=True, device=DEVICE, feed=feed, num_threads=threads
-        )
-        return settle(made)
+        settings: dict[str, Any] = {"device": DEVICE, "feed": feed, "num_threads": threads}
+        return settle(memload.Loader(dataset, batch, shuffle=True, **settings))
 
     with_workers: dict[str, Callable[[], Iterable[Any]]] = {
         "JPEGs in a DataLoader": lambda: move(pictures),
         "DataLoader over MemmapDataset, default collate": lambda: move(plain),
         "DataLoader over MemmapDataset, fast_collate": lambda: move(stock),
-        "the same in Apex's prefetcher": lambda: move_one_ahead(stock),
         "the same in CudaPrefetcher": lambda: memload.CudaPrefetcher(stock, device=DEVICE),
     }
     loaders: dict[str, Callable[[], Iterable[Any]]] = {
@@ -287,7 +226,10 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         name = f"host time a step, resident, 32×32×3, batch {batch}, without the slowest 2 % (µs)"
         found[name] = host_time(small, batch)
     if not options.quick:
-        found |= {f"{OTHERS} › {name}": way for name, way in others(large, options.batches).items()}
+        found |= {
+            f"{OTHERS} › {name}": way
+            for name, way in others(large, folder, options.batches).items()
+        }
     found[f"a new Loader of {large.stat().st_size / 1e9:.1f} GB"] = starting(large)
     return found
 

@@ -307,19 +307,13 @@ def settle(loader: Any, seconds: float = 4.0) -> Any:
     return loader
 
 
-def processes() -> list[Path]:
-    """Return the folders in /proc of this process and of its workers."""
-    workers = [Path(f"/proc/{worker.pid}") for worker in multiprocessing.active_children()]
-    return [Path("/proc/self"), *workers]
-
-
 def cpu_seconds() -> float:
     """Return the CPU time of this process and its workers so far."""
     ticks = 0
-    for process in processes():
-        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    for worker in multiprocessing.active_children():
+        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def run_python(*arguments: object) -> str:

@@ -18,8 +18,9 @@ device and end in bfloat16:
 Every way is warmed up, which also tells how many steps take `--seconds`. In a round each has a turn
 of so many steps, a multiple of the workers. A turn begins a new iteration, whose first steps are not
 timed: a quarter of the others, or with workers one batch of each, so that what was made ahead counts
-for none. The time is the device's own. Cores: CPU time of feeding over the time of a turn; that is
-what the training thread takes to ask for a batch, all other threads but autograd's, and workers.
+for none. The clock starts and stops when the device has done its work. Cores: CPU time of feeding
+over the time of a turn; that is what the training thread takes to ask for a batch, all other threads
+but autograd's, and workers.
 
 `--quick` measures the Loaders alone. With `--device cpu` it is a toy that shows that all of it runs:
 few small pictures, and the stem, which is one convolution.
@@ -27,12 +28,12 @@ few small pictures, and the stem, which is one convolution.
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,9 @@ import harness
 import numpy as np
 import torch
 from harness import need_cuda, noise_dataset, run_benchmark, settle
-from PIL import Image
+from pictures import Numbered, find_jpegs, planes
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import memload
 from memload import transforms
@@ -53,6 +54,8 @@ WORKERS = len(os.sched_getaffinity(0))
 NORMALISE = transforms.Compose(
     [transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)]
 )
+#: Begins a new iteration of at least so many batches.
+Begin = Callable[[int], Iterator[Any]]
 
 
 def make_model(name: str) -> nn.Module:
@@ -91,62 +94,19 @@ class Training:
         if found != wanted:
             raise RuntimeError(f"A way brought batches of {found} instead of {wanted}.")
 
-    def now(self) -> Any:
-        """Return the moment when the device will have done what it was asked for by now."""
-        if self.device.type == "cpu":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-
-def seconds_between(start: Any, end: Any) -> float:
-    """Return the seconds between two moments; wait for the later one."""
-    if isinstance(start, float):
-        return end - start
-    end.synchronize()
-    return start.elapsed_time(end) / 1000
-
-
-class RandomNumbers:
-    """A sampler of random sample numbers, whose length is set before each iteration."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.length, self.random = size, size, np.random.default_rng(0)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        yield from self.random.integers(0, self.size, self.length).tolist()
-
-
-class Jpegs(Dataset[tuple[Tensor, int]]):
-    """Files decoded, resized and cropped as an ImageFolder with the usual transforms does it."""
-
-    def __init__(self, paths: list[Path], side: int) -> None:
-        self.paths, self.side = paths, side
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        with Image.open(self.paths[number]) as file:
-            image = file.convert("RGB")
-        scale = self.side / min(image.size)
-        width, height = (max(self.side, int(size * scale)) for size in image.size)
-        left, top = round((width - self.side) / 2), round((height - self.side) / 2)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        image = image.crop((left, top, left + self.side, top + self.side))
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1), number % 1000
+    def now(self) -> float:
+        """Return the time when the device has done what it was asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter()
 
 
 @dataclass
 class Feeding:
-    """A way of feeding: ``begin(batches)`` begins a new iteration of at least so many batches."""
+    """A way of feeding a training."""
 
     training: Training
-    begin: Callable[[int], Iterator[Any]]
+    begin: Begin
     workers: int = 1  #: timed steps are a multiple of these, as their batches come together
     seconds: float = 0.6
     steps: int = 0  #: in each turn, once it is known how long one takes
@@ -172,61 +132,79 @@ class Feeding:
         begun, before, asking = time.perf_counter(), feeding_time(), 0.0
         batches = self.begin(untimed + steps)
         for number in range(untimed + steps):
+            if number == untimed:
+                start = self.training.now()
             asked = time.thread_time()
             images, labels = next(batches)
             asking += time.thread_time() - asked
             if number == 0:
                 self.training.check(images, labels)
             self.training.step(images, labels)
-            if number == untimed - 1:
-                start = self.training.now()
-        seconds = seconds_between(start, self.training.now())
-        cores = (feeding_time() - before + asking) / (time.perf_counter() - begun)
+        end = self.training.now()
+        cores = (feeding_time() - before + asking) / (end - begun)
         next(batches, None)  # a DataLoader has no more, which ends its iteration
-        return steps * self.training.shape[0] / seconds, cores, seconds
+        return steps * self.training.shape[0] / (end - start), cores, end - start
 
 
 def feeding_time() -> float:
     """Return CPU seconds so far of all threads but the caller and autograd's, and of workers."""
-    total = time.process_time() - time.thread_time()
+    total = harness.cpu_seconds() - time.thread_time()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended
             if (task / "comm").read_text().startswith("pt_autograd"):
                 total -= int((task / "schedstat").read_text().split()[0]) / 1e9
-    for worker in multiprocessing.active_children():
-        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
 
 
 def loaders(
     training: Training, exact: Path, larger: Path, feeds: Iterable[Any]
-) -> dict[str, Callable[[int], Iterator[Any]]]:
+) -> dict[str, Begin]:
     """Return the Loaders."""
     batch, _, side, _ = training.shape
     recipes = {"": (exact, NORMALISE)}
     recipes[f", train({side})"] = (larger, transforms.train(side, dtype=torch.bfloat16))
 
-    def forever(loader: Any) -> Iterator[Any]:
+    def forever(loader: Any, _: int) -> Iterator[Any]:
         while True:
             yield from loader
 
-    found: dict[str, Callable[[int], Iterator[Any]]] = {}
+    found: dict[str, Begin] = {}
+    settings: dict[str, Any] = {"shuffle": True, "drop_last": True, "device": training.device}
     for kind, (path, transform) in recipes.items():
         for feed in feeds:
-            loader = memload.Loader(
-                path, batch, shuffle=True, drop_last=True, device=training.device, feed=feed,
-                transform=transform,
-            )  # fmt: skip
+            loader = memload.Loader(path, batch, feed=feed, transform=transform, **settings)
             if feed in ("dma", "uva"):
                 settle(loader, 2.0)
-            found[f"Loader, {feed}{kind}"] = lambda count, loader=loader: forever(loader)
+            found[f"Loader, {feed}{kind}"] = partial(forever, loader)
     return found
+
+
+def in_data_loader(
+    dataset: Any, batch: int, workers: int, around: Callable[[Any], Iterable[Any]]
+) -> tuple[Begin, int]:
+    """Return torch's DataLoader with something around it, and its number of workers or 1."""
+    random = np.random.default_rng(0)
+    chosen: list[int] = []  # exactly the samples of a turn, so that workers are idle in others'
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch,
+        sampler=chosen,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        collate_fn=memload.fast_collate,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+    def begin(batches: int) -> Iterator[Any]:
+        chosen[:] = random.integers(0, len(dataset), batches * batch).tolist()
+        return iter(around(loader))
+
+    return begin, max(1, workers)
 
 
 def data_loaders(
     training: Training, exact: Path, jpegs: list[Path], workers: int
-) -> dict[str, tuple[Callable[[int], Iterator[Any]], int]]:
+) -> dict[str, tuple[Begin, int]]:
     """Return torch's DataLoader, and what is put around it, with the number of workers."""
     batch, _, side, _ = training.shape
     device = training.device
@@ -236,36 +214,20 @@ def data_loaders(
             images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
             yield NORMALISE(images), labels
 
-    def by_data_loader(
-        dataset: Any, count: int, around: Callable[[Any], Iterable[Any]]
-    ) -> tuple[Callable[[int], Iterator[Any]], int]:
-        sampler = RandomNumbers(len(dataset))
-        loader: DataLoader[Any] = DataLoader(
-            dataset, batch, sampler=sampler, num_workers=count, persistent_workers=count > 0,
-            collate_fn=memload.fast_collate, pin_memory=torch.cuda.is_available(),
-        )  # fmt: skip
+    def in_thread(loader: Any) -> Iterable[Any]:
+        return move(memload.ThreadPrefetcher(loader))
 
-        def begin(batches: int) -> Iterator[Any]:
-            sampler.length = batches * batch  # so that workers are idle in others' turns
-            return iter(around(loader))
-
-        return begin, max(1, count)
+    def on_stream(loader: Any) -> Iterable[Any]:
+        return memload.CudaPrefetcher(loader, device=device, transform=NORMALISE)
 
     mapped = memload.MemmapDataset(exact)
+    decoded = Numbered(jpegs[:1000], partial(planes, side=side))
     return {
-        f"DataLoader, {workers} workers": by_data_loader(mapped, workers, move),
-        "DataLoader, no workers": by_data_loader(mapped, 0, move),
-        "the same in ThreadPrefetcher": by_data_loader(
-            mapped, 0, lambda loader: move(memload.ThreadPrefetcher(loader))
-        ),
-        "the same in CudaPrefetcher": by_data_loader(
-            mapped,
-            0,
-            lambda loader: memload.CudaPrefetcher(loader, device=device, transform=NORMALISE),
-        ),
-        f"JPEGs in a DataLoader, {workers} workers": by_data_loader(
-            Jpegs(jpegs, side), workers, move
-        ),
+        f"DataLoader, {workers} workers": in_data_loader(mapped, batch, workers, move),
+        "DataLoader, no workers": in_data_loader(mapped, batch, 0, move),
+        "the same in ThreadPrefetcher": in_data_loader(mapped, batch, 0, in_thread),
+        "the same in CudaPrefetcher": in_data_loader(mapped, batch, 0, on_stream),
+        f"JPEGs in a DataLoader, {workers} workers": in_data_loader(decoded, batch, workers, move),
     }
 
 
@@ -288,7 +250,7 @@ def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     images = images.to(memory_format=torch.channels_last)
     batch_on_device = (images, torch.randint(0, 1000, (batch,), device=device))
 
-    def feeding(begin: Callable[[int], Iterator[Any]], workers: int = 1) -> Feeding:
+    def feeding(begin: Begin, workers: int = 1) -> Feeding:
         return Feeding(training, begin, workers, options.seconds)
 
     synthetic = feeding(lambda count: itertools.repeat(batch_on_device))
@@ -296,23 +258,10 @@ def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     for name, begin in loaders(training, exact, larger, ("cpu",) if toy else FEEDS).items():
         found[name] = feeding(begin)
     if not options.quick:
-        jpegs = jpeg_files(options.jpegs, folder / "jpegs", 8 if toy else 64)
+        jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if toy else 64)
         for name, made in data_loaders(training, exact, jpegs, options.workers).items():
             found[name] = feeding(*made)
     return found | {"synthetic, again": synthetic}
-
-
-def jpeg_files(given: Path | None, made: Path, count: int) -> list[Path]:
-    """Return the JPEGs below a folder, or make some."""
-    if given is None:
-        sys.path.append(str(harness.HERE.parent / "scripts"))
-        from photographs import write_folder
-
-        return write_folder(made, count)
-    files = sorted(path for path in given.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    if not files:
-        sys.exit(f"There are no JPEGs in {given}. Give a folder that has some.")
-    return files
 
 
 def extend(parser: Any) -> None:
