@@ -20,3 +20,10 @@ def make_images() -> Callable[..., torch.Tensor]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def initialized() -> None:
+    """Initialize CUDA, which opens pipes and starts threads, before leaks are looked for."""
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
