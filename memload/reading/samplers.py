@@ -118,7 +118,7 @@ class ShuffledSampler(_SizedOrder):
 
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """See `Order.take`."""
-        return _permute(np.array(positions, np.int64), self.size, _key(self.seed, epoch))
+        return _permute(positions, self.size, _key(self.seed, epoch))
 
 
 class BlockShuffledSampler(_SizedOrder):
@@ -166,8 +166,7 @@ class BlockShuffledSampler(_SizedOrder):
         first = window * self.block * self.window
         # Samples that fill no block stay at the end of the epoch, in the last window.
         size = min(self.block * self.window, self.size - first)
-        inside = np.array(positions - first, np.int64)
-        shuffled = first + _permute(inside, size, _key(self.seed, epoch, window))
+        shuffled = first + _permute(positions - first, size, _key(self.seed, epoch, window))
         blocks = shuffled // self.block
         inside_block = shuffled - blocks * self.block
         num_blocks = self.size // self.block
@@ -253,7 +252,8 @@ def _key(*parts: int) -> np.ndarray:
 
 
 def _permute(positions: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """Return where a permutation of 0 … size - 1 takes positions, int64. May overwrite them."""
+    """Return where a permutation of 0 … size - 1 takes positions, both int64 ``(n,)``."""
+    positions = np.asarray(positions, np.int64)
     bits = max(_MIN_BITS, int(size - 1).bit_length())
     tables = _round_tables(bits, key.tobytes())
     if size <= 1 << (_MIN_BITS - 1):
@@ -261,18 +261,17 @@ def _permute(positions: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
         # them once.
         values = _feistel(np.arange(1 << bits, dtype=np.int64), bits, tables)
         return np.asarray(values[values < size][positions])
+    permuted = np.empty_like(positions)
     for start in range(0, len(positions), _PERMUTED_AT_ONCE):
         part = slice(start, start + _PERMUTED_AT_ONCE)
         values = _feistel(positions[part], bits, tables)
         outside = np.flatnonzero(values >= size)
-        while (
-            outside.size
-        ):  # fewer than half of the values each turn, as the range is more than half
+        while outside.size:  # at most about half of them each turn: the range is more than half
             again = _feistel(values[outside], bits, tables)
             values[outside] = again
             outside = outside[again >= size]
-        positions[part] = values
-    return positions
+        permuted[part] = values
+    return permuted
 
 
 def _feistel(values: np.ndarray, bits: int, tables: Sequence[np.ndarray]) -> np.ndarray:
