@@ -165,7 +165,7 @@ def test_other_arrays_are_rejected_and_the_remedy_is_named(array: np.ndarray) ->
     assert "mode='array'" in found
 
 
-@pytest.mark.parametrize("image", [None, 7, "picture.jpg", [[0]]], ids=str)
+@pytest.mark.parametrize("image", [None, "picture.jpg", [[0]]], ids=str)
 def test_other_types_are_rejected_by_name(image: Any) -> None:
     assert reason(image).endswith(f"not {type(image).__name__}")
 
@@ -231,43 +231,33 @@ def test_a_row_tells_size_and_time_of_the_file_that_was_read(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_a_row_holds_its_pixels_height_first_and_their_exact_sums(mode: str) -> None:
-    image = picture(30, 20)
-    row = convert(image, size=(20, 30), mode=mode)
+@pytest.mark.parametrize("image", [picture(30, 20), Image.new("RGB", (900, 600), "white")])
+def test_a_row_holds_its_pixels_height_first_and_their_exact_sums(
+    image: Image.Image, mode: str
+) -> None:
+    row = convert(image, size=image.size[::-1], mode=mode)
     expected = np.asarray(image.convert(mode))
     assert row.pixels == expected.tobytes()
-    values = expected.reshape(600, -1).astype(int)
+    values = expected.reshape(image.width * image.height, -1).astype(int)
     assert row.total.tolist() == values.sum(axis=0).tolist()
     assert row.squares.tolist() == (values * values).sum(axis=0).tolist()
 
 
-def test_the_sums_of_a_large_white_picture_are_exact() -> None:
-    row = convert(Image.new("RGB", (4, 4), "white"), size=(600, 600))
-    assert row.total.tolist() == [360_000 * 255] * 3
-    assert row.squares.tolist() == [360_000 * 255**2] * 3
-
-
-def test_what_pillow_had_to_decode_is_flagged(jpeg4py: None) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_rows_do_not_depend_on_the_decoder_and_say_what_pillow_had_to_decode(
+    jpeg4py: None, fast: bool
+) -> None:
     data = encode(picture(), "JPEG")
     scan = data.rindex(b"\xff\xda")
     damaged = data[: (scan + len(data)) // 2] + b"\xff\xd9"
-    assert convert(data, decoder="jpeg4py").flags == 0
-    assert convert(damaged, decoder="jpeg4py").flags == FLAG_FALLBACK
-    assert convert(damaged).flags == 0
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_rows_do_not_depend_on_the_decoder(jpeg4py: None, fast: bool) -> None:
-    for image in (picture(300, 200), picture(300, 200).convert("CMYK")):
-        data = encode(image, "JPEG")
-        found = convert(data, size=(20, 30), decoder="jpeg4py", fast=fast)
-        assert found.pixels == convert(data, size=(20, 30), fast=fast).pixels
-
-
-@pytest.mark.parametrize("size", [(600_000, 1), (1, 600_000)])
-@pytest.mark.parametrize("options", [{}, {"fast": True}, {"fit": "squash"}], ids=str)
-def test_strips_are_converted(size: tuple[int, int], options: dict[str, Any]) -> None:
-    assert (converted(Image.new("RGB", size, (5, 6, 7)), **options) == (5, 6, 7)).all()
+    cmyk = encode(picture(300, 200).convert("CMYK"), "JPEG")
+    for file, flags in [(data, 0), (cmyk, 0), (damaged, FLAG_FALLBACK)]:
+        found, expected = (
+            convert(file, size=(64, 64), fast=fast, decoder=decoder)
+            for decoder in ("jpeg4py", "pillow")
+        )
+        assert found.pixels == expected.pixels
+        assert (found.flags, expected.flags) == (flags, 0)
 
 
 # --------------------------------------------------------------------------------------------------------- EXIF
@@ -381,28 +371,22 @@ def test_only_columns_of_points_move() -> None:
 # --------------------------------------------------------------------------------------------------------- fast
 
 
-def psnr(found: np.ndarray, expected: np.ndarray) -> float:
-    error = np.square(found.astype(float) - expected).mean()
-    return float(10 * np.log10(255**2 / max(error, 1e-9)))
-
-
 @pytest.mark.parametrize(
-    ("side", "largest", "least_psnr"),
+    ("side", "largest", "mean"),
     [
-        (400, 1, 60),
-        (236, 1, 60),  # just above twice the target, where scaling by 2 would leave too little
-        (118, 12, 45),
-        (12, 12, 45),
+        (400, 1, 0.1),
+        (236, 1, 0.1),  # just above twice the target, where scaling by 2 would leave too little
+        (118, 12, 1),
+        (12, 12, 1),
     ],
 )
 @pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_fast_is_close_to_exact(
-    side: int, largest: int, least_psnr: float, orientation: int
-) -> None:
+def test_fast_is_close_to_exact(side: int, largest: int, mean: float, orientation: int) -> None:
     data = encode(photograph(), "JPEG", orientation, quality=93)
     fast, exact = (converted(data, (side, side), fast=fast) for fast in (True, False))
-    assert difference(fast, exact) <= largest
-    assert psnr(fast, exact) >= least_psnr
+    errors = np.abs(fast.astype(int) - exact)
+    assert errors.max() <= largest
+    assert errors.mean() <= mean
 
 
 @pytest.mark.parametrize("fit", FITS)
@@ -417,44 +401,11 @@ def test_fast_has_the_same_geometry_in_each_format(format: str, fit: Any) -> Non
 # ------------------------------------------------------------------------------------------------------- arrays
 
 
-def convert_array(array: Any, shape: tuple[int, int, int], descr: str, **columns: Any) -> Row:
-    schema = {name: Column("<f8", (1, 2), points=True) for name in columns}
-    return ArrayConverter(ArraySettings(shape, descr), schema)(Record("key", array, columns))
-
-
-@pytest.mark.parametrize("descr", ["|u1", "<u2", "<f2", "<f4", ">f4"])
-def test_arrays_are_stored_bit_for_bit(descr: str) -> None:
-    array = (np.random.default_rng(0).random((4, 3, 5)) * 200).astype(descr)[:, ::-1]
-    little = array.astype(np.dtype(descr).newbyteorder("<"))
-    row = convert_array(array, (4, 3, 5), little.dtype.str)
-    assert row.pixels == little.tobytes()
-    assert row.size == (3, 4)
-    assert (row.file_size, row.file_mtime_ns) == (-1, -1)
-    values = little.reshape(12, 5).astype(float)
-    np.testing.assert_allclose(row.total.astype(float), values.sum(axis=0))
-    squares = values - (values.mean(axis=0) if "f" in descr else 0)
-    np.testing.assert_allclose(row.squares.astype(float), np.square(squares).sum(axis=0))
-
-
-def test_an_array_of_two_axes_has_one_channel() -> None:
-    assert convert_array(np.ones((2, 3), np.uint8), (2, 3, 1), "|u1").pixels == b"\1" * 6
-
-
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.ones((2, 2, 3), np.float32), r"the array is \(2, 2, 3\) of float32, but the first one"),
-        (np.ones((2, 3, 3), np.uint8), r"the array is \(2, 3, 3\) of uint8, but the first one is"),
-        (np.ones((2, 2, 3), np.int64), r"int64 and shape \(2, 2, 3\) cannot be stored. Convert it"),
-        (np.ones(3, np.uint8), "cannot be stored"),
-        (np.ones((0, 2, 3), np.uint8), "cannot be stored"),
-        (picture(), "decodes nothing, but this is Image"),
-        (np.ma.masked_array(np.ones((2, 2, 3), np.uint8), mask=True), "some values .* are masked"),
-    ],
-)
-def test_arrays_that_differ_from_the_first_are_rejected(array: Any, message: str) -> None:
-    with pytest.raises(DecodeError, match=message):
-        convert_array(array, (2, 2, 3), "|u1")
+@pytest.mark.parametrize(("x", "flags"), [(1.0, 0), (1.6, FLAG_OUTSIDE)])
+def test_points_outside_an_array_are_flagged_and_stay(x: float, flags: int) -> None:
+    convert = ArrayConverter(ArraySettings((2, 2, 3), "|u1"), {"p": Column("<f8", (1, 2), True)})
+    row = convert(Record("key", np.ones((2, 2, 3), np.uint8), {"p": [[x, 0.0]]}))
+    assert (row.flags, row.columns["p"]) == (flags, [[x, 0.0]])
 
 
 def test_the_first_usable_array_gives_shape_and_type() -> None:
@@ -469,9 +420,3 @@ def test_the_first_usable_array_gives_shape_and_type() -> None:
     assert ArraySettings.of(source) == ArraySettings((2, 3, 1), "<u2")
     with pytest.raises(SourceError, match=r"none of the first 3 samples .*: KeyError: 'k'"):
         ArraySettings.of(Arrays(broken))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("x", "flags"), [(1.0, 0), (1.6, FLAG_OUTSIDE)])
-def test_points_outside_an_array_are_flagged(x: float, flags: int) -> None:
-    row = convert_array(np.ones((2, 2, 3), np.uint8), (2, 2, 3), "|u1", points=[[x, 0.0]])
-    assert (row.flags, row.columns["points"]) == (flags, [[x, 0.0]])

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 import memload
-from memload.building.resizing import Fit
 from memload.building.sources import Column
+from memload.storage.format import FLAG_OUTSIDE
 
 Write = Callable[..., Path]
 
@@ -227,39 +227,19 @@ def test_images_that_are_not_there_end_in_the_ledger(
     assert dataset[0][1] == 1
 
 
-SPOTS = ((5, 4), (30, 20), (59, 35), (20, 30))
-
-
-def spotted(orientation: int) -> Image.Image:
-    """White spots of 5×5 around SPOTS, on black, 64×40 as stored."""
-    pixels = np.zeros((40, 64), np.uint8)
-    for x, y in SPOTS:
-        pixels[max(0, y - 2) : y + 3, max(0, x - 2) : x + 3] = 255
-    image = Image.fromarray(pixels)
-    image.getexif()[274] = orientation
-    return image
-
-
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
-def test_points_stay_on_their_pixels_from_the_manifest_to_the_data_set(
-    write: Write, tmp_path: Path, fit: Fit, orientation: int
+def test_points_go_from_the_manifest_through_the_build_to_the_data_set(
+    write: Write, folder: Path, tmp_path: Path
 ) -> None:
-    image = spotted(orientation)
-    image.save(tmp_path / "spots.png", exif=image.getexif())
-    numbers = ",".join(str(v) for spot in SPOTS for v in spot)
-    names = ",".join(f"part_{i}" for i in range(2 * len(SPOTS)))
-    path = write(f"path,label,{names}", f"spots.png,7,{numbers}")
-    manifest = memload.Manifest(path, points={"landmarks": "part_*"})
-    memload.build(manifest, tmp_path / "out.bin", size=48, fit=fit, mode="L", num_workers=1)
-    dataset = memload.MemmapDataset(tmp_path / "out.bin", columns=["landmarks", "label"])
-    picture, points, label = dataset[0]
-    assert label == 7
-    assert dataset.index.points == ("landmarks",)
-    inside = 0
-    for x, y in points.tolist():
-        if 1 <= x <= 46 and 1 <= y <= 46:
-            inside += 1
-            assert picture[0, round(y), round(x)] > 200, (fit, orientation, x, y)
-    assert inside == (2 if fit == "crop" else 4)
-    assert bool(dataset.index.flags[0] & 4) == (fit == "crop")  # of the cropped, some lie outside
+    with Image.open(folder / "ant" / "00.jpg") as image:
+        width, height = image.size
+    inside, outside = "ant/00.jpg,1,2.5,3,4", f"ant/00.jpg,2,3.5,3,{height}"
+    path = write("path,zebra,ape,x0,y0", inside, outside)
+    manifest = memload.Manifest(path, root=folder, points={"nose": "x*,y*"})
+    memload.build(manifest, tmp_path / "out.bin", size=16, fit="squash", num_workers=1)
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    assert list(dataset.columns) == ["nose", "zebra", "ape"]
+    assert dataset[0][2:] == (1, 2.5)
+    assert dataset.index.points == ("nose",)
+    assert dataset.index.flags.tolist() == [0, FLAG_OUTSIDE]
+    expected = [[3.5 * 16 / width - 0.5, 4.5 * 16 / height - 0.5]]
+    np.testing.assert_allclose(dataset.columns["nose"][0], expected, rtol=1e-6)
