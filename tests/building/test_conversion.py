@@ -398,9 +398,6 @@ def test_fast_has_the_same_geometry_in_each_format(format: str, fit: Any) -> Non
         assert difference(converted(data, fast=True, **options), converted(data, **options)) <= 4
 
 
-# ------------------------------------------------------------------------------------------------------- arrays
-
-
 @pytest.mark.parametrize(("x", "flags"), [(1.0, 0), (1.6, FLAG_OUTSIDE)])
 def test_points_outside_an_array_are_flagged_and_stay(x: float, flags: int) -> None:
     convert = ArrayConverter(ArraySettings((2, 2, 3), "|u1"), {"p": Column("<f8", (1, 2), True)})

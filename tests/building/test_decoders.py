@@ -147,9 +147,6 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(
     assert isinstance(caught.value, ImportError)
 
 
-# -------------------------------------------------------------------------------------- which libraries it is
-
-
 def test_loaded_libraries_tell_forks_of_pillow_and_libjpeg_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -183,9 +180,6 @@ def test_the_pixels_do_not_depend_on_jpeg4py_or_strict(jpeg4py: Any, kind: str, 
     if data != damaged:
         pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
         np.testing.assert_array_equal(decode(data, strict=True, mode=mode), expected)
-
-
-# ----------------------------------------------------------------------- bad files, then good ones, with jpeg4py
 
 
 JPEG4PY_SCRIPT = """
@@ -240,13 +234,10 @@ def test_lossless_formats_come_back_exactly(format: str, mode: str) -> None:
         np.testing.assert_array_equal(found, expected, strict=True)
 
 
-@pytest.mark.parametrize("format", ["ICO", "TGA", "PCX", "SGI", "JPEG2000", "PDF", "DDS", "EPS"])
+@pytest.mark.parametrize("format", ["ICO", "TGA", "PDF", "EPS"])
 def test_other_formats_are_rejected_by_name(format: str) -> None:
-    if format == "JPEG2000" and not features.check("jpg_2000"):
-        pytest.skip("this Pillow has no JPEG 2000")
-    assert reason(encode(picture(), format)).startswith(
-        "not an image in a supported format (JPEG, PNG,"
-    )
+    expected = "not an image in a supported format (JPEG, PNG,"
+    assert reason(encode(picture(), format)).startswith(expected)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -275,9 +266,6 @@ def test_a_truncated_file_of_another_format_is_a_decode_error(format: str) -> No
     data = encode(picture(), format)
     for keep in (0.02, 0.5, 0.9):
         assert reason(data[: int(len(data) * keep)])
-
-
-# ------------------------------------------------------------------------------------------------------ strict
 
 
 @pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "grey", "progressive", "restart markers"])
@@ -389,12 +377,6 @@ def test_premultiplied_grey_with_alpha_is_read() -> None:
     assert far(decode(data, background="black"), np.full((4, 4, 3), 60)) <= 1
 
 
-# -------------------------------------------------------------------------------------------------------- EXIF
-
-
-# ------------------------------------------------------------------------------------------------------ threads
-
-
 def test_a_decoder_may_be_used_by_several_threads() -> None:
     decoder = Decoder()
     files = [*JPEGS.values(), encode(picture(), "PNG"), encode(picture(), "WEBP")] * 4
@@ -458,9 +440,6 @@ def test_exif_that_says_nothing_usable_is_ignored() -> None:
         np.testing.assert_array_equal(decode(data), decode(encode(picture(), "JPEG")))
 
 
-# -------------------------------------------------------------------------------------------------- max_pixels
-
-
 @pytest.mark.parametrize(
     "options", [{"name": "pillow"}, {"name": "jpeg4py"}, {"strict": True}], ids=str
 )
@@ -491,9 +470,6 @@ def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels() -> None:
     assert reason(data).startswith("too large: it has 1,073,741,824 pixels")
 
 
-# ------------------------------------------------------------------------------------------- transparent colours
-
-
 @pytest.mark.parametrize(
     ("depth", "colour", "row", "transparent", "other"),
     [
@@ -511,9 +487,6 @@ def test_a_transparent_colour_of_any_depth_shows_the_background(
     data = png(2, 1, depth, colour, row, _chunk(b"tRNS", transparent))
     found = decode(data, background="red")
     assert found[0].tolist() == [[255, 0, 0], [other] * 3]
-
-
-# ------------------------------------------------------------------------------------------------------ helpers
 
 
 def _need(request: pytest.FixtureRequest, decoder: dict[str, Any]) -> None:

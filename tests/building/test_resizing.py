@@ -13,7 +13,6 @@ from memload.building.resizing import (
     Placement,
     resize,
     turn,
-    turn_box,
     turn_points,
 )
 
@@ -53,9 +52,6 @@ def assert_equal(found: Image.Image, expected: Image.Image) -> None:
 
 def difference(found: Image.Image, expected: Image.Image) -> int:
     return int(np.abs(np.asarray(found).astype(int) - np.asarray(expected)).max())
-
-
-# ------------------------------------------------------------------------------------------------------- pixels
 
 
 @settings(max_examples=150, deadline=None)
@@ -116,9 +112,6 @@ def test_a_strip_takes_no_memory_for_what_is_cut_off(size: tuple[int, int]) -> N
     assert found.getextrema() == (77, 77)
 
 
-# ----------------------------------------------------------------------------------------------- the visible box
-
-
 @settings(max_examples=150, deadline=None)
 @given(size=sizes, target=targets, fit=fits)
 def test_a_box_gives_nearly_the_exact_pixels(
@@ -128,21 +121,6 @@ def test_a_box_gives_nearly_the_exact_pixels(
     boxed = resize(image, placement, box=(0.0, 0.0, *size))
     assert boxed.size == target
     assert difference(boxed, resize(image, placement)) <= 1
-
-
-def test_the_box_may_be_part_of_a_picture_that_was_scaled_down() -> None:
-    image = smooth(203, 151)
-    half = image.reduce(2)  # 102×76, of which 101.5×75.5 show the picture
-    placement = Placement.of(image.size, (24, 24))
-    expected = resize(image, placement)
-    assert difference(resize(half, placement, box=(0.0, 0.0, 101.5, 75.5)), expected) <= 3
-    turned = turn(half, 3)
-    box = turn_box((0.0, 0.0, 101.5, 75.5), half.size, 3)
-    assert box == (0.5, 0.5, 102.0, 76.0)
-    assert difference(turn(resize(turned, placement, box=box), 3), expected) <= 3
-
-
-# ------------------------------------------------------------------------------------------------------ geometry
 
 
 @settings(max_examples=200, deadline=None)
@@ -159,9 +137,6 @@ def test_width_and_height_are_treated_alike(
         assert abs(width - wanted[0]) <= 1 or abs(height - wanted[1]) <= 1
 
 
-# ------------------------------------------------------------------------------------------------------- turning
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_turning_is_pillows_exif_transpose_and_takes_points_along(orientation: int) -> None:
     image = noise(7, 4, "L")
@@ -173,19 +148,3 @@ def test_turning_is_pillows_exif_transpose_and_takes_points_along(orientation: i
     for x, y in [(5, 1), (0, 0), (6, 3)]:
         ((u, v),) = turn_points(np.array([[x, y]]), image.size, orientation)
         assert turned.getpixel((int(u), int(v))) == image.getpixel((x, y))
-
-
-# --------------------------------------------------------------------------------------------------------- points
-
-
-@pytest.mark.parametrize("fit", FITS)
-def test_points_land_on_the_pixel_that_they_mark(fit: Fit) -> None:
-    source = (80, 50)
-    placement = Placement.of(source, (30, 40), fit)
-    for x, y in [(40, 25), (33, 10), (46, 41)]:
-        image = Image.new("L", source)
-        image.paste(255, (x - 2, y - 2, x + 3, y + 3))
-        found = np.asarray(resize(image, placement)).astype(float)
-        rows, columns = np.indices(found.shape)
-        centre = [(columns * found).sum() / found.sum(), (rows * found).sum() / found.sum()]
-        np.testing.assert_allclose(placement.points(np.array([[x, y]]))[0], centre, atol=0.1)

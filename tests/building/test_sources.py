@@ -514,8 +514,6 @@ def test_a_source_of_ones_own_is_built(tmp_path: Path) -> None:
         {},
         {"label": 2},
         {"label": [0, 1]},
-        {"label": "1"},
-        {"label": 0.9},
         {"label": np.ma.masked_array(1, mask=True)},
     ],
 )
