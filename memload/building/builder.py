@@ -17,17 +17,15 @@ import numpy as np
 from PIL import Image
 
 from memload.building.checks import (
+    check_arguments,
     check_arrays,
-    check_options,
-    check_paths,
     check_source,
     height_and_width,
-    image_settings,
 )
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.journal import DONE, REJECTED, is_intact
-from memload.building.pool import Call, Chunk, Lost, call_here, call_in_process, check_start, run
+from memload.building.pool import Call, Chunk, Lost, call_here, call_in_process, run
 from memload.building.resizing import Fit, Interpolation
 from memload.building.sources import DatasetSource, ImageFolder, Source
 from memload.building.statistics import statistics
@@ -36,7 +34,6 @@ from memload.building.workspace import Workspace, size_text
 from memload.errors import BuildError, DecodeError, SourceError
 from memload.machine import available_cores
 from memload.storage.index import Index, class_counts
-from memload.storage.keys import Keys
 
 logger = logging.getLogger("memload")
 
@@ -160,8 +157,16 @@ def build(
     Raises ValueError, SourceError, DependencyError and BuildError, and DecodeError if ``on_error``
     is ``"raise"``.
     """
-    output = check_paths(source, output)
-    check_options(timeout, on_error, num_workers, max_pixels)
+    num_workers = available_cores() if num_workers is None else num_workers
+    output = check_arguments(
+        source,
+        output,
+        mode=mode,
+        max_pixels=max_pixels,
+        on_error=on_error,
+        num_workers=num_workers,
+        timeout=timeout,
+    )
     image_options = {
         "fit": fit,
         "interpolation": interpolation,
@@ -173,8 +178,6 @@ def build(
         "fill": fill,
         "max_pixels": max_pixels,
     }
-    num_workers = available_cores() if num_workers is None else num_workers
-    check_start(num_workers)
     call = functools.partial(call_in_process, timeout=timeout) if num_workers else call_here
 
     settings: Settings | ArraySettings
@@ -183,7 +186,8 @@ def build(
         records = _open_source(source, call)
         settings = _array_settings(records, size, call)
     else:
-        settings = image_settings(size, mode, image_options)
+        sides = (256, 256) if size is None else height_and_width(size)
+        settings = Settings(sides, mode=mode, **image_options)  # type: ignore[arg-type]
         settings.converter({})  # an error of the decoder's should not wait for the source
         records = _open_source(source, call)
 
@@ -191,9 +195,8 @@ def build(
     converted, started = 0, time.perf_counter()
     try:
         with workspace.opened():
-            if workspace.is_publishing:
-                index = workspace.completed_index()
-            else:
+            index = workspace.finished_index
+            if index is None:
                 _check_finished_samples(workspace, call)
                 converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace)
@@ -287,9 +290,10 @@ def _convert(
     converted = rejected = 0
     with (
         contextlib.closing(results),
-        _pillow_quiet(num_workers == 0),
+        warnings.catch_warnings(),
         _progress_bar(rows, is_shown) as show,
     ):
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # as errors they would reject pictures
         for result in results:
             if isinstance(result, Lost):
                 chunk = Chunk(result.row, result.row + 1)
@@ -362,17 +366,6 @@ def _progress_bar(rows: int, is_shown: bool) -> Iterator[Callable[[int, int], No
         yield show
 
 
-@contextlib.contextmanager
-def _pillow_quiet(in_this_process: bool) -> Iterator[None]:
-    """Silence Pillow's warnings in this process: as errors, they would reject pictures."""
-    if not in_this_process:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield
-
-
 def _in_folder(source: Source) -> str:
     root = getattr(source, "root", None)
     return "" if root is None else f" in {root}"
@@ -381,7 +374,7 @@ def _in_folder(source: Source) -> str:
 def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> Index:
     from memload import __version__
 
-    source, keys = workspace.source, workspace.source.keys
+    source = workspace.source
     columns = {
         name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in source.schema
     }
@@ -394,7 +387,7 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
         arrays=(workspace.array,),
         row=used.astype(np.int64),
         flags=np.ascontiguousarray(records["flags"][used]),
-        keys=(keys if isinstance(keys, Keys) else Keys.of(list(keys))).take(used),
+        keys=workspace.keys.take(used),
         columns=columns,
         crc32={"image": np.ascontiguousarray(records["crc32"])},
         classes=classes,
@@ -402,7 +395,7 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
         build={
             "memload": __version__,
             "settings": workspace.settings.as_dict(),
-            "libraries": workspace.plan["libraries"],
+            "libraries": workspace.libraries,
             "records": len(records),
             "rejected": len(records) - len(used),
         },

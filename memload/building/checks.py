@@ -1,6 +1,6 @@
 """Wrong arguments and unusable sources, reported before anything is begun."""
 
-import json
+import multiprocessing
 import operator
 import os
 from collections.abc import Mapping, Sequence
@@ -14,35 +14,26 @@ from memload.building.conversion import Settings
 from memload.building.decoders import Mode
 from memload.building.manifest import Manifest
 from memload.building.sources import Column, ImageFolder, Source
-from memload.errors import SourceError
+from memload.errors import BuildError, SourceError
 from memload.storage.format import RESERVED, output_paths
 from memload.storage.keys import Keys
-from memload.storage.tensors import MAX_HEADER_BYTES, TYPES
-
-#: Everything in an index's header but the names of the classes takes less: settings, columns,
-#: thousands of shards.
-_OTHER_METADATA = 4 << 20
+from memload.storage.tensors import TYPES
 
 
-def check_options(timeout: float, on_error: str, num_workers: int | None, max_pixels: int) -> None:
-    """Raise ValueError for a wrong option."""
-    if not timeout > 0:
-        raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
-    if on_error not in ("skip", "raise"):
-        raise ValueError(f"on_error: {on_error!r} is neither 'skip' nor 'raise'.")
-    if num_workers is not None and num_workers < 0:
-        raise ValueError(f"num_workers: {num_workers} is negative.")
-    limit = Image.MAX_IMAGE_PIXELS
-    if num_workers == 0 and limit is not None and max_pixels > 2 * limit:
-        raise ValueError(
-            f"max_pixels: {max_pixels:,} is too large for num_workers=0, because Pillow's own "
-            f"limit of {2 * limit:,} applies in this process. Use workers, or raise "
-            "PIL.Image.MAX_IMAGE_PIXELS."
-        )
+def check_arguments(
+    source: Any,
+    output: str | Path,
+    *,
+    mode: str,
+    max_pixels: int,
+    on_error: str,
+    num_workers: int,
+    timeout: float,
+) -> Path:
+    """Return the output's path. Raises ValueError for a wrong argument.
 
-
-def check_paths(source: Any, output: str | Path) -> Path:
-    """Return the output's path. Raises ValueError if it cannot be one."""
+    Raises BuildError if this process may not start workers.
+    """
     if "\0" in str(output):
         raise ValueError(f"output: {str(output)!r:.200} contains a NUL, which no file name may.")
     output = Path(output)
@@ -53,15 +44,36 @@ def check_paths(source: Any, output: str | Path) -> Path:
             "they swapped?"
         )
     output_paths(output)
-    return output
-
-
-def image_settings(size: Any, mode: str, options: Mapping[str, Any]) -> Settings:
-    """Return the settings of a build of images. Raises ValueError."""
+    if not output.parent.is_dir():
+        raise BuildError(
+            f"{output.parent}: there is no such folder for the output. Make it first.", path=output
+        )
     modes = (*get_args(Mode), "array")
     if mode not in modes:
         raise ValueError(f"mode: {mode!r} is not one of {', '.join(modes)}.")
-    return Settings((256, 256) if size is None else height_and_width(size), mode=mode, **options)
+    if not timeout > 0:
+        raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
+    if on_error not in ("skip", "raise"):
+        raise ValueError(f"on_error: {on_error!r} is neither 'skip' nor 'raise'.")
+    _check_num_workers(num_workers, max_pixels)
+    return output
+
+
+def _check_num_workers(num_workers: int, max_pixels: int) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
+    if num_workers < 0:
+        raise ValueError(f"num_workers: {num_workers} is negative.")
+    if num_workers == 0 and limit is not None and max_pixels > 2 * limit:
+        raise ValueError(
+            f"max_pixels: {max_pixels:,} is too large for num_workers=0, because Pillow's own "
+            f"limit of {2 * limit:,} applies in this process. Use workers, or raise "
+            "PIL.Image.MAX_IMAGE_PIXELS."
+        )
+    if num_workers > 0 and multiprocessing.current_process().daemon:
+        raise BuildError(
+            "Workers cannot be started here: this is a daemonic process, such as a worker of a "
+            "DataLoader or of a Pool. Use num_workers=0, or build in the main process."
+        )
 
 
 def height_and_width(size: Any) -> tuple[int, int]:
@@ -108,26 +120,14 @@ def check_source(source: Source) -> None:
     _check_names("names of columns", list(source.schema))
     for name, column in source.schema.items():
         _check_column(name, column)
-    if source.classes is not None:
-        _check_classes(source)
-
-
-def _check_classes(source: Source) -> None:
+    if source.classes is None:
+        return
     if source.schema.get("label") != Column("<i8"):
         raise SourceError(
             "The source has classes, so it needs a column 'label' of int64 that counts into "
             f"them. It has {source.schema.get('label')}."
         )
-    names = list(source.classes or ())
-    _check_names("classes", names)
-    # In the index they are JSON within JSON, and each class has a count as well.
-    size = len(json.dumps(json.dumps(names))) + 20 * len(names)
-    limit = MAX_HEADER_BYTES - _OTHER_METADATA
-    if size > limit:
-        raise SourceError(
-            f"The names of {len(names):,} classes take {size:,} bytes in the index, and at most "
-            f"{limit:,} fit. Give shorter names, or leave them out."
-        )
+    _check_names("classes", source.classes)
 
 
 def _check_names(what: str, names: Sequence[str]) -> None:

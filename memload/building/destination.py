@@ -1,5 +1,6 @@
 """The files of the output: whether they may be written, and how a finished build replaces them."""
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,8 +33,7 @@ class Destination:
                     f"of {index.name}. Choose another output.",
                     path=self.output,
                 )
-        # All names that will be written, so that one that is too long is an error now.
-        existing = [path for path in (self.index, self.ledger, *paths) if _exists(path)]
+        existing = [path for path in (self.index, self.ledger, *paths) if os.path.lexists(path)]
         if existing and not self.overwrite:
             raise BuildError(
                 f"{existing[0]} exists already. Choose another output, or say --overwrite.",
@@ -50,54 +50,36 @@ class Destination:
     def publish(self, index: Index, folder: Path) -> None:
         """Rename the files of a finished build in ``folder`` into place, the index last.
 
-        If it was stopped before, it goes on where it stopped.
-
-        Raises BuildError if files of these names have appeared since the build began, without
-        ``overwrite``.
+        If it was stopped before, it goes on where it stopped. Raises BuildError if files of these
+        names have appeared since the build began, without ``overwrite``.
         """
         parent, replaced = self.output.parent, folder / "replaced.idx"
         shards = [shard.file for shard in index.image.shards]
         has_ledger = index.build["rejected"] > 0
         names = [*shards, self.ledger.name] if has_ledger else shards
-        overwrite = self.overwrite or replaced.exists()
-        if not overwrite:
-            self._check_free([*names, self.index.name], folder)
-        elif (
-            self.index.exists() and (folder / self.index.name).exists()
-        ):  # from here on until the end there is no data set
+        if self.overwrite and self.index.exists():
+            # From here on until the end there is no data set.
             self.index.replace(replaced)
             sync(parent)
-        for name in names:
-            move(folder / name, parent)
-        if overwrite:
-            for name in self._unused(shards_of(replaced)) - set(shards):
-                (parent / name).unlink(missing_ok=True)
-            if not has_ledger:
-                self.ledger.unlink(missing_ok=True)
-        sync(parent)
-        # From now on, the same command has only this folder left to remove.
-        if (folder / "plan.json").exists():
-            (folder / "plan.json").replace(folder / "published.json")
-        move(folder / self.index.name, parent)
-        sync(parent)
-
-    def discard(self, folder: Path) -> None:
-        """Remove the shards that an unfinished build in ``folder`` has renamed already."""
-        if self.overwrite and not self.index.exists():
-            renamed = shards_of(folder / self.index.name) | shards_of(folder / "replaced.idx")
-            for name in self._unused(renamed):
-                (self.output.parent / name).unlink(missing_ok=True)
-
-    def _check_free(self, names: Iterable[str], folder: Path) -> None:
-        for name in names:
-            target = self.output.parent / name
-            if _exists(target) and _exists(folder / name):
+        for name in [*names, self.index.name]:
+            target = parent / name
+            if not self.overwrite and os.path.lexists(target) and (folder / name).exists():
                 raise BuildError(
                     f"{target} was made by somebody else while the build ran. The finished build "
                     f"waits in {folder}. Move that file away, or say --overwrite, and run the "
                     "same command again.",
                     path=self.output,
                 )
+        for name in names:
+            move(folder / name, parent)
+        if self.overwrite:
+            for name in self._unused(shards_of(replaced)) - set(shards):
+                (parent / name).unlink(missing_ok=True)
+            if not has_ledger:
+                self.ledger.unlink(missing_ok=True)
+        sync(parent)
+        move(folder / self.index.name, parent)
+        sync(parent)
 
     def _unused(self, shards: Iterable[str]) -> set[str]:
         """Return those shards of this output that no other index names."""
@@ -117,18 +99,6 @@ def shards_of(index: Path) -> set[str]:
         return {shard.file for array in Index.read(index).arrays for shard in array.shards}
     except FormatError:
         return set()
-
-
-def _exists(path: Path) -> bool:
-    """Say whether there is something, even a link to nothing.
-
-    Raises OSError for a name that is too long.
-    """
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def move(path: Path, folder: Path) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 
 from memload.building.sources import Column
 from memload.errors import DecodeError
-from memload.storage.mapping import address_of, fault_in
 
 #: What a record's ``status`` may be, besides 0: not converted yet.
 DONE, REJECTED = 1, 2
@@ -97,19 +96,9 @@ def columns_crc32(schema: Mapping[str, Column], columns: Mapping[str, Any]) -> i
     return checksum
 
 
-def sign(records: np.ndarray) -> None:
-    """Put the checksum of each record into it."""
-    for position in range(len(records)):
-        records["check"][position] = _checksum(records[position])
-
-
 def is_intact(record: np.void) -> bool:
-    """Say whether a record was signed and is as it was then."""
-    return bool(record["status"]) and int(record["check"]) == _checksum(record)
-
-
-def _checksum(record: np.void) -> int:
-    return zlib.crc32(record.tobytes()[4:])
+    """Say whether a record was signed by `Journal.write` and is as it was then."""
+    return bool(record["status"]) and int(record["check"]) == zlib.crc32(record.tobytes()[4:])
 
 
 class Journal:
@@ -134,7 +123,9 @@ class Journal:
         return np.frombuffer(bytearray(data), self.dtype, stop - start)
 
     def write(self, start: int, records: np.ndarray, rejects: list[tuple[int, str]]) -> None:
-        """Keep the signed records of some rows, and the reasons of the rejected ones among them."""
+        """Sign and keep the records of some rows, and the reasons of the rejected ones among them."""
+        for position, record in enumerate(records):
+            records["check"][position] = zlib.crc32(record.tobytes()[4:])
         if rejects:  # the reasons first, so that no rejected row lacks one
             # The line break comes first, so that a line that a crash cut short ends there.
             lines = "".join("\n" + json.dumps([row, reason]) for row, reason in rejects)
@@ -145,10 +136,8 @@ class Journal:
             file.write(records.tobytes())
 
     def mapped(self) -> np.ndarray:
-        """Return all records, mapped for reading. Raises OSError if the disk fails."""
-        records = np.memmap(self.folder / "rows", self.dtype, "r", shape=(self.rows,))
-        fault_in(address_of(records), records.nbytes)
-        return records
+        """Return all records, mapped for reading."""
+        return np.memmap(self.folder / "rows", self.dtype, "r", shape=(self.rows,))
 
     def reasons(self) -> dict[int, str]:
         """Return why rows were rejected; the last reason of each row."""

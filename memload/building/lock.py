@@ -42,7 +42,9 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder}: this file system has no locks ({error.strerror}). Do not start a "
                 "second build of this output"
             )
-        if not _is_at(descriptor, folder / "lock"):  # it ended, and removed its folder, just now
+        path = folder / "lock"
+        if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
+            # That build ended, and removed its folder, just now.
             raise BuildError(
                 f"{folder}: another build of this output has just ended. Look at its result, then "
                 "run the command again if it is still needed.",
@@ -68,10 +70,3 @@ def is_locked(folder: Path) -> bool:
     except OSError:
         pass
     return False
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

@@ -90,7 +90,6 @@ def run(
             for chunk in chunks:
                 yield chunk, work(chunk, lambda row: None)
         return
-    check_start(num_workers)
     pool = _Pool(make, chunks, num_workers, timeout)
     try:
         yield from pool.results()
@@ -108,11 +107,11 @@ def call_in_process(function: Callable[[], Any], timeout: float) -> Any:
 
     Files that it opens are not shared with workers that are forked later: those would move each
     other's position in the file. Its result has to be picklable and small. Where processes are not
-    forked (macOS, a daemonic process), the function is called in this process, without a timeout.
+    forked (macOS), the function is called in this process, without a timeout.
     Raises what the function raises, BuildError if its process dies, and TimeoutError if it takes
     longer than ``timeout`` seconds.
     """
-    if not _forks() or multiprocessing.current_process().daemon:
+    if not _forks():
         return function()
     worker = _Worker(0, lambda: lambda chunk, begin: function(), _CONTEXT.RawArray("q", 1))
     try:
@@ -130,15 +129,6 @@ def call_in_process(function: Callable[[], Any], timeout: float) -> Any:
     return result
 
 
-def check_start(num_workers: int) -> None:
-    """Raise BuildError if this process may not start workers."""
-    if num_workers and multiprocessing.current_process().daemon:
-        raise BuildError(
-            "Workers cannot be started here: this is a daemonic process, such as a worker of a "
-            "DataLoader or of a Pool. Use num_workers=0, or build in the main process."
-        )
-
-
 def limit_memory(extra_bytes: int) -> None:
     """Let this process allocate ``extra_bytes`` more, then raise MemoryError. Linux only."""
     if sys.platform == "linux":
@@ -146,12 +136,10 @@ def limit_memory(extra_bytes: int) -> None:
 
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  # in every worker
             pages = int(file.read().split()[5])
-        limit = pages * resource.getpagesize() + extra_bytes
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        if hard != resource.RLIM_INFINITY:
-            limit = min(limit, hard)
-        if limit <= sys.maxsize:  # setrlimit takes no more
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        largest = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+        limit = min(pages * resource.getpagesize() + extra_bytes, largest)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 class _Pool:
@@ -287,11 +275,7 @@ class _Worker:
         code = self.process.exitcode
         if code is None or code >= 0:
             return f"decoding it ended the process (exit status {code})"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:  # most real-time signals have no name
-            name = f"signal {-code}"
-        return f"decoding it killed the process ({name})"
+        return f"decoding it killed the process ({signal.Signals(-code).name})"
 
     def stop(self) -> None:
         if self.connection.closed:  # it was replaced
@@ -309,14 +293,12 @@ def _serve(
     connection: Any, make: Callable[[], Any], current_rows: Any, number: int, parent: int
 ) -> None:
     """Do chunks until the parent is gone. A worker's main function."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the parent decides
+    # Ctrl-C reaches the whole group; the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with(parent)
-    if (
-        "torch" in sys.modules
-    ):  # its threads were not forked, and an operation that uses them would never end
+    if "torch" in sys.modules:
+        # Its threads were not forked, and an operation that uses them would never end.
         sys.modules["torch"].set_num_threads(1)
 
     def begin(row: int) -> None:

@@ -23,7 +23,7 @@ def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str,
     if dtype.kind == "f":
         moments = _moments_of_floats(totals, squares, pixels)
     else:
-        moments = _moments(totals, squares, pixels, int(np.iinfo(dtype).max))
+        moments = _moments_of_integers(totals, squares, pixels, int(np.iinfo(dtype).max))
     return moments | {
         "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
         "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
@@ -33,22 +33,21 @@ def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str,
     }
 
 
-def _moments(totals: np.ndarray, squares: np.ndarray, pixels: int, largest: int) -> dict[str, Any]:
-    # In whole numbers to the end, so that no order of summing shows in the result.
+def _moments_of_integers(
+    totals: np.ndarray, squares: np.ndarray, pixels: int, largest: int
+) -> dict[str, Any]:
+    # Python's integers are exact, so that no order of summing shows in the result, and hold the
+    # squares of 16 bits, whose sum exceeds 64 bits.
     count = pixels * len(totals)
-    sums = list(zip(_sum(totals), _sum(squares), strict=True))
-    variances = [(count * square - total * total) / (count * count) for total, square in sums]
+    sums = [column.sum(axis=0, dtype=object).tolist() for column in (totals, squares)]
+    variances = [
+        (count * square - total * total) / (count * count)
+        for total, square in zip(*sums, strict=True)
+    ]
     return {
-        "mean": [total / count / largest for total, _ in sums],
+        "mean": [total / count / largest for total in sums[0]],
         "std": [variance**0.5 / largest for variance in variances],
     }
-
-
-def _sum(numbers: np.ndarray) -> list[int]:
-    """Add up uint64 ``(n, C)`` in halves: squares of 16 bits would be too large together."""
-    halves = [numbers >> np.uint64(32), numbers & np.uint64(0xFFFFFFFF)]
-    high, low = (half.sum(axis=0).tolist() for half in halves)
-    return [(more << 32) + less for more, less in zip(high, low, strict=True)]
 
 
 def _moments_of_floats(totals: np.ndarray, squares: np.ndarray, pixels: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import warnings
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +16,9 @@ from memload.building.journal import (
     columns_crc32,
     is_intact,
     set_columns,
-    sign,
 )
 from memload.building.pool import Begin, Chunk, limit_memory
-from memload.building.sources import DatasetSource, Record
+from memload.building.sources import DatasetSource
 from memload.building.workspace import Workspace
 from memload.building.writer import ShardWriter
 from memload.errors import BuildError, DecodeError, describe_error
@@ -74,7 +72,6 @@ class RowWork:
             converted += 1
             if reason := self._convert(row, record):
                 rejects.append((row, reason))
-        sign(records)
         self.journal.write(chunk.start, records, rejects)
         return ChunkResult(converted, rejects)
 
@@ -88,7 +85,6 @@ class RowWork:
         """Reject a row that no worker has survived."""
         records = np.zeros(1, self.journal.dtype)
         self._reject(row, records[0])
-        sign(records)
         self.journal.write(row, records, [(row, reason)])
         return ChunkResult(1, [(row, reason)])
 
@@ -112,7 +108,8 @@ class RowWork:
             converted = self._row(row, record)
         except DecodeError as error:
             self._reject(row, record)
-            return shortened(str(error.reason)) or "no reason was given"
+            reason = str(error.reason) or "no reason was given"
+            return reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
         self.writer.write(row, converted.pixels)
         record["status"], record["flags"] = DONE, converted.flags
         record["size"], record["crc32"] = converted.size, zlib.crc32(converted.pixels)
@@ -126,20 +123,17 @@ class RowWork:
         try:
             sample = self.source[row]
             converted = self.convert(sample)
-            self._set_columns(record, converted.columns, sample)
+            set_columns(record, self.schema, converted.columns)
+            record["given_crc32"] = columns_crc32(self.schema, sample.columns)
+            if self.num_classes is not None and not 0 <= record["column/label"] < self.num_classes:
+                raise DecodeError(
+                    f"label {record['column/label']} is not within 0 to {self.num_classes - 1}"
+                )
         except (DecodeError, BuildError):  # BuildError: this process has run out of something
             raise
         except self.costs_a_sample as error:  # a data set's own code may raise anything
             raise DecodeError(describe_error(error)) from error
         return converted
-
-    def _set_columns(self, record: np.void, columns: object, sample: Record) -> None:
-        set_columns(record, self.schema, columns)  # type: ignore[arg-type]
-        record["given_crc32"] = columns_crc32(self.schema, sample.columns)
-        if self.num_classes is not None and not 0 <= record["column/label"] < self.num_classes:
-            raise DecodeError(
-                f"label {record['column/label']} is not within 0 to {self.num_classes - 1}"
-            )
 
     def _reject(self, row: int, record: np.void) -> None:
         record["status"], record["crc32"] = REJECTED, zlib.crc32(bytes(self.writer.array.row_bytes))
@@ -196,15 +190,9 @@ def file_state(image: object) -> tuple[int, int] | None:
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
-def shortened(reason: str) -> str:
-    """Return a reason in at most `_MAX_REASON` characters."""
-    return reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
-
-
 def _prepare_process(workspace: Workspace) -> None:
     """Set what belongs to a whole process, such as Pillow's limits. A worker is ours to set up."""
     Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
-    warnings.filterwarnings("ignore", module=r"PIL\.")
     # glibc maps large blocks anew each time, with page faults, until it has seen one as large
     # freed: 2 % of the time for a picture with Pillow, 10 % with pillow-simd.
     bytes(_LARGE_BLOCK)

@@ -13,16 +13,16 @@
                        finished rows are copied from there
         out.idx, out.rejects.csv    written last; then only renaming is left to do
         replaced.idx   the index of the data set that is being replaced, while files are renamed
-        published.json    the last name of plan.json: the index is renamed next, or was already
 
-Nothing in it has to be trusted after a crash, because records carry checksums.
+Nothing in it has to be trusted after a crash, because records carry checksums. The index is renamed
+last: an index in the folder without all of its shards says that only renaming is left to do. If
+that is given up for a build with other settings, shards that were renamed already stay behind.
 """
 
 import contextlib
 import csv
 import json
 import logging
-import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -32,14 +32,14 @@ from typing import Any
 import numpy as np
 
 from memload.building.conversion import ArraySettings, Settings
-from memload.building.destination import Destination, move, shards_of
+from memload.building.destination import Destination, move
 from memload.building.journal import DONE, STATUS_BYTE, Journal, record_type
 from memload.building.lock import is_locked, locked
 from memload.building.sources import Source
-from memload.building.writer import ShardWriter, plan_shards
-from memload.errors import BuildError
+from memload.building.writer import ShardWriter
+from memload.errors import BuildError, FormatError
 from memload.storage.format import HEADER_BYTES, output_paths, shard_names
-from memload.storage.index import Array, Index, row_bytes, sync
+from memload.storage.index import Array, Index, Shard, row_bytes, sync
 from memload.storage.keys import Keys
 from memload.storage.shards import describe
 
@@ -48,8 +48,8 @@ logger = logging.getLogger("memload")
 #: The files of a workspace besides the lock and those named after the output.
 _FILES = ("plan.json", "keys", "rows", "rejects.jsonl", "replaced.idx")
 
-#: What an index is called while it is written.
-_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+#: What `Index.write` calls an index until it is complete.
+_TEMPORARY_INDEX = "." + "[0-9a-f]" * 16 + ".tmp"
 
 
 class Former:
@@ -81,16 +81,24 @@ class Workspace:
         self.output, self.overwrite = output, overwrite
         self.index, self.folder, self.ledger = output_paths(output)
         self.destination = Destination(output, overwrite)
-        self._rows_per_shard = _rows_per_shard(
-            shard_size, row_bytes(settings.descr, settings.shape)
-        )
+        self.row_bytes = row_bytes(settings.descr, settings.shape)
+        self.rows_per_shard = None
+        if shard_size is not None:
+            self.rows_per_shard = (shard_size - HEADER_BYTES) // self.row_bytes
+            if self.rows_per_shard < 1:
+                raise ValueError(
+                    f"shard_size: {shard_size:,} bytes are too few, as a shard with one row has "
+                    f"{HEADER_BYTES + self.row_bytes:,}."
+                )
         self.array = self._array(len(source))
+        self.keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
         record = record_type(settings.shape[2], source.schema, settings.descr)
         self.journal = Journal(self.folder, len(source), record)
+        self.libraries = settings.libraries()
         self.plan = {
-            "settings": settings.as_dict(),
-            "libraries": settings.libraries(),
-            "rows per shard": self._rows_per_shard,
+            **settings.as_dict(),
+            **self.libraries,
+            "rows per shard": self.rows_per_shard,
             "columns": {
                 name: [column.dtype, list(column.shape), column.points]
                 for name, column in source.schema.items()
@@ -99,29 +107,21 @@ class Workspace:
         #: whether the folder may hold finished rows
         self.resumed = False
         self.former: Former | None = None
+        #: the index of a build that an earlier call finished, and was stopped while it renamed it
+        self.finished_index: Index | None = None
 
     def _array(self, rows: int) -> Array:
-        rows_per_shard = self._rows_per_shard or rows
-        names = shard_names(self.output, -(-rows // rows_per_shard))
-        size = row_bytes(self.settings.descr, self.settings.shape)
-        shards = plan_shards(names, rows, rows_per_shard, size)
-        return Array("image", self.settings.descr, self.settings.shape, shards)
-
-    @property
-    def is_publishing(self) -> bool:
-        """Whether an earlier call was stopped while it renamed files: only that is left to do."""
-        if (self.folder / "published.json").exists():
-            return True
-        shards = shards_of(self.folder / self.index.name)
-        return any(not (self.folder / name).exists() for name in shards)
+        """Return the array of a build of so many rows."""
+        rows_per_shard = self.rows_per_shard or rows
+        shards = []
+        for number, name in enumerate(shard_names(self.output, -(-rows // rows_per_shard))):
+            held = min(rows_per_shard, rows - number * rows_per_shard)
+            shards.append(Shard(name, held, HEADER_BYTES + held * self.row_bytes))
+        return Array("image", self.settings.descr, self.settings.shape, tuple(shards))
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Hold the lock of the folder, and go on with the unfinished build in it, or begin."""
-        self._check_folders()
-        if not self.is_publishing:
-            self.destination.check(shard.file for shard in self.array.shards)
-            self._check_space()
         with locked(self.folder):
             is_new = {path.name for path in self.folder.iterdir()} <= {"lock"}
             try:
@@ -133,51 +133,68 @@ class Workspace:
             yield
 
     def _begin(self) -> None:
-        plan = _read_json(self.folder / "plan.json") or _read_json(self.folder / "published.json")
-        differences = [] if plan is None else _differences(plan, self.plan)
-        if differences and not self.overwrite:
+        plan = _read_plan(self.folder / "plan.json")
+        is_same = plan == self.plan
+        if plan is not None and not is_same and not self.overwrite:
             raise BuildError(
                 f"{self.folder} holds an unfinished build with other settings: "
-                f"{'; '.join(differences)}. Give the same settings to go on with it, or say "
+                f"{_differences(plan, self.plan)}. Give the same settings to go on with it, or say "
                 "--overwrite to begin anew.",
                 path=self.output,
             )
-        is_same = plan is not None and not differences
-        if is_same and self.is_publishing:
-            return
-        former_keys = _read_keys(self.folder / "keys") if is_same else None
-        # Again, because another build may have ended since the first check.
+        if is_same:
+            self.finished_index = self._find_finished_index()
+            if self.finished_index is not None:
+                return
         self.destination.check(shard.file for shard in self.array.shards)
+        self._check_space()
+        former_keys = _read_keys(self.folder / "keys") if is_same else None
         if former_keys is None:
             self.begin_anew()
         else:
             self._go_on(former_keys)
 
+    def _find_finished_index(self) -> Index | None:
+        """Return the index in the folder if some of its shards were renamed already."""
+        try:
+            index = Index.read(self.folder / self.index.name)
+        except FormatError:
+            return None
+        is_renaming = any(not (self.folder / shard.file).exists() for shard in index.image.shards)
+        return index if is_renaming else None
+
     def begin_anew(self) -> None:
         """Begin with empty files, whatever the folder holds."""
         self.resumed, self.former = False, None
-        self.destination.discard(self.folder)
         self._remove_files()
-        self._create()
-        _write_keys(self.folder / "keys", self._keys())
+        self.journal.create()
+        ShardWriter(self.folder, self.array).create()
+        _write_keys(self.folder / "keys", self.keys)
         # The plan last: without it, the rest is as good as gone.
-        _write_json(self.folder / "plan.json", self.plan)
+        plan = self.folder / "plan.json"
+        plan.write_text(json.dumps(self.plan, indent=1, sort_keys=True), encoding="ascii")
+        sync(plan)
+        sync(self.folder)
 
     def _go_on(self, former_keys: Keys) -> None:
         """Keep the rows that are done, and see whether the source has other samples by now."""
         # An index here is of a build that was finished but not published. Rejected samples may be
         # mended by now, so it is written anew.
         (self.folder / self.index.name).unlink(missing_ok=True)
-        keys = self._keys()
-        if not _is_same(former_keys, keys):
-            if not self._is_of_files(former_keys):
-                self.refuse(f"it had {len(former_keys):,} samples and has {len(keys):,}")
+        if not all(map(np.array_equal, former_keys.pack(), self.keys.pack())):
+            old = Journal(self.folder, len(former_keys), self.journal.dtype)
+            old.create()
+            records = old.mapped()
+            if (records["file_size"][records["status"] == DONE] < 0).any():
+                # Size and time tell whether a file has changed, and nothing tells it of a sample.
+                self.refuse(f"it had {len(former_keys):,} samples and has {len(self.keys):,}")
                 return
             self._set_aside(former_keys)
-            _write_keys(self.folder / "keys", keys)
+            _write_keys(self.folder / "keys", self.keys)
         self.resumed = True
-        self._find_former(keys)
-        self._create()
+        self._find_former()
+        self.journal.create()
+        ShardWriter(self.folder, self.array).create()
         done = np.count_nonzero(self.journal.mapped()["status"] == DONE)
         logger.info(f"{self.output}: going on with an unfinished build; {done:,} rows are done")
 
@@ -194,21 +211,6 @@ class Workspace:
             )
         self.begin_anew()
 
-    def _create(self) -> None:
-        self.journal.create()
-        ShardWriter(self.folder, self.array).create()
-
-    def _keys(self) -> Keys:
-        keys = self.source.keys
-        return keys if isinstance(keys, Keys) else Keys.of(list(keys))
-
-    def _is_of_files(self, former_keys: Keys) -> bool:
-        """Say whether all finished rows are of files, whose size and time tell if they changed."""
-        old = Journal(self.folder, len(former_keys), self.journal.dtype)
-        old.create()
-        records = old.mapped()
-        return bool((records["file_size"][records["status"] == DONE] >= 0).all())
-
     def _set_aside(self, former_keys: Keys) -> None:
         """Move the rows to ``former/``. A crash amid that costs work, and no sample."""
         former = self.folder / "former"
@@ -219,25 +221,20 @@ class Workspace:
             move(self.folder / name, former)
         (self.folder / "rejects.jsonl").unlink(missing_ok=True)
 
-    def _find_former(self, keys: Keys) -> None:
+    def _find_former(self) -> None:
         former = self.folder / "former"
         former_keys = _read_keys(former / "keys")
         if former_keys is None:
             return
         positions = {key: row for row, key in enumerate(former_keys)}
-        rows = np.array([positions.get(key, -1) for key in keys], np.int64)
+        rows = np.array([positions.get(key, -1) for key in self.keys], np.int64)
         self.former = Former(former, self._array(len(former_keys)), self.journal.dtype, rows)
         kept = int(np.count_nonzero(rows >= 0))
         logger.warning(
-            f"{self.output}: since the build began, {len(keys) - kept:,} samples were added to "
+            f"{self.output}: since the build began, {len(self.keys) - kept:,} samples were added to "
             f"the source and {len(former_keys) - kept:,} removed from it. The other {kept:,} are "
             "reused if their files are unchanged"
         )
-
-    def completed_index(self) -> Index:
-        """Return the index that an earlier call has written."""
-        index = self.folder / self.index.name
-        return Index.read(index if index.exists() else self.index)
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:
         """Write the index and the ledger, and flush everything to the disk. Returns the index.
@@ -281,30 +278,14 @@ class Workspace:
         # published. The plan next: without it, the rest is as good as gone.
         for name in (self.index.name, "plan.json"):
             (self.folder / name).unlink(missing_ok=True)
-        ours = {*_FILES, self.ledger.name}
         for path in self.folder.iterdir():
-            name = path.name.removesuffix(".tmp")
             if (
-                name in ours
-                or self.destination.shard_name.fullmatch(name)
-                or _TEMPORARY.fullmatch(path.name)
+                path.name in (*_FILES, self.ledger.name)
+                or self.destination.shard_name.fullmatch(path.name)
+                or path.match(_TEMPORARY_INDEX)
             ):
                 path.unlink()
         shutil.rmtree(self.folder / "former", ignore_errors=True)
-        (self.folder / "published.json").unlink(missing_ok=True)  # last, see `is_publishing`
-
-    def _check_folders(self) -> None:
-        if not self.output.parent.is_dir():
-            raise BuildError(
-                f"{self.output.parent}: there is no such folder for the output. Make it first.",
-                path=self.output,
-            )
-        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
-            raise BuildError(
-                f"{self.folder} is a file or a link, but the build needs a folder of this name. "
-                "Move it away.",
-                path=self.output,
-            )
 
     def _check_space(self) -> None:
         total = sum(shard.bytes for shard in self.array.shards)
@@ -350,61 +331,28 @@ def size_text(size: int) -> str:
     return f"{value:.3g} {unit}" if unit != "bytes" else f"{size} bytes"
 
 
-def _rows_per_shard(shard_size: int | None, row_size: int) -> int | None:
-    if shard_size is None:
-        return None
-    rows = (shard_size - HEADER_BYTES) // row_size
-    if rows < 1:
-        raise ValueError(
-            f"shard_size: {shard_size:,} bytes are too few, as a shard with one row has "
-            f"{HEADER_BYTES + row_size:,}."
-        )
-    return rows
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Say what differs between two plans."""
-    old, new = _flat(before), _flat(now)
-    return [
-        f"{name} was {old.get(name)!r:.60} and is {new.get(name)!r:.60}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
+    return "; ".join(
+        f"{name} was {before.get(name)!r:.60} and is {now.get(name)!r:.60}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    )
 
 
-def _flat(plan: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in plan.items():
-        is_group = name in ("settings", "libraries") and isinstance(value, dict)
-        flat |= value if is_group else {name: value}
-    return flat
-
-
-def _write_json(path: Path, value: object) -> None:
-    """Write a small file in one step, flushed to the disk."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True), encoding="ascii")
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object that `_write_json` wrote, or None if it is missing or damaged."""
+def _read_plan(path: Path) -> dict[str, Any] | None:
+    """Return the plan of an unfinished build, or None if it is missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError, RecursionError):
+        return dict(json.loads(path.read_text(encoding="ascii")))
+    except (FileNotFoundError, ValueError, TypeError):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def _write_keys(path: Path, keys: Keys) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        offsets, data = keys.pack()
+    offsets, data = keys.pack()
+    with path.open("wb") as file:
         np.savez(file, offsets=offsets, bytes=data)
-    sync(temporary)
-    temporary.replace(path)
+    sync(path)
 
 
 def _read_keys(path: Path) -> Keys | None:
@@ -414,7 +362,3 @@ def _read_keys(path: Path) -> Keys | None:
             return Keys(arrays["offsets"], arrays["bytes"])
     except (FileNotFoundError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-
-
-def _is_same(keys: Keys, others: Keys) -> bool:
-    return all(map(np.array_equal, keys.pack(), others.pack()))

@@ -2,27 +2,15 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from memload.storage.format import HEADER_BYTES, npy_header, seal_of
-from memload.storage.index import Array, Shard
+from memload.storage.index import Array
 
 #: A process holds at most this many shards open at once.
 _MAX_OPEN = 16
-
-
-def plan_shards(
-    names: Sequence[str], rows: int, rows_per_shard: int, row_bytes: int
-) -> tuple[Shard, ...]:
-    """Return the shards that hold ``rows`` rows. All hold ``rows_per_shard`` but the last."""
-    shards = []
-    for number, name in enumerate(names):
-        held = min(rows_per_shard, rows - number * rows_per_shard)
-        shards.append(Shard(name, held, HEADER_BYTES + held * row_bytes))
-    return tuple(shards)
 
 
 class ShardWriter:

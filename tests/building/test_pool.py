@@ -199,14 +199,6 @@ def test_a_large_result_is_received_whole() -> None:
 
 
 @FORKS
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    _, lost = collect(
-        functools.partial(Squares, lambda row: os.kill(os.getpid(), 40) if row == 4 else None)
-    )
-    assert lost == {4: "decoding it killed the process (signal 40)"}
-
-
-@FORKS
 def test_time_in_which_all_were_suspended_is_not_held_against_a_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -259,10 +251,10 @@ def test_a_script_without_its_guard_is_told_where_processes_start_anew(tmp_path:
 
 
 @FORKS
-def test_a_daemonic_process_is_told_that_it_may_not_start_others() -> None:
+def test_a_daemonic_process_is_told_that_it_may_not_start_others(tmp_path: Path) -> None:
     def build(results: Any) -> None:
         try:
-            list(run(Squares, tasks(), num_workers=1, timeout=60))
+            memload.build(tmp_path, tmp_path / "out.bin", num_workers=1)
         except memload.BuildError as error:
             results.send(str(error))
         os._exit(0)
@@ -276,14 +268,6 @@ def test_a_daemonic_process_is_told_that_it_may_not_start_others() -> None:
     process.close()
     ours.close()
     theirs.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there is memory limited")
-def test_a_limit_beyond_what_can_be_addressed_is_none() -> None:
-    code = "import resource, memload.building.pool as w; w.limit_memory(10**25); print(resource.getrlimit(2))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("(-1,")
 
 
 def test_closing_the_generator_ends_the_workers() -> None:
