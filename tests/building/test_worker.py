@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import memload
-from memload.building.worker import shortened
 
 
 class Broken:
@@ -56,11 +55,6 @@ def test_a_process_that_runs_out_of_something_rejects_no_picture(
         memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0)
     monkeypatch.setattr(os, "open", usual)
     assert memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0).samples == 12
-
-
-def test_a_reason_that_is_short_is_kept_as_it_is() -> None:
-    assert shortened("x" * 1000) == "x" * 1000
-    assert shortened("x" * 1001) == "x" * 999 + "…"
 
 
 class Masked:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memload.building.writer import ShardWriter, plan_shards
+from memload.building.writer import ShardWriter
 from memload.storage.format import npy_header, shard_names
 from memload.storage.index import Array, Shard
 
@@ -37,15 +37,6 @@ def test_several_writers_write_the_same_files(tmp_path: Path) -> None:
         writer.close()
 
 
-def test_creating_again_keeps_the_rows(tmp_path: Path) -> None:
-    writer = written(tmp_path)
-    writer.write(1, b"second")
-    writer.close()
-    again = written(tmp_path)
-    assert [again.read(row) for row in range(3)] == [bytes(6), b"second", bytes(6)]
-    again.close()
-
-
 def test_a_blanked_row_is_zeros(tmp_path: Path) -> None:
     writer = written(tmp_path)
     writer.write(0, b"first.")
@@ -64,12 +55,3 @@ def test_writes_that_are_cut_short_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert writer.read(0) == b"abcdef"
     writer.close()
     assert (tmp_path / "out.bin").read_bytes() == npy_header("|u1", (1, 1, 2, 3)) + b"abcdef"
-
-
-@pytest.mark.parametrize(
-    ("rows", "held", "expected"), [(10, 10, [10]), (10, 4, [4, 4, 2]), (1, 1, [1])]
-)
-def test_rows_are_shared_out_among_shards(rows: int, held: int, expected: list[int]) -> None:
-    shards = plan_shards(shard_names("out.bin", len(expected)), rows, held, 100)
-    assert [shard.rows for shard in shards] == expected
-    assert [shard.bytes for shard in shards] == [4096 + 100 * count for count in expected]
