@@ -88,7 +88,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    for name in ("numpy", "torch", "safetensors", "click", "tqdm"):
+    for name in ("numpy", "torch", "click", "tqdm"):
         versions[name] = _installed(name)
     for name, version in loaded_libraries().items():
         versions[f"{name} (loaded)"] = version
