@@ -119,18 +119,7 @@ class ImageFolder(Files):
         self.root = _checked_root(root)
         self._skipped: dict[str, list[str]] = {}
         flat, folders = self._scan("")
-        names: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(folders):
-            in_class = [
-                f"{folder}/{file}"
-                for folder, files in sorted(self._walk(name))
-                for file in sorted(files)
-            ]
-            if not in_class:
-                self._skip("class folders without images (which still count as classes)", name)
-            names += in_class
-            labels += [label] * len(in_class)
+        names, labels = self._find_images(folders)
         if names:
             self._skipped["skipped images outside the class folders"] = flat
         self.notes = [
@@ -153,6 +142,22 @@ class ImageFolder(Files):
         self.schema = {"label": Column("<i8")} if names else {}
         columns = {"label": np.array(labels, np.int64)} if names else {}
         super().__init__(self.root, names or sorted(flat), columns)
+
+    def _find_images(self, folders: list[str]) -> tuple[list[str], list[int]]:
+        """Return the names and labels of all images in the class folders."""
+        names: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(folders):
+            in_class = [
+                f"{folder}/{file}"
+                for folder, files in sorted(self._walk(name))
+                for file in sorted(files)
+            ]
+            if not in_class:
+                self._skip("class folders without images (which still count as classes)", name)
+            names += in_class
+            labels += [label] * len(in_class)
+        return names, labels
 
     def _walk(self, start: str) -> Iterator[tuple[str, list[str]]]:
         """Yield a folder and each folder below it, with the images in it."""
