@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import HERE, Way, run_benchmark, run_python
+from harness import Way, run_benchmark, run_python
+from pictures import find_jpegs
 
 LOOP = """
 import sys
@@ -50,17 +51,7 @@ def photographs(given: Path | None, folder: Path, count: int) -> Path:
     made = folder / f"photographs-{count}-of-{given.resolve().name if given else 'made'}"
     if made.exists():
         return made
-    if given is None:
-        sys.path.append(str(HERE.parent / "scripts"))
-        from photographs import write_folder
-
-        files = write_folder(folder / "originals", min(count, 64))
-    else:
-        files = sorted(
-            path for path in given.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")
-        )
-        if not files:
-            sys.exit(f"There are no JPEGs in {given}. Give a folder of photographs.")
+    files = find_jpegs(given, folder / "originals", min(count, 64))
     links = []
     for number in range(count):
         file = files[number % len(files)]

@@ -91,6 +91,8 @@ def run_benchmark(
             serve(lambda: ways(given, folder), {"rounds": given.rounds, "ratios": ratios or {}})
             return
         found = with_ratios(measure(ways(given, folder), given.rounds), ratios or {})
+        if os.environ.get("RANK", "0") != "0":  # set by torchrun; rank 0 records
+            return
         results = {figure: spread(values) for figure, values in found.items()}
         parameters = {option: getattr(given, option) for option in options}
         parameters |= facts(given) if facts is not None else {}

@@ -1,21 +1,19 @@
 """Write RESULTS.md, its plots and docs/speed.svg from the lines in ``results/``.
 
-    python benchmarks/report.py [--check]
+    python benchmarks/report.py
 
-Run it after a benchmark has added a line. `--check` writes nothing and fails if RESULTS.md is not up
-to date. Shown is the newest line of each benchmark, kind of machine (processor, number of cores,
-GPUs) and variant; a line of a partial run only if there is no whole one.
+Run it after a benchmark has added a line. Shown is the newest line of each benchmark, kind of
+machine (processor, number of cores, GPUs) and variant; a line of a partial run only if there is no
+whole one.
 
 The results of a line are names with values, in tables of any depth. A value is a median with
-quartiles, a number, a text, or a curve: a list of numbers. Images a second and curves are plotted.
+quartiles, a number, a text, or a curve: a list of numbers. Images a second are plotted.
 `results/remarks.json` has what was found out about lines later.
 """
 
-import argparse
 import ast
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,15 +169,6 @@ class Table:
                 return rates
         return {}
 
-    def curves(self) -> dict[str, list[float]]:
-        """Return the curves, by name."""
-        return {
-            name if column == VALUE else f"{name}, {column}": value
-            for name, row in self.rows.items()
-            for column, value in row.items()
-            if isinstance(value, list) and value
-        }
-
 
 def tables(results: dict[str, Any], title: str = "") -> list[Table]:
     """Return results as tables: one for names that have the same values below them."""
@@ -262,9 +251,9 @@ def plot_name(line: dict[str, Any]) -> str:
 
 
 def plotted(line: dict[str, Any]) -> list[Table]:
-    """Return the tables of a line that are worth a plot: those with several rates, or curves."""
+    """Return the tables of a line that are worth a plot: those with several rates."""
     pattern = RATES.get(line["benchmark"], RATE)
-    return [table for table in tables(line["results"]) if table.rates(pattern) or table.curves()]
+    return [table for table in tables(line["results"]) if table.rates(pattern)]
 
 
 def draw(line: dict[str, Any], path: Path) -> None:
@@ -272,19 +261,13 @@ def draw(line: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     shown, pattern = plotted(line), RATES.get(line["benchmark"], RATE)
-    heights = [3.0 if table.curves() else 1 + 0.3 * len(table.rates(pattern)) for table in shown]
+    heights = [1 + 0.3 * len(table.rates(pattern)) for table in shown]
     figure = Figure(figsize=(9, 0.6 + sum(heights)), layout="constrained")
     figure.suptitle("; ".join(filter(None, [line["benchmark"], machine(line), variant(line)])))
     panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights)[:, 0]
     for axes, table in zip(panels, shown, strict=True):
         axes.set_title(table.title, fontsize="medium")
-        for name, curve in table.curves().items():
-            axes.plot(curve, label=name)
-        if table.curves():
-            axes.set_xlabel("steps")
-            axes.legend()
-        else:
-            draw_bars(axes, table.rates(pattern))
+        draw_bars(axes, table.rates(pattern))
     figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
@@ -341,18 +324,9 @@ def draw_speed(lines: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Write, or check."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="fail if RESULTS.md is out of date")
-    options = parser.parse_args()
-    lines, target, plots = newest(HERE / "results"), HERE / "RESULTS.md", HERE / "plots"
-    if options.check:
-        if target.read_text() != text(lines):
-            sys.exit("RESULTS.md is out of date. Run python benchmarks/report.py.")
-        return
-    target.write_text(text(lines))
+    """Write the page and its pictures."""
+    lines, plots = newest(HERE / "results"), HERE / "plots"
+    (HERE / "RESULTS.md").write_text(text(lines))
     plots.mkdir(exist_ok=True)
     drawn = {plot_name(line): line for line in lines if plotted(line)}
     for name, line in drawn.items():
