@@ -199,7 +199,7 @@ def parse_color(text: str, argument: str) -> tuple[int, int, int]:
     """Return (R, G, B) of a CSS color name or ``#rrggbb``. Raises ValueError."""
     try:
         return ImageColor.getrgb(text)[:3]
-    except ValueError:
+    except (ValueError, AttributeError):  # AttributeError: a tuple
         raise ValueError(
             f"{argument}: {text!r} is not a color. Give a name such as 'white', or '#7f7f7f'."
         ) from None

@@ -88,6 +88,7 @@ def jpeg4py() -> None:
         ({"decoder": "cv2"}, "decoder must be one of pillow, jpeg4py, not 'cv2'"),
         ({"fill": "blackish"}, "fill: 'blackish' is not a color"),
         ({"background": "whitish"}, "background: 'whitish' is not a color"),
+        ({"background": (1, 2, 3)}, r"background: \(1, 2, 3\) is not a color"),
         ({"size": (0, 65536)}, "size must be a height and a width from 1 to 65535"),
         ({"max_pixels": 0}, "max_pixels must be 1 or more, not 0"),
     ],

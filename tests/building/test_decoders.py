@@ -494,3 +494,18 @@ def _need(request: pytest.FixtureRequest, decoder: dict[str, Any]) -> None:
         request.getfixturevalue("jpeg4py")
     if decoder.get("strict"):
         pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+
+
+def test_a_transparent_colour_of_16_bits_is_not_taken_for_one_of_8() -> None:
+    row = b"\0" + b"\x34\xff" * 3 + b"\0\0" * 3
+    data = png(2, 1, 16, 2, row, _chunk(b"tRNS", b"\x00\x34" * 3))
+    assert decode(data, background="red")[0, 0].tolist() == [0x34] * 3
+
+
+def test_a_damaged_png_is_rejected_even_if_it_holds_exif_as_text() -> None:
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Raw profile type exif", "\nexif\n      14\n" + "45786966000049492a0008000000")
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    damaged = bytearray(encode(Image.fromarray(noise), "PNG", pnginfo=text))
+    damaged[damaged.index(b"IDAT") + 1000] ^= 0xFF
+    assert reason(bytes(damaged))
