@@ -104,7 +104,8 @@ def test_a_build_killed_at_random_moments_ends_with_the_same_bytes(
         published = output.with_suffix(".idx").exists()
         if published:
             break
-        assert build.returncode < 0 or build.returncode == 130, stderr
+        # click itself says "Aborted!" if Ctrl-C comes before the command begins.
+        assert build.returncode < 0 or build.returncode == 130 or "Aborted!" in stderr, stderr
         kills += 1
         with pytest.raises(memload.MissingError):
             memload.MemmapDataset(output)
