@@ -255,8 +255,8 @@ class DatasetSource:
     a path. A target is a label, or a tuple (its first entry is the ``label`` if it is an integer,
     the others are ``target_0``, ``target_1``, …), or a dict of columns. Columns are numbers and
     arrays of numbers. The first sample that can be read fixes their names, types and shapes.
-    Samples with other names or shapes are rejected, and so are values that do not fit the type.
-    ``classes`` are taken from the data set.
+    Samples with others are rejected; only an integer may stand for a float. ``classes`` are taken
+    from the data set.
 
     ``call`` calls a function, here or in another process, and is used to look at the first sample.
     If workers will be forked, that must not be done in this process: they would share the position
@@ -285,6 +285,15 @@ class DatasetSource:
                 f"its columns are {sorted(columns)}, but those of the first sample are "
                 f"{sorted(self.schema)}"
             )
+        for name, value in columns.items():
+            first, column = self.schema[name], _column(name, value)
+            is_integer_for_float = (first.dtype, column.dtype) == ("<f8", "<i8")
+            is_same_type = column.dtype == first.dtype or is_integer_for_float
+            if column.shape != first.shape or not is_same_type:
+                raise DecodeError(
+                    f"column {name!r} has type and shape {column[:2]}, but the first sample has "
+                    f"{first[:2]}"
+                )
         return Record(str(index), _plain_image(image), columns)
 
     def _find_schema(self, call: Call) -> dict[str, Column]:

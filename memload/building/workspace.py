@@ -231,9 +231,9 @@ class Workspace:
         self.former = Former(former, self._array(len(former_keys)), self.journal.dtype, rows)
         kept = int(np.count_nonzero(rows >= 0))
         logger.warning(
-            f"{self.output}: since the build began, {len(self.keys) - kept:,} samples were added to "
-            f"the source and {len(former_keys) - kept:,} removed from it. The other {kept:,} are "
-            "reused if their files are unchanged"
+            f"{self.output}: the source has changed since the build began. Samples added: "
+            f"{len(self.keys) - kept:,}, removed: {len(former_keys) - kept:,}, kept: {kept:,}. Rows "
+            "of kept samples are reused if their files are unchanged."
         )
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:

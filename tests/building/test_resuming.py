@@ -332,7 +332,7 @@ def test_added_and_removed_samples_are_counted_in_the_log(
     add(folder)
     (folder / "cat" / "08.jpg").unlink()
     build(folder, tmp_path / "out.bin")
-    assert "2 samples were added to the source and 1 removed" in caplog.text
+    assert "Samples added: 2, removed: 1, kept: " in caplog.text
 
 
 def test_a_source_may_change_again_while_its_changes_are_taken_in(

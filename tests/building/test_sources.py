@@ -548,3 +548,21 @@ def test_a_source_that_no_index_can_hold_is_told_before_it_begins(
     with pytest.raises(memload.SourceError, match=message):
         memload.build(source, tmp_path / "out.bin", num_workers=0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rejected"),
+    [
+        (np.zeros(2, np.float32), np.zeros(2), 1),
+        (np.zeros(2), 3.0, 1),
+        (1, 0.5, 1),
+        (0.5, 1, 0),  # an integer may stand for a float
+    ],
+)
+def test_a_sample_whose_column_has_another_type_than_the_first_is_rejected(
+    first: Any, second: Any, rejected: int, tmp_path: Path
+) -> None:
+    image = np.zeros((8, 8, 3), np.uint8)
+    samples = [(image, {"value": first}), (image, {"value": second})]
+    report = memload.build(samples, tmp_path / "out.bin", size=8, num_workers=0, progress=False)
+    assert report.rejected == rejected
