@@ -1,6 +1,7 @@
 """Small data sets to test on, and a check after each test that it leaves nothing behind."""
 
 import contextlib
+import functools
 import gc
 import hashlib
 import json
@@ -77,45 +78,52 @@ def matplotlib_fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     figure.savefig(tmp_path_factory.mktemp("fonts") / "fonts.png")
 
 
-@pytest.fixture
-def make_dataset(tmp_path: Path) -> Callable[..., Index]:
-    """A function that writes a data set with random pixels without a build, and returns its index.
+def _write_dataset(
+    folder: Path,
+    name: str = "made.bin",
+    *,
+    rows: Sequence[int] = (5,),
+    shape: tuple[int, int, int] = (4, 6, 3),
+    descr: str = "|u1",
+    seed: int = 0,
+    **facts: Any,
+) -> Index:
+    total = sum(rows)
+    values = np.random.default_rng(seed).integers(0, 256, (total, *shape))
+    pixels = values.astype(np.uint8 if descr == "|u1" else descr)
+    shards = []
+    for file, part in zip(
+        shard_names(name, len(rows)), np.split(pixels, np.cumsum(rows)[:-1]), strict=True
+    ):
+        with (folder / file).open("wb") as shard:
+            shard.write(npy_header(descr, part.shape) + part.tobytes())
+        shards.append(Shard(file, len(part), 4096 + part.nbytes))
+    index = Index(
+        path=folder / name,
+        arrays=(Array("image", descr, shape, tuple(shards)),),
+        row=np.arange(total),
+        flags=np.zeros(total, np.uint8),
+        keys=Keys.of([f"{CLASSES[row % 3]}/{row}.jpg" for row in range(total)]),
+        columns={"label": np.arange(total) % 3},
+        crc32={"image": np.array([zlib.crc32(row.tobytes()) for row in pixels], np.uint32)},
+        classes=CLASSES,
+    )
+    return replace(index, **facts).write((folder / name).with_suffix(".idx"))
+
+
+@pytest.fixture(scope="session")
+def write_dataset() -> Callable[..., Index]:
+    """A function that writes a data set with random pixels into a folder, and returns its index.
 
     There is one sample for each row. ``facts`` replace fields of the index.
     """
+    return _write_dataset
 
-    def make(
-        name: str = "made.bin",
-        *,
-        rows: Sequence[int] = (5,),
-        shape: tuple[int, int, int] = (4, 6, 3),
-        descr: str = "|u1",
-        seed: int = 0,
-        **facts: Any,
-    ) -> Index:
-        total = sum(rows)
-        values = np.random.default_rng(seed).integers(0, 256, (total, *shape))
-        pixels = values.astype(np.uint8 if descr == "|u1" else descr)
-        shards = []
-        for file, part in zip(
-            shard_names(name, len(rows)), np.split(pixels, np.cumsum(rows)[:-1]), strict=True
-        ):
-            with (tmp_path / file).open("wb") as shard:
-                shard.write(npy_header(descr, part.shape) + part.tobytes())
-            shards.append(Shard(file, len(part), 4096 + part.nbytes))
-        index = Index(
-            path=tmp_path / name,
-            arrays=(Array("image", descr, shape, tuple(shards)),),
-            row=np.arange(total),
-            flags=np.zeros(total, np.uint8),
-            keys=Keys.of([f"{CLASSES[row % 3]}/{row}.jpg" for row in range(total)]),
-            columns={"label": np.arange(total) % 3},
-            crc32={"image": np.array([zlib.crc32(row.tobytes()) for row in pixels], np.uint32)},
-            classes=CLASSES,
-        )
-        return replace(index, **facts).write((tmp_path / name).with_suffix(".idx"))
 
-    return make
+@pytest.fixture
+def make_dataset(tmp_path: Path) -> Callable[..., Index]:
+    """The function of `write_dataset` for the temporary folder of the test."""
+    return functools.partial(_write_dataset, tmp_path)
 
 
 @pytest.fixture

@@ -1,18 +1,16 @@
-import gc
 import json
 import math
 import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import traceback
-import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,25 +21,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Sampler, Subset, SubsetRandomSampler
-from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
 from memload import FeedError, Loader, MemmapDataset, ShuffledSampler, WeightedSampler, transforms
-from memload.storage.format import npy_header
-from memload.storage.index import Array, Index, Shard
-from memload.storage.keys import Keys
+from memload.machine import available_cores
 
 SIZE, HEIGHT, WIDTH = 23, 4, 6
 
-forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"  # of fork, from Python 3.12 on
+)
 on_threads = pytest.mark.parametrize("num_threads", [0, 1, 3])
-
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
-
-@pytest.fixture(autouse=True)
-def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -55,23 +44,18 @@ _shared: list[MemmapDataset] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def shared(
+    write_dataset: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """One data set with the column ``number`` for tests that make many Loaders of it."""
-    folder = tmp_path_factory.mktemp("shared")
-    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, HEIGHT, WIDTH, 3), np.uint8)
-    data = npy_header("|u1", pixels.shape) + pixels.tobytes()
-    (folder / "out.bin").write_bytes(data)
-    Index(
-        path=folder / "out.idx",
-        arrays=(Array("image", "|u1", pixels.shape[1:], (Shard("out.bin", SIZE, len(data)),)),),
-        row=np.arange(SIZE),
-        flags=np.zeros(SIZE, np.uint8),
-        keys=Keys.of([str(number) for number in range(SIZE)]),
+    index = write_dataset(
+        tmp_path_factory.mktemp("shared"),
+        rows=(9, 8, 6),
+        shape=(HEIGHT, WIDTH, 3),
         columns={"number": np.arange(SIZE)},
-        crc32={"image": np.array([zlib.crc32(row.tobytes()) for row in pixels], np.uint32)},
         classes=None,
-    ).write(folder / "out.idx")
-    _shared.append(MemmapDataset(folder / "out.idx"))
+    )
+    _shared.append(MemmapDataset(index.path))
     yield
     _shared.clear()
 
@@ -149,54 +133,45 @@ class Numbers(Sampler[int]):
 
 
 @on_threads
-@pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
 def test_batches_are_the_samples_of_the_data_set_in_order(
     path: Path, batch_size: int, num_threads: int
 ) -> None:
-    dataset = MemmapDataset(path)
+    dataset = MemmapDataset(path).subset([5, 3, 3, 22, *range(SIZE)])
     batches = list(Loader(dataset, batch_size, num_threads=num_threads))
     assert [len(batch.images) for batch in batches] == [
-        min(batch_size, SIZE - start) for start in range(0, SIZE, batch_size)
+        min(batch_size, len(dataset) - start) for start in range(0, len(dataset), batch_size)
     ]
     for batch in batches:
-        assert batch._fields == ("images", "labels")
-        assert batch.images.dtype == torch.uint8
+        assert (batch.images.dtype, batch.labels.dtype) == (torch.uint8, torch.int64)
         assert batch.images.permute(0, 2, 3, 1).is_contiguous()
-        assert batch.labels.dtype == torch.int64
     images = torch.cat([batch.images for batch in batches])
     assert torch.equal(images, torch.stack([image for image, _ in dataset]))
     labels = torch.cat([batch.labels for batch in batches])
     assert labels.tolist() == [label for _, label in dataset]
 
 
-@on_threads
-def test_shuffled_batches_are_the_samples_of_the_order(path: Path, num_threads: int) -> None:
-    dataset = MemmapDataset(path)
-    loader = Loader(dataset, 4, shuffle=True, seed=3, num_threads=num_threads, columns=["number"])
-    for epoch in range(3):
-        batches = list(loader)
-        numbers = torch.cat([batch.number for batch in batches])
-        assert numbers.tolist() == shuffled(epoch, seed=3)
-        images = torch.cat([batch.images for batch in batches]).permute(0, 2, 3, 1)
-        assert torch.equal(images, dataset.gather(numbers))
-
-
-def test_a_subset_gives_its_samples(path: Path) -> None:
-    subset = MemmapDataset(path, columns=["number"]).subset([5, 3, 3, 22])
-    batch = next(iter(Loader(subset, 4)))
-    assert batch.number.tolist() == [5, 3, 3, 22]
-    assert torch.equal(batch.images[2], subset[2][0])
-
-
 def test_columns_are_those_asked_for(path: Path, make_dataset: Callable[..., Any]) -> None:
     def fields(dataset: Any, **options: Any) -> tuple[str, ...]:
         return tuple(next(iter(Loader(dataset, 2, **options)))._fields)
 
+    assert fields(path) == ("images", "labels")
     assert fields(path, columns=["number", "label"]) == ("images", "number", "labels")
     assert fields(path, columns=[]) == ("images",)
     assert fields(MemmapDataset(path, columns=["number"])) == ("images", "number")
     bare = make_dataset("bare.bin", columns={}, classes=None)
     assert fields(bare.path) == ("images",)
+
+
+def test_a_loader_and_its_batches_can_be_pickled(path: Path) -> None:
+    loader = Loader(path, 4, shuffle=True, seed=2, columns=["number", "label"])
+    batch = next(iter(loader))
+    copied = pickle.loads(pickle.dumps(loader))
+    assert copied.state_dict() == loader.state_dict()
+    assert flat(visits(copied)) == shuffled(0, seed=2)[4:]
+    again = pickle.loads(pickle.dumps(batch))
+    assert again._fields == ("images", "number", "labels")
+    assert all(torch.equal(one, other) for one, other in zip(batch, again, strict=True))
 
 
 @on_threads
@@ -214,17 +189,6 @@ def test_the_steady_state_allocates_no_memory_for_images(num_threads: int) -> No
     loader = make(5, drop_last=True, num_threads=num_threads)
     addresses = {batch.images.data_ptr() for _ in range(50) for batch in loader}
     assert len(addresses) <= loader.num_threads * loader.prefetch_factor + 3
-
-
-def test_a_loader_and_its_batches_can_be_pickled(path: Path) -> None:
-    loader = Loader(path, 4, shuffle=True, seed=2, columns=["number", "label"])
-    batch = next(iter(loader))
-    copied = pickle.loads(pickle.dumps(loader))
-    assert copied.state_dict() == loader.state_dict()
-    assert flat(visits(copied)) == shuffled(0, seed=2)[4:]
-    again = pickle.loads(pickle.dumps(batch))
-    assert again._fields == ("images", "number", "labels")
-    assert all(torch.equal(one, other) for one, other in zip(batch, again, strict=True))
 
 
 # Static buffers
@@ -247,8 +211,6 @@ def test_static_buffers_are_the_same_in_all_epochs(path: Path) -> None:
     resumed = next(iter(loader))
     addresses.append((resumed.images.data_ptr(), resumed.number.data_ptr()))
     assert len(set(addresses)) == 1
-    copied = next(iter(pickle.loads(pickle.dumps(loader))))
-    assert copied.images.data_ptr() != first.images.data_ptr()
 
 
 def test_static_buffers_need_batches_of_one_shape() -> None:
@@ -320,18 +282,6 @@ def test_an_order_of_ones_own_says_whether_ranks_are_even(even: bool) -> None:
         assert sorted(flat(of_ranks)) == list(range(12))
 
 
-def test_each_rank_asks_for_its_own_positions_only() -> None:
-    order = InOrder(20)
-    assert visits(make(4, sampler=order, rank=1, num_replicas=2)) == [
-        [4, 5, 6, 7],
-        [12, 13, 14, 15],
-        [18, 19],
-    ]
-    assert [position for _, positions in order.asked for position in positions] == [
-        4, 5, 6, 7, 12, 13, 14, 15, 18, 19,
-    ]  # fmt: skip
-
-
 def test_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make()
     assert (loader.rank, loader.num_replicas) == (0, 1)
@@ -340,21 +290,6 @@ def test_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (loader.rank, loader.num_replicas) == (2, 3)
     explicit = make(rank=0, num_replicas=2)
     assert (explicit.rank, explicit.num_replicas) == (0, 2)
-
-
-def test_ranks_are_those_of_a_process_group_that_comes_later(path: Path) -> None:
-    run(
-        f"""
-        import torch.distributed as dist, memload
-        loader = memload.Loader({str(path)!r}, 4)
-        assert (loader.rank, loader.num_replicas) == (1, 2)
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        assert (loader.rank, loader.num_replicas) == (0, 1)
-        dist.destroy_process_group()
-        """,
-        RANK="1",
-        WORLD_SIZE="2",
-    )
 
 
 # Resuming
@@ -399,13 +334,14 @@ def test_resuming_gives_exactly_the_samples_that_are_left(
         assert left == order[len(seen) :]
 
 
-def test_resuming_asks_for_nothing_that_was_seen() -> None:
+def test_an_order_is_asked_only_for_what_a_rank_has_not_seen() -> None:
     order = InOrder(SIZE)
-    loader = make(sampler=order, num_threads=0)
-    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "samples_seen": 12})
+    loader = make(sampler=order, rank=1, num_replicas=2, num_threads=0)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "samples_seen": 8})
     assert order.asked == []
-    assert flat(visits(loader)) == list(range(12, SIZE))
-    assert order.asked == [(3, list(range(12, SIZE)))]
+    batches = visits(loader)
+    assert batches == [[12, 13, 14, 15], [19, 20, 21, 22]]
+    assert order.asked == [(3, flat(batches))]
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
@@ -447,8 +383,8 @@ def test_epochs_advance_by_themselves_and_set_epoch_chooses_one() -> None:
     iter(loader)  # an epoch begins with its first batch
     assert flat(visits(loader)) == shuffled(0, seed=2)
     assert flat(visits(loader)) == shuffled(1, seed=2)
-    loader.set_epoch(7)
-    state = loader.state_dict()
+    loader.set_epoch(np.int64(7))  # type: ignore[arg-type]
+    state = json.loads(json.dumps(loader.state_dict()))
     assert (state["epoch"], state["samples_seen"]) == (7, 0)
     assert flat(visits(loader)) == shuffled(7, seed=2)
     with pytest.raises(ValueError, match=r"^epoch must be an integer of at least 0, not -1"):
@@ -482,23 +418,14 @@ def test_the_state_is_that_of_the_iterator_that_gave_a_batch_last(num_threads: i
     assert position() == (1, 4)
 
 
-def test_a_state_is_numbers_and_text_also_if_numpys_were_given() -> None:
-    loader = make(shuffle=True)
-    loader.set_epoch(np.int64(3))  # type: ignore[arg-type]
-    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
-    loader.load_state_dict({**loader.state_dict(), "samples_seen": np.int64(4)})
-    json.dumps(loader.state_dict())
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"fingerprint": "0" * 64}, "its fingerprint is "),
         ({"seed": 5}, "its seed is 5, but this Loader's is 0"),
         ({"order": "Other"}, "its order is 'Other', but this Loader's is 'ShuffledSampler"),
-        ({"epoch": -1}, "state: epoch must be an integer"),
         ({"epoch": "3"}, "state: epoch must be an integer"),
-        ({"samples_seen": 2.5}, "state: samples_seen must be an integer"),
+        ({"samples_seen": -1}, "state: samples_seen must be an integer"),
         ({"samples_seen": 24}, "24 samples_seen, but an epoch has only 23"),
     ],
     ids=str,
@@ -508,30 +435,29 @@ def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], message: s
     before = loader.state_dict()
     with pytest.raises(ValueError, match=message):
         loader.load_state_dict({**before, **change})
+    with pytest.raises(ValueError, match=r"state has no .*samples_seen"):
+        loader.load_state_dict({"seed": 0})
+    with pytest.raises(TypeError, match="state is a list"):
+        loader.load_state_dict([])  # type: ignore[arg-type]
     assert loader.state_dict() == before
 
 
-def test_what_is_no_state_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"state has no .*samples_seen"):
-        make().load_state_dict({"seed": 0})
-    with pytest.raises(TypeError, match="state is a list"):
-        make().load_state_dict([])  # type: ignore[arg-type]
-
-
-def test_a_state_over_other_samples_or_in_another_order_is_refused() -> None:
-    with pytest.raises(ValueError, match="fingerprint"):
-        make().load_state_dict(Loader(_shared[0].subset([1, 2])).state_dict())
+def test_a_state_says_over_which_samples_and_in_which_order_it_was_saved() -> None:
+    part = Loader(_shared[0].subset([1, 2])).state_dict()
     weights = np.ones(SIZE)
-    state = make(sampler=WeightedSampler(weights)).state_dict()
+    ones = make(sampler=WeightedSampler(weights)).state_dict()
     weights[3] = 2
-    with pytest.raises(ValueError, match="order"):
-        make(sampler=WeightedSampler(weights)).load_state_dict(state)
-    state = make(sampler=SubsetWithSeed(5)).state_dict()
-    with pytest.raises(ValueError, match=r"order is 'SubsetWithSeed\(seed=5\)'"):
-        make(sampler=SubsetWithSeed(6)).load_state_dict(state)
+    seeded = make(sampler=ListWithSeed(5)).state_dict()
+    for state, loader, message in (
+        (part, make(), "fingerprint"),
+        (ones, make(sampler=WeightedSampler(weights)), "order"),
+        (seeded, make(sampler=ListWithSeed(6)), r"order is 'ListWithSeed\(seed=5\)'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loader.load_state_dict(state)
 
 
-class SubsetWithSeed(list[int]):
+class ListWithSeed(list[int]):
     """A user's own sampler with a seed, such as a DistributedSampler."""
 
     def __init__(self, seed: int) -> None:
@@ -548,9 +474,7 @@ class SubsetWithSeed(list[int]):
         [4, 2, 2, -1],
         np.array([4, 2, 2, 22]),
         torch.tensor([4, 2, 2, 22]),
-        TorchSequentialSampler(range(10)),
         SubsetRandomSampler([4, 2, 22], torch.Generator().manual_seed(0)),
-        range(0, 20, 3),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
@@ -558,21 +482,15 @@ def test_any_iterable_of_numbers_is_an_order(sampler: Any) -> None:
     loader = make(3, sampler=sampler)
     batches = visits(loader)
     assert len(batches) == len(loader) == math.ceil(len(sampler) / 3)
-    if not isinstance(sampler, SubsetRandomSampler):
-        assert flat(batches) == [int(number) % SIZE for number in sampler]
+    assert sorted(flat(batches)) == sorted(int(number) % SIZE for number in sampler)
     full = make(3, sampler=sampler, drop_last=True)
-    assert [len(batch) for batch in visits(full)] == [3] * (len(sampler) // 3) == [3] * len(full)
+    assert [len(batch) for batch in visits(full)] == [3] == [3] * len(full)
 
 
 def test_a_batch_sampler_makes_the_batches() -> None:
     loader = make(1, batch_sampler=[[3], [5, 1], [], [2, 2, 2]])
     assert visits(loader) == [[3], [5, 1], [2, 2, 2]]
     assert len(loader) == 4
-
-
-def test_an_order_that_draws_may_be_longer_than_the_data_set() -> None:
-    order = WeightedSampler(np.arange(SIZE), size=100, seed=4)
-    assert flat(visits(make(7, sampler=order))) == order.take(0, np.arange(100)).tolist()
 
 
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
@@ -582,27 +500,35 @@ def test_what_gives_its_numbers_only_once_is_refused(name: str) -> None:
         make(1, **{name: numbers})
 
 
-@on_threads
-def test_a_number_that_no_sample_has_is_refused(num_threads: int) -> None:
-    for wrong in (SIZE, -SIZE - 1):
-        with pytest.raises(IndexError, match=rf"^sampler: there is no sample {wrong}\. .* 0 to 22"):
-            list(make(2, sampler=[1, wrong], num_threads=num_threads))
-    with pytest.raises(IndexError, match="sampler: there is no sample"):
-        list(make(sampler=ShuffledSampler(100), num_threads=num_threads))
+class Wrong(InOrder):
+    """An order that gives something else than one integer for each position."""
+
+    def __init__(self, taken: Any) -> None:
+        super().__init__(SIZE)
+        self.taken = taken
+
+    def take(self, epoch: int, positions: np.ndarray) -> Any:
+        return self.taken
 
 
-@pytest.mark.parametrize("numbers", [[1.5, 2], [True, False], [[1], [2]]], ids=str)
-def test_numbers_that_are_not_integers_are_refused(numbers: list[Any]) -> None:
-    with pytest.raises(TypeError, match="sampler: sample numbers must be integers"):
-        list(make(2, sampler=numbers))
-
-
-@pytest.mark.parametrize("taken", [[0], [0.5] * SIZE, None], ids=str)
-def test_an_order_must_return_an_integer_for_each_position(taken: Any) -> None:
-    order = InOrder(SIZE)
-    order.take = lambda epoch, positions: taken  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"sampler: take\(\) returned .* for 23 positions"):
-        list(make(sampler=order))
+@pytest.mark.parametrize(
+    ("sampler", "error", "message"),
+    [
+        ([1, SIZE], IndexError, r"there is no sample 23\. .* 0 to 22"),
+        ([1, -SIZE - 1], IndexError, r"there is no sample -24\. .* 0 to 22"),
+        (ShuffledSampler(100), IndexError, "there is no sample"),
+        ([1.5, 2], TypeError, "sample numbers must be integers"),
+        ([True, False], TypeError, "sample numbers must be integers"),
+        ([[1], [2]], TypeError, "sample numbers must be integers"),
+        (Wrong([0]), ValueError, r"take\(\) returned .* for 23 positions"),
+        (Wrong([0.5] * SIZE), ValueError, r"take\(\) returned .* for 23 positions"),
+    ],
+)
+def test_what_is_no_number_of_a_sample_is_refused(
+    sampler: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^sampler: {message}"):
+        list(make(2, sampler=sampler))
 
 
 # Transforms
@@ -625,14 +551,10 @@ def by_number(loader: Loader) -> dict[int, torch.Tensor]:
     }
 
 
-@on_threads
-def test_a_function_gets_the_images_of_a_batch(num_threads: int) -> None:
-    loader = make(5, transform=lambda images: images.float() / 2, num_threads=num_threads)
+def test_a_function_gets_the_images_of_a_batch_and_returns_as_many() -> None:
+    loader = make(5, transform=lambda images: images.float() / 2)
     for batch, plain in zip(loader, make(5), strict=True):
         assert torch.equal(batch.images, plain.images.float() / 2)
-
-
-def test_a_function_that_returns_no_batch_is_an_error() -> None:
     with pytest.raises(ValueError, match="transform returned None instead of 4 images"):
         next(iter(make(transform=lambda images: None)))
     with pytest.raises(ValueError, match=r"returned a tensor of shape \(1, 3, 4, 6\) for 4 images"):
@@ -748,65 +670,48 @@ def test_threads_live_from_the_first_batch_to_the_end_of_the_loop(num_threads: i
     assert not own_threads()
 
 
-def test_no_more_batches_are_made_ahead_than_asked_for() -> None:
-    made: list[int] = []
-    four_made = threading.Event()
+@pytest.mark.parametrize(("num_threads", "in_flight"), [(0, 1), (2, 4)])
+def test_no_more_batches_are_made_ahead_than_asked_for(num_threads: int, in_flight: int) -> None:
+    makers: list[threading.Thread] = []
+    all_made = threading.Event()
 
     def note(images: torch.Tensor) -> torch.Tensor:
-        made.append(len(made))
-        if len(made) == 4:
-            four_made.set()
+        makers.append(threading.current_thread())
+        if len(makers) == in_flight:
+            all_made.set()
         return images
 
-    iterator: Any = iter(make(1, transform=note, num_threads=2, prefetch_factor=2))
+    iterator: Any = iter(make(1, transform=note, num_threads=num_threads, prefetch_factor=2))
     next(iterator)
-    assert four_made.wait(10)
-    assert len(made) == 4
+    assert all_made.wait(10)
+    assert len(makers) == in_flight
+    assert (threading.current_thread() in makers) == (num_threads == 0)
     iterator.close()
-
-
-def test_without_threads_each_batch_is_made_when_it_is_asked_for() -> None:
-    made: list[threading.Thread] = []
-
-    def note(images: torch.Tensor) -> torch.Tensor:
-        made.append(threading.current_thread())
-        return images
-
-    batches = iter(make(transform=note, num_threads=0))
-    for count in range(1, 4):
-        next(batches)
-        assert made == [threading.current_thread()] * count
 
 
 @on_threads
 def test_an_exception_arrives_in_its_turn_with_its_traceback(num_threads: int) -> None:
-    def broken_on_purpose(images: torch.Tensor) -> torch.Tensor:
+    def broken_transform(images: torch.Tensor) -> torch.Tensor:
         if torch.equal(images[0], _shared[0][8][0]):
             raise KeyError("the cause")
         return images
 
-    loader = make(transform=broken_on_purpose, num_threads=num_threads)
-    batches = iter(loader)
-    assert [next(batches).number.tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(KeyError, match="the cause") as caught:
-        next(batches)
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert "broken_on_purpose" in [frame.name for frame in frames]
-    assert loader.state_dict()["samples_seen"] == 8
-    assert not own_threads()
-
-
-@on_threads
-def test_an_exception_of_a_sampler_arrives_in_its_turn(num_threads: int) -> None:
-    class Broken:
+    class BrokenSampler:
         def __iter__(self) -> Iterator[int]:
-            yield from range(6)
-            raise KeyError("no more")
+            yield from range(8)
+            raise KeyError("the cause")
 
-    batches = iter(make(2, sampler=Broken(), num_threads=num_threads))
-    assert [next(batches).number.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(KeyError, match="no more"):
-        next(batches)
+    options: list[Any] = [{"transform": broken_transform}, {"sampler": BrokenSampler()}]
+    for option, function in zip(options, ("broken_transform", "__iter__"), strict=True):
+        loader = make(**option, num_threads=num_threads)
+        batches = iter(loader)
+        assert [next(batches).number.tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(KeyError, match="the cause") as caught:
+            next(batches)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert function in [frame.name for frame in frames]
+        assert loader.state_dict()["samples_seen"] == 8
+        assert not own_threads()
 
 
 @on_threads
@@ -818,28 +723,6 @@ def test_a_stop_iteration_of_the_transform_is_an_error_and_not_the_end(num_threa
         list(make(5, transform=stop, num_threads=num_threads))
 
 
-@on_threads
-def test_an_exception_leaves_nothing_for_the_garbage_collector(num_threads: int) -> None:
-    class OwnError(Exception):
-        pass
-
-    def fail(images: torch.Tensor) -> torch.Tensor:
-        raise OwnError
-
-    gc.collect()
-    gc.disable()
-    try:
-        try:
-            for _ in make(5, transform=fail, num_threads=num_threads):
-                pass
-        except OwnError as error:
-            seen = weakref.ref(error)
-        assert seen() is None
-    finally:
-        gc.enable()
-
-
-@forks
 @pytest.mark.parametrize(("num_threads", "prefetch_factor"), [(0, 2), (1, 1), (3, 2)])
 def test_a_loader_works_in_a_forked_child_but_an_iterator_from_before_does_not(
     num_threads: int, prefetch_factor: int
@@ -895,29 +778,6 @@ def test_live_iterators_say_nothing_at_the_end_of_the_interpreter(path: Path) ->
     """)
 
 
-@pytest.mark.slow
-def test_thousands_of_epochs_and_early_exits_leave_nothing() -> None:
-    def held() -> tuple[int, int, int]:
-        gc.collect()
-        descriptors = len(list(Path("/proc/self/fd").iterdir()))
-        return len(gc.get_objects()), descriptors, threading.active_count()
-
-    loader = make(16, shuffle=True, num_threads=0)
-    threaded = make(8, shuffle=True, num_threads=1)
-    for _ in range(100):
-        list(loader)
-    before = held()
-    for _ in range(2000):
-        for _ in loader:
-            pass
-    for _ in range(1000):
-        for _ in threaded:
-            break
-    after = held()
-    assert after[1:] == before[1:]
-    assert after[0] - before[0] < 200
-
-
 def test_nothing_global_is_touched() -> None:
     def globals_now() -> tuple[Any, ...]:
         return (
@@ -945,60 +805,30 @@ def test_nothing_global_is_touched() -> None:
     ("arguments", "error", "message"),
     [
         ({"batch_size": 0}, ValueError, "batch_size must be an integer of at least 1, not 0."),
-        ({"batch_size": 2.0}, ValueError, "batch_size must be an integer of at least 1, not 2.0."),
-        ({"batch_size": True}, ValueError, "batch_size must be an integer of at least 1, not True"),
-        ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be"),
-        ({"num_threads": -1}, ValueError, "num_threads must be"),
+        ({"prefetch_factor": True}, ValueError, "prefetch_factor must be an integer of at least 1"),
+        ({"num_threads": 1.5}, ValueError, "num_threads must be an integer of at least 0, not 1.5"),
         ({"seed": None}, TypeError, "seed must be an integer, not None."),
-        (
-            {"shuffle": True, "sampler": [1]},
-            ValueError,
-            "shuffle, sampler and batch_sampler exclude each other.",
-        ),
-        (
-            {"batch_sampler": [[1]], "drop_last": True},
-            ValueError,
-            "batch_sampler makes the batches itself.",
-        ),
+        ({"shuffle": True, "sampler": [1]}, ValueError, "shuffle, sampler and batch_sampler excl"),
+        ({"batch_sampler": [[1]], "drop_last": True}, ValueError, "batch_sampler makes the batche"),
         ({"rank": 1}, ValueError, "rank=1 and num_replicas=None: give both of them or neither."),
         ({"rank": 2, "num_replicas": 2}, ValueError, "rank must be at least 0 and less than num"),
         ({"columns": ["nothing"]}, ValueError, "columns: ['nothing'] are not all columns"),
         ({"columns": "number"}, ValueError, "columns: 'number' are not all columns"),
-        (
-            {"feed": "gpu"},
-            ValueError,
-            "feed: there is no 'gpu'. Choose one of auto, resident, dma, uva, pinned, cpu.",
-        ),
+        ({"feed": "gpu"}, ValueError, "feed: there is no 'gpu'. Choose one of auto, resident, "),
         ({"device": "meta"}, ValueError, "device: meta is not supported."),
         ({"device": "gpu"}, ValueError, "device: 'gpu' is no device."),
         ({"transform": 3}, TypeError, "transform must be a function of images, not 3."),
-        (
-            {"transform": transforms.train},
-            TypeError,
-            "transform is train itself, which only makes one. Write train(…).",
-        ),
-        (
-            {"transform": transforms.Normalize},
-            TypeError,
-            "transform is Normalize itself, which only makes one. Write Normalize(…).",
-        ),
+        ({"transform": transforms.train}, TypeError, "transform is train itself, which only makes"),
         ({"dataset": [1, 2]}, TypeError, "dataset must be a MemmapDataset or its path, not a list"),
-        (
-            {"dataset": Subset([1, 2], [0])},
-            TypeError,
-            "dataset must be a MemmapDataset or its path, not a Subset. Write dataset.subset(part.i",
-        ),
+        ({"dataset": Subset([1, 2], [0])}, TypeError, "dataset must be a MemmapDataset or its pat"),
     ],
+    ids=str,
 )
 def test_wrong_arguments_are_refused(
-    arguments: dict[str, Any], error: type[Exception], message: str
+    path: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error) as raised:
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
         Loader(**{"dataset": _shared[0], **arguments})
-    assert str(raised.value).startswith(message)
-
-
-def test_a_data_set_with_transforms_of_samples_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=r"^dataset has a transform"):
         Loader(MemmapDataset(path, transform=str))
 
@@ -1030,7 +860,6 @@ def test_an_epoch_without_batches_is_warned_of() -> None:
 
 
 def test_the_processes_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memload.reading.loader.available_cores", lambda: 12)
-    assert make().num_threads == 8
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert make().num_threads == 3
+    assert make().num_threads == min(8, available_cores())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert make().num_threads == 1
