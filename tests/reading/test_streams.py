@@ -1,7 +1,6 @@
 """What is asked of CUDA, in which order, and how a Loader uses it. tests/cuda shows that it is right."""
 
 import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,43 +21,30 @@ class Recorded:
         self.events = 0
 
     def stream(self, name: str) -> Any:
-        asked = self.asked
+        def wait_event(event: Any) -> None:
+            self.asked.append((name, "waits for", event.name))
 
-        class Stream:
-            def wait_event(self, event: Any) -> None:
-                asked.append((name, "waits for", event.name))
-
-        return Stream()
+        return SimpleNamespace(wait_event=wait_event)
 
     def event(self, **_: Any) -> Any:
         self.events += 1
-        asked, name = self.asked, f"event {self.events}"
-
-        class Event:
-            def record(self, stream: Any) -> None:
-                asked.append((self.name, "recorded"))
-
-            def synchronize(self) -> None:
-                asked.append(("host", "waits for", self.name))
-
-        Event.name = name  # type: ignore[attr-defined]
-        return Event()
+        name = f"event {self.events}"
+        return SimpleNamespace(
+            name=name,
+            record=lambda stream: self.asked.append((name, "recorded")),
+            synchronize=lambda: self.asked.append(("host", "waits for", name)),
+        )
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    found = Recorded()
-
-    @contextlib.contextmanager
-    def current(stream: Any) -> Iterator[None]:
-        yield
-
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: found.stream("side"))
-    monkeypatch.setattr(torch.cuda, "Event", found.event)
-    monkeypatch.setattr(torch.cuda, "stream", current)
-    consumer = found.stream("consumer")
+    recorded = Recorded()
+    consumer = recorded.stream("consumer")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: recorded.stream("side"))
+    monkeypatch.setattr(torch.cuda, "Event", recorded.event)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: consumer)
-    return found
+    return recorded
 
 
 def batches(side: Any, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]]:
@@ -71,11 +57,23 @@ def batches(side: Any, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]
     return asked
 
 
+def make_pipeline(
+    name: str, monkeypatch: pytest.MonkeyPatch, *, num_threads: int = 2, transform: Any = None
+) -> Pipeline:
+    """Return the pipeline with a feed that cannot be made here."""
+    feed: Any = SimpleNamespace(name=name)
+    monkeypatch.setattr(pipeline, "choose_feed", lambda *_, **__: (feed, None))
+    device, samples = torch.device("cuda", 0), SimpleNamespace()
+    options: Any = {"num_threads": num_threads, "prefetch_factor": 2}
+    return pipeline.make_pipeline(samples, device, "auto", transform, **options)  # type: ignore[arg-type]
+
+
 def test_what_others_make_waits_for_all_that_the_consumer_has_asked_for(cuda: Recorded) -> None:
     side = SideStream(torch.device("cuda", 0), 1)
     for number, asked in enumerate(batches(side, cuda, 4)):
-        assert asked[:2] == [("event 1", "recorded"), ("side", "waits for", "event 1")]
-        assert asked[2:4] == [
+        assert asked[:4] == [
+            ("event 1", "recorded"),
+            ("side", "waits for", "event 1"),
             (f"event {number + 2}", "recorded"),
             ("consumer", "waits for", f"event {number + 2}"),
         ]
@@ -86,13 +84,9 @@ def test_what_memload_makes_waits_for_a_state_that_the_host_has_almost_waited_fo
 ) -> None:
     side = SideStream(torch.device("cuda", 0), 1, waits=False)
     first, *others = batches(side, cuda, 5)
-    assert first[:2] == [
-        ("event 1", "recorded"),
-        ("side", "waits for", "event 1"),
-    ]  # of all before the first batch
-    reached = [entry[0] for entry in first if entry[1] == "recorded"][
-        -1:
-    ]  # what the consumer's stream had reached
+    assert first[:2] == [("event 1", "recorded"), ("side", "waits for", "event 1")]
+    # what the consumer's stream had reached when it got each of the last batches
+    reached = [[entry[0] for entry in first if entry[1] == "recorded"][-1]]
     for asked in others:
         assert asked[0] == ("side", "waits for", reached[0])
         assert ("event 1", "recorded") not in asked
@@ -110,17 +104,15 @@ class OwnTransform(transforms.Transform):
     [
         (None, False),
         (transforms.train(8), False),
-        (transforms.Normalize("imagenet"), False),
         (torch.nn.Identity(), True),
-        (OwnTransform(), True),
         (transforms.Compose([transforms.Normalize("imagenet"), OwnTransform()]), True),
     ],
-    ids=["none", "train", "normalize", "module", "own", "own in a list"],
+    ids=["none", "train", "module", "own in a list"],
 )
 def test_only_transforms_of_memload_need_not_wait_for_the_consumer(
     transform: Any, waits: bool, cuda: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = pipeline_of("dma", monkeypatch, transform=transform)
+    made = make_pipeline("dma", monkeypatch, transform=transform)
     second = batches(made.stream, cuda, 2)[1]
     assert (("event 1", "recorded") in second) == waits
 
@@ -146,23 +138,6 @@ def test_a_feed_decides_on_stream_threads_and_batches_in_flight(
     cuda: Recorded,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = pipeline_of(feed, monkeypatch, num_threads=num_threads, transform=transform)
+    made = make_pipeline(feed, monkeypatch, num_threads=num_threads, transform=transform)
     has_side_stream = isinstance(made.stream, SideStream)
     assert (has_side_stream, made.num_threads, made.in_flight) == expected
-
-
-def pipeline_of(
-    name: str, monkeypatch: pytest.MonkeyPatch, *, num_threads: int = 2, transform: Any = None
-) -> Pipeline:
-    """Return the pipeline with a feed that cannot be made here."""
-    feed: Any = SimpleNamespace(name=name)
-    monkeypatch.setattr(pipeline, "choose_feed", lambda *_, **__: (feed, None))
-    samples: Any = None
-    return pipeline.make_pipeline(
-        samples,
-        torch.device("cuda", 0),
-        "auto",
-        transform,
-        num_threads=num_threads,
-        prefetch_factor=2,
-    )

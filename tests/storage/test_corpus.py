@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,11 +45,6 @@ def use_everything(path: Path) -> None:
             pass
         dataset.gather(range(len(dataset)))
         repr(dataset.subset([0, 0]))
-
-
-def test_the_sound_data_set_is_sound(folder: Path) -> None:
-    assert memload.verify(folder / "made.idx").ok
-    assert [label for _, label in memload.MemmapDataset(folder / "made.idx")] == [0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize("case", cases("refused", "shards"))
@@ -98,18 +92,3 @@ def test_a_sound_data_set_with_other_bytes_is_read_or_refused(data: st.DataObjec
             content[start : start + length] = data.draw(st.binary(max_size=8))
         path.write_bytes(content)
         use_everything(folder / "made.idx")
-
-
-@settings(max_examples=100, derandomize=True, deadline=None, database=None)
-@given(st.data())
-def test_safetensors_reads_every_index_that_memload_reads(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "made.idx"
-        content = bytearray((SOUND / "made.idx").read_bytes())
-        header = 8 + int.from_bytes(content[:8], "little")
-        content[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
-        path.write_bytes(content)
-        with contextlib.suppress(FormatError):
-            index = Index.read(path)
-            with safetensors.safe_open(path, framework="np") as file:
-                assert {"row", "flags", *index.columns} <= set(file.keys())

@@ -1,7 +1,6 @@
 """The index: what is written comes back, and no file, however damaged or malicious, does more than raise."""
 
 import errno
-import json
 import math
 import os
 import random
@@ -141,24 +140,6 @@ def test_a_subset_of_a_subset_is_the_subset_of_both(index: Index, data: st.DataO
     assert subset.row.tolist() == [index.row[i] for i in first]
 
 
-def test_a_subset_counts_its_own_classes_and_has_no_fingerprint_yet(make_dataset: Make) -> None:
-    index = make_dataset(statistics={"class_counts": [2, 2, 1], "mean": [0.5]})
-    subset = index.subset(np.array([0, 3, 0]))
-    assert subset.statistics == {"class_counts": [3, 0, 0], "mean": [0.5]}
-    assert subset.fingerprint == ""
-
-
-def test_a_written_subset_opens_over_the_same_shards(make_dataset: Make, tmp_path: Path) -> None:
-    index = make_dataset(rows=(3, 2))
-    index.subset(np.array([4, 0, 4])).write(tmp_path / "some.idx")
-    dataset = memload.MemmapDataset(tmp_path / "some.idx")
-    whole = memload.MemmapDataset(tmp_path / "made.bin")
-    assert [label for _, label in dataset] == [1, 0, 1]
-    assert [dataset[i][0].tolist() for i in range(3)] == [whole[i][0].tolist() for i in (4, 0, 4)]
-    assert dataset.fingerprint not in ("", whole.fingerprint)
-    assert memload.verify(tmp_path / "some.idx").ok
-
-
 def test_writing_a_subset_needs_at_most_three_times_the_bytes_of_its_names(
     make_dataset: Make, tmp_path: Path
 ) -> None:
@@ -181,14 +162,6 @@ def test_writing_a_subset_needs_at_most_three_times_the_bytes_of_its_names(
     assert Index.read(tmp_path / "some.idx").keys[7] == index.keys[int(order[7])]
 
 
-def test_an_index_of_no_samples_is_read(make_dataset: Make, tmp_path: Path) -> None:
-    make_dataset().subset(np.zeros(0, np.int64)).write(tmp_path / "none.idx")
-    index = Index.read(tmp_path / "none.idx")
-    assert len(index) == 0
-    assert list(index.keys) == []
-    assert memload.verify(tmp_path / "none.idx").ok
-
-
 def test_a_big_endian_column_is_stored_like_any_other(make_dataset: Make) -> None:
     values = [0.5, 1.0, 2.0, 3.0, 4.0]
     path = make_dataset(columns={"weight": np.array(values, ">f4")}, classes=None).path
@@ -197,37 +170,30 @@ def test_a_big_endian_column_is_stored_like_any_other(make_dataset: Make) -> Non
     assert column.tolist() == values
 
 
-def test_several_arrays_are_carried(make_dataset: Make) -> None:
-    made = make_dataset()
-    mask = Array("mask", "<u2", (2, 2, 1), (Shard("mask.bin", 5, 4096 + 5 * 8),))
-    both = replace(
-        made,
-        arrays=(mask, *made.arrays),
-        crc32={**made.crc32, "mask": np.arange(5, dtype=np.uint32)},
-    ).write(made.path)
-    found = Index.read(both.path)
-    assert_same(found, both)
-    assert found.image.name == "image"
+def test_a_subset_counts_its_own_classes_and_has_no_fingerprint_yet(make_dataset: Make) -> None:
+    index = make_dataset(statistics={"class_counts": [2, 2, 1], "mean": [0.5]})
+    subset = index.subset(np.array([0, 3, 0]))
+    assert subset.statistics == {"class_counts": [3, 0, 0], "mean": [0.5]}
+    assert subset.fingerprint == ""
+    written = index.subset(np.array([], np.int64)).write(index.path.with_name("none.idx"))
+    assert len(Index.read(written.path)) == 0
+    assert memload.verify(written.path).ok
 
 
-def test_a_write_leaves_no_temporary_file_and_obeys_the_umask(
-    make_dataset: Make, tmp_path: Path
-) -> None:
-    index = make_dataset()
-    mask = os.umask(0o022)
-    try:
-        index.write(tmp_path / "new.idx")
-    finally:
-        os.umask(mask)
-    assert stat.S_IMODE((tmp_path / "new.idx").stat().st_mode) == 0o644
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.bin", "made.idx", "new.idx"]
-
-
-def test_a_write_that_fails_leaves_what_was_there(
+def test_a_write_obeys_the_umask_and_one_that_fails_leaves_what_was_there(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = make_dataset()
+    mask = os.umask(0o022)
+    try:
+        index = make_dataset()
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(index.path.stat().st_mode) == 0o644
     before = index.path.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        replace(index, statistics={"mean": [math.nan]}).write(index.path)
+    with pytest.raises(ValueError, match="but 100,000,000 is the maximum"):
+        replace(index, statistics={"text": "a" * 100_000_000}).write(index.path)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -236,96 +202,43 @@ def test_a_write_that_fails_leaves_what_was_there(
     with pytest.raises(OSError, match=r"No space left on device: '.*\.idx'$"):
         index.subset(np.array([1])).write(index.path)
     assert index.path.read_bytes() == before
-    assert [path.name for path in index.path.parent.glob("*.tmp")] == []
-
-
-def test_two_that_write_one_index_at_once_do_not_share_a_temporary_file(
-    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = make_dataset()
-    whole = index.subset(np.arange(5))
-    target, flush = index.path.with_name("half.idx"), memload.storage.index.sync
-    seen: list[bytes] = []
-
-    def another_writes_it(path: Path) -> None:  # while the first has written, and not yet renamed
-        monkeypatch.setattr("memload.storage.index.sync", flush)
-        before = path.read_bytes()
-        index.subset(np.array([3])).write(target)
-        seen.append(target.read_bytes())
-        assert path.read_bytes() == before
-        flush(path)
-
-    monkeypatch.setattr("memload.storage.index.sync", another_writes_it)
-    whole.write(target)
-    assert len(seen) == 1
-    assert seen[0] != target.read_bytes()
-    assert len(Index.read(target)) == 5
-    assert not list(target.parent.glob("*.tmp"))
-
-
-def test_a_value_that_json_cannot_say_is_refused_before_anything_is_written(
-    make_dataset: Make,
-) -> None:
-    index = make_dataset()
-    before = index.path.read_bytes()
-    with pytest.raises(ValueError, match="JSON"):
-        replace(index, statistics={"mean": [math.nan]}).write(index.path)
-    assert index.path.read_bytes() == before
+    assert sorted(path.name for path in index.path.parent.iterdir()) == ["made.bin", "made.idx"]
 
 
 # ---- files that are missing, damaged, or something else
 
 
-def test_a_missing_data_set_is_told(tmp_path: Path) -> None:
+def test_a_missing_index_is_told_with_what_is_there_instead(
+    make_dataset: Make, tmp_path: Path
+) -> None:
     with pytest.raises(MissingError, match=r"none\.idx does not exist\. .*memload build") as told:
         Index.read(tmp_path / "none.idx")
     assert isinstance(told.value, FileNotFoundError)
     assert told.value.path == str(tmp_path / "none.idx")
-
-
-def test_pixels_without_an_index_are_told(make_dataset: Make) -> None:
-    index = make_dataset()
-    index.path.unlink()
-    with pytest.raises(
-        MissingError,
-        match=r"made\.idx is missing: without an index, made\.bin has .*Copy the index",
-    ):
-        Index.read(index.path)
-
-
-def test_an_unfinished_build_is_told(make_dataset: Make, tmp_path: Path) -> None:
-    index = make_dataset()
-    index.path.unlink()
+    path = make_dataset().path
+    path.unlink()
+    with pytest.raises(MissingError, match=r"made\.idx is missing: without an .*Copy the index"):
+        Index.read(path)
     (tmp_path / "made.building").mkdir()
-    with pytest.raises(
-        MissingError,
-        match=r"made\.idx is missing: its build is not complete \(.*made\.building\)\. Run the same",
-    ):
-        Index.read(index.path)
+    with pytest.raises(MissingError, match=r"its build is not complete .* Run the same"):
+        Index.read(path)
 
 
-def rich(make: Make) -> Index:
-    """A data set with every kind of tensor, in two shards."""
-    return make(
+def test_no_flipped_bit_goes_unnoticed(make_dataset: Make) -> None:
+    original = make_dataset(
         rows=(3, 2),
         columns={
             "label": np.arange(5) % 3,
             "eyes": np.linspace(0, 3, 10, dtype=np.float32).reshape(5, 1, 2),
-            "weight": np.arange(5.0),
         },
         points=("eyes",),
         statistics={"mean": [0.5, 0.25, 0.125], "class_counts": [2, 2, 1]},
     )
-
-
-def test_no_flipped_bit_goes_unnoticed(make_dataset: Make) -> None:
-    original = rich(make_dataset)
     path, rng = original.path, random.Random(20)
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
-    places = [rng.randrange(len(whole)) for _ in range(300)] + [
-        rng.randrange(header, len(whole)) for _ in range(200)
-    ]
+    places = [rng.randrange(len(whole)) for _ in range(200)]
+    places += [rng.randrange(header, len(whole)) for _ in range(200)]
     opened = found = 0
     for place in places:
         damaged = bytearray(whole)
@@ -335,16 +248,9 @@ def test_no_flipped_bit_goes_unnoticed(make_dataset: Make) -> None:
             index = Index.read(path)
         except FormatError:
             continue
-        # what open lets pass has the right rows, labels and classes, and verify finds it
+        # what open lets pass is a name, which verify finds
         opened += 1
-        assert index.row.tolist() == original.row.tolist()
-        assert index.columns["label"].tolist() == original.columns["label"].tolist()
-        assert index.flags.tolist() == original.flags.tolist()
-        assert (index.classes, index.arrays, index.points) == (
-            original.classes,
-            original.arrays,
-            original.points,
-        )
+        assert_same(replace(index, keys=original.keys), original)
         try:
             found += not memload.verify(path, num_threads=1).ok
         except FormatError:
@@ -353,22 +259,12 @@ def test_no_flipped_bit_goes_unnoticed(make_dataset: Make) -> None:
     assert found == opened
 
 
-def test_a_changed_label_is_told_at_open(make_dataset: Make) -> None:
-    index = make_dataset()
-    whole = index.path.read_bytes()
-    labels = index.columns["label"].tobytes()
-    assert whole.count(labels) == 1
-    index.path.write_bytes(whole.replace(labels, (index.columns["label"][::-1]).tobytes()))
-    with pytest.raises(
-        ChecksumError,
-        match=r"made\.idx is damaged: its tensor 'label' has checksum .* instead of",
-    ):
-        Index.read(index.path)
-
-
-def test_a_changed_name_is_an_error_when_a_name_is_first_used(make_dataset: Make) -> None:
+def test_a_changed_tensor_is_an_error_at_open_and_a_changed_name_when_one_is_used(
+    make_dataset: Make,
+) -> None:
     path = make_dataset().path
-    path.write_bytes(path.read_bytes().replace(b"cat/2.jpg", b"cat/3.jpg"))
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"cat/2.jpg", b"cat/3.jpg"))
     index = Index.read(path)
     for use in (
         lambda: index.keys[0],
@@ -379,6 +275,10 @@ def test_a_changed_name_is_an_error_when_a_name_is_first_used(make_dataset: Make
             ChecksumError, match=r"made\.idx is damaged: its tensor 'key/bytes' has"
         ):
             use()
+    labels = index.columns["label"]
+    path.write_bytes(whole.replace(labels.tobytes(), labels[::-1].tobytes()))
+    with pytest.raises(ChecksumError, match=r"its tensor 'label' has checksum .* instead of"):
+        Index.read(path)
 
 
 def test_a_newer_format_says_to_upgrade_whatever_else_it_holds(
@@ -423,48 +323,27 @@ def _shard(metadata: Any) -> Any:
     return metadata["arrays"][0]["shards"][0]
 
 
-def _sized(rows: int) -> Change:
-    return lambda metadata, tensors: _shard(metadata).update(rows=rows, bytes=4096 + rows * 72)
-
-
 HOSTILE: dict[str, Change] = {
     "version is text": lambda m, t: m.update(format_version="1"),
-    "no version": lambda m, t: m.pop("format_version"),
     "row int32": lambda m, t: t.update(row=t["row"].astype(np.int32)),
-    "row too short": lambda m, t: t.update(row=t["row"][:4].copy()),
-    "row 2-D": lambda m, t: t.update(row=t["row"][:, None].copy()),
     "no row": lambda m, t: t.pop("row"),
-    "no flags": lambda m, t: t.pop("flags"),
-    "no offsets": lambda m, t: t.pop("key/offsets"),
     "no names": lambda m, t: t.pop("key/bytes"),
     "no checksums": lambda m, t: t.pop("crc32/image"),
-    "flags too long": lambda m, t: t.update(flags=np.zeros(6, np.uint8)),
-    "offsets too short": lambda m, t: t.update({"key/offsets": np.zeros(5, np.int64)}),
-    "names 2-D": lambda m, t: t.update({"key/bytes": np.zeros((2, 9), np.uint8)}),
     "checksums signed": lambda m, t: t.update({"crc32/image": np.zeros(5, np.int32)}),
     "label is float": lambda m, t: t.update(label=t["label"].astype(np.float64)),
-    "label 2-D": lambda m, t: t.update(label=np.zeros((5, 1), np.int64)),
     "classes without label": lambda m, t: t.pop("label"),
-    "classes are an object": lambda m, t: m.update(classes={}),
-    "no classes at all": lambda m, t: m.update(classes=[]),
     "column of other length": lambda m, t: t.update(extra=np.zeros(4)),
-    "column 0-D": lambda m, t: t.update(extra=np.array(1.0)),
     "column with a folder": lambda m, t: t.update({"crc32/other": np.zeros(5)}),
     "column with a reserved name": lambda m, t: t.update({"key": np.zeros(5)}),
     "columns name nothing": lambda m, t: m.update(columns=["label", "eyes"]),
     "columns name one twice": lambda m, t: m.update(columns=["label", "label"]),
-    "columns are an object": lambda m, t: m.update(columns={}),
     "points name nothing": lambda m, t: m.update(points=["eyes"]),
     "points name an object": lambda m, t: m.update(points=[{}]),
-    "points of one number": lambda m, t: m.update(points=["label"]),
-    "points is text": lambda m, t: m.update(points="label"),
     "samples missing": lambda m, t: m.pop("samples"),
     "array twice": lambda m, t: m["arrays"].append(m["arrays"][0]),
     "no image": lambda m, t: _array(m).update(name="mask"),
     "no shards": lambda m, t: _array(m).update(shards=[]),
-    "shard of nothing": lambda m, t: _array(m).update(shards=[1]),
     "statistics missing": lambda m, t: m.pop("statistics"),
-    "deep samples": lambda m, t: m.update(samples=json.loads("[" * 400 + "]" * 400)),
 }
 
 
@@ -483,17 +362,6 @@ def test_a_malicious_index_is_refused_in_little_memory(
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    "name", ["12:30.bin", "back\\slash.bin", "new\nline.bin", "\udcff.bin", "-.bin", "a b.bin"]
-)
-@pytest.mark.skipif(os.name == "nt", reason="no such names on Windows")
-def test_a_data_set_may_have_any_name_that_a_file_may_have(
-    name: str, make_dataset: Make, tmp_path: Path
-) -> None:
-    make_dataset(name)
-    assert memload.verify(tmp_path / name).ok
 
 
 def test_pixels_under_another_name_are_not_passed_for_the_original(
@@ -518,38 +386,21 @@ def test_pixels_under_another_name_are_not_passed_for_the_original(
         assert Index.open(sharded.with_name(name)).path == sharded
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such pipes")
-def test_a_pipe_and_a_device_are_no_index_and_are_not_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_file_is_no_index_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.idx")
     (tmp_path / "zero.idx").symlink_to("/dev/zero")
     for name in ("pipe.idx", "zero.idx"):
         with pytest.raises(FormatError, match=rf"{name} cannot be read: .*a pipe or a device"):
             Index.read(tmp_path / name)
+    for folder in (".", "/", ""):
+        with pytest.raises(FormatError, match="is a folder, not a data set such as"):
+            memload.MemmapDataset(folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["x" * 300 + ".bin", "x" * 300, "x" * 250 + ".bin", "x" * 250 + ".idx"]
-)
+@pytest.mark.parametrize("name", ["x" * 300 + ".bin", "x" * 300, "x" * 250 + ".idx"])
 def test_a_name_that_no_file_can_have_is_told(name: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"x+(\.idx)? (cannot be read|does not exist)"):
         memload.MemmapDataset(tmp_path / name)
-
-
-@pytest.mark.parametrize("path", [".", "..", "/", ""])
-def test_a_folder_without_a_name_of_its_own_is_told_as_one(path: str) -> None:
-    with pytest.raises(FormatError, match="is a folder, not a data set such as"):
-        memload.MemmapDataset(path)
-
-
-def test_metadata_that_no_reader_would_take_are_not_written(
-    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = make_dataset()
-    before = index.path.read_bytes()
-    monkeypatch.setattr("memload.storage.tensors.MAX_HEADER_BYTES", 500)
-    with pytest.raises(ValueError, match="but 500 is the maximum"):
-        index.write(index.path)
-    assert index.path.read_bytes() == before
 
 
 @pytest.mark.parametrize("where", ["tensor", "checksum", "shard", "version"])
@@ -559,14 +410,12 @@ def test_an_error_stays_short_whatever_the_names_in_a_file(
     long = "n" * 3_000_000
 
     def change(metadata: Any, tensors: dict[str, np.ndarray]) -> None:
-        if where == "tensor":
-            tensors[long] = np.zeros(4)  # of five samples
-        elif where == "checksum":
-            tensors[long] = np.zeros(5)
-        elif where == "shard":
+        if where == "shard":
             metadata["arrays"][0]["shards"][0]["file"] = long
-        else:
+        elif where == "version":
             metadata["format_version"] = long
+        else:
+            tensors[long] = np.zeros(4 if where == "tensor" else 5)  # of five samples
 
     path = tamper(make_dataset().path, change)
     if where == "checksum":
