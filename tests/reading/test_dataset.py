@@ -1,8 +1,6 @@
 import copy
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,13 +91,6 @@ def assert_is(dataset: MemmapDataset, samples: Sequence[int]) -> None:
     assert torch.equal(dataset.gather(range(len(samples))), expected_batch(samples))
 
 
-def mapped_ranges(name: str) -> list[tuple[int, int]]:
-    """Return the address ranges where this process maps a file."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    ranges = [line.split()[0].split("-") for line in lines if line.endswith(name)]
-    return [(int(start, 16), int(stop, 16)) for start, stop in ranges]
-
-
 def anonymous_kilobytes(folder: Path) -> int:
     """Return how much of what this process maps from a folder is its own, not the page cache's."""
     total, inside = 0, False
@@ -123,16 +114,6 @@ def test_a_sample_is_an_image_and_its_label(path: Path) -> None:
     assert dataset.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
     columns = ", ".join(dataset.columns)
     assert repr(dataset) == f"MemmapDataset('{dataset.path}': 10 samples of 5×7×3, {columns})"
-
-
-@on_linux
-def test_an_image_is_the_mapped_file_itself(path: Path) -> None:
-    dataset = MemmapDataset(path)
-    ranges = mapped_ranges(".bin")
-    for image, _ in dataset:
-        assert any(start <= image.data_ptr() < stop for start, stop in ranges)
-    assert dataset[0][0].data_ptr() == dataset[5][0].data_ptr()  # both are row 4
-    assert dataset[1:][0][0].data_ptr() == dataset[1][0].data_ptr()
 
 
 def test_a_sample_has_a_whole_number_within_bounds(path: Path) -> None:
@@ -506,45 +487,6 @@ def test_a_subset_reaches_workers_that_do_not_fork(path: Path) -> None:
     assert shared == (True,) * 3
     assert torch.equal(torch.cat(images).permute(0, 2, 3, 1), expected_batch(range(2, SAMPLES)))
     assert torch.cat(labels).tolist() == LABELS[2:].tolist()
-
-
-@on_linux
-@pytest.mark.slow
-def test_opening_many_samples_takes_the_memory_of_rows_flags_labels_and_checksums(
-    write: Callable[..., Path], tmp_path: Path
-) -> None:
-    small, samples = write(tmp_path), 150_000
-    (tmp_path / "large").mkdir()
-    large = write(
-        tmp_path / "large",
-        rows=(samples,),
-        shape=(1, 1, 3),
-        row=np.arange(samples),
-        flags=np.zeros(samples, np.uint8),
-        keys=Keys.of([f"n{number % 1000:08d}/image_{number:08d}" for number in range(samples)]),
-        columns={"label": np.arange(samples) % 3},
-    )
-    # Without the pages of files, which all processes share. 21 bytes a sample are 3.1 MB; the names
-    # would take 5 MB more.
-    script = """
-import sys
-from pathlib import Path
-from memload import MemmapDataset
-
-def own():
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
-
-first = MemmapDataset(sys.argv[1])
-before = own()
-dataset = MemmapDataset(sys.argv[2])
-assert (len(dataset), dataset[149_999][1]) == (150_000, 2)
-assert dataset.keys[77] == "n00000077/image_00000077"
-print(own() - before)
-"""
-    command = [sys.executable, "-c", script, str(small), str(large)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 4500
 
 
 def test_samples_written_to_and_files_touched_are_no_damage(path: Path) -> None:

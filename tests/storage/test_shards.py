@@ -26,6 +26,7 @@ from memload.storage.shards import Shards
 
 Make = Callable[..., Index]
 OPENERS = (Shards, lambda index: memload.MemmapDataset(index.path))
+USES = (*OPENERS, lambda index: memload.info(index.path))
 
 
 def all_pixels(index: Index) -> np.ndarray:
@@ -95,7 +96,7 @@ def test_a_second_array_is_opened_by_its_name(make_dataset: Make, tmp_path: Path
 # ---- files that are not what the index says
 
 
-@pytest.mark.parametrize("use", [*OPENERS, lambda index: memload.info(index.path)])
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize(
     ("size", "state"), [(0, "truncated"), (4239, "truncated"), (4241, "too lo")]
 )
@@ -114,7 +115,7 @@ def test_a_shard_of_another_size_is_told_with_both_sizes(
     assert told.value.path == str(path)
 
 
-@pytest.mark.parametrize("use", [*OPENERS, lambda index: memload.info(index.path)])
+@pytest.mark.parametrize("use", USES)
 def test_a_missing_shard_is_told_with_its_name(
     use: Any, make_dataset: Make, tmp_path: Path
 ) -> None:
@@ -254,8 +255,7 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize("size", [0, 4095, 4096 + 4 * 72])
-@pytest.mark.parametrize("rows", [(5,), (3, 2)])
+@pytest.mark.parametrize(("rows", "size"), [((5,), 0), ((5,), 4096 + 4 * 72), ((3, 2), 4095)])
 @pytest.mark.parametrize("read", READ, ids=["gather", "sample", "Loader"])
 def test_a_file_truncated_while_it_is_open_is_told_before_it_is_read(
     read: Callable[[Any], Any], rows: tuple[int, ...], size: int, make_dataset: Make
@@ -264,7 +264,7 @@ def test_a_file_truncated_while_it_is_open_is_told_before_it_is_read(
     dataset = memload.MemmapDataset(index.path)
     read(dataset)
     shard = dataset.shards.paths[-1]
-    os.truncate(shard, min(size, shard.stat().st_size - 1))
+    os.truncate(shard, size)
     with pytest.raises(
         FormatError,
         match=r"bin was truncated while it was open: it has [\d,]+ bytes instead of 4,\d+\.",
@@ -273,18 +273,15 @@ def test_a_file_truncated_while_it_is_open_is_told_before_it_is_read(
     assert caught.value.path == str(shard)
 
 
-@pytest.mark.parametrize("way", ["replaced", "removed"])
 def test_a_file_replaced_or_removed_while_it_is_open_is_read_on(
-    way: str, make_dataset: Make, tmp_path: Path
+    make_dataset: Make, tmp_path: Path
 ) -> None:
-    index = make_dataset()
-    shards = Shards(index)
+    shards = Shards(make_dataset())
     expected = whole(shards).copy()
-    if way == "replaced":
-        (tmp_path / "new").write_bytes(bytes(100))
-        (tmp_path / "new").replace(shards.paths[0])
-    else:
-        shards.paths[0].unlink()
+    (tmp_path / "new").write_bytes(bytes(100))
+    (tmp_path / "new").replace(shards.paths[0])
+    assert np.array_equal(whole(shards), expected)
+    shards.paths[0].unlink()
     assert np.array_equal(whole(shards), expected)
 
 
@@ -298,17 +295,13 @@ def test_a_sealed_shard_is_told_from_one_of_other_rows(
     index = make_dataset(rows=rows)
     writer = ShardWriter(tmp_path, index.image)
     writer.seal(index.crc32["image"])
-    writer.close()
-    before = all_pixels(index)
-    assert np.array_equal(np.concatenate(Shards(index).maps), before)  # which NumPy reads as well
-
+    assert np.array_equal(np.concatenate(Shards(index).maps), all_pixels(index))
     other = index.crc32["image"].copy()
     other[2] ^= 1
     writer.seal(other)
     writer.close()
     with pytest.raises(
-        ChecksumError,
-        match=r"made\S*\.bin does not belong to made\.idx: .* seal [0-9a-f]{16} instead of",
+        ChecksumError, match=r"does not belong to made\.idx: .* seal [0-9a-f]{16} in"
     ):
         Shards(index)
     report = memload.verify(index.path)
@@ -331,28 +324,19 @@ def test_a_subset_does_not_open_over_the_pixels_of_a_later_build(
     assert len(memload.MemmapDataset(tmp_path / "out.bin")) == 12
 
 
+@pytest.mark.parametrize("target", ["elsewhere/made.bin", "/dev/zero", "/etc/passwd"])
 def test_a_link_that_leads_out_of_the_folder_is_refused_and_not_opened(
-    make_dataset: Make, tmp_path: Path
+    target: str, make_dataset: Make, tmp_path: Path
 ) -> None:
-    index, elsewhere = make_dataset(), tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / "made.bin").rename(elsewhere / "made.bin")
-    for target in (
-        elsewhere / "made.bin",
-        Path("elsewhere/made.bin"),
-        Path("/dev/zero"),
-        Path("/etc/passwd"),
-    ):
-        (tmp_path / "made.bin").unlink(missing_ok=True)
-        (tmp_path / "made.bin").symlink_to(target)
-        for use in (*OPENERS, lambda index: memload.info(index.path)):
-            with pytest.raises(
-                FormatError,
-                match=r"made\.bin is a link to .*, outside the folder of made\.idx",
-            ):
-                use(index)
-        (problem,) = memload.verify(index.path).problems
-        assert "is a link to" in problem
+    index, path = make_dataset(), tmp_path / "made.bin"
+    (tmp_path / "elsewhere").mkdir()
+    path.rename(tmp_path / "elsewhere" / "made.bin")
+    path.symlink_to(target)
+    for use in USES:
+        with pytest.raises(FormatError, match=r"made\.bin is a link to .*, outside the folder of"):
+            use(index)
+    (problem,) = memload.verify(index.path).problems
+    assert "is a link to" in problem
 
 
 def test_links_within_the_folder_and_beside_a_linked_index_are_followed(
