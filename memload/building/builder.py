@@ -180,17 +180,7 @@ def build(
     }
     call = functools.partial(call_in_process, timeout=timeout) if num_workers else call_here
 
-    settings: Settings | ArraySettings
-    if mode == "array":
-        check_arrays(source, image_options)
-        records = _open_source(source, call)
-        settings = _array_settings(records, size, call)
-    else:
-        sides = (256, 256) if size is None else height_and_width(size)
-        settings = Settings(sides, mode=mode, **image_options)  # type: ignore[arg-type]
-        settings.converter({})  # an error of the decoder's should not wait for the source
-        records = _open_source(source, call)
-
+    records, settings = _open(source, size, mode, image_options, call)
     workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
     converted, started = 0, time.perf_counter()
     try:
@@ -208,6 +198,20 @@ def build(
             path=output,
         ) from error
     return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
+
+
+def _open(
+    source: Any, size: Any, mode: str, image_options: Mapping[str, Any], call: Call
+) -> tuple[Source, Settings | ArraySettings]:
+    """Return the records, and the settings that decide how they are converted."""
+    if mode == "array":
+        check_arrays(source, image_options)
+        records = _open_source(source, call)
+        return records, _array_settings(records, size, call)
+    sides = (256, 256) if size is None else height_and_width(size)
+    settings = Settings(sides, mode=mode, **image_options)
+    settings.converter({})  # an error of the decoder's should not wait for the source
+    return _open_source(source, call), settings
 
 
 def _open_source(source: Any, call: Call) -> Source:

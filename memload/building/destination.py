@@ -23,7 +23,7 @@ class Destination:
         self.shard_name = re.compile(re.escape(output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
 
     def check(self, shards: Iterable[str]) -> None:
-        """Raise BuildError if the output exists and is not to be replaced, or if it cannot be."""
+        """Raise BuildError if the output exists and is not to be replaced."""
         paths = [self.output.parent / name for name in shards]
         for path in paths:
             index = path.with_suffix(".idx")
@@ -39,13 +39,6 @@ class Destination:
                 f"{existing[0]} exists already. Choose another output, or say --overwrite.",
                 path=self.output,
             )
-        for path in existing:
-            if path.is_dir():
-                raise BuildError(
-                    f"{path} is a folder, but a file is to be written there. Choose another "
-                    "output.",
-                    path=self.output,
-                )
 
     def publish(self, index: Index, folder: Path) -> None:
         """Rename the files of a finished build in ``folder`` into place, the index last.

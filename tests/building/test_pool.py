@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import memload
@@ -79,10 +78,6 @@ def test_every_row_is_done_once(num_workers: int) -> None:
     assert collect(Squares, num_workers=num_workers)[1] == {}
 
 
-def test_no_tasks_are_no_results() -> None:
-    assert list(run(Squares, iter(()), num_workers=2, timeout=60)) == []
-
-
 def test_without_workers_the_work_is_closed() -> None:
     work = Squares()
     results = run(lambda: work, tasks(), num_workers=0, timeout=60)
@@ -109,23 +104,6 @@ def test_a_row_that_ends_its_worker_is_lost_alone(status: int) -> None:
         functools.partial(Squares, lambda row: os._exit(status) if row == 4 else None)
     )
     assert lost == {4: f"decoding it ended the process (exit status {status})"}
-
-
-@FORKS
-def test_all_rows_may_kill_their_workers() -> None:
-    assert len(collect(functools.partial(Squares, lambda row: os._exit(1)), rows=5)[1]) == 5
-
-
-@FORKS
-def test_a_row_that_kills_its_worker_once_is_kept(tmp_path: Path) -> None:
-    def act(row: int) -> None:
-        mark = tmp_path / str(row)
-        if row in (0, 5, 6, 19) and not mark.exists():
-            mark.touch()
-            die(signal.SIGSEGV)
-
-    assert collect(functools.partial(Squares, act))[1] == {}
-    assert len(list(tmp_path.iterdir())) == 4
 
 
 @FORKS
@@ -187,18 +165,7 @@ def test_a_worker_stopped_between_two_tasks_is_overdue(
 
 
 @FORKS
-def test_a_large_result_is_received_whole() -> None:
-    class Much(Squares):
-        def __call__(self, chunk: Chunk, begin: Callable[[int], None]) -> Any:
-            return np.random.default_rng(chunk.start).bytes(3_000_000 + chunk.start)
-
-    for result in run(Much, tasks(), num_workers=2, timeout=60):
-        assert not isinstance(result, Lost)
-        chunk, data = result
-        assert data == np.random.default_rng(chunk.start).bytes(3_000_000 + chunk.start)
-
-
-@FORKS
+@pytest.mark.slow
 def test_time_in_which_all_were_suspended_is_not_held_against_a_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -307,11 +274,6 @@ def test_a_ctrl_c_that_comes_within_a_fork_is_not_forgotten() -> None:
 
 
 # A function in a process of its own
-
-
-@FORKS
-def test_a_function_is_called_in_another_process() -> None:
-    assert call_in_process(os.getpid, 60) != os.getpid()
 
 
 @FORKS

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import errno
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -147,29 +146,6 @@ def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
     assert step > 40
 
 
-@LINUX
-@pytest.mark.slow
-def test_killed_at_random_moments_with_workers_it_ends_with_the_same_bytes(
-    folder: Path, tmp_path: Path
-) -> None:
-    for number in range(200):
-        shutil.copy(folder / "ant" / "00.jpg", folder / "bee" / f"{number}.jpg")
-    expected = undisturbed(folder, tmp_path / "expected", size=64)
-    arguments = [str(folder), str(tmp_path / "out.bin"), "--size", "64", "--num-workers", "2"]
-    command = [sys.executable, "-m", "memload", "build", *arguments]
-    dice = np.random.default_rng(0)
-    for _ in range(12):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(dice.uniform(0.1, 0.9))
-        process.kill()
-        process.wait()
-        if (tmp_path / "out.idx").exists():
-            break
-    if not (tmp_path / "out.idx").exists():
-        build(folder, tmp_path / "out.bin", size=64, num_workers=2)
-    assert files(tmp_path) == expected
-
-
 def test_an_error_while_converting_leaves_the_old_data_set_as_it_is(tmp_path: Path) -> None:
     output = tmp_path / "out.bin"
     build(Numbered(), output)
@@ -207,22 +183,6 @@ def test_a_sample_that_was_mended_is_converted_by_the_same_command(
         overwrite=overwrite,
     )
     assert (report.samples, report.rejected) == (20, 0)
-    assert files(tmp_path) == expected
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_picture_that_was_mended_is_converted_by_the_same_command(
-    folder: Path, tmp_path: Path, num_workers: int
-) -> None:
-    expected = undisturbed(folder, tmp_path / "expected")
-    picture = folder / "cat" / "02.jpg"
-    data = picture.read_bytes()
-    picture.write_bytes(b"damaged")
-    options: dict[str, Any] = {"num_workers": num_workers, "on_error": "raise"}
-    with pytest.raises(memload.DecodeError):
-        build(folder, tmp_path / "out.bin", **options)
-    picture.write_bytes(data)
-    build(folder, tmp_path / "out.bin", **options)
     assert files(tmp_path) == expected
 
 
@@ -675,17 +635,6 @@ def test_a_file_system_without_locks_is_warned_of(
     assert "this file system has no locks (No locks available)" in caplog.text
 
 
-def test_a_lock_that_fails_otherwise_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(memload.BuildError, match="Input/output error"):
-        build(Numbered(), tmp_path / "out.bin")
-
-
 CROWD = """
 import sys, random, time
 import memload
@@ -715,9 +664,3 @@ def test_several_processes_that_build_one_output_at_once_do_not_disturb_it(
     assert len(said) == 160
     assert memload.verify(tmp_path / "out.bin").ok
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.bin", "out.idx"]
-
-
-def test_the_plan_is_readable(tmp_path: Path) -> None:
-    interrupted(tmp_path / "out.bin")
-    plan = json.loads((tmp_path / "out.building" / "plan.json").read_text())
-    assert plan["size"] == [4, 4]
