@@ -93,7 +93,7 @@ class DependencyError(MemloadError, ImportError):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return type and message of any exception, such as ``KeyError: 'a'``, even one whose ``__str__`` raises."""
+    """Return type and message of an exception, such as ``KeyError: 'a'``, even if ``str`` fails."""
     try:
         message = str(error)
     except Exception:  # noqa: BLE001  # it comes from a data set of the user's, which may raise anything

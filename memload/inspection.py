@@ -92,7 +92,8 @@ def environment() -> dict[str, str]:
         versions[name] = _installed(name)
     for name, version in loaded_libraries().items():
         versions[f"{name} (loaded)"] = version
-    # Pillow and pillow-simd may both be installed, one over the other: pip cannot tell which is used.
+    # Pillow and pillow-simd may both be installed, one over the other. pip cannot tell which is
+    # used.
     for name in ("pillow", "pillow-simd", "jpeg4py", "simplejpeg"):
         versions[f"{name} (installed)"] = _installed(name)
     return versions
@@ -260,7 +261,8 @@ def preview(
         ) from None
     except OSError as error:
         raise FormatError(
-            f"{output} cannot be written: {error.strerror or error}. Check its folder, or write elsewhere",
+            f"{output} cannot be written: {error.strerror or error}. Check its folder, or write "
+            "elsewhere",
             path=output,
         ) from error
     return chosen

@@ -123,7 +123,7 @@ class Journal:
         return np.frombuffer(bytearray(data), self.dtype, stop - start)
 
     def write(self, start: int, records: np.ndarray, rejects: list[tuple[int, str]]) -> None:
-        """Sign and keep the records of some rows, and the reasons of the rejected ones among them."""
+        """Sign and keep the records of some rows, and why some of them were rejected."""
         for position, record in enumerate(records):
             records["check"][position] = zlib.crc32(record.tobytes()[4:])
         if rejects:  # the reasons first, so that no rejected row lacks one

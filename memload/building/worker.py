@@ -119,7 +119,7 @@ class RowWork:
         return ""
 
     def _row(self, row: int, record: np.void) -> Row:
-        """Convert a sample and set the columns of its record. Raises DecodeError if it is unusable."""
+        """Convert a sample and set its record's columns. Raises DecodeError if it is unusable."""
         try:
             sample = self.source[row]
             converted = self.convert(sample)

@@ -232,8 +232,8 @@ class Workspace:
         kept = int(np.count_nonzero(rows >= 0))
         logger.warning(
             f"{self.output}: the source has changed since the build began. Samples added: "
-            f"{len(self.keys) - kept:,}, removed: {len(former_keys) - kept:,}, kept: {kept:,}. Rows "
-            "of kept samples are reused if their files are unchanged."
+            f"{len(self.keys) - kept:,}, removed: {len(former_keys) - kept:,}, kept: {kept:,}. "
+            "Rows of kept samples are reused if their files are unchanged."
         )
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:

@@ -35,8 +35,8 @@ from memload.reading.samplers import Order
 
 #: Positions in a chunk, at most.
 MAX_CHUNK = 1 << 15
-#: Positions in the first chunk, so that the first batch need not wait long. Each later chunk has four
-#: times as many as the one before.
+#: Positions in the first chunk, so that the first batch need not wait long. Each later chunk has
+#: four times as many as the one before.
 _FIRST_CHUNK = 1 << 10
 
 

@@ -13,8 +13,8 @@ from memload.transforms.geometry import Plan, precision
 #: What a program makes: rows, columns times channels, strips of so many rows; and the number of
 #: warps. On an H200, 256 images of 224×224 are flipped and normalised to bfloat16 in 47 µs, and in
 #: 54 µs with half the rows or columns. Random crops of 256×256 are resized in 140 µs. Each thread
-#: computes the weights of all rows of its tile, so twice the rows and warps take 153 µs, and twice the
-#: warps alone 176 µs.
+#: computes the weights of all rows of its tile, so twice the rows and warps take 153 µs, and twice
+#: the warps alone 176 µs.
 _TILE_MOVED, _TILE_RESIZED = (16, 256, 1, 4), (4, 256, 4, 2)
 #: How many integers `_parameters` has for each sample.
 _PER_SAMPLE = 10
