@@ -2,7 +2,6 @@ import threading
 import tracemalloc
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,14 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from memload import MemmapDataset, fast_collate
 
 HEIGHT, WIDTH = 6, 8
 SHAPE = (HEIGHT, WIDTH, 3)
 
-# From Python 3.12 on, of torch's own threads; DataLoader forks all the same.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"  # of fork, from Python 3.12 on
 )
@@ -68,18 +66,6 @@ class Broken(Dataset[Any]):
         if index in self.none:
             return None
         return None if index in self.imageless else stored(index), index
-
-
-class Facts(Dataset[Any]):
-    """Says of a batch collated where it runs, whether it is in a worker and in shared memory."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> tuple[bool, bool, bool]:
-        whole = fast_collate([stored(1), stored(2)])
-        arrays = fast_collate([pixels(1), pixels(2)])
-        return get_worker_info() is not None, whole.is_shared(), arrays.is_shared()
 
 
 def test_a_data_sets_batch_is_torchs_own_in_channels_last(output: Path) -> None:
@@ -274,17 +260,7 @@ def test_what_is_held_of_a_batch_is_never_overwritten(keep: Any) -> None:
     assert before.any()
 
 
-def test_a_loop_that_holds_one_batch_uses_two_blocks_of_memory_again_and_again() -> None:
-    samples = [stored(seed, (64, 65, 3)) for seed in range(4)]
-    addresses, batch = set(), None
-    for _ in range(20):
-        batch = fast_collate(samples)
-        addresses.add(batch.data_ptr())
-    assert batch is not None
-    assert len(addresses) == 2
-
-
-def test_little_memory_stays_when_all_batches_are_dropped() -> None:
+def test_memory_is_kept_for_two_batches_when_all_are_dropped() -> None:
     samples = [stored(seed, (64, 64, 3)) for seed in range(4)]
     tracemalloc.start()
     try:
@@ -292,29 +268,9 @@ def test_little_memory_stays_when_all_batches_are_dropped() -> None:
         size = batches[0].numel()
         assert tracemalloc.get_traced_memory()[0] > 8 * size
         del batches
-        assert tracemalloc.get_traced_memory()[0] < 2.5 * size
+        assert 2 * size <= tracemalloc.get_traced_memory()[0] < 2.5 * size
     finally:
         tracemalloc.stop()
-
-
-def test_threads_never_share_a_batch() -> None:
-    start = threading.Barrier(4)
-
-    def hammer(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        held: list[tuple[torch.Tensor, int]] = []
-        start.wait()
-        for turn in range(300):
-            value = seed * 60 + turn % 60
-            shape = (3, 4, int(rng.integers(4, 6)))
-            held.append((fast_collate([torch.full(shape, value, dtype=torch.uint8)] * 3), value))
-            for batch, expected in held:
-                assert bool((batch == expected).all())
-            del held[: int(rng.integers(0, 3))]
-            del held[:-5]
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(hammer, range(4)))
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but")
@@ -338,9 +294,3 @@ def test_it_works_in_a_data_loader(options: dict[str, Any]) -> None:
         assert torch.equal(images, torch.stack([stored(label) for label in labels]))
         assert all(is_channels_last(images) for images, _ in batches)
     del loader
-
-
-def test_a_worker_collates_into_shared_memory() -> None:
-    loader = DataLoader(Facts(), None, num_workers=1, multiprocessing_context="fork")
-    assert list(loader) == [[True, True, True]] * 2
-    assert Facts()[0] == (False, False, False)

@@ -1,8 +1,6 @@
-"""Many readers at once, and readers beside builds."""
+"""Many readers at once, and readers of a data set that is built anew."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -62,23 +60,6 @@ def test_many_readers_of_one_data_set_do_not_disturb_each_other(path: Path) -> N
 
     with ThreadPoolExecutor(8) as readers:
         list(readers.map(reader, range(16), timeout=100))
-
-
-@pytest.mark.slow
-def test_a_reader_beside_an_unrelated_build_reads_on(path: Path, folder: Path) -> None:
-    before = {file.name: file.read_bytes() for file in path.parent.glob("made*")}
-    other = path.with_name("other.bin")
-    command = [sys.executable, "-m", "memload", "build", str(folder), str(other), "--size", "16"]
-    loader, expected = Loader(path, 8, shuffle=True, num_threads=2), checksums(path)
-    with subprocess.Popen([*command, "--num-workers", "2", "--quiet"]) as build:
-        rounds = 0
-        while build.poll() is None or not rounds:
-            assert epoch_of(loader) == expected
-            assert len(MemmapDataset(path)) == ROWS
-            rounds += 1
-    assert build.returncode == 0
-    assert memload.verify(other).ok
-    assert {file.name: file.read_bytes() for file in path.parent.glob("made*")} == before
 
 
 class Version:

@@ -1,4 +1,3 @@
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,6 +187,7 @@ def test_blocks_come_in_any_order_and_samples_anywhere_in_their_window() -> None
 def test_weights_are_how_often_samples_are_drawn() -> None:
     weights = np.array([0.0, 1, 2, 0, 3.5, 0.5, 0])
     taken = WeightedSampler(weights, size=70_000, seed=1).take(0, np.arange(70_000))
+    assert len(WeightedSampler(weights)) == len(weights)
     counts = np.bincount(taken, minlength=len(weights))
     drawn = weights > 0
     assert counts[~drawn].sum() == 0
@@ -210,12 +210,6 @@ def test_classes_are_balanced_whatever_their_size(kind: Callable[..., Any]) -> N
     assert abs(chi_square(rare, rare.sum() / 3)) < 4
 
 
-def test_a_weighted_epoch_is_as_long_as_the_weights_unless_told() -> None:
-    assert len(WeightedSampler([1, 2, 3])) == 3
-    assert len(WeightedSampler([1, 2, 3], size=10)) == 10
-    assert len(ClassBalancedSampler([0, 1])) == 2
-
-
 @pytest.mark.parametrize(
     ("make", "argument", "message"),
     [
@@ -228,25 +222,19 @@ def test_a_weighted_epoch_is_as_long_as_the_weights_unless_told() -> None:
         (ClassBalancedSampler, [-1, 2], "^labels must be integers "),
         (ClassBalancedSampler, [0.5, 1], "^labels must be integers "),
         (ShuffledSampler, -1, "size must be an integer of at least 0, not -1"),
-        (
-            lambda block: BlockShuffledSampler(9, block=block),
-            0,
-            "^block and window must be at leas",
-        ),
     ],
 )
 def test_wrong_arguments_are_refused(make: Callable[..., Any], argument: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(argument)
+    with pytest.raises(ValueError, match=r"^block and window must be at least 1, not 64 and 0"):
+        BlockShuffledSampler(10, window=0)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            ShuffledSampler,
-            r"size must be an integer .*, not MemmapDataset.*\. Write len\(dataset\)",
-        ),
+        (ShuffledSampler, r"size must be .*, not MemmapDataset.*\. Write len\(dataset\)\.$"),
         (WeightedSampler, r"not a MemmapDataset\. Write WeightedSampler\(.*labels\]\)\.$"),
         (ClassBalancedSampler, r"not a MemmapDataset\. Write ClassBalancedSampler\(.*labels\)\.$"),
     ],
@@ -256,20 +244,3 @@ def test_a_data_set_in_place_of_its_numbers_is_told_what_to_write(
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make(MemmapDataset(output))
-
-
-@every_order
-def test_no_global_random_state_is_read_or_changed(make: Callable[..., Any]) -> None:
-    def state() -> tuple[Any, ...]:
-        numpy_state = np.random.get_state()[1].tolist()
-        return random.getstate(), numpy_state, torch.get_rng_state().tolist()
-
-    taken = []
-    for seed in (0, 1):
-        random.seed(seed)
-        np.random.seed(seed)  # the global state is what is meant
-        torch.manual_seed(seed)
-        before = state()
-        taken.append(make(100).take(0, np.arange(100)))
-        assert state() == before
-    assert np.array_equal(*taken)
