@@ -740,6 +740,7 @@ def test_nothing_global_is_touched() -> None:
         ({"columns": ["nothing"]}, ValueError, "columns: ['nothing'] are not all columns"),
         ({"feed": "gpu"}, ValueError, "feed: there is no 'gpu'. Choose one of auto, resident, "),
         ({"device": "meta"}, ValueError, "device: meta is not supported."),
+        ({"device": "gpu"}, ValueError, "device: 'gpu' is no device."),
         ({"transform": 3}, TypeError, "transform must be a function of images, not 3."),
         ({"transform": transforms.train}, TypeError, "transform is train itself, which only makes"),
         ({"dataset": Subset([1, 2], [0])}, TypeError, "dataset must be a MemmapDataset or its pat"),
