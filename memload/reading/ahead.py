@@ -1,10 +1,10 @@
 """Keep the next items in flight: `ahead` begins them early, `on_thread` iterates on a thread.
 
-Both are generators that end with everything they started, however their loop ends: exhausted, left
-early, or with an exception, which is raised after the items before it. What is in flight does not
-survive a fork: in the child, the next item raises RuntimeError. While the interpreter shuts down
-nothing is waited for. By then threads are gone and the globals of modules are None, so what is
-needed to see that is bound to local names beforehand.
+Both are generators. When their loop ends, in whatever way, they stop the threads and close the
+iterators that they started. An exception is raised after the items before it. What is in flight
+does not survive a fork: in the child, the next item raises RuntimeError. While the interpreter
+shuts down, nothing is waited for. By then threads are gone and the globals of modules are None, so
+both bind what they need to notice it to local names beforehand.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds that an early exit waits for each thread of a pool, which may be inside of the user's
-#: transform or reading from a slow disk; and for the thread of an iterable, which may wait for
-#: anything.
+#: Seconds that an early exit waits for each thread of a pool. It may be in the user's transform, or
+#: reading from a slow disk.
 _MAX_WAIT = 60.0
+#: Seconds that it waits for the thread of an iterable, which may itself wait for anything.
 _MAX_WAIT_FOR_ITERABLE = 10.0
 #: One for each pool, so that its threads can be told from others.
 _pool_numbers = itertools.count()
@@ -149,9 +149,10 @@ def _check_process(process: int) -> None:
 
 
 def _end(pool: ThreadPoolExecutor, name: str) -> None:
-    """Drop what a pool has not begun, and wait for its threads."""
-    # shutdown(wait=True) would wait without end, and for the current thread, if that is one of the
-    # pool's which happens to collect garbage.
+    """Drop what a pool has not begun, and wait for its threads, but not without end.
+
+    The current thread may be one of them, if it happens to collect a generator that was dropped.
+    """
     pool.shutdown(wait=False, cancel_futures=True)
     for thread in threading.enumerate():
         if thread.name.startswith(f"{name}_") and thread is not threading.current_thread():

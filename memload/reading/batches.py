@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memload.feeds.interface import Feed
-from memload.reading.epochs import Chunk, Part
+from memload.reading.epochs import BatchPart, Chunk
 from memload.reading.streams import map_tensors, tensors_of
 from memload.storage.index import Index
 from memload.transforms import Transform
@@ -41,7 +41,7 @@ class BatchMaker:
             if isinstance(transform, Transform):
                 self._prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
 
-    def __call__(self, part: Part) -> tuple[int, Any]:
+    def __call__(self, part: BatchPart) -> tuple[int, Any]:
         """Return how many samples of the epoch are seen with this batch, and the batch."""
         pixels, *values = self._fetch(part.start, part.stop)
         images: Any = pixels.permute(0, 3, 1, 2)

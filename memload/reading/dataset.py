@@ -65,7 +65,7 @@ class MemmapDataset(Dataset[Any]):
         index = Index.open(path)
         # Absolute, since the user may change the folder, and a worker may start in another one.
         index = replace(index, path=index.path.absolute())
-        self._open(index, Shards(index), None)
+        self._set_up(index, Shards(index), None)
         if columns is None:
             columns = ("label",) if "label" in self.columns else tuple(self.columns)
         if isinstance(columns, str):
@@ -81,7 +81,7 @@ class MemmapDataset(Dataset[Any]):
         self.target_transform = target_transform
         self.transforms = transforms
 
-    def _open(self, index: Index, shards: Shards, chosen: np.ndarray | None) -> None:
+    def _set_up(self, index: Index, shards: Shards, chosen: np.ndarray | None) -> None:
         """Set everything that is not pickled. ``chosen`` are the samples of a subset, int64."""
         self.index = index if chosen is None else index.subset(chosen)
         self._whole_index, self._chosen, self._shards = index, chosen, shards
@@ -212,7 +212,7 @@ class MemmapDataset(Dataset[Any]):
         chosen = positions if self._chosen is None else self._chosen[positions]
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._open(self._whole_index, self._shards, chosen)
+        view._set_up(self._whole_index, self._shards, chosen)
         return view
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -290,5 +290,5 @@ def _reopen(
             path=path,
         )
     dataset = kind.__new__(kind)
-    dataset._open(index, Shards(index), chosen)
+    dataset._set_up(index, Shards(index), chosen)
     return dataset

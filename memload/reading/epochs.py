@@ -2,7 +2,7 @@
 
 Nothing here knows of pixels, tensors or threads. Batches come in chunks, since one call of
 `Order.take` costs some 100 µs beside 12 ns a position: a `Chunk` holds the samples of many
-consecutive batches, and a `Part` of it is one batch. Two kinds of epochs exist:
+consecutive batches, and a `BatchPart` of it is one batch. Two kinds of epochs exist:
 
 - `OrderBatches`: an `Order` of `memload.reading.samplers`, which the ranks share.
 - `IterableBatches`: any iterable of sample numbers, or of lists of them, which is this rank's own.
@@ -43,15 +43,16 @@ _FIRST_CHUNK = 1 << 10
 class Progress(NamedTuple):
     """Where an iteration is: its epoch, and how many of its samples all ranks have seen.
 
-    ``chosen`` says that the user chose the epoch: it is iterated even if nothing is left of it.
+    ``set_by_user``: by `set_epoch`. A finished epoch that was resumed is skipped; one that was set
+    is not, and has no batches.
     """
 
     epoch: int
     samples_seen: int
-    chosen: bool = False
+    set_by_user: bool = False
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """One batch of a chunk: its ``samples[start:stop]``.
 
     ``samples_seen`` counts the samples of the epoch that all ranks have seen after this batch.
@@ -71,16 +72,17 @@ class Chunk(NamedTuple):
 
     samples: np.ndarray
     draw_numbers: np.ndarray
-    parts: list[Part]
+    parts: list[BatchPart]
 
 
 @dataclass(frozen=True)
 class OrderBatches:
     """The batches of one rank, where all ranks share the epochs of an order.
 
-    The ranks take steps together. In each, every rank takes the next ``batch_size`` positions, the
-    first rank the first of them. Only the last step may have fewer; `_share` says how it is
-    divided. So an epoch goes on at any number of seen samples, with any number of ranks.
+    A step is one batch on every rank: the next ``batch_size × num_replicas`` positions. Rank 0
+    takes the first ``batch_size`` of them, rank 1 the next, and so on. Only the last step may have
+    fewer; `_share` says how it is divided. So an epoch goes on at any number of seen samples, with
+    any number of ranks.
     """
 
     order: Order
@@ -127,7 +129,7 @@ class OrderBatches:
             if first < last:
                 stop = start + last - first
                 positions.append(np.arange(first, last))
-                parts.append(Part(start, stop, step + samples_in_step))
+                parts.append(BatchPart(start, stop, step + samples_in_step))
                 start = stop
         if not parts:
             return None
@@ -206,7 +208,7 @@ class IterableBatches:
             if seen_of_batch < len(samples):
                 samples = samples[seen_of_batch:]
                 positions = np.arange(first + seen_of_batch, position)
-                yield Chunk(samples, positions, [Part(0, len(samples), position)])
+                yield Chunk(samples, positions, [BatchPart(0, len(samples), position)])
 
     def _batched(self, numbers: Iterator[Any], batch_size: int) -> Iterator[Sequence[Any]]:
         while batch := list(itertools.islice(numbers, batch_size)):

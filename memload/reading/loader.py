@@ -60,7 +60,7 @@ class Loader:
     - ``"dma"`` has the device's copy engines fetch rows from the page cache. It is chosen if the
       files take at most half of the available RAM (of the container, if that has a limit) and their
       pages can be registered with CUDA. Processes share these pages. They are registered in the
-      background; until then rows take the way of ``"pinned"``.
+      background. Until then, rows outside the registered windows take the way of ``"pinned"``.
     - ``"uva"`` has a kernel fetch them. It is chosen for rows below 28 KiB.
     - ``"pinned"`` has ``num_threads`` threads copy rows to page-locked memory, and sends them from
       there.
@@ -164,18 +164,19 @@ class Loader:
         self._max_chunk = min(MAX_CHUNK, _MAX_CHUNK_BYTES // max(1, sample_bytes))
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
+        # `_next` is where the next iteration begins. `_current` is where the newest one is, or None
+        # before its first batch and after its last. `state_dict` returns `_current`, else `_next`.
         self._next = Progress(0, 0)
         self._begin_in_this_process()
         _warn_if_empty(self._batches())
         if device is not None or feed != "auto":  # if it cannot be had, say so at once
-            self._open()
+            self._get_pipeline()
 
     def _begin_in_this_process(self) -> None:
         """Set what is never pickled."""
         self._lock = threading.Lock()
         self._pipeline: Pipeline | None = None
         self._static = StaticBuffers()
-        #: Where the newest iteration is; None if the next one has not begun.
         self._current: Progress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,7 +197,7 @@ class Loader:
     @property
     def feed(self) -> Choice:
         """How samples get to the device: its ``name``, and the ``reason`` why it was chosen."""
-        return self._open().choice
+        return self._get_pipeline().choice
 
     @property
     def rank(self) -> int:
@@ -210,7 +211,7 @@ class Loader:
 
     def __repr__(self) -> str:
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
-        order_text = repr(order) if _is_built_in(order) else type(order).__name__
+        order_text = repr(order) if _is_of_memload(order) else type(order).__name__
         feed = self._given_feed if self._pipeline is None else self._pipeline.feed.name
         settings = f"batch_size={self.batch_size}, order={order_text}, feed={feed!r}"
         return f"Loader({self.dataset!r}, {settings})"
@@ -223,7 +224,7 @@ class Loader:
         """Choose the epoch of the next iteration. An epoch that was resumed goes on."""
         _check_integer("epoch", epoch, 0)
         samples_seen = self._next.samples_seen if epoch == self._next.epoch else 0
-        self._next = Progress(int(epoch), samples_seen, chosen=True)
+        self._next = Progress(int(epoch), samples_seen, set_by_user=True)
         tell_epoch(epoch, self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,12 +270,8 @@ class Loader:
     def _identity(self) -> dict[str, Any]:
         """Return what must be equal for a state to be this Loader's."""
         order: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        if _is_built_in(order):
-            order_text = repr(order)
-        else:
-            seed = getattr(order, "seed", None)
-            order_text = type(order).__name__ + (f"(seed={seed})" if isinstance(seed, int) else "")
-        return {"fingerprint": self.dataset.fingerprint, "seed": self.seed, "order": order_text}
+        fingerprint = self.dataset.fingerprint
+        return {"fingerprint": fingerprint, "seed": self.seed, "order": _identify_order(order)}
 
     def __iter__(self) -> Iterator[Any]:
         self._current = None  # from here on, state_dict() is the start of the next epoch
@@ -282,7 +279,7 @@ class Loader:
 
     def _iterate(self) -> Generator[Any, None, None]:
         # An epoch begins with its first batch: Lightning calls iter() once just to see if it can.
-        pipeline, batches, progress = self._open(), self._batches(), self._begin_epoch()
+        pipeline, batches, progress = self._get_pipeline(), self._batches(), self._begin_epoch()
         chunks = batches.chunks(progress.epoch, progress.samples_seen)
         jobs, stream = self._jobs(pipeline, chunks, progress.epoch), pipeline.stream
         begun = ahead(stream.begin, jobs, pipeline.in_flight, pipeline.num_threads)
@@ -293,23 +290,24 @@ class Loader:
                 self._current = progress = Progress(progress.epoch, samples_seen)
                 yield batch
                 del batch  # its memory may be what the next one takes
-        if self._current is progress:  # and not the progress of a newer iteration
+        if self._current is progress:  # no newer iteration has set it since
             self._current = None
 
     def _jobs(
         self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
     ) -> Generator[tuple[Any, ...], None, None]:
         """Yield what `SideStream.begin` takes, for each batch of an epoch."""
-        is_built_in_order = self.batch_sampler is None and _is_built_in(self.sampler)
-        if pipeline.feed.name == "uva" and is_built_in_order:
+        is_own_order = self.batch_sampler is None and _is_of_memload(self.sampler)
+        if pipeline.feed.name == "uva" and is_own_order:
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
             chunks = on_thread(chunks, 1)
         for chunk in chunks:
             make_batch = None
             for part in chunk.parts:
-                consumer = pipeline.stream.consumer()
-                stream = pipeline.stream.stream or consumer
+                stream = pipeline.stream.for_batches()
+                # The user may change the current stream between two batches. Batches are made on
+                # it if there is no other: then the rest of the chunk is prepared again.
                 if make_batch is None or make_batch.stream != stream:
                     make_batch = BatchMaker(
                         chunk,
@@ -320,13 +318,13 @@ class Loader:
                         epoch=epoch,
                         stream=stream,
                     )
-                yield make_batch, part, consumer
+                yield make_batch, part, pipeline.stream.consumer()
 
     def _begin_epoch(self) -> Progress:
         """Return where this iteration begins. The next one begins with the epoch after it."""
         with self._lock:
             progress = self._next
-            is_resumed = progress.samples_seen > 0 and not progress.chosen
+            is_resumed = progress.samples_seen > 0 and not progress.set_by_user
             if is_resumed and self._batches().is_over(progress.samples_seen):
                 # The state was saved behind the last batch.
                 progress = Progress(progress.epoch + 1, 0)
@@ -353,7 +351,7 @@ class Loader:
             self._max_chunk,
         )
 
-    def _open(self) -> Pipeline:
+    def _get_pipeline(self) -> Pipeline:
         with self._lock:
             if self._pipeline is None:
                 self._pipeline = make_pipeline(
@@ -460,9 +458,17 @@ def _check_integer(argument: str, value: int, minimum: int) -> None:
         raise ValueError(f"{argument} must be an integer of at least {minimum}, not {value!r}.")
 
 
-def _is_built_in(order: Any) -> bool:
-    """Return whether an order is one of memload's, whose `repr` identifies it."""
+def _is_of_memload(order: Any) -> bool:
+    """Return whether an order is memload's: its `repr` identifies it, and any thread may call it."""
     return type(order).__module__ == SequentialSampler.__module__
+
+
+def _identify_order(order: Any) -> str:
+    """Return a text that differs for different orders, as far as it can be known."""
+    if _is_of_memload(order):
+        return repr(order)
+    seed = getattr(order, "seed", None)
+    return type(order).__name__ + (f"(seed={seed})" if isinstance(seed, int) else "")
 
 
 def _default_threads() -> int:

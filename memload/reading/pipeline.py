@@ -55,7 +55,7 @@ def make_pipeline(
     if feed.name == "resident" and transform is None:
         # Its one kernel takes less time than a handover between streams.
         return Pipeline(feed, choice, CurrentStream(device), 0, 1)
-    stream = SideStream(device, prefetch_factor, waits=not _is_built_in(transform))
+    stream = SideStream(device, prefetch_factor, waits=not _uses_only_own_tensors(transform))
     if feed.name != "pinned":
         return Pipeline(feed, choice, stream, 0, 1 + prefetch_factor)
     if num_threads == 0:
@@ -64,7 +64,7 @@ def make_pipeline(
     return Pipeline(feed, choice, stream, callers, 1 + max(callers, prefetch_factor))
 
 
-def _is_built_in(transform: Any) -> bool:
-    """Return whether all steps of a transform are memload's: they use no tensors of others."""
+def _uses_only_own_tensors(transform: Any) -> bool:
+    """Return whether a transform needs no tensors of the user's: all of its steps are memload's."""
     steps = (transform, *getattr(transform, "transforms", ()))
     return transform is None or all(type(step).__module__.startswith("memload.") for step in steps)

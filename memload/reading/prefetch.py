@@ -156,8 +156,8 @@ class CudaPrefetcher:
         epoch, self._epoch, self._batches = self._epoch, self._epoch + 1, None
         make_batch = _BatchMaker(self, epoch)
         items = self._numbers(epoch) if self._by_number else self.iterable
-        # Nothing from here on refers to this object, which refers to it in turn when `next` is
-        # used. So a DataLoader and its workers end as soon as the prefetcher is dropped.
+        # The generators below must not refer to self: `next` stores them there, and such a cycle
+        # would keep a DataLoader's workers alive.
         jobs = _jobs(make_batch, items, self._stream.consumer())
         if self.own_thread:
             begun = on_thread(itertools.starmap(self._stream.begin, jobs), self.prefetch_factor)
@@ -256,7 +256,9 @@ class _BatchMaker:
         """Return what random draws depend on: the same for the same batch of an epoch."""
         count = len(images) if isinstance(images, Tensor) and images.ndim else 0
         first = self._samples_seen
-        if number is not None:  # batches that have numbers get 2³² draws each
+        if number is not None:
+            # A sample draws for its number. A whole batch with a number has 2³² numbers of its own
+            # for its samples.
             first = number if count == 1 else (number + 1) << 32
         self._samples_seen += count
         samples = np.arange(first, first + count)

@@ -61,7 +61,10 @@ class Order(Protocol):
 
 
 class _SizedOrder:
-    """What the orders here share: a size, and a `repr` that identifies them for resuming."""
+    """What the orders here share: a size, and a `repr` that identifies them for resuming.
+
+    They shuffle, so ranks are even. An order that does not must set ``even_ranks = False``.
+    """
 
     even_ranks: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
@@ -266,7 +269,8 @@ def _permute(positions: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
         part = slice(start, start + _PERMUTED_AT_ONCE)
         values = _feistel(positions[part], bits, tables)
         outside = np.flatnonzero(values >= size)
-        while outside.size:  # at most about half of them each turn: the range is more than half
+        # Each turn leaves at most about half of them, as more than half of the values are inside.
+        while outside.size:
             again = _feistel(values[outside], bits, tables)
             values[outside] = again
             outside = outside[again >= size]

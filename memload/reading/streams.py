@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,15 +21,16 @@ class CurrentStream:
     It has the methods of `SideStream`, so that a Loader need not ask which of the two it uses.
     """
 
-    #: It has no stream of its own.
-    stream: ClassVar[None] = None
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def consumer(self) -> torch.cuda.Stream | None:
         """Return the stream that is current for the caller; None on the CPU."""
         return _current_stream(self.device) if self.device.type == "cuda" else None
+
+    def for_batches(self) -> torch.cuda.Stream | None:
+        """Return the stream that the next batch is made on: the caller's current one."""
+        return self.consumer()
 
     def begin(
         self, make: Callable[[Any], Any], job: Any, consumer: torch.cuda.Stream | None
@@ -55,21 +56,20 @@ class SideStream:
     - `hand_over` blocks the host while it is more than ``2 × prefetch_factor`` batches ahead of the
       device. Otherwise memory would be taken for each of them.
 
-    ``waits=False`` replaces the first rule: this stream waits for an earlier state of the consumer,
-    one that the host has almost waited for already. That is safe only if batches are made of this
-    stream's own tensors alone and `tensors_of` finds all tensors in them. The reason is speed:
-    while a wait is pending on one stream, the GPU takes longer from kernel to kernel on the other,
-    for some pairs of streams. Beside the feed "dma" on an H200, ResNet-50 and ResNet-18 trained at
-    0.985 and 0.980 of synthetic data, or at 1.000, depending on the pair. Without pending waits it
-    was always 0.999 and 0.996.
+    With ``waits=False``, `begin` waits less: only for what the consumer had been asked to do ``2 ×
+    prefetch_factor`` batches ago, which is nearly done by then. That is safe only if batches are
+    made of this stream's own tensors alone and `tensors_of` finds all tensors in them. The reason
+    is speed: while a wait is pending on one stream, the GPU takes longer from kernel to kernel on
+    the other, for some pairs of streams. Beside the feed "dma" on an H200, ResNet-50 and ResNet-18
+    trained at 0.985 and 0.980 of synthetic data, or at 1.000, depending on the pair. Without
+    pending waits it was always 0.999 and 0.996.
     """
 
     def __init__(self, device: torch.device, prefetch_factor: int, *, waits: bool = True) -> None:
         self.device = device
         # High priority: the kernels are short, and the consumer waits for them.
-        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        # One event for all batches: whoever waits for it waits at least for what was asked for
-        # until then.
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        # Recorded anew for each batch. A wait covers the newest record, so it is never too short.
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._waits = waits
         self._max_handed_over = 2 * prefetch_factor
@@ -81,17 +81,21 @@ class SideStream:
         """Return the stream that is current for the caller."""
         return _current_stream(self.device)
 
+    def for_batches(self) -> torch.cuda.Stream:
+        """Return the stream that batches are made on: always this one."""
+        return self._stream
+
     def begin(self, make: Callable[[Any], Any], job: Any, consumer: torch.cuda.Stream) -> Begun:
         """Call ``make(job)`` with this stream as the current one. Does not wait for the device."""
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self._stream):
             if self._waits or not self._handed_over:
                 self._asked.record(consumer)
-                self.stream.wait_event(self._asked)
+                self._stream.wait_event(self._asked)
             else:
-                self.stream.wait_event(self._handed_over[0])
+                self._stream.wait_event(self._handed_over[0])
             batch = make(job)
             ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            ready.record(self.stream)
+            ready.record(self._stream)
         return Begun(batch, ready)
 
     def hand_over(self, begun: Begun) -> Any:
@@ -159,19 +163,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, Tensor):
         result = function(batch)
     elif isinstance(batch, Mapping):
-        values = {key: map_tensors(function, value) for key, value in batch.items()}
-        result = values if type(batch) is dict else _like(batch, values)
+        # A copy is of the same type, such as transformers' BatchEncoding.
+        result = batch.copy() if hasattr(batch, "copy") and hasattr(batch, "update") else {}
+        result.update({key: map_tensors(function, value) for key, value in batch.items()})
     elif isinstance(batch, tuple) and hasattr(batch, "_fields"):
         result = type(batch)(*(map_tensors(function, value) for value in batch))
     elif isinstance(batch, tuple | list):
         result = type(batch)(map_tensors(function, value) for value in batch)
     return result
-
-
-def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Return a mapping of the same type, such as transformers' BatchEncoding, of these values."""
-    if hasattr(mapping, "copy") and hasattr(mapping, "update"):
-        copied: Any = mapping.copy()
-        copied.update(values)
-        return copied  # type: ignore[no-any-return]  # of the mapping's own type
-    return values
