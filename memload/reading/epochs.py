@@ -9,6 +9,7 @@ consecutive batches, and a `BatchPart` of it is one batch. Two kinds of epochs e
 
 10 samples in batches of 2, on the second of 2 ranks:
 
+    >>> from memload import SequentialSampler
     >>> order = SequentialSampler(10)
     >>> batches = OrderBatches(
     ...     order, batch_size=2, drop_last=False, rank=1, num_replicas=2, num_samples=10
