@@ -34,11 +34,13 @@ class CpuFeed:
 
     def prepare(self, positions: np.ndarray) -> Fetch:
         """See `Feed.prepare`."""
-        rows = self._samples.row[positions]
+        rows, dtype = self._samples.row[positions], self._samples.dtype
         columns = [column[positions] for column in self._samples.columns]
 
         def fetch(start: int, stop: int) -> list[Tensor]:
-            pixels = self._pixels(rows[start:stop])
+            shape = self._samples.shape(stop - start)
+            pixels = self._pool.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+            self._gatherer.gather(rows[start:stop], pixels.numpy())
             return [pixels, *(torch.from_numpy(column[start:stop].copy()) for column in columns)]
 
         return fetch
@@ -46,9 +48,3 @@ class CpuFeed:
     def close(self) -> None:
         """See `Feed.close`."""
         self._pool = BufferPool(0)
-
-    def _pixels(self, rows: np.ndarray) -> Tensor:
-        shape, dtype = self._samples.shape(len(rows)), self._samples.dtype
-        out = self._pool.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-        self._gatherer.gather(rows, out.numpy())
-        return out

@@ -76,14 +76,6 @@ def require_cuda(feed: str, device: torch.device) -> None:
         )
 
 
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return a small array on the device, ordered on the current stream, without waiting.
-
-    It goes through page-locked memory: copying from ordinary memory may wait for the whole stream.
-    """
-    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
-
-
 def widest_word(row_bytes: int) -> torch.dtype:
     """Return the widest integer type whose size divides the size of a row.
 

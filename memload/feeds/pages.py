@@ -17,27 +17,27 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memload.errors import FeedError, FormatError
-from memload.feeds.interface import Fetch, Samples, require_cuda, upload
+from memload.feeds.interface import Fetch, Samples, require_cuda
 from memload.feeds.pinned import PinnedFeed, register, unregister
 from memload.storage.format import HEADER_BYTES
 from memload.storage.mapping import fault_in
 from memload.storage.shards import Shards
+from memload.upload import upload
 
 #: Bytes registered at a time: 3 ms if they are in RAM (12.5 ms a gigabyte on one H200's host).
 WINDOW_BYTES = 256 << 20
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable (for all devices), cudaHostRegisterReadOnly
 #: How long `Pages.close` waits for the thread, which may be reading a window from a slow disk.
 _CLOSE_SECONDS = 30.0
-#: Rows that are not registered yet are copied by the CPU in parts of this size, since page-locked
-#: memory is scarce: two parts, 16 MiB, until all windows are registered.
-_PART_BYTES = 8 << 20
+#: The size of a staging buffer, of which there are two, for rows that are not registered yet.
+_STAGING_BYTES = 8 << 20
 
 #: ``copy_batch(start, stop, out)`` copies rows ``start`` to ``stop`` of a chunk into ``out``
 #: ``(stop - start, H, W, C)``, on the current stream.
@@ -47,8 +47,10 @@ CopyBatch = Callable[[int, int, Tensor], None]
 class PageCacheFeed:
     """The common part of the feeds whose device reads the page cache: `DmaFeed` and `UvaFeed`.
 
-    They differ in who copies; see `_plan_chunk`. Rows whose windows are not registered yet come
-    through `PinnedFeed`, which is closed once all are.
+    They differ in who copies; see `_plan_chunk`. While a thread registers the windows, each batch
+    is copied in both ways: the device reads the rows whose windows are registered, and the others
+    come through `PinnedFeed`. Once all windows are registered, the device reads every row, and
+    `PinnedFeed` is closed.
     """
 
     name: ClassVar[str]
@@ -109,10 +111,10 @@ class PageCacheFeed:
         self._plan_chunk(rows[registered])(0, len(registered), pixels)
         self._scatter(pixels, registered, out)
         missing = np.flatnonzero(~is_registered)
-        rows_per_part = max(1, _PART_BYTES // self._row_bytes)
-        for start in range(0, len(missing), rows_per_part):
-            part = missing[start : start + rows_per_part]
-            self._scatter(self._pinned.fetch_rows(rows[part]), part, out)
+        rows_per_buffer = max(1, _STAGING_BYTES // self._row_bytes)
+        for start in range(0, len(missing), rows_per_buffer):
+            positions = missing[start : start + rows_per_buffer]
+            self._scatter(self._pinned.fetch_rows(rows[positions]), positions, out)
 
     def _scatter(self, pixels: Tensor, positions: np.ndarray, out: Tensor) -> None:
         """Copy pixels to positions of a batch, on the device."""
@@ -162,11 +164,6 @@ class Pages:
             self._complete = bool(self._registered()[self._used].all())
         return self._complete
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the thread has registered what can be registered; return `complete`."""
-        self._thread.join(timeout)
-        return self.complete
-
     def are_registered(self, rows: np.ndarray) -> np.ndarray:
         """Return whether the device can read each row: bool ``(N,)``."""
         first, last = self.windows.first_and_last(rows)
@@ -213,8 +210,8 @@ class Windows:
     """Which windows of their files rows lie in. Windows are numbered through all files."""
 
     def __init__(self, shards: Shards) -> None:
-        self._row_bytes = shards.array.row_bytes
-        self._first_row = np.asarray(shards.starts[:-1], np.int64)
+        self._shards, self._row_bytes = shards, shards.array.row_bytes
+        self._first_row = np.array(shards.starts[:-1])
         sizes = [
             np.diff([*range(0, shard.bytes, WINDOW_BYTES), shard.bytes])
             for shard in shards.array.shards
@@ -224,11 +221,9 @@ class Windows:
         #: The first window of each file, and behind them the number of all windows.
         self._first_window = np.cumsum([0, *map(len, sizes)])
 
-    def shard_and_offset(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
+    def shard_and_offset(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the shard of each row (int64), and the offset of the row in its file in bytes."""
-        shard: Any = 0
-        if len(self._first_row) > 1:
-            shard = np.searchsorted(self._first_row, rows, side="right") - 1
+        shard = self._shards.shard_of(rows)
         return shard, HEADER_BYTES + (rows - self._first_row[shard]) * self._row_bytes
 
     def first_and_last(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -302,7 +297,6 @@ class RegisteredFile:
                 "file or run 'memload build' again.",
                 path=self.path,
             ) from error
-        np.add.reduce(pages[:: mmap.PAGESIZE], dtype=np.int64)  # before Linux 5.14
         with self._lock, torch.cuda.device(device):
             if not self.registered[window]:
                 self._register(start, len(pages))

@@ -17,19 +17,20 @@ from torch import Tensor
 
 from memload.errors import FeedError
 from memload.feeds.gathering import Gatherer
-from memload.feeds.interface import Fetch, Samples, require_cuda, upload
+from memload.feeds.interface import Fetch, Samples, require_cuda
+from memload.upload import upload
 
-#: Threads share a batch in parts of at least this size, which take half a millisecond.
-_PART_BYTES = 2 << 20
+#: Each thread gathers at least this much of a batch, which takes half a millisecond.
+_BYTES_PER_THREAD = 2 << 20
 
 
 class PinnedFeed:
     """Works with any file, even one larger than RAM, for the price of one copy by the CPU.
 
-    ``callers`` is how many threads of the caller fetch batches at once, at least 1. If
-    ``num_threads`` is larger, the feed starts the difference as helpers, and each batch is gathered
-    by its caller and its share of the helpers. ``soft_limit`` is that of `Staging`. Threads start,
-    and page-locked memory is allocated, with the first batch.
+    ``callers`` is how many threads of the caller fetch batches at once, at least 1. The feed adds
+    ``num_threads - callers`` helper threads, and divides them evenly among the callers.
+    ``soft_limit`` is that of `Staging`. Threads start, and page-locked memory is allocated, with
+    the first batch.
     """
 
     name: ClassVar[str] = "pinned"
@@ -91,7 +92,7 @@ class PinnedFeed:
             self._staging = None
 
     def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
-        parts = min(self._parts, max(1, out.nbytes // _PART_BYTES))
+        parts = min(self._parts, max(1, out.nbytes // _BYTES_PER_THREAD))
         if parts <= 1:
             self._gatherer.gather(rows, out)
             return

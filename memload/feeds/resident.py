@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.interface import Fetch, Samples, require_cuda, upload, widest_word
+from memload.feeds.interface import Fetch, Samples, require_cuda, widest_word
 from memload.feeds.pages import Pages, identity_of
 from memload.feeds.pinned import PinnedFeed
+from memload.upload import upload
 
 #: Types of the same size for those that `torch.index_select` does not take on CUDA.
 _INDEXABLE = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-#: Rows of a subset are copied to the device in parts of this size.
-_PART_BYTES = 32 << 20
+#: The size of a staging buffer, of which there are two, for the rows of a subset.
+_STAGING_BYTES = 32 << 20
 
 
 class ResidentFeed:
@@ -119,9 +120,9 @@ def _load(
 def _gather(samples: Samples, rows: np.ndarray, out: Tensor, num_threads: int) -> None:
     """Copy some rows through page-locked memory."""
     pinned = PinnedFeed(samples, out.device, num_threads=num_threads, callers=1, soft_limit=2)
-    rows_per_part = max(1, _PART_BYTES // samples.shards.array.row_bytes)
+    rows_per_buffer = max(1, _STAGING_BYTES // samples.shards.array.row_bytes)
     with contextlib.closing(pinned):
-        for start in range(0, len(rows), rows_per_part):
-            part = slice(start, start + rows_per_part)
-            pixels = pinned.fetch_rows(rows[part])
-            out[part].copy_(pixels.view(torch.uint8).view(len(pixels), -1))
+        for start in range(0, len(rows), rows_per_buffer):
+            some = slice(start, start + rows_per_buffer)
+            pixels = pinned.fetch_rows(rows[some])
+            out[some].copy_(pixels.view(torch.uint8).view(len(pixels), -1))

@@ -6,8 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.interface import upload, widest_word
+from memload.feeds.interface import widest_word
 from memload.feeds.pages import CopyBatch, PageCacheFeed
+from memload.upload import upload
 
 #: Programs of the kernel: enough to fill the bus, and few enough to leave the device to the model.
 _PROGRAMS = 64

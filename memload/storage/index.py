@@ -8,7 +8,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -227,7 +227,7 @@ class Index:
         return {
             "format_version": FORMAT_VERSION,
             "samples": len(self),
-            "arrays": [_describe_array(array) for array in self.arrays],
+            "arrays": [asdict(array) for array in self.arrays],
             "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors.items()},
             "columns": list(self.columns),
             "classes": None if self.classes is None else list(self.classes),
@@ -441,13 +441,6 @@ def _depth(value: object) -> int:
 
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
-def _describe_array(array: Array) -> dict[str, Any]:
-    shards = [
-        {"file": shard.file, "rows": shard.rows, "bytes": shard.bytes} for shard in array.shards
-    ]
-    return {"name": array.name, "descr": array.descr, "shape": list(array.shape), "shards": shards}
 
 
 def _describe_tensor(tensor: np.ndarray) -> dict[str, Any]:

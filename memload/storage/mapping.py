@@ -27,8 +27,8 @@ _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 _MAP_FIXED = 0x10
 #: Linux 5.14 and later.
 _MADV_POPULATE_READ = 22
-#: Why the kernel cannot provide a page: the file has shrunk, the disk fails, the memory is broken.
-_UNAVAILABLE = (errno.EFAULT, errno.EIO, getattr(errno, "EHWPOISON", errno.EIO))
+#: Why the kernel cannot provide a page: the file has shrunk, or the disk fails.
+_UNAVAILABLE = (errno.EFAULT, errno.EIO)
 
 
 def map_side_by_side(

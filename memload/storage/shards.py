@@ -18,8 +18,7 @@ from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import address_of, fault_in, map_side_by_side, will_need
 
 #: A gather looks at the sizes of the shards that it touches, which takes up to 0.7 µs a shard, as
-#: long as copying 8 KiB. If it touches more shards than this, it relies on a look at all sizes in
-#: the last 10 ms instead.
+#: long as copying 8 KiB. Above this many shards, sizes are looked at once in 10 ms instead.
 _SHARDS_CHECKED_EACH_TIME = 16
 _SECONDS_BETWEEN_CHECKS = 0.01
 
@@ -114,6 +113,10 @@ class Shards:
     def __len__(self) -> int:
         return self.starts[-1]
 
+    def shard_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the shard that holds each row, int64 ``(n,)``."""
+        return np.searchsorted(self._starts, rows, side="right") - 1
+
     def locate(self, row: int) -> tuple[int, int]:
         """Return the shard that holds a row, and the row's number inside it."""
         shard = bisect_right(self.starts, row) - 1
@@ -127,7 +130,7 @@ class Shards:
         while pages are read from the disk; the GIL is released meanwhile. Raises FormatError if a
         shard has been truncated.
         """
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        shards = self.shard_of(rows)
         self.check_sizes(set(shards.tolist()))
         # mode="clip" copies straight into out. "raise" copies through a buffer, 6 times as slowly.
         np.take(self._table, rows + self._rows_in_gaps[shards], axis=0, out=out, mode="clip")
@@ -155,7 +158,7 @@ class Shards:
     def will_need(self, rows: np.ndarray) -> None:
         """Ask the kernel to read rows from the disk, without waiting. Takes about 2 µs a row."""
         first, row_bytes = address_of(self._table), self.array.row_bytes
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        shards = self.shard_of(rows)
         for row in (rows + self._rows_in_gaps[shards]).tolist():
             will_need(first + row * row_bytes, row_bytes)
 

@@ -25,7 +25,6 @@ The way of a batch:
 Each module imports only modules above it:
 
     arguments   checks of arguments and their messages
-    upload      small arrays to a device
     draws       random numbers as a function of (seed, epoch, sample, position, view)
     geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
     kernel      a plan as a Triton kernel

@@ -11,7 +11,7 @@ from memload.transforms.arguments import interval, probability, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.fused import Columns
 from memload.transforms.transform import Transform
-from memload.transforms.upload import upload
+from memload.upload import upload
 
 #: The neutral factor of each adjustment, and the bounds of the factors.
 _RANGES = {

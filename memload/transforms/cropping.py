@@ -109,9 +109,8 @@ class RandomCrop(MovesPixels, Transform):
             raise wrong(self, "padding", "1, 2 or 4 integers of at least 0", repr(padding))
         if padding_mode != "constant":
             raise wrong(self, "padding_mode", "'constant'", repr(padding_mode))
-        self.padding: tuple[int, ...] = tuple(sides) * (
-            4 // len(sides)
-        )  # (a,) becomes aaaa, and (a, b) abab
+        # (a,) becomes (a, a, a, a), and (a, b) becomes (a, b, a, b).
+        self.padding: tuple[int, ...] = tuple(sides) * (4 // len(sides))
 
     def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
         """Crop both axes."""

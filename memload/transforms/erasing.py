@@ -21,7 +21,7 @@ from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws, numbers_at
 from memload.transforms.fused import Columns
 from memload.transforms.transform import Transform
-from memload.transforms.upload import upload
+from memload.upload import upload
 
 #: Noise takes the numbers of the draws from here on; those before belong to boxes.
 _FIRST_NOISE_NUMBER = 1 << 20

@@ -13,7 +13,7 @@ from memload.transforms.arguments import per_channel
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import Axis, Plan
 from memload.transforms.reference import reference
-from memload.transforms.upload import upload
+from memload.upload import upload
 
 Columns = dict[str, Tensor]
 #: How a transform can be fused with its neighbours in a list; "no" if it cannot.
@@ -41,7 +41,7 @@ class MapsPixels:
     def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
         """Return factor and offset, numbers or float64 ``(C,)``, and the dtype of the output.
 
-        The dtype is None if it is float32 for uint8 images, and stays as it is for others.
+        None as the dtype means float32 for uint8 images, and the same dtype for floats.
         """
         raise NotImplementedError
 

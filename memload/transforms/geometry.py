@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.upload import upload
+from memload.upload import upload
 
 #: The kernel takes images whose sides have at most this many pixels, before and after.
 LARGEST_SIDE = 16_384

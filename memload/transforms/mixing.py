@@ -14,7 +14,7 @@ from memload.transforms.draws import Draws
 from memload.transforms.erasing import Boxes, inside
 from memload.transforms.fused import Columns
 from memload.transforms.transform import Transform
-from memload.transforms.upload import upload
+from memload.upload import upload
 
 
 class _Mixing(Transform):
@@ -159,8 +159,8 @@ def _lower_half_of_beta(alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """Return points from 0 to 1, and the share of the lower half of Beta(alpha, alpha) below each.
 
     Point s stands for the value x = s^(1 / min(alpha, 1)) / 2. For alpha < 1 the density in x has a
-    pole at 0, but that in s is (1 - x)^(alpha - 1), which is smooth. For others s is 2x, and begins
-    nine standard deviations below the mean.
+    pole at 0, but that in s is (1 - x)^(alpha - 1), which is smooth. For alpha >= 1, s = 2x. Points
+    start nine standard deviations below the mean; below that, the density is 0 in float64.
     """
     if alpha < 1:
         points = np.linspace(0, 1, 4097)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from memload.transforms.geometry import Plan
-from memload.transforms.upload import upload
+from memload.upload import upload
 
 #: Images are processed in chunks of about this many values, which stay in a core's cache.
 _CHUNK_VALUES = 1 << 19

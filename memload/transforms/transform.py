@@ -22,8 +22,8 @@ class Transform:
     were given, in new memory; the images given are never changed.
 
     What is random depends on (``seed``, ``epoch``, ``samples``, position in the list) alone.
-    ``samples`` are the samples' numbers in the data set, int64 ``(N,)``, as an array or tensor. One
-    on a GPU makes the host wait for it. Without them, each object counts its samples from 0, and
+    ``samples`` are the samples' numbers in the data set, int64 ``(N,)``, as an array or tensor. A
+    tensor on a GPU makes the host wait. Without them, each object counts its samples from 0, and
     its rank and the seed of a DataLoader's worker count too. No other random state is read or
     changed. Objects can be pickled; with ``samples``, several threads can use one.
 

@@ -46,7 +46,8 @@ def make_feed(feed_name: str) -> Iterator[Callable[..., Any]]:
 def wait_for_pages(feed: Any) -> None:
     """Wait until a feed's pages are registered, if it registers any."""
     if hasattr(feed, "_pages"):
-        assert feed._pages.wait(30)
+        feed._pages._thread.join(30)
+        assert feed._pages.complete
 
 
 def fetch(feed: Any, positions: np.ndarray) -> list[torch.Tensor]:
@@ -130,7 +131,7 @@ def test_rows_that_are_not_registered_come_through_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pages, "WINDOW_BYTES", 4096)
-    monkeypatch.setattr(pages, "_PART_BYTES", 5000)
+    monkeypatch.setattr(pages, "_STAGING_BYTES", 5000)
     register = pages.RegisteredFile.register
 
     def register_odd(file: Any, window: int, device: torch.device) -> None:
@@ -140,7 +141,8 @@ def test_rows_that_are_not_registered_come_through_the_cpu(
     monkeypatch.setattr(pages.RegisteredFile, "register", register_odd)
     shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
     feed = make_feed(shards)
-    assert not feed._pages.wait(30)
+    feed._pages._thread.join(30)
+    assert not feed._pages.complete
     order = np.random.default_rng(0).permutation(80)
     np.testing.assert_array_equal(on_host(fetch(feed, order)[0]), stored(shards)[order])
     assert 0 < feed._pages.are_registered(np.arange(80)).sum() < 80
@@ -192,7 +194,7 @@ def test_a_thread_may_still_gather_when_another_one_sees_all_pages_registered(
 
     monkeypatch.setattr(pages.RegisteredFile, "register", register_late)
     monkeypatch.setattr(pinned, "ThreadPoolExecutor", LateExecutor)
-    monkeypatch.setattr(pinned, "_PART_BYTES", 1)
+    monkeypatch.setattr(pinned, "_BYTES_PER_THREAD", 1)
     shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
     feed = make_feed(shards)
 
@@ -229,7 +231,7 @@ def test_a_subset_of_scattered_and_repeated_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pages, "WINDOW_BYTES", 4096)
-    monkeypatch.setattr("memload.feeds.resident._PART_BYTES", 5000)
+    monkeypatch.setattr("memload.feeds.resident._STAGING_BYTES", 5000)
     shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
     for row in ([77, 3, 3, 51, 4], [79], [], np.arange(80)[::-1]):
         row = np.array(row, np.int64)

@@ -124,7 +124,7 @@ def test_a_pinned_feed_may_be_closed_while_a_thread_gathers(
             return super().submit(*arguments, **options)
 
     monkeypatch.setattr(pinned, "ThreadPoolExecutor", ClosingExecutor)
-    monkeypatch.setattr(pinned, "_PART_BYTES", 1)
+    monkeypatch.setattr(pinned, "_BYTES_PER_THREAD", 1)
     shards = open_shards()
     feed = pinned.PinnedFeed(samples_of(shards), CUDA, num_threads=3, callers=1, soft_limit=2)
     out = np.zeros_like(stored(shards))
@@ -184,7 +184,7 @@ def test_only_windows_that_hold_rows_in_use_are_registered(
     shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
     rows = np.array(rows, np.int64)
     opened = pages.Pages(shards, rows, CUDA)
-    assert opened.wait(30)
+    wait_for_pages(opened)
     starts = [file.address for file in opened._files]
     expected = {starts[shard] + 8192 * window for shard, window in windows}
     assert set(registered) == expected
@@ -207,8 +207,8 @@ def test_feeds_share_registered_windows_and_the_last_one_gives_them_back(
     path = make_dataset(rows=(10,), shape=(10, 100, 3)).path
     one = pages.Pages(Shards(Index.read(path)), np.array([0]), CUDA)
     other = pages.Pages(Shards(Index.read(path)), np.array([0, 9]), CUDA)
-    assert one.wait(30)
-    assert other.wait(30)
+    wait_for_pages(one)
+    wait_for_pages(other)
     assert len(registered) == 3
     one.close()
     assert len(registered) == 3
@@ -233,6 +233,11 @@ class Driver(SimpleNamespace):
         return (0,)
 
 
+def wait_for_pages(opened: pages.Pages) -> None:
+    opened._thread.join(30)
+    assert opened.complete
+
+
 def install(monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cuda.bindings", driver and SimpleNamespace(driver=driver))
@@ -246,7 +251,7 @@ def test_dma_copies_rows_that_lie_in_two_windows_in_two_parts(
     install(monkeypatch, Driver(registered))
     shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
     feed = DmaFeed(samples_of(shards), CUDA, num_threads=0)
-    assert feed._pages.wait(30)
+    wait_for_pages(feed._pages)
     rows = np.array([9, 0, 11, 11, 1])
     out = torch.zeros((5, 10, 100, 3), dtype=torch.uint8)
     copy_batch = feed._plan_chunk(rows)
@@ -287,7 +292,7 @@ def test_a_file_that_was_truncated_or_replaced_before_it_is_registered(
     os.link(path, path.with_name("old.bin"))
     path.with_name("other.bin").replace(path)
     opened = pages.Pages(shards, np.arange(10), CUDA)
-    assert opened.wait(30)
+    wait_for_pages(opened)
     old = np.frombuffer(path.with_name("old.bin").read_bytes(), np.uint8)
     np.testing.assert_array_equal(opened._files[0].bytes, old)
     os.truncate(path.with_name("old.bin"), 20_000)
