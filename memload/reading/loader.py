@@ -459,7 +459,7 @@ def _check_integer(argument: str, value: int, minimum: int) -> None:
 
 
 def _is_of_memload(order: Any) -> bool:
-    """Return whether an order is memload's: its `repr` identifies it, and any thread may call it."""
+    """Return whether an order is memload's: its `repr` identifies it; any thread may call it."""
     return type(order).__module__ == SequentialSampler.__module__
 
 
