@@ -80,11 +80,13 @@ class BuildReport:
         if self.classes is not None:
             names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
             labels = f", {_counted(len(self.classes), 'class', 'classes')} ({names})"
+        workers = _counted(self.num_workers, "worker", "workers")
+        by = f"by {workers}" if self.num_workers else "in this process"
         return (
             f"{self.path}: {_counted(self.samples, 'sample', 'samples')} of {shape} "
             f"{self.dtype}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected{ledger}; "
-            f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s by "
-            f"{_counted(self.num_workers, 'worker', 'workers')}{kept}; {libraries}"
+            f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
+            f"{libraries}"
         )
 
 
@@ -315,10 +317,10 @@ def _convert(
 
 def _raise_reject(source: Source, row: int, reason: str) -> None:
     key, root = source.keys[row], getattr(source, "root", None)
-    what = "it" if root is None else f"{root}/{key}"
+    what = "that sample" if root is None else f"{root}/{key}"
     raise DecodeError(
-        f"{reason}. Mend or remove {what} and run the same command again, or say --on-error skip "
-        "to leave such samples out.",
+        f"{reason}. Mend or remove {what} and build again, or leave such samples out with "
+        "--on-error skip (on_error='skip' in Python).",
         key=key,
     )
 

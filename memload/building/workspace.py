@@ -134,6 +134,7 @@ class Workspace:
 
     def _begin(self) -> None:
         plan = _read_plan(self.folder / "plan.json")
+        had_overwrite = plan is not None and plan.pop("overwrite", False)
         is_same = plan == self.plan
         if plan is not None and not is_same and not self.overwrite:
             raise BuildError(
@@ -148,7 +149,9 @@ class Workspace:
                 return
         self.destination.check(shard.file for shard in self.array.shards)
         self._check_space()
-        former_keys = _read_keys(self.folder / "keys") if is_same else None
+        # The same command goes on, also with --overwrite. Adding --overwrite means to begin anew.
+        goes_on = is_same and (had_overwrite or not self.overwrite)
+        former_keys = _read_keys(self.folder / "keys") if goes_on else None
         if former_keys is None:
             self.begin_anew()
         else:
@@ -172,7 +175,8 @@ class Workspace:
         _write_keys(self.folder / "keys", self.keys)
         # The plan last: without it, the rest is as good as gone.
         plan = self.folder / "plan.json"
-        plan.write_text(json.dumps(self.plan, indent=1, sort_keys=True), encoding="ascii")
+        content = {**self.plan, "overwrite": self.overwrite}
+        plan.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="ascii")
         sync(plan)
         sync(self.folder)
 
@@ -229,11 +233,12 @@ class Workspace:
         positions = {key: row for row, key in enumerate(former_keys)}
         rows = np.array([positions.get(key, -1) for key in self.keys], np.int64)
         self.former = Former(former, self._array(len(former_keys)), self.journal.dtype, rows)
-        kept = int(np.count_nonzero(rows >= 0))
+        added = int(np.count_nonzero(rows < 0))
+        removed = len(former_keys) - len(np.unique(rows[rows >= 0]))
         logger.warning(
             f"{self.output}: the source has changed since the build began. Samples added: "
-            f"{len(self.keys) - kept:,}, removed: {len(former_keys) - kept:,}, kept: {kept:,}. "
-            "Rows of kept samples are reused if their files are unchanged."
+            f"{added:,}, removed: {removed:,}, kept: {len(rows) - added:,}. Rows of kept samples are reused "
+            "if their files are unchanged."
         )
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:

@@ -458,8 +458,8 @@ def _missing(path: Path) -> MissingError:
     pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
     if os.path.exists(building):  # noqa: PTH110  # no name is too long for os.path
         message = (
-            f"{path} is missing: its build is not complete ({building}). Run the same 'memload "
-            "build' again; it goes on where it stopped."
+            f"{path} is missing: its build is not complete ({building}). If it is running, wait "
+            "for it. Otherwise run the same 'memload build' again; it goes on where it stopped."
         )
     elif os.path.exists(pixels):  # noqa: PTH110
         message = (

@@ -168,7 +168,7 @@ def test_a_sample_that_was_mended_is_converted_by_the_same_command(
     tmp_path: Path, num_workers: int, overwrite: bool
 ) -> None:
     expected = undisturbed(Numbered(), tmp_path / "expected")
-    with pytest.raises(memload.DecodeError, match=r"KeyError: 'bug'.*run the same command again"):
+    with pytest.raises(memload.DecodeError, match=r"KeyError: 'bug'.*build again"):
         build(
             Numbered(raise_at(12, KeyError("bug"))),
             tmp_path / "out.bin",
@@ -664,3 +664,18 @@ def test_several_processes_that_build_one_output_at_once_do_not_disturb_it(
     assert len(said) == 160
     assert memload.verify(tmp_path / "out.bin").ok
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.bin", "out.idx"]
+
+
+def test_overwrite_begins_an_unfinished_build_anew_and_the_same_command_goes_on(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "out.bin"
+    with pytest.raises(Stop):
+        build(Numbered(raise_at(10, Stop())), output)
+    mended = Numbered(raise_at(15, Stop()), add=1)  # nothing tells that its samples have changed
+    with pytest.raises(Stop):
+        build(mended, output, overwrite=True)
+    report = build(Numbered(add=1), output, overwrite=True)
+    assert report.converted < 20
+    pixels = memload.MemmapDataset(output).gather(range(20))
+    assert [int(image.max()) for image in pixels] == list(range(1, 21))

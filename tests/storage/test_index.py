@@ -220,7 +220,7 @@ def test_a_missing_index_is_told_with_what_is_there_instead(
     with pytest.raises(MissingError, match=r"made\.idx is missing: without an .*Copy the index"):
         Index.read(path)
     (tmp_path / "made.building").mkdir()
-    with pytest.raises(MissingError, match=r"its build is not complete .* Run the same"):
+    with pytest.raises(MissingError, match=r"its build is not complete .* run the same"):
         Index.read(path)
 
 
