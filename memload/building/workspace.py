@@ -237,8 +237,8 @@ class Workspace:
         removed = len(former_keys) - len(np.unique(rows[rows >= 0]))
         logger.warning(
             f"{self.output}: the source has changed since the build began. Samples added: "
-            f"{added:,}, removed: {removed:,}, kept: {len(rows) - added:,}. Rows of kept samples are reused "
-            "if their files are unchanged."
+            f"{added:,}, removed: {removed:,}, kept: {len(rows) - added:,}. Rows of "
+            "kept samples are reused if their files are unchanged."
         )
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:

@@ -2,11 +2,12 @@
 
 Both are generators. When their loop ends, in whatever way, they stop the threads and close the
 iterators that they started. An exception is raised after the items before it. What is in flight
-does not survive a fork: in the child, the next item raises RuntimeError. While the interpreter
-shuts down, nothing is waited for. By then threads are gone and the globals of modules are None, so
-both bind what they need to notice it to local names beforehand.
+does not survive a fork: in the child, the next item raises RuntimeError. A script may end while an
+iterator is alive. Threads are ended at exit, before the interpreter is. A generator that is closed
+later finds the globals of modules to be None, so it binds what it needs to local names beforehand.
 """
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -16,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -94,7 +95,10 @@ def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None,
         target=_produce, args=(iterable, items, room, stop), name="memload-prefetch", daemon=True
     )
     del iterable  # the thread alone holds it
+    producer = _Producer(thread, stop, room, this_process)
+    producers = _producers
     try:
+        producers.add(producer)
         thread.start()
         while True:
             is_item, value = items.get()
@@ -108,11 +112,37 @@ def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None,
             raise value
     finally:
         value = None  # the traceback of an exception holds this frame
+        producers.discard(producer)
         if not is_finalizing() and getpid() == this_process:
-            stop.set()
-            room.put(None)
-            if thread.ident is not None and thread is not threading.current_thread():
-                thread.join(_MAX_WAIT_FOR_ITERABLE)
+            producer.end()
+
+
+class _Producer(NamedTuple):
+    """The thread of `on_thread`, and what ends it."""
+
+    thread: threading.Thread
+    stop: threading.Event
+    room: "queue.SimpleQueue[None]"
+    process: int
+
+    def end(self) -> None:
+        """Let the thread end, and wait for it, but not without end."""
+        self.stop.set()
+        self.room.put(None)
+        if self.thread.ident is not None and self.thread is not threading.current_thread():
+            self.thread.join(_MAX_WAIT_FOR_ITERABLE)
+
+
+#: Those whose iterators are alive.
+_producers: set[_Producer] = set()
+
+
+@atexit.register
+def _end_producers() -> None:
+    """End the threads before the interpreter: it would abort the process if one is inside torch."""
+    for producer in list(_producers):
+        if producer.process == os.getpid():
+            producer.end()
 
 
 def _produce(

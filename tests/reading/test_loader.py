@@ -684,6 +684,7 @@ def test_a_loader_works_in_a_forked_child_but_an_iterator_from_before_does_not(
 def test_live_iterators_say_nothing_at_the_end_of_the_interpreter(path: Path) -> None:
     program = """
 import os, sys, memload
+from torch.utils.data import DataLoader
 
 def cycle(loader):
     while True:
@@ -696,6 +697,8 @@ iterators = [
     memload.background(range)(100),
     iter(memload.CudaPrefetcher(range(100), device="cpu")),
     iter(memload.CudaPrefetcher(range(100), device="cpu", own_thread=True)),
+    # whose thread is often inside of torch when the script ends
+    iter(memload.ThreadPrefetcher(DataLoader(memload.MemmapDataset(sys.argv[1]), 2, shuffle=True))),
 ]
 for iterator in iterators:
     next(iterator)
