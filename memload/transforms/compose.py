@@ -8,7 +8,7 @@ import torch
 
 from memload.transforms.arguments import is_integer, wrong
 from memload.transforms.fused import group
-from memload.transforms.prepared import Recipe
+from memload.transforms.prepared import Prepared, not_compiled
 from memload.transforms.transform import Transform
 
 #: The functions there return a Compose; they are not transforms.
@@ -71,9 +71,19 @@ class Compose(Transform):
             lines.append(f"views={self.views}")
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
 
-    def _recipe(self) -> Recipe:
-        name = type(self).__name__
-        return Recipe(name, self._steps, self.points, self.views, self.memory_format)
+    @not_compiled
+    def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Prepared:
+        """See `Transform.prepare`."""
+        return Prepared(
+            type(self).__name__,
+            self._steps,
+            samples,
+            seed,
+            epoch,
+            points=self.points,
+            views=self.views,
+            memory_format=self.memory_format,
+        )
 
     def bind(
         self,

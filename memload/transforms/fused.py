@@ -1,7 +1,7 @@
 """Crop, resize, flip, normalise, cast and change the layout in one pass over memory."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
@@ -38,8 +38,10 @@ class MapsPixels:
 
     fuses_as: ClassVar[Fusion] = "pixels"
 
-    def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
-        """Return factor and offset, numbers or float64 ``(C,)``, and the dtype of the output.
+    def affine(
+        self, is_uint8: bool, channels: int
+    ) -> tuple[Sequence[float], Sequence[float], torch.dtype | None]:
+        """Return the factor and the offset of each channel, and the dtype of the output.
 
         None as the dtype means float32 for uint8 images, and the same dtype for floats.
         """
@@ -56,7 +58,6 @@ class Fused:
         self.steps = tuple(steps)
         self._moves = [pair for pair in steps if isinstance(pair[1], MovesPixels)]
         self._maps = [step for _, step in steps if isinstance(step, MapsPixels)]
-        self._affine_of: dict[tuple[Any, ...], tuple[np.ndarray | None, torch.dtype]] = {}
 
     def __repr__(self) -> str:
         return f"Fused({', '.join(repr(step) for _, step in self.steps)})"
@@ -91,42 +92,37 @@ class Fused:
 
         ``points`` are the names of the columns that follow the pixels.
         """
-        samples = slice(first, first + images.shape[0])
         if points:
-            part = plan.part(samples)
-            columns = columns | {name: _move_points(columns[name], part) for name in points}
+            samples = slice(first, first + images.shape[0])
+            moved = {name: _move_points(columns[name], plan, samples) for name in points}
+            columns = columns | moved
         if images.is_cuda and images.dtype == torch.uint8 and plan.fits_kernel and _has_triton():
             from memload.transforms.kernel import run
 
             return run(images, plan, first), columns
-        return reference(images, plan.part(samples)), columns
+        return reference(images, plan, first), columns
 
     def _affine(self, channels: int, dtype: torch.dtype) -> tuple[np.ndarray | None, torch.dtype]:
-        """Return `Plan.affine` and `Plan.dtype`. The last result is kept; it takes 10 µs."""
-        # The settings of a transform may be changed between calls; its text shows them.
-        key = (channels, dtype, *map(repr, self._maps))
-        if key not in self._affine_of:
-            self._affine_of = {key: _combine(self._maps, channels, dtype)}
-        return self._affine_of[key]
-
-
-def _combine(
-    steps: Iterable[MapsPixels], channels: int, dtype_given: torch.dtype
-) -> tuple[np.ndarray | None, torch.dtype]:
-    """Return the affine maps of all steps as one, and the dtype of the output."""
-    dtype, is_uint8 = dtype_given, dtype_given == torch.uint8
-    affine = np.zeros((2, channels))
-    affine[0] = 1
-    for step in steps:
-        factor, offset, cast = step.affine(is_uint8, channels)
-        affine *= factor
-        affine[1] += offset
-        dtype = cast or (torch.float32 if is_uint8 else dtype)
-        is_uint8 = False
-    if dtype_given.is_floating_point:
-        affine[1] /= affine[0]  # the offset comes first: see `Plan`
-    unchanged = (affine[0] == 1).all() and not affine[1].any()
-    return None if unchanged else affine.astype(np.float32), dtype
+        """Return the affine maps of all steps as one, and the dtype of the output: see `Plan`."""
+        # A few numbers of Python, since each call of NumPy takes as long as all of them.
+        factors, offsets = [1.0] * channels, [0.0] * channels
+        is_float, is_uint8 = dtype.is_floating_point, dtype == torch.uint8
+        for step in self._maps:
+            next_factors, next_offsets, cast = step.affine(is_uint8, channels)
+            offsets = [
+                offset * factor + next_offset
+                for offset, factor, next_offset in zip(
+                    offsets, next_factors, next_offsets, strict=True
+                )
+            ]
+            factors = [one * other for one, other in zip(factors, next_factors, strict=True)]
+            dtype = cast or (torch.float32 if is_uint8 else dtype)
+            is_uint8 = False
+        if is_float:  # the offset comes first
+            offsets = [offset / factor for offset, factor in zip(offsets, factors, strict=True)]
+        if all(factor == 1 for factor in factors) and not any(offsets):
+            return None, dtype
+        return np.array([factors, offsets], np.float32), dtype
 
 
 def group(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
@@ -162,10 +158,10 @@ def _can_follow(fusion: Fusion, fusions: Sequence[Fusion]) -> bool:
     return fusion != "no"
 
 
-def _move_points(points: Tensor, plan: Plan) -> Tensor:
+def _move_points(points: Tensor, plan: Plan, samples: slice) -> Tensor:
     """Move points ``(N, K, 2)``, x and y, to where the pixels below them went."""
     maps = [np.stack(axis.affine(), 1) for axis in (plan.width, plan.height)]
-    both = np.stack(maps, 2)[:, :, np.newaxis]
+    both = np.stack(maps, 2)[samples, :, np.newaxis]
     factor, offset = upload(both, points.device).to(points.dtype).unbind(1)
     return points * factor + offset
 

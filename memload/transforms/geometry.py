@@ -1,9 +1,8 @@
 """Where the pixels of an output come from, one axis at a time, and the plan for a whole batch."""
 
-import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -43,13 +42,6 @@ class Axis:
         self.flipped = np.zeros(count, bool)
         self.resized: int | None = None
         self.inside = self.unchanged = True
-
-    def part(self, samples: slice) -> "Axis":
-        """Return the axis for some of the samples, without a copy."""
-        part = copy.copy(self)
-        part.start, part.length = self.start[samples], self.length[samples]
-        part.shift, part.flipped = self.shift[samples], self.flipped[samples]
-        return part
 
     def crop(self, start: np.ndarray | int, length: int) -> None:
         """Take the window of ``length`` pixels from ``start``, which may reach outside."""
@@ -138,12 +130,6 @@ class Plan:
             for side in (axis.source, axis.resized, axis.extent)
         ]
         return max(sides) <= LARGEST_SIDE
-
-    def part(self, samples: slice) -> "Plan":
-        """Return the plan for some of the samples, without a copy."""
-        if samples.start == 0 and samples.stop == len(self):
-            return self
-        return replace(self, height=self.height.part(samples), width=self.width.part(samples))
 
     def uploaded(self, encode: Callable[["Plan"], np.ndarray], device: torch.device) -> Tensor:
         """Return ``encode(plan)`` on the device, uploaded once, on the current stream."""

@@ -78,7 +78,9 @@ class Normalize(MapsPixels, Transform):
         bound.mean, bound.std = filled.mean, filled.std
         return bound
 
-    def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
+    def affine(
+        self, is_uint8: bool, channels: int
+    ) -> tuple[Sequence[float], Sequence[float], torch.dtype | None]:
         """See `MapsPixels.affine`."""
         if self.mean is None or self.std is None:
             raise ValueError(
@@ -90,12 +92,15 @@ class Normalize(MapsPixels, Transform):
                 f"Normalize has mean and std for {len(self.mean)} channels, but the images have "
                 f"{channels}. Normalize() takes those of the data set."
             )
-        mean, std = np.array(self.mean), np.array(self.std)
         # FFCV's statistics are those of pixels from 0 to 255. All images would turn out black.
-        if is_uint8 and mean.max() > 1:
+        if is_uint8 and max(self.mean) > 1:
             advice = "Divide mean and std by 255."
             raise wrong(self, "mean", "that of pixels from 0 to 1", self.mean, advice)
-        return 1 / (255 * std if is_uint8 else std), -mean / std, None
+        largest = 255 if is_uint8 else 1
+        repeats = channels // len(self.mean)
+        factors = [1 / (largest * std) for std in self.std] * repeats
+        offsets = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)] * repeats
+        return factors, offsets, None
 
 
 class ToDtype(MapsPixels, Transform):
@@ -116,6 +121,9 @@ class ToDtype(MapsPixels, Transform):
         self.dtype = dtype
         self.scale = flag(self, "scale", scale)
 
-    def affine(self, is_uint8: bool, channels: int) -> tuple[Any, Any, torch.dtype | None]:
+    def affine(
+        self, is_uint8: bool, channels: int
+    ) -> tuple[Sequence[float], Sequence[float], torch.dtype | None]:
         """See `MapsPixels.affine`."""
-        return 1 / 255 if is_uint8 and self.scale else 1.0, 0.0, self.dtype
+        factor = 1 / 255 if is_uint8 and self.scale else 1.0
+        return [factor] * channels, [0.0] * channels, self.dtype

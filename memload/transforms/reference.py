@@ -14,16 +14,18 @@ from memload.upload import upload
 _CHUNK_VALUES = 1 << 19
 
 
-def reference(images: Tensor, plan: Plan) -> Tensor:
+def reference(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
     """Carry out a plan for images ``(N, C, H, W)``, on any device, and return new memory.
 
+    They are the plan's samples from ``first``.
     On the CPU, uint8 images are resized as uint8, and the kernel gives the same bits, except for a
     width of 1 pixel. On other devices they are resized as float32. Both may differ by 1.
     """
     count, channels = images.shape[:2]
     height, width = plan.height.extent, plan.width.extent
-    if count and _only_crops(plan):
-        return _copy(_crop_and_resize(images, plan, slice(0, count)), images, plan)
+    all_samples = slice(first, first + count)
+    if count and _only_crops(plan, all_samples):
+        return _copy(_crop_and_resize(images, plan, all_samples), images, plan)
     planar = plan.memory_format == torch.contiguous_format and images.is_contiguous()
     # Channels last, work on whole rows of W·C values: torch is slow with a last dimension of 3.
     shape = (count, channels, height * width) if planar else (count, height, width * channels)
@@ -34,8 +36,10 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
         affine = upload(repeated, images.device)
     has_offset = plan.affine is not None and bool(plan.affine[1].any())
     step = max(1, _CHUNK_VALUES // (height * width * channels or 1))
-    for chunk in (slice(first, first + step) for first in range(0, count, step)):
-        moved = _flip(_crop_and_resize(images[chunk], plan, chunk), plan, chunk)
+    for start in range(0, count, step):
+        chunk = slice(start, min(start + step, count))
+        samples = slice(first + chunk.start, first + chunk.stop)
+        moved = _flip(_crop_and_resize(images[chunk], plan, samples), plan, samples)
         values = (moved if planar else moved.permute(0, 2, 3, 1)).flatten(2)
         if affine is None:
             out[chunk] = values
@@ -47,10 +51,10 @@ def reference(images: Tensor, plan: Plan) -> Tensor:
     return batch.contiguous(memory_format=plan.memory_format)
 
 
-def _only_crops(plan: Plan) -> bool:
+def _only_crops(plan: Plan, samples: slice) -> bool:
     if plan.affine is not None or plan.resizes:
         return False
-    return not (plan.height.flipped.any() or plan.width.flipped.any())
+    return not (plan.height.flipped[samples].any() or plan.width.flipped[samples].any())
 
 
 def _copy(cropped: Tensor, images: Tensor, plan: Plan) -> Tensor:
@@ -71,7 +75,7 @@ def _crop_and_resize(images: Tensor, plan: Plan, samples: slice) -> Tensor:
     images = _take_boxes(
         images, boxes, plan.fill, lambda box: _resize(box, size, plan.antialias) if size else box
     )
-    shifted = height.shift.any() or width.shift.any()
+    shifted = height.shift[samples].any() or width.shift[samples].any()
     if not shifted and size in (None, (height.extent, width.extent)):
         return images
     rows, columns = (

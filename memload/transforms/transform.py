@@ -11,7 +11,7 @@ from memload import ranks
 from memload.transforms.arguments import is_integer
 from memload.transforms.draws import Draws
 from memload.transforms.fused import Columns, Fusion, group
-from memload.transforms.prepared import Prepared, Recipe, not_compiled
+from memload.transforms.prepared import Prepared, not_compiled
 
 
 class Transform:
@@ -74,10 +74,7 @@ class Transform:
         >>> prepared = transforms.train(224).prepare(np.arange(10_000), seed=0, epoch=3)
         >>> images = prepared(images, None, 512, 768)
         """
-        return Prepared(self._recipe(), samples, seed, epoch)
-
-    def _recipe(self) -> Recipe:
-        return Recipe(type(self).__name__, group([self]))
+        return Prepared(type(self).__name__, group([self]), samples, seed, epoch)
 
     def bind(
         self,
