@@ -748,7 +748,6 @@ def test_nothing_global_is_touched() -> None:
         ({"transform": transforms.train}, TypeError, "transform is train itself, which only makes"),
         ({"dataset": Subset([1, 2], [0])}, TypeError, "dataset must be a MemmapDataset or its pat"),
     ],
-    ids=str,
 )
 def test_wrong_arguments_are_refused(
     path: Path, arguments: dict[str, Any], error: type[Exception], message: str
