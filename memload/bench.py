@@ -460,7 +460,7 @@ def _warm_stages(setting: _Setting, auto: str) -> list[Stage]:
     side = min(224, *setting.dataset.shape[1:])
     statistics = {} if setting.dataset.shape[0] == 3 else {"mean": [0.5], "std": [0.5]}
     recipe = train(side, **cast("Any", statistics))
-    # Of 256 MB, as a copy of one batch would also show what it costs to start it.
+    # 256 MB, so that the cost of starting a copy does not show.
     block = max(1, (256 << 20) // setting.row_bytes)
 
     take = Stage("np.take into one buffer", partial(_take, setting), reported=False)
@@ -600,8 +600,10 @@ def _choose_feed(setting: _Setting) -> Choice:
     """Choose as ``feed="auto"`` does for the whole data set, of which only a sample is loaded."""
 
     def create(name: str) -> Feed:
+        # A Loader stands for its feed here: `first_that_serves` looks only at whether making it
+        # raises, and returns it unused.
         loader = _loader(setting.sample, 1, device=setting.device, feed=name)
-        return cast("Feed", loader)  # it is only asked whether it can be made
+        return cast("Feed", loader)
 
     if setting.device.type == "cpu":
         return _loader(setting.sample, 1, device="cpu").feed

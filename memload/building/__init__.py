@@ -12,7 +12,7 @@ The way of an image, from top to bottom; the middle runs in worker processes::
       │  writer              pixels ─▶ out.building/out.bin, each row at its own offset
       │  journal             record ─▶ out.building/rows, with checksums of itself and of the pixels
       ▼  how many were converted, and which were rejected
-    builder.build          records ─▶ statistics and index; workspace: flush, then rename
+    builder.build          records ─▶ statistics and index; workspace: flush; destination: rename
 
 After an interruption the workspace is found again, and every row with a right record and right
 pixels is done. So nothing has to reach the disk in order, and any number of workers may write.
@@ -27,7 +27,9 @@ pixels is done. So nothing has to reach the disk in order, and any number of wor
 `worker`                what a worker does with a chunk of rows
 `writer`                the shards under construction
 `journal`               which rows are done, provably
-`workspace`             the folder ``out.building``: its lock, going on, and publishing
+`workspace`             the folder ``out.building``: beginning, going on, and completing
+`lock`                  keeps two builds of one output apart
+`destination`           publishing: the finished files are renamed into place, the index last
 `statistics`            mean, standard deviation and sizes
 ======================  ============================================================================
 """

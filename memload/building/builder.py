@@ -25,7 +25,7 @@ from memload.building.checks import (
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.journal import DONE, REJECTED, is_intact
-from memload.building.pool import Call, Chunk, Lost, call_here, call_in_process, run
+from memload.building.pool import Chunk, Isolate, Lost, call_here, call_in_process, run
 from memload.building.resizing import Fit, Interpolation
 from memload.building.sources import DatasetSource, ImageFolder, Source
 from memload.building.statistics import statistics
@@ -180,50 +180,66 @@ def build(
         "fill": fill,
         "max_pixels": max_pixels,
     }
-    call = functools.partial(call_in_process, timeout=timeout) if num_workers else call_here
+    isolate = functools.partial(call_in_process, timeout=timeout) if num_workers else call_here
 
-    records, settings = _open(source, size, mode, image_options, call)
+    records, settings = _open(source, size, mode, image_options, isolate)
     workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
-    converted, started = 0, time.perf_counter()
+    started = time.perf_counter()
+    index, converted = _fill_and_publish(
+        workspace, isolate, num_workers, timeout, on_error, progress
+    )
+    return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
+
+
+def _fill_and_publish(
+    workspace: Workspace,
+    isolate: Isolate,
+    num_workers: int,
+    timeout: float,
+    on_error: OnError,
+    progress: bool | None,
+) -> tuple[Index, int]:
+    """Do what is left of a build. Return its index, and how many rows were converted."""
+    converted = 0
     try:
         with workspace.opened():
             index = workspace.finished_index
             if index is None:
-                _check_finished_samples(workspace, call)
+                _check_finished_samples(workspace, isolate)
                 converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace)
             workspace.publish(index)
     except OSError as error:
         raise BuildError(
-            f"{output}: cannot be written: {error}. Make room or mend that, then run the same "
-            "command again: it goes on where it stopped.",
-            path=output,
+            f"{workspace.output}: cannot be written: {error}. Make room or mend that, then run "
+            "the same command again: it goes on where it stopped.",
+            path=workspace.output,
         ) from error
-    return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
+    return index, converted
 
 
 def _open(
-    source: Any, size: Any, mode: str, image_options: Mapping[str, Any], call: Call
+    source: Any, size: Any, mode: str, image_options: Mapping[str, Any], isolate: Isolate
 ) -> tuple[Source, Settings | ArraySettings]:
     """Return the records, and the settings that decide how they are converted."""
     if mode == "array":
         check_arrays(source, image_options)
-        records = _open_source(source, call)
-        return records, _array_settings(records, size, call)
+        records = _open_source(source, isolate)
+        return records, _array_settings(records, size, isolate)
     sides = (256, 256) if size is None else height_and_width(size)
     settings = Settings(sides, mode=mode, **image_options)
     settings.converter({})  # an error of the decoder's should not wait for the source
-    return _open_source(source, call), settings
+    return _open_source(source, isolate), settings
 
 
-def _open_source(source: Any, call: Call) -> Source:
+def _open_source(source: Any, isolate: Isolate) -> Source:
     records: Source
     if isinstance(source, (str, Path)):
         records = ImageFolder(source)
     elif isinstance(source, Source):
         records = source
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        records = DatasetSource(source, call)
+        records = DatasetSource(source, isolate)
     else:
         raise TypeError(
             f"source: {type(source).__name__} is neither a folder nor a Source nor a map-style "
@@ -233,9 +249,9 @@ def _open_source(source: Any, call: Call) -> Source:
     return records
 
 
-def _array_settings(source: Source, size: Any, call: Call) -> ArraySettings:
+def _array_settings(source: Source, size: Any, isolate: Isolate) -> ArraySettings:
     try:
-        settings: ArraySettings = call(functools.partial(ArraySettings.of, source))
+        settings: ArraySettings = isolate(functools.partial(ArraySettings.of, source))
     except TimeoutError as error:
         raise SourceError(f"data set: the first samples cannot be read: {error}.") from None
     if size is not None and height_and_width(size) != settings.shape[:2]:
@@ -246,10 +262,10 @@ def _array_settings(source: Source, size: Any, call: Call) -> ArraySettings:
     return settings
 
 
-def _check_finished_samples(workspace: Workspace, call: Call) -> None:
-    """Convert up to eight finished samples again, and refuse to go on if one is another now.
+def _check_finished_samples(workspace: Workspace, isolate: Isolate) -> None:
+    """Convert up to eight finished samples again. If one has changed, begin anew or raise.
 
-    This is for samples that are no files. For files, size and time tell whether they have changed.
+    This is for samples without a file. A file's size and time show a change.
     """
     if not workspace.resumed:
         return
@@ -262,11 +278,11 @@ def _check_finished_samples(workspace: Workspace, call: Call) -> None:
     positions = np.linspace(0, len(rows) - 1, 8 if rows else 0)
     for row in sorted({rows[round(position)] for position in positions}):
         try:
-            difference = call(functools.partial(_difference, workspace, row))
+            difference = isolate(functools.partial(_difference, workspace, row))
         except (BuildError, TimeoutError) as error:  # it ended its process, or hangs
             difference = f"sample {row} could be used, and now cannot: {error}"
         if difference:
-            workspace.refuse(difference)
+            workspace.begin_anew_or_raise(difference)
             return
 
 

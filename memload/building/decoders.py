@@ -236,8 +236,9 @@ _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 def _orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, 1 if there is none.
 
-    Ask before a JPEG or TIFF is loaded: JPEGs are scaled down by it, and Pillow removes it from
-    TIFFs. Ask after other formats are loaded: a PNG may have its EXIF behind the pixels.
+    Ask before a JPEG or TIFF is loaded: the size to which a JPEG may be scaled depends on the
+    orientation, and Pillow removes it from TIFFs. Ask after other formats are loaded: a PNG may
+    have its EXIF behind the pixels.
     """
     if image.format != "TIFF" and not any(key in image.info for key in _EXIF_KEYS):
         return 1  # saves 20 µs for each picture without EXIF

@@ -87,7 +87,8 @@ def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[
 def columns_crc32(schema: Mapping[str, Column], columns: Mapping[str, Any]) -> int:
     """Return the checksum of a sample's columns as the source gives them.
 
-    Only points need one, else 0.
+    Only points are included: they are stored moved to where they are in the stored picture, so
+    the stored values cannot be compared. Without points, it is 0.
     """
     checksum = 0
     for name, column in schema.items():

@@ -3,9 +3,9 @@
 ::
 
     this process                                      each worker
-    hands out two chunks a worker  ── pipe ────────▶  make() once, then work(chunk, begin)
+    hands out two chunks a worker  ── pipe ────────▶  make() once, then work(chunk, note_row)
     yields results in any order    ◀─ pipe ─────────  a few numbers; the rows go to the disk
-    looks every 0.5 s              ◀─ shared memory   begin(row): the row that it is at
+    looks every 0.5 s              ◀─ shared memory   note_row(row): the row that it is at
 
 A worker that dies, or that is at one row for longer than the timeout, is killed and replaced, and
 its chunks are done again as a whole. The row that it was at is now a suspect: if it ends a second
@@ -44,11 +44,12 @@ _START_SECONDS = 60.0
 #: Seconds between two looks at the workers.
 _LOOK_SECONDS = 0.5
 
-#: A function that is told each row before it is begun.
-Begin = Callable[[int], None]
+#: A function that is told each row before work on it begins.
+NoteRow = Callable[[int], None]
 
-#: A function that calls a function, in this process or another, and returns what that returns.
-Call = Callable[[Callable[[], Any]], Any]
+#: Runs the user's code where it cannot harm this process, and returns what that returns. Without
+#: workers this is `call_here`, which does not protect.
+Isolate = Callable[[Callable[[], Any]], Any]
 
 
 class Chunk(NamedTuple):
@@ -68,8 +69,8 @@ class Lost(NamedTuple):
 class Work(Protocol):
     """What a worker does. It is made in the worker's process."""
 
-    def __call__(self, chunk: Chunk, begin: Begin) -> Any:
-        """Do a chunk, calling ``begin`` with each row before it, and return a small result."""
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> Any:
+        """Do a chunk, calling ``note_row`` with each row before it, and return a small result."""
 
     def close(self) -> None:
         """Close files."""
@@ -113,7 +114,7 @@ def call_in_process(function: Callable[[], Any], timeout: float) -> Any:
     """
     if not _forks():
         return function()
-    worker = _Worker(0, lambda: lambda chunk, begin: function(), _CONTEXT.RawArray("q", 1))
+    worker = _Worker(0, lambda: lambda chunk, note_row: function(), _CONTEXT.RawArray("q", 1))
     try:
         worker.start()
         worker.give(Chunk(0, 1))
@@ -301,7 +302,7 @@ def _serve(
         # Its threads were not forked, and an operation that uses them would never end.
         sys.modules["torch"].set_num_threads(1)
 
-    def begin(row: int) -> None:
+    def note_row(row: int) -> None:
         current_rows[number] = row
 
     work = None
@@ -310,11 +311,11 @@ def _serve(
             chunk = connection.recv()
             try:
                 work = work or make()
-                result = work(chunk, begin)
+                result = work(chunk, note_row)
                 data = pickle.dumps(result)
             except BaseException as error:  # noqa: BLE001  # it is raised in the parent
                 data = _pickled(error)
-            begin(_NO_ROW)
+            note_row(_NO_ROW)
             connection.send_bytes(data)
 
 

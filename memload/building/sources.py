@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from memload.building.pool import Call, call_here
+from memload.building.pool import Isolate, call_here
 from memload.errors import BuildError, DecodeError, SourceError, describe_error
 from memload.storage.keys import Keys
 
@@ -255,22 +255,22 @@ class DatasetSource:
     a path. A target is a label, or a tuple (its first entry is the ``label`` if it is an integer,
     the others are ``target_0``, ``target_1``, …), or a dict of columns. Columns are numbers and
     arrays of numbers. The first sample that can be read fixes their names, types and shapes.
-    Samples with others are rejected; only an integer may stand for a float. ``classes`` are taken
-    from the data set.
+    A sample whose columns differ is rejected, but an integer may stand for a float. ``classes`` are
+    taken from the data set.
 
-    ``call`` calls a function, here or in another process, and is used to look at the first sample.
-    If workers will be forked, that must not be done in this process: they would share the position
-    in each file that the sample opens.
+    ``isolate`` runs the user's code where it cannot harm this process. It is used to look at the
+    first sample. Where workers are forked, that has to happen in another process. Otherwise the
+    workers inherit the files that the sample opens, and move each other's position in them.
 
     Raises SourceError if none of the first samples can be read.
     """
 
-    def __init__(self, dataset: Any, call: Call = call_here) -> None:
+    def __init__(self, dataset: Any, isolate: Isolate = call_here) -> None:
         self._dataset = dataset
         self.notes: list[str] = []
         if not len(dataset):
             raise SourceError("The data set has no samples")
-        self.schema = self._find_schema(call)
+        self.schema = self._find_schema(isolate)
         counts = self.schema.get("label") == Column("<i8")
         self.classes = _class_names(dataset) if counts else None
         self.keys = Keys.of([str(index) for index in range(len(dataset))])
@@ -296,12 +296,12 @@ class DatasetSource:
                 )
         return Record(str(index), _plain_image(image), columns)
 
-    def _find_schema(self, call: Call) -> dict[str, Column]:
+    def _find_schema(self, isolate: Isolate) -> dict[str, Column]:
         """Return the columns of the first sample that can be read."""
         errors = []
         for index in range(min(MAX_FIRST_SAMPLES, len(self._dataset))):
             try:
-                found = call(functools.partial(self._columns, index))
+                found = isolate(functools.partial(self._columns, index))
             except TimeoutError as error:
                 raise SourceError(
                     f"Sample {index} of the data set cannot be read: {error}. Raise the timeout, "

@@ -17,7 +17,7 @@ from memload.building.journal import (
     is_intact,
     set_columns,
 )
-from memload.building.pool import Begin, Chunk, limit_memory
+from memload.building.pool import Chunk, NoteRow, limit_memory
 from memload.building.sources import DatasetSource
 from memload.building.workspace import Workspace
 from memload.building.writer import ShardWriter
@@ -50,8 +50,8 @@ class RowWork:
         self.former = workspace.former
         self.num_classes = None if self.source.classes is None else len(self.source.classes)
         self.writer = ShardWriter(workspace.folder, workspace.array)
-        # Ctrl-C does not reach a worker: there, even a KeyboardInterrupt comes from a sample and
-        # costs only that.
+        # A worker ignores Ctrl-C. So a KeyboardInterrupt there was raised by a sample's code, and
+        # rejects only that sample.
         self.costs_a_sample = BaseException if in_worker else Exception
         if in_worker:
             _prepare_process(workspace)
@@ -59,15 +59,18 @@ class RowWork:
         if self.former is not None:
             self.former_writer = ShardWriter(self.former.folder, self.former.array)
 
-    def __call__(self, chunk: Chunk, begin: Begin) -> ChunkResult:
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
         """Convert those rows of a chunk that are not done."""
         records = np.zeros(chunk.stop - chunk.start, self.journal.dtype)
         before = self.journal.read(*chunk) if self.resumed else records
         rejects: list[tuple[int, str]] = []
         converted = 0
         for record, record_before, row in zip(records, before, range(*chunk), strict=True):
-            begin(row)
-            if self.resumed and self._reuse(row, record, record_before):
+            note_row(row)
+            if self.resumed and (
+                self._reuse_own_row(row, record, record_before)
+                or self._reuse_former_row(row, record)
+            ):
                 continue
             converted += 1
             if reason := self._convert(row, record):
@@ -139,27 +142,28 @@ class RowWork:
         record["status"], record["crc32"] = REJECTED, zlib.crc32(bytes(self.writer.array.row_bytes))
         self.writer.blank(row)  # a former build or a killed worker may have written it
 
-    def _reuse(self, row: int, record: np.void, before: np.void) -> bool:
-        """Say whether a finished row is kept, here or by a copy from `Former`."""
-        if self._is_valid(before, self.writer, row) and self._is_unchanged(row, record, before):
-            return True
+    def _reuse_own_row(self, row: int, record: np.void, before: np.void) -> bool:
+        """Keep a row that this build has finished before. Return whether it can be kept."""
+        return self._is_valid(before, self.writer, row) and self._take_over(row, record, before)
+
+    def _reuse_former_row(self, row: int, record: np.void) -> bool:
+        """Copy the row of the same sample from `Former`. Return whether there is one to copy."""
         if self.former is None or (former_row := int(self.former.rows[row])) < 0:
             return False
-        journal, writer = self.former.journal, self.former_writer
-        before = journal.read(former_row, former_row + 1)[0]
-        if not self._is_valid(before, writer, former_row):
+        former_record = self.former.journal.read(former_row, former_row + 1)[0]
+        if not self._is_valid(former_record, self.former_writer, former_row):
             return False
-        if not self._is_unchanged(row, record, before):
+        if not self._take_over(row, record, former_record):
             return False
-        self.writer.write(row, writer.read(former_row))
+        self.writer.write(row, self.former_writer.read(former_row))
         return True
 
     def _is_valid(self, record: np.void, writer: ShardWriter, row: int) -> bool:
         is_done = is_intact(record) and record["status"] == DONE
         return is_done and zlib.crc32(writer.read(row)) == int(record["crc32"])
 
-    def _is_unchanged(self, row: int, record: np.void, before: np.void) -> bool:
-        """Fill a record from that of before, unless its sample has changed since; say which."""
+    def _take_over(self, row: int, record: np.void, before: np.void) -> bool:
+        """Copy the earlier record if the sample is unchanged. Return whether it is."""
         _copy(before, record)
         if before["file_size"] < 0:  # no file: `difference` has compared some of them
             return True

@@ -15,8 +15,9 @@
         replaced.idx   the index of the data set that is being replaced, while files are renamed
 
 Nothing in it has to be trusted after a crash, because records carry checksums. The index is renamed
-last: an index in the folder without all of its shards says that only renaming is left to do. If
-that is given up for a build with other settings, shards that were renamed already stay behind.
+last: an index in the folder without all of its shards says that only renaming is left to do. If you
+begin a build with other settings instead, shards that were already renamed stay in the output's
+folder.
 """
 
 import contextlib
@@ -107,7 +108,7 @@ class Workspace:
         #: whether the folder may hold finished rows
         self.resumed = False
         self.former: Former | None = None
-        #: the index of a build that an earlier call finished, and was stopped while it renamed it
+        #: the index of a build that is finished, but was interrupted while its files were renamed
         self.finished_index: Index | None = None
 
     def _array(self, rows: int) -> Array:
@@ -133,25 +134,39 @@ class Workspace:
             yield
 
     def _begin(self) -> None:
-        plan = _read_plan(self.folder / "plan.json")
-        had_overwrite = plan is not None and plan.pop("overwrite", False)
-        is_same = plan == self.plan
-        if plan is not None and not is_same and not self.overwrite:
+        """Begin anew, or go on with what is in the folder.
+
+        ===================  ==========================  ==========================
+        In the folder        ``overwrite`` not added     ``overwrite`` added
+        ===================  ==========================  ==========================
+        nothing, or no plan  begin anew                  begin anew
+        the same plan        go on                       begin anew
+        another plan         begin anew if it is true,   begin anew
+                             otherwise raise BuildError
+        ===================  ==========================  ==========================
+
+        If a build of the same plan is finished and some of its files are renamed already, only
+        renaming the others is left to do, whatever ``overwrite`` is.
+        """
+        former_plan = _read_plan(self.folder / "plan.json")
+        former_overwrite = former_plan is not None and former_plan.pop("overwrite", False)
+        is_same_plan = former_plan == self.plan
+        if former_plan is not None and not is_same_plan and not self.overwrite:
             raise BuildError(
                 f"{self.folder} holds an unfinished build with other settings: "
-                f"{_differences(plan, self.plan)}. Give the same settings to go on with it, or say "
-                "--overwrite to begin anew.",
+                f"{_differences(former_plan, self.plan)}. Give the same settings to go on with "
+                "it, or say --overwrite to begin anew.",
                 path=self.output,
             )
-        if is_same:
+        if is_same_plan:
             self.finished_index = self._find_finished_index()
             if self.finished_index is not None:
                 return
         self.destination.check(shard.file for shard in self.array.shards)
         self._check_space()
-        # The same command goes on, also with --overwrite. Adding --overwrite means to begin anew.
-        goes_on = is_same and (had_overwrite or not self.overwrite)
-        former_keys = _read_keys(self.folder / "keys") if goes_on else None
+        overwrite_is_added = self.overwrite and not former_overwrite
+        may_go_on = is_same_plan and not overwrite_is_added
+        former_keys = _read_keys(self.folder / "keys") if may_go_on else None
         if former_keys is None:
             self.begin_anew()
         else:
@@ -190,8 +205,10 @@ class Workspace:
             old.create()
             records = old.mapped()
             if (records["file_size"][records["status"] == DONE] < 0).any():
-                # Size and time tell whether a file has changed, and nothing tells it of a sample.
-                self.refuse(f"it had {len(former_keys):,} samples and has {len(self.keys):,}")
+                # A file's size and time show a change. For a sample without a file nothing does.
+                self.begin_anew_or_raise(
+                    f"it had {len(former_keys):,} samples and has {len(self.keys):,}"
+                )
                 return
             self._set_aside(former_keys)
             _write_keys(self.folder / "keys", self.keys)
@@ -202,10 +219,10 @@ class Workspace:
         done = np.count_nonzero(self.journal.mapped()["status"] == DONE)
         logger.info(f"{self.output}: going on with an unfinished build; {done:,} rows are done")
 
-    def refuse(self, difference: str) -> None:
-        """Begin anew if that was said, as the unfinished build is of another data set.
+    def begin_anew_or_raise(self, difference: str) -> None:
+        """Begin anew with ``overwrite``, otherwise raise BuildError.
 
-        Raises BuildError without ``overwrite``.
+        The unfinished build is of another data set; ``difference`` says in what.
         """
         if not self.overwrite:
             raise BuildError(

@@ -38,9 +38,9 @@ class Squares:
             start()
         self.act, self.closed = act, False
 
-    def __call__(self, chunk: Chunk, begin: Callable[[int], None]) -> list[int]:
+    def __call__(self, chunk: Chunk, note_row: Callable[[int], None]) -> list[int]:
         for row in range(*chunk):
-            begin(row)
+            note_row(row)
             if self.act:
                 self.act(row)
         return [row * row for row in range(*chunk)]
@@ -154,11 +154,11 @@ def test_a_worker_stopped_between_two_tasks_is_overdue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Pausing(Squares):
-        def __call__(self, chunk: Chunk, begin: Callable[[int], None]) -> list[int]:
+        def __call__(self, chunk: Chunk, note_row: Callable[[int], None]) -> list[int]:
             if chunk.start == 6 and not (tmp_path / "mark").exists():
                 (tmp_path / "mark").touch()
                 os.kill(os.getpid(), signal.SIGSTOP)
-            return super().__call__(chunk, begin)
+            return super().__call__(chunk, note_row)
 
     monkeypatch.setattr(pool, "_START_SECONDS", 0.5)
     assert collect(Pausing, timeout=0.5, num_workers=1)[1] == {}
@@ -259,7 +259,7 @@ def test_a_ctrl_c_that_comes_within_a_fork_is_not_forgotten() -> None:
         from memload.building.pool import Chunk, run
 
         class Idle:
-            def __call__(self, chunk, begin): return chunk
+            def __call__(self, chunk, note_row): return chunk
             def close(self): pass
 
         os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
