@@ -1,6 +1,6 @@
 """Bring the rows of samples to the device: one file for each way, and the choice among them.
 
-    choice ─▶ feed ─▶ prepare(positions): once a chunk ─▶ fetch(start, stop): once a batch
+    choice ─▶ feed ─▶ prepare(samples): once a chunk ─▶ fetch(start, stop): once a batch
 
     page cache ─┬─ threads copy rows to memory ────────────────────▶ batch on the CPU   cpu
                 ├─ threads copy rows to page-locked memory ─ copy ─▶ batch on the GPU   pinned

@@ -32,10 +32,10 @@ class CpuFeed:
         self._gatherer = Gatherer(samples.shards)
         self._pool = BufferPool(keep)
 
-    def prepare(self, positions: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Fetch:
         """See `Feed.prepare`."""
-        rows, dtype = self._samples.row[positions], self._samples.dtype
-        columns = [column[positions] for column in self._samples.columns]
+        rows, dtype = self._samples.row[samples], self._samples.dtype
+        columns = [column[samples] for column in self._samples.columns]
 
         def fetch(start: int, stop: int) -> list[Tensor]:
             shape = self._samples.shape(stop - start)

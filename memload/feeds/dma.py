@@ -20,7 +20,7 @@ class DmaFeed(PageCacheFeed):
 
     name: ClassVar[str] = "dma"
 
-    def _check_support(self) -> None:
+    def _load_library(self) -> None:
         self._driver = _load_driver()
         self._attributes = self._driver.CUmemcpyAttributes()
         order = self._driver.CUmemcpySrcAccessOrder

@@ -51,16 +51,17 @@ class Feed(Protocol):
     name: ClassVar[str]
     device: torch.device
 
-    def prepare(self, positions: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Fetch:
         """Prepare to fetch a chunk of samples: many batches, whose shared work is done once.
 
-        ``positions`` are positions in `Samples`, int64 ``(M,)``, in range. The result,
-        ``fetch(start, stop)``, returns the samples ``positions[start:stop]``: pixels
-        ``(N, H, W, C)`` and columns ``(N, …)``, as tensors that nobody else will write to.
+        ``samples`` are numbers of samples in `Samples`, int64 ``(M,)``, in range. The result,
+        ``fetch(start, stop)``, returns ``samples[start:stop]``: pixels ``(N, H, W, C)`` and columns
+        ``(N, …)``, as tensors that nobody else will write to.
 
         On the CPU, ``fetch`` blocks until the batch is complete. On CUDA, the batch is ordered on
-        torch's current stream. That must be the stream on which `prepare` was called and, except
-        for `ResidentFeed`, not the default stream, on which CUDA refuses batched copies.
+        torch's current stream. Call `prepare` and ``fetch`` on one stream. CUDA refuses batched
+        copies on the default stream, so only `ResidentFeed` may use that.
+
         ``fetch`` is thread-safe. It raises FormatError if a file was truncated since.
         """
 

@@ -57,16 +57,16 @@ class PageCacheFeed:
 
     def __init__(self, samples: Samples, device: torch.device, *, num_threads: int) -> None:
         require_cuda(self.name, device)
-        self._check_support()
+        self._load_library()
         self._samples, self.device = samples, device
         self._row_bytes = samples.shards.array.row_bytes
         self._pinned = PinnedFeed(samples, device, num_threads=num_threads, callers=1, soft_limit=2)
         self._pages = Pages(samples.shards, samples.used_rows(), device)
 
-    def prepare(self, positions: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Fetch:
         """See `Feed.prepare`. Fetching blocks for rows that are not registered yet."""
-        rows = self._samples.row[positions]
-        columns = [upload(column[positions], self.device) for column in self._samples.columns]
+        rows = self._samples.row[samples]
+        columns = [upload(column[samples], self.device) for column in self._samples.columns]
         shards, shape, dtype = self._samples.shards, self._samples.shape, self._samples.dtype
         copy_batch: CopyBatch | None = None
 
@@ -75,7 +75,8 @@ class PageCacheFeed:
             shards.check_sizes(range(len(shards.maps)))
             if copy_batch is None and self._pages.complete:
                 copy_batch = self._plan_chunk(rows)
-                self._pinned.close()  # other iterators may still be using it
+                # Others may still fetch from it: close() only drops what it keeps.
+                self._pinned.close()
             out = torch.empty(shape(stop - start), dtype=dtype, device=self.device)
             if copy_batch is not None:
                 copy_batch(start, stop, out)
@@ -90,8 +91,8 @@ class PageCacheFeed:
         self._pages.close()
         self._pinned.close()
 
-    def _check_support(self) -> None:
-        """Raise FeedError if a library or driver for this way of copying is missing."""
+    def _load_library(self) -> None:
+        """Load what copies. Raises FeedError if a library or driver for it is missing."""
         raise NotImplementedError
 
     def _plan_chunk(self, rows: np.ndarray) -> CopyBatch:

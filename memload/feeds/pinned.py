@@ -54,10 +54,10 @@ class PinnedFeed:
         self._pool: ThreadPoolExecutor | None = None
         self._staging: Staging | None = None
 
-    def prepare(self, positions: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Fetch:
         """See `Feed.prepare`. Fetching blocks while rows are gathered."""
-        rows = self._samples.row[positions]
-        columns = [upload(column[positions], self.device) for column in self._samples.columns]
+        rows = self._samples.row[samples]
+        columns = [upload(column[samples], self.device) for column in self._samples.columns]
 
         def fetch(start: int, stop: int) -> list[Tensor]:
             pixels = self.fetch_rows(rows[start:stop])
@@ -85,9 +85,12 @@ class PinnedFeed:
         return out
 
     def close(self) -> None:
-        """See `Feed.close`. Fetching stays possible, also while this is called."""
+        """Drop the threads and the page-locked memory.
+
+        Fetching that is under way goes on, and keeps both to its end. Later fetching makes new
+        ones.
+        """
         with self._lock:
-            # A fetch under way keeps both to its end. Then threads end and memory is freed.
             self._pool = None
             self._staging = None
 

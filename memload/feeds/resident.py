@@ -25,9 +25,10 @@ _STAGING_BYTES = 32 << 20
 class ResidentFeed:
     """Copies the rows and columns of all samples to the device when it is created.
 
-    Afterwards nothing crosses the bus but positions. Rows that no sample uses are left out. A whole
-    data set is copied at the speed of the bus; a subset is gathered by ``num_threads`` threads.
-    Feeds of one process that use the same rows of the same files on one device share them.
+    Afterwards nothing crosses the bus but the numbers of samples and rows. Rows that no sample uses
+    are left out. A whole data set is copied at the speed of the bus; a subset is gathered by
+    ``num_threads`` threads. Feeds of one process that use the same rows of the same files on one
+    device share them.
     """
 
     name: ClassVar[str] = "resident"
@@ -54,15 +55,15 @@ class ResidentFeed:
             column.view(_INDEXABLE.get(column.dtype, column.dtype)) for column in columns
         ]
 
-    def prepare(self, positions: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Fetch:
         """See `Feed.prepare`."""
         if self._rows is None:
             raise RuntimeError("feed='resident' is closed")
         stored, dtype, shape = self._rows, self._samples.dtype, self._samples.shape(-1)
-        samples = upload(positions, self.device)
-        rows = samples if self._one_to_one else upload(self._position[positions], self.device)
+        on_device = upload(samples, self.device)
+        rows = on_device if self._one_to_one else upload(self._position[samples], self.device)
         columns = [
-            torch.index_select(column, 0, samples).view(dtype)
+            torch.index_select(column, 0, on_device).view(dtype)
             for column, dtype in zip(self._columns, self._dtypes, strict=True)
         ]
 

@@ -24,7 +24,7 @@ class UvaFeed(PageCacheFeed):
 
     name: ClassVar[str] = "uva"
 
-    def _check_support(self) -> None:
+    def _load_library(self) -> None:
         try:
             from memload.feeds.uva_kernel import gather_rows
         except ImportError:

@@ -2,9 +2,11 @@
 
 Both are generators. When their loop ends, in whatever way, they stop the threads and close the
 iterators that they started. An exception is raised after the items before it. What is in flight
-does not survive a fork: in the child, the next item raises RuntimeError. A script may end while an
-iterator is alive. Threads are ended at exit, before the interpreter is. A generator that is closed
-later finds the globals of modules to be None, so it binds what it needs to local names beforehand.
+does not survive a fork: in the child, the next item raises RuntimeError.
+
+A script may end while an iterator is alive. Threads are ended at exit, before the interpreter ends.
+When a generator is closed after that, module globals may be None. So it copies what it needs to
+local names first.
 """
 
 import atexit
@@ -133,13 +135,16 @@ class _Producer(NamedTuple):
             self.thread.join(_MAX_WAIT_FOR_ITERABLE)
 
 
-#: Those whose iterators are alive.
+#: The producers whose iterators are alive.
 _producers: set[_Producer] = set()
 
 
 @atexit.register
 def _end_producers() -> None:
-    """End the threads before the interpreter: it would abort the process if one is inside torch."""
+    """End the threads before the interpreter ends.
+
+    A thread still inside torch would then abort the process.
+    """
     for producer in list(_producers):
         if producer.process == os.getpid():
             producer.end()

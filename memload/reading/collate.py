@@ -89,7 +89,7 @@ def _stack_arrays(images: Sequence[Any]) -> Tensor:
 
 
 def _as_array(image: Any) -> np.ndarray:
-    """Return an image as an array, and one that PIL has in shades of gray as ``(H, W, 1)``."""
+    """Return an image as an array. A gray PIL image becomes ``(H, W, 1)``."""
     if isinstance(image, np.ndarray):
         return image
     array = np.asarray(image)

@@ -44,8 +44,8 @@ _FIRST_CHUNK = 1 << 10
 class Progress(NamedTuple):
     """Where an iteration is: its epoch, and how many of its samples all ranks have seen.
 
-    ``set_by_user``: by `set_epoch`. A finished epoch that was resumed is skipped; one that was set
-    is not, and has no batches.
+    If a state was saved behind the last batch of an epoch, the next epoch begins. If the user chose
+    the finished epoch with `set_epoch` (``set_by_user``), it is iterated, and has no batches.
     """
 
     epoch: int
@@ -112,25 +112,25 @@ class OrderBatches:
         end = len(self.order)
         if self.drop_last:
             end -= (end - samples_seen) % per_step
-        steps = range(samples_seen, end, per_step)
+        step_starts = range(samples_seen, end, per_step)
         max_steps = max(1, self.max_chunk // self.batch_size)
         num_steps = min(max_steps, max(1, _FIRST_CHUNK // self.batch_size))
-        while steps:
-            chunk = self._chunk(epoch, steps[:num_steps], end)
+        while step_starts:
+            chunk = self._chunk(epoch, step_starts[:num_steps], end)
             if chunk is not None:
                 yield chunk
-            steps, num_steps = steps[num_steps:], min(max_steps, 4 * num_steps)
+            step_starts, num_steps = step_starts[num_steps:], min(max_steps, 4 * num_steps)
 
-    def _chunk(self, epoch: int, steps: range, end: int) -> Chunk | None:
+    def _chunk(self, epoch: int, step_starts: range, end: int) -> Chunk | None:
         """Return this rank's batches of some steps. It may have none in the last: then None."""
         positions, parts, start = [], [], 0
-        for step in steps:
-            samples_in_step = min(steps.step, end - step)
-            first, last = self._share(step, samples_in_step)
+        for step_start in step_starts:
+            step_size = min(step_starts.step, end - step_start)
+            first, last = self._share(step_start, step_size)
             if first < last:
                 stop = start + last - first
                 positions.append(np.arange(first, last))
-                parts.append(BatchPart(start, stop, step + samples_in_step))
+                parts.append(BatchPart(start, stop, step_start + step_size))
                 start = stop
         if not parts:
             return None
@@ -139,18 +139,18 @@ class OrderBatches:
         repeats = getattr(self.order, "repeats", False)
         return Chunk(samples, all_positions if repeats else samples, parts)
 
-    def _share(self, step: int, samples_in_step: int) -> tuple[int, int]:
+    def _share(self, step_start: int, step_size: int) -> tuple[int, int]:
         """Return the first position of this rank in a step, and the one behind its last.
 
         With ``even_ranks`` all ranks get the same number, and the last of them may get positions
         beyond the end of the order: the padding.
         """
         if self.drop_last or getattr(self.order, "even_ranks", False):
-            per_rank = -(-samples_in_step // self.num_replicas)
-            return step + self.rank * per_rank, step + (self.rank + 1) * per_rank
-        first = samples_in_step * self.rank // self.num_replicas
-        last = samples_in_step * (self.rank + 1) // self.num_replicas
-        return step + first, step + last
+            per_rank = -(-step_size // self.num_replicas)
+            return step_start + self.rank * per_rank, step_start + (self.rank + 1) * per_rank
+        first = step_size * self.rank // self.num_replicas
+        last = step_size * (self.rank + 1) // self.num_replicas
+        return step_start + first, step_start + last
 
     def _take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         total_size = len(self.order)

@@ -164,11 +164,12 @@ class Loader:
         self._max_chunk = min(MAX_CHUNK, _MAX_CHUNK_BYTES // max(1, sample_bytes))
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
-        # `_next` is where the next iteration begins. `_current` is where the newest one is, or None
-        # before its first batch and after its last. `state_dict` returns `_current`, else `_next`.
+        # `_next` is where the next iteration begins. `_current` is the position of the newest
+        # iteration from its first batch on, and None again once that iteration has ended. It stays
+        # when a loop is left early. `state_dict` returns `_current`, else `_next`.
         self._next = Progress(0, 0)
         self._begin_in_this_process()
-        _warn_if_empty(self._batches())
+        _warn_if_empty(self._schedule())
         if device is not None or feed != "auto":  # if it cannot be had, say so at once
             self._get_pipeline()
 
@@ -218,7 +219,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank, also if one is resumed."""
-        return len(self._batches())
+        return len(self._schedule())
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. An epoch that was resumed goes on."""
@@ -258,11 +259,11 @@ class Loader:
                     f"state belongs to another Loader: its {name} is {state[name]!r}, but this "
                     f"Loader's is {value!r}. Use the same data set, order and seed."
                 )
-        batches, samples_seen = self._batches(), int(state["samples_seen"])
-        if isinstance(batches, OrderBatches) and samples_seen > len(batches.order):
+        schedule, samples_seen = self._schedule(), int(state["samples_seen"])
+        if isinstance(schedule, OrderBatches) and samples_seen > len(schedule.order):
             raise ValueError(
                 f"state has {samples_seen:,} samples_seen, but an epoch has only "
-                f"{len(batches.order):,} samples."
+                f"{len(schedule.order):,} samples."
             )
         self._next, self._current = Progress(int(state["epoch"]), samples_seen), None
         tell_epoch(state["epoch"], self)
@@ -279,8 +280,8 @@ class Loader:
 
     def _iterate(self) -> Generator[Any, None, None]:
         # An epoch begins with its first batch: Lightning calls iter() once just to see if it can.
-        pipeline, batches, progress = self._get_pipeline(), self._batches(), self._begin_epoch()
-        chunks = batches.chunks(progress.epoch, progress.samples_seen)
+        pipeline, schedule, progress = self._get_pipeline(), self._schedule(), self._begin_epoch()
+        chunks = schedule.chunks(progress.epoch, progress.samples_seen)
         jobs, stream = self._jobs(pipeline, chunks, progress.epoch), pipeline.stream
         begun = ahead(stream.begin, jobs, pipeline.in_flight, pipeline.num_threads)
         with contextlib.closing(begun):
@@ -325,14 +326,14 @@ class Loader:
         with self._lock:
             progress = self._next
             is_resumed = progress.samples_seen > 0 and not progress.set_by_user
-            if is_resumed and self._batches().is_over(progress.samples_seen):
+            if is_resumed and self._schedule().is_over(progress.samples_seen):
                 # The state was saved behind the last batch.
                 progress = Progress(progress.epoch + 1, 0)
             self._next, self._current = Progress(progress.epoch + 1, 0), progress
         tell_epoch(progress.epoch, self)
         return progress
 
-    def _batches(self) -> OrderBatches | IterableBatches:
+    def _schedule(self) -> OrderBatches | IterableBatches:
         """Return what says which samples each batch of this rank holds."""
         num_samples = len(self.dataset)
         if self.batch_sampler is not None:
@@ -369,14 +370,14 @@ class Loader:
         return tuple(self.dataset.index.columns[name] for name in self._columns)
 
 
-def _warn_if_empty(batches: OrderBatches | IterableBatches) -> None:
+def _warn_if_empty(schedule: OrderBatches | IterableBatches) -> None:
     """Warn if ``drop_last`` leaves no batches of an epoch that has samples."""
-    if not isinstance(batches, OrderBatches) or not batches.drop_last:
+    if not isinstance(schedule, OrderBatches) or not schedule.drop_last:
         return
-    if len(batches.order) and not len(batches):
+    if len(schedule.order) and not len(schedule):
         warnings.warn(
-            f"drop_last: an epoch has no batches, because {len(batches.order)} samples are less "
-            f"than one batch of {batches.batch_size} for each of {batches.num_replicas} ranks. "
+            f"drop_last: an epoch has no batches, because {len(schedule.order)} samples are less "
+            f"than one batch of {schedule.batch_size} for each of {schedule.num_replicas} ranks. "
             "Use a smaller batch_size, or drop_last=False.",
             stacklevel=3,
         )

@@ -154,7 +154,7 @@ class CudaPrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self._epoch, self._batches = self._epoch, self._epoch + 1, None
-        make_batch = _BatchMaker(self, epoch)
+        make_batch = _Mover(self, epoch)
         items = self._numbers(epoch) if self._by_number else self.iterable
         # The generators below must not refer to self: `next` stores them there, and such a cycle
         # would keep a DataLoader's workers alive.
@@ -188,7 +188,7 @@ class CudaPrefetcher:
 
 
 def _jobs(
-    make_batch: "_BatchMaker", items: Iterable[Any], consumer: Any
+    make_batch: "_Mover", items: Iterable[Any], consumer: Any
 ) -> Generator[tuple[Any, ...], None, None]:
     """Yield what `SideStream.begin` takes, for each item."""
     for item in items:
@@ -205,7 +205,7 @@ def _hand_over(
             del batch  # its memory may be what the next one takes
 
 
-class _BatchMaker:
+class _Mover:
     """Makes the batches of an epoch of a `CudaPrefetcher`: moves and transforms them."""
 
     def __init__(self, prefetcher: CudaPrefetcher, epoch: int) -> None:

@@ -40,11 +40,12 @@ class Order(Protocol):
             def take(self, epoch, positions):
                 return self.size - 1 - positions
 
-    An order may also have two attributes, both False where it has none:
+    An order may also have two attributes. An order of your own that lacks one has False there:
 
     - ``even_ranks``: whether every rank gets the same number of samples, as training needs. If the
       epoch does not divide evenly, up to ``num_replicas - 1`` samples then come twice. Otherwise
-      the ranks together visit each position exactly once, as an evaluation needs.
+      the ranks together visit each position exactly once, as an evaluation needs. The orders of
+      memload that shuffle or draw set it; `SequentialSampler` does not.
     - ``repeats``: whether a sample may come more than once an epoch. Random transforms are then
       drawn for the position in the epoch instead of for the sample, so that no two visits look the
       same.
@@ -63,7 +64,8 @@ class Order(Protocol):
 class _SizedOrder:
     """What the orders here share: a size, and a `repr` that identifies them for resuming.
 
-    They shuffle, so ranks are even. An order that does not must set ``even_ranks = False``.
+    All but `SequentialSampler` shuffle or draw, so ``even_ranks`` is True here, unlike in an order
+    without the attribute. An order in this module that does neither sets it to False.
     """
 
     even_ranks: ClassVar[bool] = True
@@ -208,7 +210,7 @@ class WeightedSampler(_SizedOrder):
         # power of two is exact: it changes no draw.
         _, exponent = np.frexp(values.max())
         self._cumulative = np.cumsum(np.ldexp(values, -exponent))
-        # Rounding must not lead to a weight of 0 behind the last one that is above.
+        # Rounding could draw a sample behind the last one whose weight is above 0.
         self._last = int(np.flatnonzero(values)[-1])
         super().__init__(len(values) if size is None else size)
         self.seed = seed

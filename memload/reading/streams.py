@@ -33,10 +33,10 @@ class CurrentStream:
         return self.consumer()
 
     def begin(
-        self, make: Callable[[Any], Any], job: Any, consumer: torch.cuda.Stream | None
+        self, make: Callable[[Any], Any], item: Any, consumer: torch.cuda.Stream | None
     ) -> Any:
-        """Return ``make(job)``."""
-        return make(job)
+        """Return ``make(item)``."""
+        return make(item)
 
     def hand_over(self, batch: Any) -> Any:
         """Return the batch, which needs no handing over."""
@@ -56,20 +56,24 @@ class SideStream:
     - `hand_over` blocks the host while it is more than ``2 × prefetch_factor`` batches ahead of the
       device. Otherwise memory would be taken for each of them.
 
-    With ``waits=False``, `begin` waits less: only for what the consumer had been asked to do ``2 ×
-    prefetch_factor`` batches ago, which is nearly done by then. That is safe only if batches are
-    made of this stream's own tensors alone and `tensors_of` finds all tensors in them. The reason
-    is speed: while a wait is pending on one stream, the GPU takes longer from kernel to kernel on
-    the other, for some pairs of streams. Beside the feed "dma" on an H200, ResNet-50 and ResNet-18
-    trained at 0.985 and 0.980 of synthetic data, or at 1.000, depending on the pair. Without
-    pending waits it was always 0.999 and 0.996.
+    With ``waits=False``, `begin` waits less once a batch was handed over: it waits for the work
+    that was queued ``2 × prefetch_factor`` batches ago, which is nearly done. This wait only bounds
+    how far the stream runs ahead of the consumer on the device. Memory that the consumer still
+    reads is safe without it: `hand_over` has told torch's allocator, which does not reuse it.
+
+    ``waits=False`` is safe only if batches are made of this stream's own tensors alone and
+    `tensors_of` finds all tensors in them. The reason is speed: while a wait is pending on one
+    stream, the GPU takes longer from kernel to kernel on the other, for some pairs of streams.
+    Beside the feed "dma" on an H200, ResNet-50 and ResNet-18 trained at 0.985 and 0.980 of
+    synthetic data, or at 1.000, depending on the pair. Without pending waits it was always 0.999
+    and 0.996.
     """
 
     def __init__(self, device: torch.device, prefetch_factor: int, *, waits: bool = True) -> None:
         self.device = device
         # High priority: the kernels are short, and the consumer waits for them.
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        # Recorded anew for each batch. A wait covers the newest record, so it is never too short.
+        # One event for all batches. A later record can make a wait longer, never shorter.
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._waits = waits
         self._max_handed_over = 2 * prefetch_factor
@@ -85,15 +89,15 @@ class SideStream:
         """Return the stream that batches are made on: always this one."""
         return self._stream
 
-    def begin(self, make: Callable[[Any], Any], job: Any, consumer: torch.cuda.Stream) -> Begun:
-        """Call ``make(job)`` with this stream as the current one. Does not wait for the device."""
+    def begin(self, make: Callable[[Any], Any], item: Any, consumer: torch.cuda.Stream) -> Begun:
+        """Call ``make(item)`` with this stream as the current one. Does not wait for the device."""
         with torch.cuda.stream(self._stream):
             if self._waits or not self._handed_over:
                 self._asked.record(consumer)
                 self._stream.wait_event(self._asked)
             else:
                 self._stream.wait_event(self._handed_over[0])
-            batch = make(job)
+            batch = make(item)
             ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             ready.record(self._stream)
         return Begun(batch, ready)

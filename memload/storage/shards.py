@@ -18,7 +18,7 @@ from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import address_of, fault_in, map_side_by_side, will_need
 
 #: A gather looks at the sizes of the shards that it touches, which takes up to 0.7 µs a shard, as
-#: long as copying 8 KiB. Above this many shards, sizes are looked at once in 10 ms instead.
+#: long as copying 8 KiB. With more shards than this, sizes are looked at once in 10 ms instead.
 _SHARDS_CHECKED_EACH_TIME = 16
 _SECONDS_BETWEEN_CHECKS = 0.01
 
@@ -35,8 +35,9 @@ class Shards:
 
     Shards must not change while they are open. Do not truncate or rewrite them in place; replace
     them by renaming other files. If a shard has been truncated, the next `gather` raises
-    FormatError. If it is truncated during a `gather`, or less than 10 ms before one out of more
-    than 16 shards, the process ends with SIGBUS. ``memload verify`` finds rows that were rewritten.
+    FormatError. If it is truncated during a `gather`, the process ends with SIGBUS. With more than
+    16 shards, sizes are looked at once in 10 ms. A truncation within that time also ends the
+    process. ``memload verify`` finds rows that were rewritten.
     """
 
     def __init__(self, index: Index, name: str = "image") -> None:

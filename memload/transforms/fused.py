@@ -86,21 +86,26 @@ class Fused:
         return Plan(height, width, antialias, fill, affine, dtype, memory_format)
 
     def __call__(
-        self, images: Tensor, columns: Columns, plan: Plan, first: int, points: Sequence[str]
+        self,
+        images: Tensor,
+        columns: Columns,
+        plan: Plan,
+        first_in_plan: int,
+        points: Sequence[str],
     ) -> tuple[Tensor, Columns]:
-        """Carry out a plan for images that are its samples from ``first``.
+        """Carry out a plan for images that are its samples from ``first_in_plan``.
 
         ``points`` are the names of the columns that follow the pixels.
         """
         if points:
-            samples = slice(first, first + images.shape[0])
+            samples = slice(first_in_plan, first_in_plan + images.shape[0])
             moved = {name: _move_points(columns[name], plan, samples) for name in points}
             columns = columns | moved
         if images.is_cuda and images.dtype == torch.uint8 and plan.fits_kernel and _has_triton():
             from memload.transforms.kernel import run
 
-            return run(images, plan, first), columns
-        return reference(images, plan, first), columns
+            return run(images, plan, first_in_plan), columns
+        return reference(images, plan, first_in_plan), columns
 
     def _affine(self, channels: int, dtype: torch.dtype) -> tuple[np.ndarray | None, torch.dtype]:
         """Return the affine maps of all steps as one, and the dtype of the output: see `Plan`."""

@@ -91,8 +91,8 @@ class Plan:
     Its pixels come from where ``height`` and ``width`` say; outside of the source they have the
     value ``fill``, one for each channel. Then each pixel becomes ``factor · pixel + offset``:
     ``affine`` holds both, float32 ``(2, C)``, or is None if pixels stay as they are. For images of
-    a floating dtype it is ``factor · (pixel + offset)``: a large mean over a small standard
-    deviation would cancel otherwise.
+    a floating dtype it is ``factor · (pixel + offset)``. If a mean is large and its standard
+    deviation small, then with ``factor · pixel + offset``, two large numbers would cancel.
     """
 
     height: Axis

@@ -20,12 +20,12 @@ _TILE_MOVED, _TILE_RESIZED = (16, 256, 1, 4), (4, 256, 4, 2)
 _PER_SAMPLE = 10
 
 
-def run(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
+def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     """Carry out a plan for uint8 images ``(N, C, H, W)`` of any strides.
 
-    They are the plan's samples from ``first``. The result has the same bits as that of `reference`,
-    except for images resized to a width of 1 pixel. Sides have at most `geometry.LARGEST_SIDE`
-    pixels.
+    They are the plan's samples from ``first_in_plan``. The result has the same bits as that of
+    `reference`, except for images resized to a width of 1 pixel. Sides have at most
+    `geometry.LARGEST_SIDE` pixels.
     """
     count, channels, height, width = images.shape
     extent = plan.height.extent, plan.width.extent
@@ -46,7 +46,7 @@ def run(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
     tiles = triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
     with torch.cuda.device(images.device if images.is_cuda else -1):
         _kernel[(count * tiles,)](
-            images, out, plan.uploaded(_parameters, images.device), first,
+            images, out, plan.uploaded(_parameters, images.device), first_in_plan,
             height, width, *extent, plan.height.resized or 0, plan.width.resized or 0, len(plan),
             *images.stride(), *out.stride(),
             C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias,
@@ -85,6 +85,23 @@ def _kernel(
     INSIDE: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STRIPS: tl.constexpr,
 ):  # fmt: skip
+    """Make one tile of the output.
+
+    Names that end in ``_y`` are about rows (the height), those in ``_x`` about columns (the width).
+    What each name says of one axis:
+
+    - start, length: the sample's box in the source: its first pixel, and the number of its pixels.
+    - shift, flipped: see `geometry.Axis`.
+    - from: for each pixel of the output, its pixel in the resized box; without resizing, in the
+      box. In a margin it is outside.
+    - shown: ``from``, moved to the nearest pixel of the resized box. Only this is computed.
+    - first, half, taps, total, unit: the filter of each such pixel. That is its first pixel in the
+      box, half its width, the number of its taps, the sum of its distances, and 2^bits / total; see
+      `_filter`.
+    - bits: how many bits of the weights are after the binary point; see `geometry.precision`.
+
+    The parameter ``first`` has no axis: it is the batch's first sample in the plan.
+    """
     program = tl.program_id(0)
     # Tiles of the same rows come first, since they are neighbours in memory.
     across, down = tl.cdiv(extent_x * C, COLUMNS), tl.cdiv(extent_y, ROWS * STRIPS)
@@ -102,9 +119,9 @@ def _kernel(
     source += sample * source_n
     out += sample * out_n
     # Offsets within a sample are unsigned and have 32 bits: a thread that resizes takes 72
-    # registers with them, and 122 with pointers. Columns are a tile's first dimension, because the
-    # threads of a warp lie along that where Triton sees no order in the addresses. If they lay
-    # along rows, each value of a warp would be in a sector of its own.
+    # registers with them, and 122 with pointers. Columns are a tile's first dimension: Triton puts
+    # the threads of a warp along the first dimension if it cannot see the order of addresses. Along
+    # rows, every thread would read another sector.
     out_column = (column if DENSE and not RESIZE else x * out_x + channel * out_c)[:, None]
     channel_offset = channel * source_c
     constants = parameters + 10 * count + channel

@@ -100,8 +100,10 @@ class Prepared:
         original, stop = images, start + images.shape[0]  # len() of a tensor takes 1.5 µs
         for position, step in self._steps:
             if isinstance(step, Fused):
+                # start and stop count in the chunk, but first_in_plan counts in the plan.
                 plan, plan_start = self._plan(step, position, images, start, view)
-                images, columns = step(images, columns, plan, start - plan_start, self._points)
+                first_in_plan = start - plan_start
+                images, columns = step(images, columns, plan, first_in_plan, self._points)
             elif hasattr(step, "fuses_as"):  # a Transform
                 draws = self._draws(start, stop, position, view)
                 result = step.apply(images, columns, draws)
@@ -149,7 +151,7 @@ class Prepared:
             if images.dtype not in _DTYPES:
                 advice = "Begin the list with a function that makes floats of them."
                 raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
-            # No picture is at most 4 pixels wide and has more than 16 channels.
+            # More than 16 channels and a width of 1, 3 or 4: these are channels last.
             if min(shape[1:3]) > 16 and shape[3] in (1, 3, 4):
                 advice = "Write images.permute(0, 3, 1, 2)."
                 raise wrong(self._name, "images", "(N, C, H, W)", f"{shape}, channels last", advice)

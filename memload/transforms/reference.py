@@ -14,16 +14,18 @@ from memload.upload import upload
 _CHUNK_VALUES = 1 << 19
 
 
-def reference(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
+def reference(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     """Carry out a plan for images ``(N, C, H, W)``, on any device, and return new memory.
 
-    They are the plan's samples from ``first``.
+    They are the plan's samples from ``first_in_plan``.
+
     On the CPU, uint8 images are resized as uint8, and the kernel gives the same bits, except for a
-    width of 1 pixel. On other devices they are resized as float32. Both may differ by 1.
+    width of 1 pixel. On other devices they are resized as float32. In these two cases, the results
+    here and of the kernel may differ by 1.
     """
     count, channels = images.shape[:2]
     height, width = plan.height.extent, plan.width.extent
-    all_samples = slice(first, first + count)
+    all_samples = slice(first_in_plan, first_in_plan + count)
     if count and _only_crops(plan, all_samples):
         return _copy(_crop_and_resize(images, plan, all_samples), images, plan)
     planar = plan.memory_format == torch.contiguous_format and images.is_contiguous()
@@ -38,7 +40,7 @@ def reference(images: Tensor, plan: Plan, first: int = 0) -> Tensor:
     step = max(1, _CHUNK_VALUES // (height * width * channels or 1))
     for start in range(0, count, step):
         chunk = slice(start, min(start + step, count))
-        samples = slice(first + chunk.start, first + chunk.stop)
+        samples = slice(first_in_plan + chunk.start, first_in_plan + chunk.stop)
         moved = _flip(_crop_and_resize(images[chunk], plan, samples), plan, samples)
         values = (moved if planar else moved.permute(0, 2, 3, 1)).flatten(2)
         if affine is None:
@@ -119,7 +121,7 @@ def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
     """Resize bilinearly. uint8 becomes uint8."""
     if size[1] == 1 and size[0] > 1:  # torch 2.13 returns wrong pixels for a width of 1
         return _resize(images.mT, (1, size[0]), antialias).mT
-    if 1 in images.shape[2:]:  # whose strides may be any, but torch takes them at their word
+    if 1 in images.shape[2:]:  # a side of 1 may have any stride, and torch would use it
         images = images.clone(memory_format=torch.contiguous_format)
     is_uint8 = images.dtype == torch.uint8
     # torch resizes uint8 on the CPU only, and fails at a single pixel.

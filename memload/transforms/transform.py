@@ -23,8 +23,8 @@ class Transform:
 
     What is random depends on (``seed``, ``epoch``, ``samples``, position in the list) alone.
     ``samples`` are the samples' numbers in the data set, int64 ``(N,)``, as an array or tensor. A
-    tensor on a GPU makes the host wait. Without them, each object counts its samples from 0, and
-    its rank and the seed of a DataLoader's worker count too. No other random state is read or
+    tensor on a GPU makes the host wait. Without them, each object counts its samples from 0;
+    the rank and a DataLoader's worker are added to the seed. No other random state is read or
     changed. Objects can be pickled; with ``samples``, several threads can use one.
 
     Subclasses define `apply`, and take what is random from its ``draws``: ``draws.uniform(count)``
