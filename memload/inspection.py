@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from memload.building.decoders import loaded_libraries
-from memload.building.workspace import running_build
+from memload.building.workspace import unfinished_build
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.machine import available_cores
 from memload.storage.format import (
@@ -48,8 +48,8 @@ def info(path: str | Path) -> dict[str, Any]:
     try:
         index = Index.open(path)
     except MissingError as error:
-        progress = running_build(path)
-        raise error if progress is None else MissingError(progress, path=path) from None
+        progress = unfinished_build(path)
+        raise MissingError(progress or str(error), path=path) from None
     image = index.image
     for array in index.arrays:
         for shard in array.shards:

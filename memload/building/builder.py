@@ -350,18 +350,19 @@ def _complete(workspace: Workspace) -> Index:
     if not used.size:
         workspace.remove()
         samples = list(rejected.items())[:3]
-        examples = "; ".join(f"{workspace.source.keys[row]}: {reason}" for row, reason in samples)
+        examples = "; ".join(
+            f"{workspace.source.keys[row]}: {reason.removesuffix('.')}" for row, reason in samples
+        )
         raise BuildError(
-            f"{workspace.output}: none of {len(records):,} pictures{_in_folder(workspace.source)} "
-            f"can be used: {examples}. Check the pictures, and the folder (--root) if they come "
-            "from a manifest.",
+            f"{workspace.output}: none of {len(records):,} {_noun(workspace.source)} can be "
+            f"used: {examples}. Check them, and the folder (--root) if they come from a manifest.",
             path=workspace.output,
         )
     if len(rejected) > used.size:
         reason, times = Counter(rejected.values()).most_common(1)[0]
         logger.warning(
             f"{workspace.output}: {len(rejected):,} of {len(records):,} "
-            f"pictures{_in_folder(workspace.source)} cannot be used, {times:,} of them because: "
+            f"{_noun(workspace.source)} cannot be used, {times:,} of them because: "
             f"{reason!r:.200}. See {workspace.ledger}"
         )
     return workspace.complete(_make_index(workspace, records, used), rejected)
@@ -388,9 +389,10 @@ def _progress_bar(rows: int, is_shown: bool) -> Iterator[Callable[[int, int], No
         yield show
 
 
-def _in_folder(source: Source) -> str:
+def _noun(source: Source) -> str:
+    """Return what messages call the samples of a source."""
     root = getattr(source, "root", None)
-    return "" if root is None else f" in {root}"
+    return "samples" if root is None else f"pictures in {root}"
 
 
 def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> Index:

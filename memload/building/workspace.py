@@ -329,18 +329,23 @@ class Workspace:
         )
 
 
-def running_build(path: str | Path) -> str | None:
-    """Say how far the build of ``out.bin`` (or ``out.idx``) is. None if none is running."""
+def unfinished_build(path: str | Path) -> str | None:
+    """Say how far the build of ``out.bin`` (or ``out.idx``) is. None if no row is known yet."""
     output = Path(path).with_suffix(".bin")
-    _, folder, _ = output_paths(output)
-    if not is_locked(folder):
-        return None
-    keys = _read_keys(folder / "keys") or ()
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it has only just begun
-        records = np.fromfile(folder / "rows", np.uint8).reshape(len(keys), -1)
+    index, folder, _ = output_paths(output)
+    keys = _read_keys(folder / "keys")
+    try:
+        records = np.fromfile(folder / "rows", np.uint8).reshape(len(keys or ()), -1)
         done = np.count_nonzero(records[:, STATUS_BYTE])
-        return f"{output.name} is being built right now: {done:,} of {len(keys):,} images are done"
-    return f"{output.name} is being built right now"
+    except (OSError, ValueError, IndexError):  # there is no build, or it has only just begun
+        return None
+    progress = f"{done:,} of {len(records):,} samples are done"
+    if is_locked(folder):
+        return f"{output.name} is being built right now: {progress}"
+    return (
+        f"{index} is missing: its build is not complete ({folder}): {progress}. Run the same "
+        "'memload build' again; it goes on where it stopped."
+    )
 
 
 def size_text(size: int) -> str:

@@ -167,6 +167,12 @@ class Index:
         except OSError as error:
             raise FormatError(f"{path} cannot be read: {error}.", path=path) from error
         except _DAMAGE as error:
+            if path.suffix == ".bin":
+                raise FormatError(
+                    f"{path} is not an index: it holds pixels. Read {path.with_suffix('.idx')}, or "
+                    "open it with memload.MemmapDataset.",
+                    path=path,
+                ) from None
             detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise FormatError(
                 f"{path} is damaged or was not written by memload: {_shorten(detail)}. Restore it, "

@@ -243,6 +243,12 @@ def test_nothing_but_bad_pictures_is_an_error_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == [root]
 
 
+def test_messages_call_what_is_in_a_data_set_samples(tmp_path: Path) -> None:
+    floats = [np.zeros((2, 2, 3))] * 3
+    with pytest.raises(memload.BuildError, match="none of 3 samples can be used: 0: "):
+        memload.build(floats, tmp_path / "out.bin", size=2, num_workers=0)
+
+
 # Before it begins
 
 

@@ -224,6 +224,14 @@ def test_a_missing_index_is_told_with_what_is_there_instead(
         Index.read(path)
 
 
+def test_pixels_are_no_index_and_the_message_says_what_opens_them(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    make_dataset()
+    with pytest.raises(FormatError, match=r"it holds pixels\. Read .*made\.idx.*MemmapDataset"):
+        Index.read(tmp_path / "made.bin")
+
+
 def test_no_flipped_bit_goes_unnoticed(make_dataset: Make) -> None:
     original = make_dataset(
         rows=(3, 2),
