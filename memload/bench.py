@@ -10,20 +10,22 @@ A `Stage` is one line of the report, or the limit of another one. The tables of 
 
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import count
+from itertools import cycle
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from memload import inspection
 from memload.errors import DependencyError, MemloadError
@@ -66,11 +68,6 @@ class Stage:
     rates: list[float] = field(default_factory=list)
     reason: str = ""
 
-    @property
-    def median(self) -> float:
-        """Images a second, the median of all rounds."""
-        return float(np.median(self.rates))
-
 
 @dataclass(frozen=True)
 class Line:
@@ -86,11 +83,6 @@ class Line:
     limit_images_s: float | None = None
     share: float | None = None  #: the median, over the rounds, of rate divided by limit
     reason: str = ""
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether the quartiles are further apart than 40 % of the median."""
-        return self.upper_quartile - self.lower_quartile > 0.4 * (self.images_s or 0)
 
 
 @dataclass(frozen=True)
@@ -219,7 +211,12 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
 def _notes(lines: Sequence[Line], choice: Choice) -> Iterator[str]:
     yield "Share: the median, over the rounds, of a rate divided by its limit in the same round."
     yield f'feed="auto" takes {choice}.'
-    if uneven := [line.subject for line in lines if line.is_uneven]:
+    uneven = [
+        line.subject
+        for line in lines
+        if line.upper_quartile - line.lower_quartile > 0.4 * (line.images_s or 0)
+    ]
+    if uneven:
         yield (
             f"The rounds of these differ by more than 40 %: {'; '.join(uneven)}. If other "
             "processes are running, end them and measure again."
@@ -234,6 +231,7 @@ class _Setting:
             raise ValueError(f"{dataset.path} has no samples. Build it from a folder with images.")
         self.dataset = dataset
         self.row_bytes = dataset.shards.array.row_bytes
+        self.block_size = max(1, _BLOCK_BYTES // self.row_bytes)
         self.threads = available_cores()
         self.device = torch.device("cpu")
         # 256 images of 256×256×3; on the CPU, less, so that slow transforms end soon.
@@ -247,11 +245,10 @@ class _Setting:
         batch_size = min(largest, len(self.sample), max(1, batch_bytes // self.row_bytes))
         self.batch_size = 1 << (batch_size.bit_length() - 1)
 
-    def random_positions(self) -> list[np.ndarray]:
+    def random_blocks(self) -> list[np.ndarray]:
         """Return all samples in random order, divided into blocks."""
         order = np.random.default_rng(0).permutation(len(self.sample))
-        size = max(1, _BLOCK_BYTES // self.row_bytes)
-        return [order[start : start + size] for start in range(0, len(order), size)]
+        return np.split(order, range(self.block_size, len(order), self.block_size))
 
     def synchronize(self) -> None:
         """Wait for the GPU, if there is one."""
@@ -282,18 +279,18 @@ def _line(stage: Stage, row_bytes: int) -> Line:
     if not stage.rates:
         return Line(stage.subject, reason=stage.reason)
     low, median, high = np.quantile(stage.rates, [0.25, 0.5, 0.75]).tolist()
-    line = Line(stage.subject, median, low, high, median * row_bytes / 1e9, len(stage.rates))
-    limits = [limit for limit in stage.limits if limit.rates]
+    facts = (stage.subject, median, low, high, median * row_bytes / 1e9, len(stage.rates))
+    limits = [(float(np.median(limit.rates)), limit) for limit in stage.limits if limit.rates]
     if not limits:
-        return line
-    limit = min(limits, key=lambda limit: limit.median)
+        return Line(*facts)
+    slowest, limit = min(limits, key=itemgetter(0))
     share = float(np.median(np.divide(stage.rates, limit.rates)))
-    return replace(line, limit=limit.subject, limit_images_s=limit.median, share=share)
+    return Line(*facts, limit.subject, slowest, share)
 
 
-def _rate(counts: Iterable[int], seconds: float) -> float:
+def _rate(counts: Iterable[float], seconds: float) -> float:
     """Return images a second. Stops after so many seconds, or when the counts of images end."""
-    start, images, passed = time.perf_counter(), 0, 0.0
+    start, images, passed = time.perf_counter(), 0.0, 0.0
     for number in counts:
         images += number
         passed = time.perf_counter() - start
@@ -326,47 +323,41 @@ def _on_threads(threads: int, work: Callable[[int], int], items: Iterable[int]) 
 # Decoding
 
 
-def _decoding_stage(setting: _Setting, images: Path) -> Stage:
-    files, workers = _find_files(setting.dataset, images), setting.threads
-    shape = setting.dataset.shards.array.shape
-    subject = f"JPEGs in a DataLoader, {_count(workers, 'worker')}"
-    return Stage(subject, partial(_decode, files, shape, workers))
-
-
-def _find_files(dataset: MemmapDataset, images: Path) -> list[Path]:
-    """Return the source files of some random samples."""
-    chosen = np.random.default_rng(0).permutation(len(dataset))[:300].tolist()
-    files = [images / dataset.keys[sample] for sample in chosen]
-    found = [file for file in files if file.is_file()]
-    if not found:
+def _decoding_stage(setting: _Setting, folder: Path) -> Stage:
+    """Return the stage that decodes the source files of some random samples."""
+    keys = setting.dataset.keys
+    chosen = np.random.default_rng(0).permutation(len(keys))[:300].tolist()
+    names = [keys[sample] for sample in chosen]
+    files = [folder / name for name in names if (folder / name).is_file()]
+    if not files:
         raise ValueError(
-            f"images: {str(images)!r} has none of the {len(files):,} files looked for, such as "
-            f"{dataset.keys[chosen[0]]!r}. Give the folder that {dataset.path.name} was built from."
+            f"images: {str(folder)!r} has none of the {len(names):,} files looked for, such as "
+            f"{names[0]!r}. Give the folder that {setting.dataset.path.name} was built from."
         )
-    return found
+    pictures = _Pictures(files, setting.dataset.shards.array.shape)
+    subject = f"JPEGs in a DataLoader, {_count(setting.threads, 'worker')}"
+    return Stage(subject, partial(_decode, pictures, setting.threads))
 
 
-class _Pictures:
-    """A map-style data set that decodes images and resizes them."""
+class _Pictures(Dataset[np.ndarray]):
+    """Decodes and resizes files, again and again."""
 
     def __init__(self, files: Sequence[Path], shape: tuple[int, ...]) -> None:
         self.files, self.shape = files, shape
 
     def __len__(self) -> int:
-        return len(self.files)
+        return 1_000_000  # more than can be decoded meanwhile
 
     def __getitem__(self, number: int) -> np.ndarray:
         height, width, channels = self.shape
-        with Image.open(self.files[number]) as image:
+        with Image.open(self.files[number % len(self.files)]) as image:
             converted = image.convert("L" if channels == 1 else "RGB")
         return np.array(ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR))
 
 
-def _decode(files: list[Path], shape: tuple[int, ...], workers: int) -> Measurement:
-    for file in files:
+def _decode(pictures: _Pictures, workers: int) -> Measurement:
+    for file in pictures.files:
         file.read_bytes()  # the CPU is measured, not the disk
-    repeats = 1 + 1_000_000 // len(files)  # more than can be decoded meanwhile
-    pictures = cast("Any", _Pictures(files * repeats, shape))
     pictures[0]  # if it cannot be decoded, the message is plainer here than in a worker
     batches = iter(DataLoader(pictures, 8, num_workers=workers))
     for _ in range(4 * workers):  # until all workers are busy
@@ -378,78 +369,75 @@ def _decode(files: list[Path], shape: tuple[int, ...], workers: int) -> Measurem
 
 
 def _cold_stages(setting: _Setting) -> list[Stage]:
-    limit = Stage(
-        "reading from start to end, cold", partial(_read_sequentially, setting), reported=False
-    )
-    return [limit, Stage("disk cold, random order", partial(_read_at_random, setting), [limit])]
+    read_in_order = partial(_cold, setting, _read_in_order)
+    limit = Stage("reading from start to end, cold", read_in_order, reported=False)
+    read_at_random = partial(_cold, setting, _read_at_random)
+    return [limit, Stage("disk cold, random order", read_at_random, [limit])]
 
 
-#: A path, and where a part of the file begins and ends.
+def _cold(setting: _Setting, read: Callable[[_Setting], Iterable[float]]) -> Measurement:
+    """Return what measures reading from the disk. ``read`` yields how many images it has read.
+
+    Raises MemloadError if pages cannot be dropped from RAM.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        raise MemloadError("this system cannot drop pages from its cache")
+    blocks = _blocks(setting.sample)
+
+    def measurement() -> float:
+        _drop(setting.sample, blocks)
+        return _rate(read(setting), _SLOW_SECONDS)
+
+    _drop(setting.sample, blocks)
+    path, offset, size = blocks[0]
+    with path.open("rb") as file, suppress(OSError):  # which says that the page is not in RAM
+        if os.preadv(file.fileno(), [bytearray(1)], offset + size // 2, os.RWF_NOWAIT):
+            raise MemloadError(
+                "its pages stay in RAM: the disk is in memory, or another process maps them"
+            )
+    return measurement
+
+
+#: A path, and the offset and size of a part of the file.
 Block = tuple[Path, int, int]
 
 
 def _blocks(sample: MemmapDataset) -> list[Block]:
     """Return the part of the files that holds a sample, divided into blocks."""
-    shards, rows = sample.shards, sample.index.row
+    shards, row_bytes = sample.shards, sample.shards.array.row_bytes
+    first, last = int(sample.index.row.min()), int(sample.index.row.max())
     blocks = []
     for path, start, stop in zip(shards.paths, shards.starts, shards.starts[1:], strict=False):
-        first, last = max(start, int(rows.min())), min(stop - 1, int(rows.max()))
-        begin = HEADER_BYTES + (first - start) * shards.array.row_bytes
-        end = HEADER_BYTES + (last + 1 - start) * shards.array.row_bytes
+        begin = HEADER_BYTES + (max(start, first) - start) * row_bytes
+        end = HEADER_BYTES + (min(stop, last + 1) - start) * row_bytes
         for offset in range(begin, end, _BLOCK_BYTES):
-            blocks.append((path, offset, min(end, offset + _BLOCK_BYTES)))
+            blocks.append((path, offset, min(_BLOCK_BYTES, end - offset)))
     return blocks
 
 
-def _read_sequentially(setting: _Setting) -> Measurement:
-    blocks = _blocks(setting.sample)
-    _require_cold(setting.sample)
-
-    def read(block: Block) -> int:
-        path, start, end = block
-        return np.fromfile(path, np.uint8, end - start, offset=start).nbytes
-
-    def measurement() -> float:
-        _drop(setting.sample)
-        with ThreadPoolExecutor(setting.threads) as pool:
-            return _rate(pool.map(read, blocks), _SLOW_SECONDS) / setting.row_bytes
-
-    return measurement
-
-
-def _read_at_random(setting: _Setting) -> Measurement:
-    _require_cold(setting.sample)
-    batch_size = min(64, setting.batch_size)  # of larger ones, too few would be read in a second
-    loader = _loader(setting.sample, batch_size, device="cpu")
-
-    def measurement() -> float:
-        _drop(setting.sample)
-        return _rate((len(batch[0]) for batch in loader), _SLOW_SECONDS)
-
-    return measurement
-
-
-def _drop(sample: MemmapDataset) -> None:
+def _drop(sample: MemmapDataset, blocks: Sequence[Block]) -> None:
     """Remove the pages of a sample from RAM, unless another process maps them."""
     for pixels in sample.shards.maps:
         forget(pixels)
-    for path, start, end in _blocks(sample):
+    for path, offset, size in blocks:
         with path.open("rb") as file:
             os.fsync(file)  # pages that are not written yet would stay
-            os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
 
 
-def _require_cold(sample: MemmapDataset) -> None:
-    """Raise MemloadError if `_drop` has no effect."""
-    if not hasattr(os, "posix_fadvise"):
-        raise MemloadError("this system cannot drop pages from its cache")
-    _drop(sample)
-    path, start, end = _blocks(sample)[0]
-    with path.open("rb") as file, suppress(OSError):  # which says that the page is not in RAM
-        if os.preadv(file.fileno(), [bytearray(1)], (start + end) // 2, os.RWF_NOWAIT):
-            raise MemloadError(
-                "its pages stay in RAM: the disk is in memory, or another process maps them"
-            )
+def _read_in_order(setting: _Setting) -> Iterator[float]:
+    def read(block: Block) -> float:
+        path, offset, size = block
+        return np.fromfile(path, np.uint8, size, offset=offset).nbytes / setting.row_bytes
+
+    with ThreadPoolExecutor(setting.threads) as pool:
+        yield from pool.map(read, _blocks(setting.sample))
+
+
+def _read_at_random(setting: _Setting) -> Iterator[float]:
+    batch_size = min(64, setting.batch_size)  # of larger ones, too few would be read in a second
+    for batch in _loader(setting.sample, batch_size, device="cpu"):
+        yield len(batch[0])
 
 
 # All that is warm
@@ -488,19 +476,19 @@ def _warm_stages(setting: _Setting, auto: str) -> list[Stage]:
 
 
 def _take(setting: _Setting) -> Measurement:
-    pixels, blocks = setting.dataset.shards.maps[0], setting.random_positions()
-    out = np.zeros((len(blocks[0]), *pixels.shape[1:]), pixels.dtype)
+    pixels, blocks = setting.dataset.shards.maps[0], cycle(setting.random_blocks())
+    out = np.zeros((setting.block_size, *pixels.shape[1:]), pixels.dtype)
 
     def step() -> int:
-        for block in blocks:
-            np.take(pixels, block % len(pixels), axis=0, out=out[: len(block)], mode="clip")
-        return len(setting.sample)
+        block = next(blocks)
+        np.take(pixels, block % len(pixels), axis=0, out=out[: len(block)], mode="clip")
+        return len(block)
 
     return _steady(step)
 
 
 def _gather(setting: _Setting, threads: int) -> Measurement:
-    blocks = setting.random_positions()
+    blocks = setting.random_blocks()
     buffers = [setting.sample.gather(blocks[0]) for _ in range(threads)]
 
     def gather(thread: int) -> int:
@@ -538,32 +526,29 @@ def _copy(setting: _Setting, images: int) -> Measurement:
 
 def _select(setting: _Setting) -> Measurement:
     _require_gpu(setting)
-    word, device, images = widest_word(setting.row_bytes), setting.device, len(setting.sample)
-    stored = torch.zeros((images, setting.row_bytes), dtype=torch.uint8, device=device).view(word)
-    numbers = torch.randperm(images, device=device)[: setting.batch_size]
-    out = torch.index_select(stored, 0, numbers)
-    select = partial(torch.index_select, stored, 0, numbers, out=out)
+    shape = (len(setting.sample), setting.row_bytes)
+    stored = torch.zeros(shape, dtype=torch.uint8, device=setting.device)
+    stored = stored.view(widest_word(setting.row_bytes))
+    rows = torch.randperm(len(stored), device=setting.device)[: setting.batch_size]
+    out = stored[rows]
+    select = partial(torch.index_select, stored, 0, rows, out=out)
     return _on_gpu(setting, select, setting.batch_size)
 
 
 def _transform(setting: _Setting, transform: Any) -> Measurement:
-    """Prepare the random numbers of a chunk of batches at once, as a Loader does."""
-    size = setting.batch_size
-    pixels = setting.sample.gather(np.arange(size)).to(setting.device)
-    images = pixels.permute(0, 3, 1, 2)
-    on_gpu = setting.device.type == "cuda"
-    batches = range(32 if on_gpu else setting.threads)
-    positions, epochs = np.arange(len(batches) * size), count()
+    """Prepare the random numbers of many batches at once, as a Loader does."""
+    size, on_gpu = setting.batch_size, setting.device.type == "cuda"
+    images = setting.sample.gather(np.arange(size)).to(setting.device).permute(0, 3, 1, 2)
+    positions = np.arange((32 if on_gpu else setting.threads) * size)
 
     def step() -> int:
-        prepared = transform.prepare(positions, epoch=next(epochs))
+        prepared = transform.prepare(positions)
 
-        def transform_batch(number: int) -> int:
-            return len(prepared(images, None, number * size, (number + 1) * size))
+        def transform_batch(start: int) -> int:
+            return len(prepared(images, None, start, start + size))
 
-        if not on_gpu:  # there, a Loader transforms one batch on each thread
-            return _on_threads(setting.threads, transform_batch, batches)
-        transformed = sum(map(transform_batch, batches))
+        starts = range(0, len(positions), size)
+        transformed = _on_threads(1 if on_gpu else setting.threads, transform_batch, starts)
         setting.synchronize()
         return transformed
 
@@ -598,20 +583,18 @@ def _loader(sample: MemmapDataset, batch_size: int, **options: Any) -> Loader:
 
 def _choose_feed(setting: _Setting) -> Choice:
     """Choose as ``feed="auto"`` does for the whole data set, of which only a sample is loaded."""
+    if setting.device.type == "cpu":
+        return Choice("cpu", "the device is cpu")
 
     def create(name: str) -> Feed:
         # A Loader stands for its feed here: `first_that_serves` looks only at whether making it
         # raises, and returns it unused.
-        loader = _loader(setting.sample, 1, device=setting.device, feed=name)
-        return cast("Feed", loader)
+        return cast("Feed", _loader(setting.sample, 1, device=setting.device, feed=name))
 
-    if setting.device.type == "cpu":
-        return _loader(setting.sample, 1, device="cpu").feed
-    device = torch.device("cuda", torch.cuda.current_device())
     dataset = setting.dataset
     columns = [dataset.index.columns[name] for name in dataset.sample_columns]
     samples = Samples(dataset.shards, dataset.index.row, columns)
-    return first_that_serves(create, samples, device)[1]
+    return first_that_serves(create, samples, setting.device)[1]
 
 
 # Text
@@ -628,15 +611,10 @@ def _number(value: float) -> str:
 
 def _machine() -> dict[str, Any]:
     """Return the processor, its cores, the system and the GPU, ready for JSON."""
-    facts = {"cpu": platform.machine(), "cores": available_cores(), "system": platform.platform()}
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                facts["cpu"] = line.partition(":")[2].strip()
+    model = re.search("model name\\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    cpu = model[1] if model else platform.machine()
+    facts = {"cpu": cpu, "cores": available_cores(), "system": platform.platform()}
     if torch.cuda.is_available():
         facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-        driver = Path("/proc/driver/nvidia/version")
-        if driver.exists():
-            facts["driver"] = driver.read_text().splitlines()[0]
     return facts
