@@ -10,13 +10,13 @@ The way of a batch, from top to bottom; each step calls the next one only:
       ▼ jobs: one for each batch
     ahead                       ahead.py      begins them early, perhaps on threads; in order
       ▼
-    SideStream.begin            streams.py    on a stream of its own (CUDA)
+    SideStream.begin            streams.py    CUDA only: on a stream of its own
       ▼
-    BatchMaker                  batches.py    prepared once a chunk, called once a batch
+    make_batch                  batches.py    prepared once a chunk, called once a batch
       │ fetch                   ../feeds/        rows and columns to the device
       │ transform               ../transforms/   whole batches, one draw a sample
       ▼
-    SideStream.hand_over        streams.py    the consumer's stream waits for the batch
+    SideStream.hand_over        streams.py    CUDA only: the consumer's stream waits for the batch
       ▼
     (images, labels)            batches.py    a named tuple, perhaps in static buffers
 

@@ -11,7 +11,6 @@ local names first.
 
 import atexit
 import contextlib
-import itertools
 import os
 import queue
 import sys
@@ -19,38 +18,35 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds that an early exit waits for each thread of a pool. It may be in the user's transform, or
-#: reading from a slow disk.
-_MAX_WAIT = 60.0
-#: Seconds that it waits for the thread of an iterable, which may itself wait for anything.
-_MAX_WAIT_FOR_ITERABLE = 10.0
-#: One for each pool, so that its threads can be told from others.
-_pool_numbers = itertools.count()
+#: Begins the name of each thread of a pool.
+_POOL_NAME = "memload-ahead"
+#: Seconds that an early exit waits for the thread of an iterable, which may wait for anything.
+_MAX_WAIT = 10.0
+_FORKED = (
+    "This iterator is used in a forked child, but what it has in flight stayed in the parent "
+    "process. Iterate anew in the child."
+)
 
 
 def ahead(
-    begin: Callable[..., T],
-    jobs: Generator[tuple[Any, ...], None, None],
-    in_flight: int,
-    num_threads: int = 0,
+    jobs: Generator[Callable[[], T], None, None], in_flight: int, num_threads: int = 0
 ) -> Generator[T, None, None]:
-    """Yield ``begin(*job)`` for every job, in order, with ``in_flight`` of them begun at a time.
+    """Yield the result of every job, in order, with ``in_flight`` of them begun at a time.
 
     ``in_flight``, at least 1, counts the item that is yielded next. Jobs are taken on the caller's
-    thread, and closed in the end. ``num_threads`` threads call ``begin``. With 0 the caller's
-    thread calls it, which is ahead of the consumer if ``begin`` only starts something, as on a CUDA
-    stream.
+    thread, and closed in the end. ``num_threads`` threads call them. With 0 the caller's thread
+    does, which is ahead of the consumer if a job only starts something, as on a CUDA stream. An
+    early exit waits for the jobs that threads have begun.
 
-    >>> list(ahead(pow, ((number, 2) for number in range(4)), in_flight=2))
+    >>> list(ahead((partial(pow, number, 2) for number in range(4)), in_flight=2))
     [0, 1, 4, 9]
     """
     is_finalizing, getpid, this_process = sys.is_finalizing, os.getpid, os.getpid()
-    name = f"memload-{next(_pool_numbers)}"
-    pool = ThreadPoolExecutor(num_threads, name) if num_threads else None
+    pool = ThreadPoolExecutor(num_threads, _POOL_NAME) if num_threads else None
     begun: deque[Any] = deque()
     more_jobs = True
     failure: Exception | None = None
@@ -62,22 +58,24 @@ def ahead(
                     if job is None:
                         more_jobs = False
                     else:
-                        begun.append(begin(*job) if pool is None else pool.submit(begin, *job))
+                        begun.append(job() if pool is None else pool.submit(job))
                     job = None  # its memory may be what the next item takes
                 except Exception as error:  # noqa: BLE001  # raised below, when its turn comes
                     failure, more_jobs = error, False
             if not begun:
                 break
             yield begun.popleft() if pool is None else begun.popleft().result()
-            if num_threads or in_flight > 1:
-                _check_process(this_process)
+            if getpid() != this_process and (num_threads or in_flight > 1):
+                raise RuntimeError(_FORKED)
         if failure is not None:
             raise failure
     finally:
         failure = job = None  # a traceback may hold this frame
         jobs.close()
         if pool is not None and not is_finalizing() and getpid() == this_process:
-            _end(pool, name)
+            # A thread of a pool may happen to collect a dropped generator. It must not wait.
+            is_consumer = not threading.current_thread().name.startswith(_POOL_NAME)
+            pool.shutdown(wait=is_consumer, cancel_futures=True)
 
 
 def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None, None]:
@@ -87,56 +85,67 @@ def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None,
     [0, 1, 2]
     """
     is_finalizing, getpid, this_process = sys.is_finalizing, os.getpid, os.getpid()
-    # SimpleQueue is written in C. An interrupt inside of queue.Queue could leave its lock held.
-    items: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-    room: queue.SimpleQueue[None] = queue.SimpleQueue()
-    for _ in range(prefetch_factor):
-        room.put(None)
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=_produce, args=(iterable, items, room, stop), name="memload-prefetch", daemon=True
-    )
+    producer = _Producer(iterable, prefetch_factor)
     del iterable  # the thread alone holds it
-    producer = _Producer(thread, stop, room, this_process)
-    producers = _producers
     try:
-        producers.add(producer)
-        thread.start()
+        producer.start()
         while True:
-            is_item, value = items.get()
+            is_item, value = producer.items.get()
             if not is_item:
                 break
-            room.put(None)
+            producer.room.put(None)
             yield value
             del value  # its memory may be what the next item takes
-            _check_process(this_process)
+            if getpid() != this_process:
+                raise RuntimeError(_FORKED)
         if value is not None:
             raise value
     finally:
         value = None  # the traceback of an exception holds this frame
-        producers.discard(producer)
-        if not is_finalizing() and getpid() == this_process:
+        if not is_finalizing():
             producer.end()
 
 
-class _Producer(NamedTuple):
-    """The thread of `on_thread`, and what ends it."""
+class _Producer(threading.Thread):
+    """Puts (True, item) into ``items`` whenever there is room.
 
-    thread: threading.Thread
-    stop: threading.Event
-    room: "queue.SimpleQueue[None]"
-    process: int
+    In the end it puts (False, None), or (False, exception).
+    """
+
+    def __init__(self, iterable: Iterable[Any], prefetch_factor: int) -> None:
+        super().__init__(name="memload-prefetch", daemon=True)
+        self._iterable, self._is_ended = iterable, False
+        # SimpleQueue is written in C. An interrupt inside of queue.Queue could leave its lock held.
+        self.items: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        self.room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(prefetch_factor):
+            self.room.put(None)
+
+    def run(self) -> None:
+        error, iterator = None, None
+        try:
+            iterator = iter(self._iterable)
+            while True:
+                self.room.get()
+                if self._is_ended:
+                    break
+                self.items.put((True, next(iterator)))
+        except StopIteration:
+            pass
+        except BaseException as caught:  # noqa: BLE001  # whatever it is, the loop raises it
+            error = caught
+        if self._is_ended and isinstance(iterator, Generator):
+            with contextlib.suppress(Exception):  # the loop has ended: nobody is there to catch it
+                iterator.close()
+        del self._iterable
+        self.items.put((False, error))
 
     def end(self) -> None:
         """Let the thread end, and wait for it, but not without end."""
-        self.stop.set()
+        self._is_ended = True
         self.room.put(None)
-        if self.thread.ident is not None and self.thread is not threading.current_thread():
-            self.thread.join(_MAX_WAIT_FOR_ITERABLE)
-
-
-#: The producers whose iterators are alive.
-_producers: set[_Producer] = set()
+        if self.is_alive() and self is not threading.current_thread():
+            self.join(_MAX_WAIT)
 
 
 @atexit.register
@@ -145,50 +154,6 @@ def _end_producers() -> None:
 
     A thread still inside torch would then abort the process.
     """
-    for producer in list(_producers):
-        if producer.process == os.getpid():
-            producer.end()
-
-
-def _produce(
-    iterable: Iterable[Any],
-    items: "queue.SimpleQueue[tuple[bool, Any]]",
-    room: "queue.SimpleQueue[None]",
-    stop: threading.Event,
-) -> None:
-    """Put (True, item) for each item once there is room, then (False, None or an exception)."""
-    error, iterator = None, None
-    try:
-        iterator = iter(iterable)
-        while True:
-            room.get()
-            if stop.is_set():
-                break
-            items.put((True, next(iterator)))
-    except StopIteration:
-        pass
-    except BaseException as caught:  # noqa: BLE001  # whatever it is, the loop raises it
-        error = caught
-    if stop.is_set() and isinstance(iterator, Generator):
-        with contextlib.suppress(Exception):  # the loop has ended: nobody is there to catch it
-            iterator.close()
-    items.put((False, error))
-
-
-def _check_process(process: int) -> None:
-    if os.getpid() != process:
-        raise RuntimeError(
-            "This iterator is used in a forked child, but what it has in flight stayed in the "
-            "parent process. Iterate anew in the child."
-        )
-
-
-def _end(pool: ThreadPoolExecutor, name: str) -> None:
-    """Drop what a pool has not begun, and wait for its threads, but not without end.
-
-    The current thread may be one of them, if it happens to collect a generator that was dropped.
-    """
-    pool.shutdown(wait=False, cancel_futures=True)
     for thread in threading.enumerate():
-        if thread.name.startswith(f"{name}_") and thread is not threading.current_thread():
-            thread.join(_MAX_WAIT)
+        if isinstance(thread, _Producer):
+            thread.end()

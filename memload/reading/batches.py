@@ -15,55 +15,48 @@ from memload.storage.index import Index
 from memload.transforms import Transform
 
 
-class BatchMaker:
-    """Makes the batches of a chunk: fetches samples, transforms them and names their columns.
+def batch_maker(
+    chunk: Chunk,
+    *,
+    feed: Feed,
+    transform: Callable[..., Any] | None,
+    columns: tuple[str, ...],
+    seed: int,
+    epoch: int,
+    stream: torch.cuda.Stream | None,
+) -> Callable[[BatchPart], tuple[int, Any]]:
+    """Return a function that makes the batches of a chunk: fetches, transforms, names columns.
 
-    Feed and transform prepare once for the chunk: they look up rows, draw, and upload both. On CUDA
-    that is done on ``stream``, on which all of the chunk's batches must be made. Thread-safe.
+    It returns how many samples of the epoch are seen with the batch, and the batch. It is
+    thread-safe. Feed and transform prepare once for the chunk: they look up rows, draw, and upload
+    both. On CUDA that is done on ``stream``, on which all of the chunk's batches must be made.
     """
+    prepared = None
+    with torch.cuda.stream(stream):
+        fetch = feed.prepare(chunk.samples)
+        if isinstance(transform, Transform):
+            prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
+    batch_class = batch_type(columns)
 
-    def __init__(
-        self,
-        chunk: Chunk,
-        *,
-        feed: Feed,
-        transform: Callable[..., Any] | None,
-        columns: tuple[str, ...],
-        seed: int,
-        epoch: int,
-        stream: torch.cuda.Stream | None,
-    ) -> None:
-        self.stream = stream
-        self._columns = columns
-        self._prepared, self._function = None, transform
-        with torch.cuda.stream(stream):
-            self._fetch = feed.prepare(chunk.samples)
-            if isinstance(transform, Transform):
-                self._prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
-
-    def __call__(self, part: BatchPart) -> tuple[int, Any]:
-        """Return how many samples of the epoch are seen with this batch, and the batch."""
-        pixels, *values = self._fetch(part.start, part.stop)
+    def make_batch(part: BatchPart) -> tuple[int, Any]:
+        pixels, *values = fetch(part.start, part.stop)
         images: Any = pixels.permute(0, 3, 1, 2)
-        if self._prepared is not None:
-            columns = dict(zip(self._columns, values, strict=True))
-            images, columns = self._prepared(images, columns, part.start, part.stop)
-            values = [columns[name] for name in self._columns]
-        elif self._function is not None:
-            images = self._function(images)
-            _check_images(images, len(pixels))
-        return part.samples_seen, batch_type(self._columns)(images, *values)
+        if prepared is not None:
+            by_name = dict(zip(columns, values, strict=True))
+            images, by_name = prepared(images, by_name, part.start, part.stop)
+            values = [by_name[name] for name in columns]
+        elif transform is not None:
+            images = transform(images)
+            found = images.shape if isinstance(images, Tensor) else (len(pixels),)
+            if images is None or found[:1] != (len(pixels),):
+                result = "None" if images is None else f"a tensor of shape {tuple(found)}"
+                raise ValueError(
+                    f"transform returned {result} for {len(pixels)} images. Return as many images, "
+                    "along the first dimension."
+                )
+        return part.samples_seen, batch_class(images, *values)
 
-
-def _check_images(images: Any, count: int) -> None:
-    """Raise ValueError if a transform of the user's has returned no batch of images."""
-    if images is None:
-        raise ValueError(f"transform returned None instead of {count} images. Return the images.")
-    if isinstance(images, Tensor) and (images.ndim == 0 or len(images) != count):
-        raise ValueError(
-            f"transform returned a tensor of shape {tuple(images.shape)} for {count} images. "
-            "Its first dimension must stay the same."
-        )
+    return make_batch
 
 
 @functools.cache
@@ -75,11 +68,7 @@ def batch_type(columns: tuple[str, ...]) -> Any:
     """
     fields = ["images", *("labels" if name == "label" else name for name in columns)]
     batch_class = cast("Any", namedtuple("Batch", fields, rename=True))  # fields of this call
-
-    def reduce(batch: Any) -> tuple[Any, ...]:
-        return _unpickle_batch, (columns, tuple(batch))
-
-    batch_class.__reduce__ = reduce
+    batch_class.__reduce__ = lambda batch: (_unpickle_batch, (columns, tuple(batch)))
     return batch_class
 
 
@@ -87,37 +76,29 @@ def _unpickle_batch(columns: tuple[str, ...], values: tuple[Any, ...]) -> Any:
     return batch_type(columns)(*values)
 
 
-class StaticBuffers:
-    """The tensors that every batch is copied into, so that a captured CUDA graph can read them."""
+def copy_to_buffers(batch: Any, buffers: list[Tensor]) -> Any:
+    """Return the batch with the buffers in place of its tensors; copied on the current stream.
 
-    def __init__(self) -> None:
-        self._buffers: list[Tensor] = []
-
-    def copy(self, batch: Any) -> Any:
-        """Return the batch with the buffers in place of its tensors; copied on the current stream.
-
-        The first batch makes the buffers. Raises ValueError for one of another shape or dtype.
-        """
-        tensors = list(tensors_of(batch))
-        if not self._buffers:
-            self._buffers = [torch.clone(tensor) for tensor in tensors]
-        else:
-            expected = [(tuple(buffer.shape), buffer.dtype) for buffer in self._buffers]
-            found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-            if found != expected:
-                raise ValueError(
-                    f"static_buffers: a batch has tensors of {_describe(found)}, but the buffers "
-                    f"are of {_describe(expected)}. All batches must be alike: use drop_last=True, "
-                    "and a transform whose result always has the same shape and dtype."
-                )
-            for buffer, tensor in zip(self._buffers, tensors, strict=True):
-                buffer.copy_(tensor)
-        buffers = iter(self._buffers)
-        return map_tensors(lambda _: next(buffers), batch)
+    A captured CUDA graph can read the buffers, which the first batch makes: ``buffers`` is empty
+    before. Raises ValueError for a batch of another shape or dtype.
+    """
+    tensors = list(tensors_of(batch))
+    if not buffers:
+        buffers += [torch.empty_like(tensor) for tensor in tensors]
+    if [(one.shape, one.dtype) for one in tensors] != [(one.shape, one.dtype) for one in buffers]:
+        raise ValueError(
+            f"static_buffers: a batch has tensors of {_describe(tensors)}, but the buffers are of "
+            f"{_describe(buffers)}. All batches must be alike: use drop_last=True, and a transform "
+            "whose result always has the same shape and dtype."
+        )
+    for buffer, tensor in zip(buffers, tensors, strict=True):
+        buffer.copy_(tensor)
+    remaining = iter(buffers)
+    return map_tensors(lambda _: next(remaining), batch)
 
 
-def _describe(tensors: list[tuple[tuple[int, ...], torch.dtype]]) -> str:
-    return ", ".join(f"{shape} {dtype}" for shape, dtype in tensors)
+def _describe(tensors: list[Tensor]) -> str:
+    return ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)
 
 
 def bind_dataset(transform: Any, dataset: Any) -> Any:

@@ -26,7 +26,7 @@ consecutive batches, and a `BatchPart` of it is one batch. Two kinds of epochs e
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,28 +116,17 @@ class OrderBatches:
         max_steps = max(1, self.max_chunk // self.batch_size)
         num_steps = min(max_steps, max(1, _FIRST_CHUNK // self.batch_size))
         while step_starts:
-            chunk = self._chunk(epoch, step_starts[:num_steps], end)
-            if chunk is not None:
-                yield chunk
+            positions, parts, stop = [], [], 0
+            for step_start in step_starts[:num_steps]:
+                step_stop = min(step_start + per_step, end)
+                first, last = self._share(step_start, step_stop - step_start)
+                if first < last:  # in the last step, this rank may have none
+                    start, stop = stop, stop + last - first
+                    positions.append(np.arange(first, last))
+                    parts.append(BatchPart(start, stop, step_stop))
+            if parts:
+                yield self._chunk(epoch, np.concatenate(positions), parts)
             step_starts, num_steps = step_starts[num_steps:], min(max_steps, 4 * num_steps)
-
-    def _chunk(self, epoch: int, step_starts: range, end: int) -> Chunk | None:
-        """Return this rank's batches of some steps. It may have none in the last: then None."""
-        positions, parts, start = [], [], 0
-        for step_start in step_starts:
-            step_size = min(step_starts.step, end - step_start)
-            first, last = self._share(step_start, step_size)
-            if first < last:
-                stop = start + last - first
-                positions.append(np.arange(first, last))
-                parts.append(BatchPart(start, stop, step_start + step_size))
-                start = stop
-        if not parts:
-            return None
-        all_positions = np.concatenate(positions)
-        samples = self._take(epoch, all_positions)
-        repeats = getattr(self.order, "repeats", False)
-        return Chunk(samples, all_positions if repeats else samples, parts)
 
     def _share(self, step_start: int, step_size: int) -> tuple[int, int]:
         """Return the first position of this rank in a step, and the one behind its last.
@@ -152,18 +141,19 @@ class OrderBatches:
         last = step_size * (self.rank + 1) // self.num_replicas
         return step_start + first, step_start + last
 
-    def _take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        total_size = len(self.order)
-        if positions[-1] >= total_size:  # the padding is the beginning of the epoch again
-            positions = positions % total_size
-        samples = np.asarray(self.order.take(epoch, positions))
+    def _chunk(self, epoch: int, positions: np.ndarray, parts: list[BatchPart]) -> Chunk:
+        inside = positions
+        if positions[-1] >= len(self.order):  # the padding is the beginning of the epoch again
+            inside = positions % len(self.order)
+        samples = np.asarray(self.order.take(epoch, inside))
         if samples.shape != positions.shape or samples.dtype.kind not in "iu":
             raise ValueError(
                 f"sampler: take() returned {samples.dtype} of shape {samples.shape} for "
                 f"{len(positions)} positions. It must return an integer for each."
             )
         _check_range(samples, 0, self.num_samples)
-        return samples
+        repeats = getattr(self.order, "repeats", False)
+        return Chunk(samples, positions if repeats else samples, parts)
 
 
 @dataclass(frozen=True)
@@ -197,24 +187,21 @@ class IterableBatches:
     def chunks(self, epoch: int, samples_seen: int) -> Iterator[Chunk]:
         """Yield the batches from where ``samples_seen`` samples were seen, each as a chunk."""
         position = 0
-        numbers: Iterator[Any] = iter(self.iterable)
+        numbers = batches = iter(self.iterable)
         if self.batch_size is not None:
-            deque(itertools.islice(numbers, samples_seen), maxlen=0)  # taken and dropped
             position = samples_seen
-            numbers = self._batched(numbers, self.batch_size)
-        for batch in numbers:
+            deque(itertools.islice(numbers, samples_seen), maxlen=0)  # taken and dropped
+            batches = iter(lambda: list(itertools.islice(numbers, self.batch_size)), [])
+        for batch in batches:
             samples = self._checked(batch)
+            if self.drop_last and len(samples) != self.batch_size:
+                break
             first, position = position, position + len(samples)
             seen_of_batch = max(0, samples_seen - first)
             if seen_of_batch < len(samples):
                 samples = samples[seen_of_batch:]
                 positions = np.arange(first + seen_of_batch, position)
                 yield Chunk(samples, positions, [BatchPart(0, len(samples), position)])
-
-    def _batched(self, numbers: Iterator[Any], batch_size: int) -> Iterator[Sequence[Any]]:
-        while batch := list(itertools.islice(numbers, batch_size)):
-            if len(batch) == batch_size or not self.drop_last:
-                yield batch
 
     def _checked(self, batch: Iterable[Any]) -> np.ndarray:
         samples = np.asarray(list(batch))
@@ -232,13 +219,9 @@ class IterableBatches:
 
 def tell_epoch(epoch: int, loader: Any) -> None:
     """Call ``set_epoch`` of a loader's samplers: also of ``batch_sampler.sampler``."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers: tuple[Any, ...] = (
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-    )
-    for sampler in samplers:
+    batches: Any = getattr(loader, "batch_sampler", None)
+    numbers = getattr(loader, "sampler", None), getattr(batches, "sampler", None)
+    for sampler in (*numbers, batches):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
 

@@ -1,6 +1,7 @@
 """The Loader: joins data set, order, feed and transform to batches on the device."""
 
 import contextlib
+import functools
 import math
 import threading
 import warnings
@@ -18,7 +19,7 @@ from memload.feeds.choice import FEEDS, Choice, FeedName
 from memload.feeds.interface import Samples
 from memload.machine import available_cores
 from memload.reading.ahead import ahead, on_thread
-from memload.reading.batches import BatchMaker, StaticBuffers, bind_dataset
+from memload.reading.batches import batch_maker, bind_dataset, copy_to_buffers
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import (
     MAX_CHUNK,
@@ -30,7 +31,7 @@ from memload.reading.epochs import (
 )
 from memload.reading.pipeline import Pipeline, make_pipeline
 from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler
-from memload.reading.streams import find_device
+from memload.reading.streams import current_stream, find_device
 from memload.transforms import evaluate, train
 
 #: Bytes of columns in a chunk, at most.
@@ -177,11 +178,11 @@ class Loader:
         """Set what is never pickled."""
         self._lock = threading.Lock()
         self._pipeline: Pipeline | None = None
-        self._static = StaticBuffers()
+        self._buffers: list[torch.Tensor] = []
         self._current: Progress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        process_state = ("_lock", "_pipeline", "_static", "_current")
+        process_state = ("_lock", "_pipeline", "_buffers", "_current")
         kept = {name: value for name, value in vars(self).items() if name not in process_state}
         return {**kept, "_next": self._current or self._next}  # the copy goes on where this one is
 
@@ -271,8 +272,11 @@ class Loader:
     def _identity(self) -> dict[str, Any]:
         """Return what must be equal for a state to be this Loader's."""
         order: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        fingerprint = self.dataset.fingerprint
-        return {"fingerprint": fingerprint, "seed": self.seed, "order": _identify_order(order)}
+        text = repr(order)
+        if not _is_of_memload(order):
+            seed = getattr(order, "seed", None)
+            text = type(order).__name__ + (f"(seed={seed})" if isinstance(seed, int) else "")
+        return {"fingerprint": self.dataset.fingerprint, "seed": self.seed, "order": text}
 
     def __iter__(self) -> Iterator[Any]:
         self._current = None  # from here on, state_dict() is the start of the next epoch
@@ -282,12 +286,12 @@ class Loader:
         # An epoch begins with its first batch: Lightning calls iter() once just to see if it can.
         pipeline, schedule, progress = self._get_pipeline(), self._schedule(), self._begin_epoch()
         chunks = schedule.chunks(progress.epoch, progress.samples_seen)
-        jobs, stream = self._jobs(pipeline, chunks, progress.epoch), pipeline.stream
-        begun = ahead(stream.begin, jobs, pipeline.in_flight, pipeline.num_threads)
+        jobs, side = self._jobs(pipeline, chunks, progress.epoch), pipeline.side
+        begun = ahead(jobs, pipeline.in_flight, pipeline.num_threads)
         with contextlib.closing(begun):
-            for samples_seen, batch in map(stream.hand_over, begun):
+            for samples_seen, batch in begun if side is None else map(side.hand_over, begun):
                 if self.static_buffers:
-                    batch = self._static.copy(batch)
+                    batch = copy_to_buffers(batch, self._buffers)
                 self._current = progress = Progress(progress.epoch, samples_seen)
                 yield batch
                 del batch  # its memory may be what the next one takes
@@ -296,30 +300,33 @@ class Loader:
 
     def _jobs(
         self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
-    ) -> Generator[tuple[Any, ...], None, None]:
-        """Yield what `SideStream.begin` takes, for each batch of an epoch."""
-        is_own_order = self.batch_sampler is None and _is_of_memload(self.sampler)
-        if pipeline.feed.name == "uva" and is_own_order:
+    ) -> Generator[Callable[[], Any], None, None]:
+        """Yield a function for each batch of an epoch, which makes it, or begins to."""
+        feed, side = pipeline.feed, pipeline.side
+        if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self.sampler):
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
             chunks = on_thread(chunks, 1)
         for chunk in chunks:
-            make_batch = None
+            make_batch, prepared_on = None, None
             for part in chunk.parts:
-                stream = pipeline.stream.for_batches()
+                consumer = current_stream(feed.device)
+                stream = consumer if side is None else side.stream
                 # The user may change the current stream between two batches. Batches are made on
                 # it if there is no other: then the rest of the chunk is prepared again.
-                if make_batch is None or make_batch.stream != stream:
-                    make_batch = BatchMaker(
+                if make_batch is None or prepared_on != stream:
+                    prepared_on = stream
+                    make_batch = batch_maker(
                         chunk,
-                        feed=pipeline.feed,
+                        feed=feed,
                         transform=self.transform,
                         columns=self._columns,
                         seed=self.seed,
                         epoch=epoch,
                         stream=stream,
                     )
-                yield make_batch, part, pipeline.stream.consumer()
+                job = functools.partial(make_batch, part)
+                yield job if side is None else functools.partial(side.begin, job, consumer)
 
     def _begin_epoch(self) -> Progress:
         """Return where this iteration begins. The next one begins with the epoch after it."""
@@ -462,14 +469,6 @@ def _check_integer(argument: str, value: int, minimum: int) -> None:
 def _is_of_memload(order: Any) -> bool:
     """Return whether an order is memload's: its `repr` identifies it; any thread may call it."""
     return type(order).__module__ == SequentialSampler.__module__
-
-
-def _identify_order(order: Any) -> str:
-    """Return a text that differs for different orders, as far as it can be known."""
-    if _is_of_memload(order):
-        return repr(order)
-    seed = getattr(order, "seed", None)
-    return type(order).__name__ + (f"(seed={seed})" if isinstance(seed, int) else "")
 
 
 def _default_threads() -> int:

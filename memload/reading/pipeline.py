@@ -7,7 +7,7 @@ import torch
 
 from memload.feeds.choice import Choice, FeedName, choose_feed, pinned_callers
 from memload.feeds.interface import Feed, Samples
-from memload.reading.streams import CurrentStream, SideStream
+from memload.reading.streams import SideStream
 
 
 class Pipeline(NamedTuple):
@@ -15,7 +15,8 @@ class Pipeline(NamedTuple):
 
     feed: Feed
     choice: Choice
-    stream: CurrentStream | SideStream
+    #: Where batches are made on CUDA. None: on the caller's current stream, or on the CPU.
+    side: SideStream | None
     #: Threads that make batches; with 0 the caller's thread does.
     num_threads: int
     #: Batches that are begun at a time, counting the one that is handed out next.
@@ -51,17 +52,17 @@ def make_pipeline(
     )
     if feed.name == "cpu":
         in_flight = max(1, num_threads * prefetch_factor)
-        return Pipeline(feed, choice, CurrentStream(device), num_threads, in_flight)
+        return Pipeline(feed, choice, None, num_threads, in_flight)
     if feed.name == "resident" and transform is None:
         # Its one kernel takes less time than a handover between streams.
-        return Pipeline(feed, choice, CurrentStream(device), 0, 1)
-    stream = SideStream(device, prefetch_factor, waits=not _uses_only_own_tensors(transform))
+        return Pipeline(feed, choice, None, 0, 1)
+    side = SideStream(device, prefetch_factor, waits=not _uses_only_own_tensors(transform))
     if feed.name != "pinned":
-        return Pipeline(feed, choice, stream, 0, 1 + prefetch_factor)
+        return Pipeline(feed, choice, side, 0, 1 + prefetch_factor)
     if num_threads == 0:
-        return Pipeline(feed, choice, stream, 0, 1)
+        return Pipeline(feed, choice, side, 0, 1)
     callers = pinned_callers(num_threads, prefetch_factor)
-    return Pipeline(feed, choice, stream, callers, 1 + max(callers, prefetch_factor))
+    return Pipeline(feed, choice, side, callers, 1 + max(callers, prefetch_factor))
 
 
 def _uses_only_own_tensors(transform: Any) -> bool:

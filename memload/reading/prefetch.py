@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import itertools
+import operator
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -16,7 +16,7 @@ from memload.reading.ahead import ahead, on_thread
 from memload.reading.batches import bind_dataset
 from memload.reading.epochs import tell_epoch
 from memload.reading.samplers import ShuffledSampler
-from memload.reading.streams import CurrentStream, SideStream, find_device, map_tensors
+from memload.reading.streams import SideStream, current_stream, find_device, map_tensors
 from memload.transforms import Transform
 from memload.transforms.transform import seed_offset
 
@@ -135,9 +135,8 @@ class CudaPrefetcher:
             self._columns = getattr(iterable.dataset, "sample_columns", ())
         self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
         self.device = find_device(device)
-        self._stream: CurrentStream | SideStream = CurrentStream(self.device)
-        if self.device.type == "cuda":
-            self._stream = SideStream(self.device, prefetch_factor)
+        is_cuda = self.device.type == "cuda"
+        self._side = SideStream(self.device, prefetch_factor) if is_cuda else None
         self._epoch = 0
         self._batches: Iterator[Any] | None = None
         self._after_the_last: tuple[None, ...] = (None, None)
@@ -154,16 +153,20 @@ class CudaPrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self._epoch, self._batches = self._epoch, self._epoch + 1, None
-        make_batch = _Mover(self, epoch)
-        items = self._numbers(epoch) if self._by_number else self.iterable
+        items = self.iterable
+        if self._by_number:
+            items = range(len(self.iterable))
+            if self.shuffle:
+                order = ShuffledSampler(len(items), seed=self.seed)
+                items = order.take(epoch, np.array(items)).tolist()
         # The generators below must not refer to self: `next` stores them there, and such a cycle
         # would keep a DataLoader's workers alive.
-        jobs = _jobs(make_batch, items, self._stream.consumer())
+        jobs = _jobs(_Mover(self, epoch), items, self._side, current_stream(self.device))
         if self.own_thread:
-            begun = on_thread(itertools.starmap(self._stream.begin, jobs), self.prefetch_factor)
+            begun = on_thread(map(operator.call, jobs), self.prefetch_factor)
         else:
-            begun = ahead(self._stream.begin, jobs, 1 + self.prefetch_factor)
-        return _hand_over(begun, self._stream)
+            begun = ahead(jobs, 1 + self.prefetch_factor)
+        return _hand_over(begun, self._side)
 
     def next(self) -> Any:
         """Return the next batch or, after the last, a None for each element: ``(None, None)``.
@@ -179,28 +182,22 @@ class CudaPrefetcher:
             return batch
         return self._after_the_last
 
-    def _numbers(self, epoch: int) -> Iterable[int]:
-        size = len(self.iterable)
-        if not self.shuffle:
-            return range(size)
-        order = ShuffledSampler(size, seed=self.seed)
-        return [int(number) for number in order.take(epoch, np.arange(size))]
-
 
 def _jobs(
-    make_batch: "_Mover", items: Iterable[Any], consumer: Any
-) -> Generator[tuple[Any, ...], None, None]:
-    """Yield what `SideStream.begin` takes, for each item."""
+    make_batch: Callable[[Any], Any], items: Iterable[Any], side: SideStream | None, consumer: Any
+) -> Generator[Callable[[], Any], None, None]:
+    """Yield a function for each item, which makes a batch of it, or begins to."""
     for item in items:
-        yield make_batch, item, consumer
-        del item  # its memory may be what the next one takes
+        job = functools.partial(make_batch, item)
+        yield job if side is None else functools.partial(side.begin, job, consumer)
+        del item, job  # their memory may be what the next one takes
 
 
 def _hand_over(
-    begun: Generator[Any, None, None], stream: CurrentStream | SideStream
+    begun: Generator[Any, None, None], side: SideStream | None
 ) -> Generator[Any, None, None]:
     with contextlib.closing(begun):
-        for batch in map(stream.hand_over, begun):
+        for batch in begun if side is None else map(side.hand_over, begun):
             yield batch
             del batch  # its memory may be what the next one takes
 
@@ -239,14 +236,8 @@ class _Mover:
     ) -> tuple[Any, list[Any]]:
         """Call a transform of memload's with images and, if their names are known, columns."""
         draws = self._draw_options(images, number)
-        names: tuple[str, ...] = ("label",)
-        if len(values) == len(self._columns) and all(_is_column(one, images) for one in values):
-            names = self._columns
-        if (
-            not values
-            or len(values) != len(names)
-            or not all(isinstance(one, Tensor) for one in values)
-        ):
+        names = self._columns if len(values) == len(self._columns) else ("label",)
+        if len(values) != len(names) or not all(_is_column(value, images) for value in values):
             return self._transform(images, **draws), values
         columns = dict(zip(names, values, strict=True))
         images, columns = self._transform(images, columns, **draws)  # MixUp changes labels too

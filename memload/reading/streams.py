@@ -2,45 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class Begun(NamedTuple):
-    """A batch on its way, and the event after which it is there."""
-
-    batch: Any
-    ready: torch.cuda.Event
-
-
-class CurrentStream:
-    """Makes batches where the caller is: on the CPU, or on the current stream of a CUDA device.
-
-    It has the methods of `SideStream`, so that a Loader need not ask which of the two it uses.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def consumer(self) -> torch.cuda.Stream | None:
-        """Return the stream that is current for the caller; None on the CPU."""
-        return _current_stream(self.device) if self.device.type == "cuda" else None
-
-    def for_batches(self) -> torch.cuda.Stream | None:
-        """Return the stream that the next batch is made on: the caller's current one."""
-        return self.consumer()
-
-    def begin(
-        self, make: Callable[[Any], Any], item: Any, consumer: torch.cuda.Stream | None
-    ) -> Any:
-        """Return ``make(item)``."""
-        return make(item)
-
-    def hand_over(self, batch: Any) -> Any:
-        """Return the batch, which needs no handing over."""
-        return batch
 
 
 class SideStream:
@@ -72,7 +37,7 @@ class SideStream:
     def __init__(self, device: torch.device, prefetch_factor: int, *, waits: bool = True) -> None:
         self.device = device
         # High priority: the kernels are short, and the consumer waits for them.
-        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         # One event for all batches. A later record can make a wait longer, never shorter.
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._waits = waits
@@ -81,31 +46,28 @@ class SideStream:
         #: consumer at the time of handing it over.
         self._handed_over: deque[torch.cuda.Event] = deque()
 
-    def consumer(self) -> torch.cuda.Stream:
-        """Return the stream that is current for the caller."""
-        return _current_stream(self.device)
+    def begin(
+        self, make_batch: Callable[[], Any], consumer: torch.cuda.Stream
+    ) -> tuple[Any, torch.cuda.Event]:
+        """Call ``make_batch`` with this stream as the current one. Does not wait for the device.
 
-    def for_batches(self) -> torch.cuda.Stream:
-        """Return the stream that batches are made on: always this one."""
-        return self._stream
-
-    def begin(self, make: Callable[[Any], Any], item: Any, consumer: torch.cuda.Stream) -> Begun:
-        """Call ``make(item)`` with this stream as the current one. Does not wait for the device."""
-        with torch.cuda.stream(self._stream):
+        Returns the batch on its way, and the event after which it is there.
+        """
+        with torch.cuda.stream(self.stream):
             if self._waits or not self._handed_over:
                 self._asked.record(consumer)
-                self._stream.wait_event(self._asked)
+                self.stream.wait_event(self._asked)
             else:
-                self._stream.wait_event(self._handed_over[0])
-            batch = make(item)
+                self.stream.wait_event(self._handed_over[0])
+            batch = make_batch()
             ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            ready.record(self._stream)
-        return Begun(batch, ready)
+            ready.record(self.stream)
+        return batch, ready
 
-    def hand_over(self, begun: Begun) -> Any:
+    def hand_over(self, begun: tuple[Any, torch.cuda.Event]) -> Any:
         """Return the batch, ready for what follows on the caller's current stream."""
         batch, ready = begun
-        consumer = self.consumer()
+        consumer = current_stream(self.device)
         consumer.wait_event(ready)
         for tensor in tensors_of(batch):
             if tensor.is_cuda:
@@ -120,7 +82,10 @@ class SideStream:
         return batch
 
 
-def _current_stream(device: torch.device) -> torch.cuda.Stream:
+def current_stream(device: torch.device) -> Any:
+    """Return the CUDA stream that is current for the caller; None on the CPU."""
+    if device.type == "cpu":
+        return None
     return torch.cuda.current_stream(device.index)  # by index it takes 1 µs, by device 3
 
 
@@ -133,12 +98,13 @@ def find_device(device: torch.device | str | None) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         wanted = torch.device(device)
+        is_supported = wanted.type in ("cpu", "cuda")
     except RuntimeError:
+        is_supported = False
+    if not is_supported:
         raise ValueError(
-            f"device: {device!r} is no device. Use 'cpu', 'cuda' or one such as 'cuda:1'."
-        ) from None
-    if wanted.type not in ("cpu", "cuda"):
-        raise ValueError(f"device: {wanted} is not supported. Use the CPU or a CUDA device.")
+            f"device: {device!r} is not supported. Use 'cpu', 'cuda' or one such as 'cuda:1'."
+        )
     if wanted.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: torch finds no CUDA device, but {wanted} was asked for.")
     if wanted.type == "cuda" and wanted.index is None:
@@ -163,15 +129,14 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
     Everything else stays as it is. The order of the calls is that of `tensors_of`.
     """
-    result: Any = batch
     if isinstance(batch, Tensor):
-        result = function(batch)
-    elif isinstance(batch, Mapping):
+        return function(batch)
+    if isinstance(batch, Mapping):
         # A copy is of the same type, such as transformers' BatchEncoding.
-        result = batch.copy() if hasattr(batch, "copy") and hasattr(batch, "update") else {}
+        result: Any = batch.copy() if hasattr(batch, "copy") else {}
         result.update({key: map_tensors(function, value) for key, value in batch.items()})
-    elif isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        result = type(batch)(*(map_tensors(function, value) for value in batch))
-    elif isinstance(batch, tuple | list):
-        result = type(batch)(map_tensors(function, value) for value in batch)
-    return result
+        return result
+    if isinstance(batch, tuple | list):
+        values = [map_tensors(function, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch

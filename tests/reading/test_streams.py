@@ -52,7 +52,8 @@ def batches(side: Any, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]
     asked = []
     for _ in range(count):
         cuda.asked.clear()
-        assert side.hand_over(side.begin(str, "batch", side.consumer())) == "batch"
+        consumer = torch.cuda.current_stream(0)
+        assert side.hand_over(side.begin(lambda: "batch", consumer)) == "batch"
         asked.append(list(cuda.asked))
     return asked
 
@@ -113,7 +114,7 @@ def test_only_transforms_of_memload_need_not_wait_for_the_consumer(
     transform: Any, waits: bool, cuda: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_pipeline("dma", monkeypatch, transform=transform)
-    second = batches(made.stream, cuda, 2)[1]
+    second = batches(made.side, cuda, 2)[1]
     assert (("event 1", "recorded") in second) == waits
 
 
@@ -139,5 +140,5 @@ def test_a_feed_decides_on_stream_threads_and_batches_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = make_pipeline(feed, monkeypatch, num_threads=num_threads, transform=transform)
-    has_side_stream = isinstance(made.stream, SideStream)
+    has_side_stream = made.side is not None
     assert (has_side_stream, made.num_threads, made.in_flight) == expected
