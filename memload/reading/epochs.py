@@ -219,11 +219,12 @@ class IterableBatches:
 
 def tell_epoch(epoch: int, loader: Any) -> None:
     """Call ``set_epoch`` of a loader's samplers: also of ``batch_sampler.sampler``."""
-    batches: Any = getattr(loader, "batch_sampler", None)
+    batches = getattr(loader, "batch_sampler", None)
     numbers = getattr(loader, "sampler", None), getattr(batches, "sampler", None)
     for sampler in (*numbers, batches):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        set_epoch = getattr(sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
 
 
 def _check_range(samples: np.ndarray, first: int, num_samples: int) -> None:
