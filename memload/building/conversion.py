@@ -33,8 +33,8 @@ from memload.building.resizing import (
     turn_points,
     turn_size,
 )
-from memload.building.sources import MAX_FIRST_SAMPLES, Column, Record, Source
-from memload.errors import BuildError, DecodeError, SourceError, describe_error
+from memload.building.sources import Column, Record, Source
+from memload.errors import BuildError, DecodeError
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
 
@@ -250,21 +250,9 @@ class ArraySettings:
     descr: str
 
     @classmethod
-    def of(cls, source: Source) -> "ArraySettings":
-        """Return shape and type of the first usable record. Raises SourceError if there is none."""
-        reasons = []
-        for index in range(min(MAX_FIRST_SAMPLES, len(source))):
-            try:
-                return cls._of_array(_as_stored(source[index].image))
-            except Exception as error:  # noqa: BLE001  # a data set may raise anything
-                reasons.append(describe_error(error))
-        raise SourceError(
-            f"mode 'array': none of the first {len(reasons)} samples is an array that can be "
-            f"stored. The first: {reasons[0]:.500}"
-        )
-
-    @classmethod
-    def _of_array(cls, array: np.ndarray) -> "ArraySettings":
+    def of(cls, source: Source, index: int) -> "ArraySettings":
+        """Return shape and type of a record. Raises DecodeError if it is no array to be stored."""
+        array = _as_stored(source[index].image)
         height, width, channels = array.shape
         return cls((height, width, channels), array.dtype.str)
 
@@ -296,10 +284,10 @@ class ArrayConverter:
     def __call__(self, record: Record) -> Row:
         """Return the row of a record. Raises DecodeError."""
         pixels = _as_stored(record.image)
-        found = ArraySettings._of_array(pixels)
+        height, width, channels = pixels.shape
+        found = ArraySettings((height, width, channels), pixels.dtype.str)
         if found != self.settings:
             raise DecodeError(f"the array is {found}, but the first one is {self.settings}")
-        height, width, channels = pixels.shape
         is_outside = any(
             _any_outside(np.asarray(record.columns[name]), (height, width)) for name in self._points
         )

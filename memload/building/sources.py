@@ -1,17 +1,18 @@
 """Sources of records: a folder of images, or a data set. A record is one image and its columns."""
 
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
-from memload.building.pool import Isolate, call_here
-from memload.errors import BuildError, DecodeError, SourceError, describe_error
+from memload.building.pool import Chunk, NoteRow, run
+from memload.errors import DecodeError, SourceError, describe_error
 from memload.storage.keys import Keys
 
 logger = logging.getLogger("memload")
@@ -20,8 +21,8 @@ logger = logging.getLogger("memload")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 #: The first samples of a data set may be broken. So many are tried to find out its columns, and the
-#: shape and type of arrays.
-MAX_FIRST_SAMPLES = 100
+#: shape and type of arrays. Of these, a few may crash or hang.
+_MAX_FIRST_SAMPLES, _MAX_LOST_SAMPLES = 100, 3
 
 
 class Column(NamedTuple):
@@ -258,19 +259,17 @@ class DatasetSource:
     A sample whose columns differ is rejected, but an integer may stand for a float. ``classes`` are
     taken from the data set.
 
-    ``isolate`` runs the user's code where it cannot harm this process. It is used to look at the
-    first sample. Where workers are forked, that has to happen in another process. Otherwise the
-    workers inherit the files that the sample opens, and move each other's position in them.
+    ``num_workers`` and ``timeout`` are those of the build, see `first_usable`.
 
     Raises SourceError if none of the first samples can be read.
     """
 
-    def __init__(self, dataset: Any, isolate: Isolate = call_here) -> None:
+    def __init__(self, dataset: Any, num_workers: int = 0, timeout: float = 60.0) -> None:
         self._dataset = dataset
         self.notes: list[str] = []
         if not len(dataset):
             raise SourceError("The data set has no samples")
-        self.schema = self._find_schema(isolate)
+        self.schema = first_usable(self._columns, len(dataset), num_workers, timeout)
         counts = self.schema.get("label") == Column("<i8")
         self.classes = _class_names(dataset) if counts else None
         self.keys = Keys.of([str(index) for index in range(len(dataset))])
@@ -296,35 +295,8 @@ class DatasetSource:
                 )
         return Record(str(index), _plain_image(image), columns)
 
-    def _find_schema(self, isolate: Isolate) -> dict[str, Column]:
-        """Return the columns of the first sample that can be read."""
-        errors = []
-        for index in range(min(MAX_FIRST_SAMPLES, len(self._dataset))):
-            try:
-                found = isolate(functools.partial(self._columns, index))
-            except TimeoutError as error:
-                raise SourceError(
-                    f"Sample {index} of the data set cannot be read: {error}. Raise the timeout, "
-                    "or mend the data set."
-                ) from None
-            except BuildError as error:  # it ended its process
-                found = str(error)
-            if isinstance(found, dict):
-                return found
-            errors.append(found)
-        raise SourceError(
-            f"None of the first {len(errors)} samples of the data set can be read. The first: "
-            f"{errors[0]}"
-        )
-
-    def _columns(self, index: int) -> dict[str, Column] | str:
-        """Return the columns of a sample, or why it cannot be read."""
-        try:
-            return {name: _column(name, value) for name, value in self._sample(index)[1].items()}
-        except SourceError:
-            raise
-        except Exception as error:  # noqa: BLE001  # a data set of the user's may raise anything
-            return describe_error(error)[:500]
+    def _columns(self, index: int) -> dict[str, Column]:
+        return {name: _column(name, value) for name, value in self._sample(index)[1].items()}
 
     def _sample(self, index: int) -> tuple[Any, dict[str, Any]]:
         """Return the image and the columns of a sample."""
@@ -351,6 +323,58 @@ class DatasetSource:
         names = ["label"] if has_label else []
         names += [f"target_{number}" for number in range(len(target) - has_label)]
         return image, dict(zip(names, target, strict=True))
+
+
+def first_usable(
+    look: Callable[[int], Any], samples: int, num_workers: int, timeout: float
+) -> Any:
+    """Return what ``look`` returns for the first sample for which it does not fail.
+
+    Unless ``num_workers`` is 0, it is called in a worker, since it runs the user's code. If that
+    opened files in this process, workers that are forked later would move each other's position in
+    them. Raises SourceError if ``look`` does, or if it fails for all of the first samples.
+    """
+    results = run(
+        functools.partial(_Look, look, BaseException if num_workers else Exception),
+        (Chunk(row, row + 1) for row in range(min(samples, _MAX_FIRST_SAMPLES))),
+        num_workers=min(num_workers, 1),
+        timeout=timeout,
+    )
+    reasons = []
+    lost = 0
+    with contextlib.closing(results):
+        for chunk, (found, reason) in results:
+            if not reason:
+                return found
+            reasons.append(f"sample {chunk.start}: {reason}")
+            lost += len(chunk.lost)
+            if lost == _MAX_LOST_SAMPLES:
+                break
+    raise SourceError(
+        f"None of the first {len(reasons)} samples of the data set can be used. The first is "
+        f"{reasons[0]:.500}"
+    )
+
+
+class _Look:
+    """The work of `first_usable`. A result is what ``look`` returned, or the reason of its failure."""
+
+    def __init__(self, look: Callable[[int], Any], failures: type[BaseException]) -> None:
+        self.look, self.failures = look, failures
+
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[Any, str]:
+        note_row(chunk.start)
+        if chunk.lost:
+            return None, chunk.lost[chunk.start]
+        try:
+            return self.look(chunk.start), ""
+        except SourceError:
+            raise
+        except self.failures as error:
+            return None, describe_error(error)
+
+    def close(self) -> None:
+        pass
 
 
 def _class_names(dataset: Any) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from memload.building.conversion import Row, Settings
+from memload.building.conversion import Settings
 from memload.building.journal import (
     DONE,
     REJECTED,
@@ -17,7 +18,7 @@ from memload.building.journal import (
     is_intact,
     set_columns,
 )
-from memload.building.pool import Chunk, NoteRow, limit_memory
+from memload.building.pool import Chunk, NoteRow
 from memload.building.sources import DatasetSource
 from memload.building.workspace import Workspace
 from memload.building.writer import ShardWriter
@@ -45,9 +46,8 @@ class RowWork:
     """Converts chunks of rows. It is made in the worker."""
 
     def __init__(self, workspace: Workspace, *, in_worker: bool) -> None:
+        self.workspace = workspace
         self.source, self.schema = workspace.source, workspace.source.schema
-        self.journal, self.resumed = workspace.journal, workspace.resumed
-        self.former = workspace.former
         self.num_classes = None if self.source.classes is None else len(self.source.classes)
         self.writer = ShardWriter(workspace.folder, workspace.array)
         # A worker ignores Ctrl-C. So a KeyboardInterrupt there was raised by a sample's code, and
@@ -56,73 +56,42 @@ class RowWork:
         if in_worker:
             _prepare_process(workspace)
         self.convert = workspace.settings.converter(self.schema)
-        if self.former is not None:
-            self.former_writer = ShardWriter(self.former.folder, self.former.array)
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
         """Convert those rows of a chunk that are not done."""
-        records = np.zeros(chunk.stop - chunk.start, self.journal.dtype)
-        before = self.journal.read(*chunk) if self.resumed else records
+        journal, is_resumed = self.workspace.journal, self.workspace.resumed
+        records = np.zeros(chunk.stop - chunk.start, journal.dtype)
+        before = journal.read(chunk.start, chunk.stop) if is_resumed else records
         rejects: list[tuple[int, str]] = []
         converted = 0
-        for record, record_before, row in zip(records, before, range(*chunk), strict=True):
+        for position, row in enumerate(range(chunk.start, chunk.stop)):
             note_row(row)
-            if self.resumed and (
-                self._reuse_own_row(row, record, record_before)
-                or self._reuse_former_row(row, record)
-            ):
+            record = records[position]
+            pixels, reason = b"", chunk.lost.get(row, "")
+            if is_resumed and not reason and self._is_finished(row, before[position]):
+                if before["file_size"][position] < 0 and row in (chunk.start, chunk.stop - 1):
+                    self._check_sample(row, before[position])
+                records[position] = before[position]
                 continue
             converted += 1
-            if reason := self._convert(row, record):
-                rejects.append((row, reason))
-        self.journal.write(chunk.start, records, rejects)
+            if not reason:
+                pixels, reason = self._convert(row, record)
+            if not reason:
+                self.writer.write(row, pixels)
+                continue
+            rejects.append((row, reason))
+            record["status"] = REJECTED
+            record["crc32"] = zlib.crc32(bytes(self.writer.array.row_bytes))
+            self.writer.blank(row)  # a former build or a killed worker may have written it
+        journal.write(chunk.start, records, rejects)
         return ChunkResult(converted, rejects)
 
     def close(self) -> None:
         """Close the shards."""
         self.writer.close()
-        if self.former is not None:
-            self.former_writer.close()
 
-    def give_up(self, row: int, reason: str) -> ChunkResult:
-        """Reject a row that no worker has survived."""
-        records = np.zeros(1, self.journal.dtype)
-        self._reject(row, records[0])
-        self.journal.write(row, records, [(row, reason)])
-        return ChunkResult(1, [(row, reason)])
-
-    def difference(self, row: int) -> str:
-        """Convert a finished row again; say how it differs from its record. Nothing is written."""
-        before, record = self.journal.read(row, row + 1)[0], np.zeros(1, self.journal.dtype)[0]
-        try:
-            pixels = self._row(row, record).pixels
-        except DecodeError as error:
-            return f"sample {row} could be used, and now cannot: {error.reason:.200}"
-        if zlib.crc32(pixels) != int(before["crc32"]):
-            return f"sample {row} has other pixels"
-        for name in self.schema:
-            if record[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
-                return f"sample {row} has another {name!r}"
-        return ""
-
-    def _convert(self, row: int, record: np.void) -> str:
-        """Write one row and fill its record; return why it was rejected, if it was."""
-        try:
-            converted = self._row(row, record)
-        except DecodeError as error:
-            self._reject(row, record)
-            reason = str(error.reason) or "no reason was given"
-            return reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
-        self.writer.write(row, converted.pixels)
-        record["status"], record["flags"] = DONE, converted.flags
-        record["size"], record["crc32"] = converted.size, zlib.crc32(converted.pixels)
-        record["total"], record["squares"] = converted.total, converted.squares
-        record["file_size"] = converted.file_size
-        record["file_mtime_ns"] = converted.file_mtime_ns
-        return ""
-
-    def _row(self, row: int, record: np.void) -> Row:
-        """Convert a sample and set its record's columns. Raises DecodeError if it is unusable."""
+    def _convert(self, row: int, record: np.void) -> tuple[bytes, str]:
+        """Convert a sample and fill its record. Return its pixels, or why it cannot be used."""
         try:
             sample = self.source[row]
             converted = self.convert(sample)
@@ -132,61 +101,60 @@ class RowWork:
                 raise DecodeError(
                     f"label {record['column/label']} is not within 0 to {self.num_classes - 1}"
                 )
-        except (DecodeError, BuildError):  # BuildError: this process has run out of something
+        except BuildError:  # this process has run out of something
             raise
         except self.costs_a_sample as error:  # a data set's own code may raise anything
-            raise DecodeError(describe_error(error)) from error
-        return converted
+            is_plain = isinstance(error, DecodeError)
+            reason = str(error.reason) if is_plain else describe_error(error)
+            reason = reason or "no reason was given"
+            return b"", reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
+        record["status"], record["flags"] = DONE, converted.flags
+        record["size"], record["crc32"] = converted.size, zlib.crc32(converted.pixels)
+        record["total"], record["squares"] = converted.total, converted.squares
+        record["file_size"] = converted.file_size
+        record["file_mtime_ns"] = converted.file_mtime_ns
+        return converted.pixels, ""
 
-    def _reject(self, row: int, record: np.void) -> None:
-        record["status"], record["crc32"] = REJECTED, zlib.crc32(bytes(self.writer.array.row_bytes))
-        self.writer.blank(row)  # a former build or a killed worker may have written it
+    def _is_finished(self, row: int, record: np.void) -> bool:
+        """Say whether a row was finished before and is still right.
 
-    def _reuse_own_row(self, row: int, record: np.void, before: np.void) -> bool:
-        """Keep a row that this build has finished before. Return whether it can be kept."""
-        return self._is_valid(before, self.writer, row) and self._take_over(row, record, before)
-
-    def _reuse_former_row(self, row: int, record: np.void) -> bool:
-        """Copy the row of the same sample from `Former`. Return whether there is one to copy."""
-        if self.former is None or (former_row := int(self.former.rows[row])) < 0:
+        If its sample is a file, the columns of ``record`` are updated.
+        """
+        if not (is_intact(record) and record["status"] == DONE):
             return False
-        former_record = self.former.journal.read(former_row, former_row + 1)[0]
-        if not self._is_valid(former_record, self.former_writer, former_row):
+        if zlib.crc32(self.writer.read(row)) != int(record["crc32"]):
             return False
-        if not self._take_over(row, record, former_record):
-            return False
-        self.writer.write(row, self.former_writer.read(former_row))
-        return True
-
-    def _is_valid(self, record: np.void, writer: ShardWriter, row: int) -> bool:
-        is_done = is_intact(record) and record["status"] == DONE
-        return is_done and zlib.crc32(writer.read(row)) == int(record["crc32"])
-
-    def _take_over(self, row: int, record: np.void, before: np.void) -> bool:
-        """Copy the earlier record if the sample is unchanged. Return whether it is."""
-        _copy(before, record)
-        if before["file_size"] < 0:  # no file: `difference` has compared some of them
+        if record["file_size"] < 0:  # no file: `_check_sample` is called for some of them
             return True
         try:
             sample = self.source[row]
-            if file_state(sample.image) != (before["file_size"], before["file_mtime_ns"]):
-                raise DecodeError("its file has changed")
-            if columns_crc32(self.schema, sample.columns) != before["given_crc32"]:
-                raise DecodeError("its points have changed")
-            names = [name for name, column in self.schema.items() if not column.points]
-            set_columns(record, {name: self.schema[name] for name in names}, sample.columns)
+            if _file_state(sample.image) != (record["file_size"], record["file_mtime_ns"]):
+                return False
+            if columns_crc32(self.schema, sample.columns) != record["given_crc32"]:
+                return False  # its points have changed
+            schema = {name: column for name, column in self.schema.items() if not column.points}
+            set_columns(record, schema, sample.columns)
         except self.costs_a_sample:  # it is converted again, which tells what is wrong
-            _copy(np.zeros(1, record.dtype)[0], record)
             return False
         return True
 
+    def _check_sample(self, row: int, before: np.void) -> None:
+        """Raise BuildError if a finished sample that is not a file has changed since.
 
-def _copy(values: np.void, record: np.void) -> None:
-    for name in values.dtype.names or ():
-        record[name] = values[name]
+        This is done for the first and the last row of a chunk, as it means to convert them again.
+        """
+        record = np.zeros(1, before.dtype)[0]
+        pixels, reason = self._convert(row, record)
+        if reason:
+            raise self.workspace.other_data_set(f"sample {row} could be used, and now cannot: {reason:.200}")
+        if zlib.crc32(pixels) != before["crc32"]:
+            raise self.workspace.other_data_set(f"sample {row} has other pixels")
+        for name in self.schema:
+            if record[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
+                raise self.workspace.other_data_set(f"sample {row} has another {name!r}")
 
 
-def file_state(image: object) -> tuple[int, int] | None:
+def _file_state(image: object) -> tuple[int, int] | None:
     """Return the size and mtime (ns) of an image given as a path; else None. Raises OSError."""
     if not isinstance(image, Path):
         return None
@@ -204,4 +172,12 @@ def _prepare_process(workspace: Workspace) -> None:
     if not isinstance(settings, Settings) or isinstance(workspace.source, DatasetSource):
         return  # a data set's own code may print, and hold any memory
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libtiff prints every fault of a file
-    limit_memory(_BYTES_PER_PIXEL * settings.max_pixels + _EXTRA_BYTES)
+    if sys.platform == "linux":  # beyond the limit, an allocation raises MemoryError
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        extra_bytes = _BYTES_PER_PIXEL * settings.max_pixels + _EXTRA_BYTES
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        largest = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+        limit = min(pages * resource.getpagesize() + extra_bytes, largest)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

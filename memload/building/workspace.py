@@ -9,8 +9,8 @@
         rows           one record for each row, see `memload.building.journal`
         rejects.jsonl  row and reason of every rejected sample
         out*.bin       the shards
-        former/        the same files from before samples were added to the source or removed;
-                       finished rows are copied from there
+        former/        the same files from before samples were added to the source or removed,
+                       while finished rows are copied from there
         out.idx, out.rejects.csv    written last; then only renaming is left to do
         replaced.idx   the index of the data set that is being replaced, while files are renamed
 
@@ -34,7 +34,7 @@ import numpy as np
 
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.destination import Destination, move
-from memload.building.journal import DONE, STATUS_BYTE, Journal, record_type
+from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
 from memload.building.sources import Source
 from memload.building.writer import ShardWriter
@@ -51,16 +51,6 @@ _FILES = ("plan.json", "keys", "rows", "rejects.jsonl", "replaced.idx")
 
 #: What `Index.write` calls an index until it is complete.
 _TEMPORARY_INDEX = "." + "[0-9a-f]" * 16 + ".tmp"
-
-
-class Former:
-    """The rows of an unfinished build from before samples were added to the source or removed."""
-
-    def __init__(self, folder: Path, array: Array, dtype: np.dtype[Any], rows: np.ndarray) -> None:
-        self.folder, self.array = folder, array
-        #: for each row of the build, the former row of the same sample, or -1
-        self.rows = rows
-        self.journal = Journal(folder, array.rows, dtype)
 
 
 class Workspace:
@@ -107,7 +97,6 @@ class Workspace:
         }
         #: whether the folder may hold finished rows
         self.resumed = False
-        self.former: Former | None = None
         #: the index of a build that is finished, but was interrupted while its files were renamed
         self.finished_index: Index | None = None
 
@@ -166,9 +155,12 @@ class Workspace:
         self._check_space()
         overwrite_is_added = self.overwrite and not former_overwrite
         may_go_on = is_same_plan and not overwrite_is_added
-        former_keys = _read_keys(self.folder / "keys") if may_go_on else None
+        former_keys = None
+        if may_go_on:
+            former = self.folder / "former" / "keys"
+            former_keys = _read_keys(former) or _read_keys(self.folder / "keys")
         if former_keys is None:
-            self.begin_anew()
+            self._begin_anew()
         else:
             self._go_on(former_keys)
 
@@ -181,12 +173,10 @@ class Workspace:
         is_renaming = any(not (self.folder / shard.file).exists() for shard in index.image.shards)
         return index if is_renaming else None
 
-    def begin_anew(self) -> None:
+    def _begin_anew(self) -> None:
         """Begin with empty files, whatever the folder holds."""
-        self.resumed, self.former = False, None
         self._remove_files()
-        self.journal.create()
-        ShardWriter(self.folder, self.array).create()
+        self._create_files()
         _write_keys(self.folder / "keys", self.keys)
         # The plan last: without it, the rest is as good as gone.
         plan = self.folder / "plan.json"
@@ -195,68 +185,82 @@ class Workspace:
         sync(plan)
         sync(self.folder)
 
+    def _create_files(self) -> None:
+        """Make the records and the shards at full size. What is there stays."""
+        self.journal.create()
+        ShardWriter(self.folder, self.array).create()
+
+    def _records(self, folder: Path, rows: int) -> np.ndarray:
+        """Return the records in a folder, mapped for reading."""
+        journal = Journal(folder, rows, self.journal.dtype)
+        journal.create()
+        return journal.mapped()
+
     def _go_on(self, former_keys: Keys) -> None:
         """Keep the rows that are done, and see whether the source has other samples by now."""
         # An index here is of a build that was finished but not published. Rejected samples may be
         # mended by now, so it is written anew.
         (self.folder / self.index.name).unlink(missing_ok=True)
-        if not all(map(np.array_equal, former_keys.pack(), self.keys.pack())):
-            old = Journal(self.folder, len(former_keys), self.journal.dtype)
-            old.create()
-            records = old.mapped()
-            if (records["file_size"][records["status"] == DONE] < 0).any():
-                # A file's size and time show a change. For a sample without a file nothing does.
-                self.begin_anew_or_raise(
-                    f"it had {len(former_keys):,} samples and has {len(self.keys):,}"
-                )
-                return
-            self._set_aside(former_keys)
-            _write_keys(self.folder / "keys", self.keys)
+        is_cut_short = (self.folder / "former" / "keys").exists()
+        if is_cut_short or not all(map(np.array_equal, former_keys.pack(), self.keys.pack())):
+            self._take_in_changes(former_keys)
         self.resumed = True
-        self._find_former()
-        self.journal.create()
-        ShardWriter(self.folder, self.array).create()
+        self._create_files()
         done = np.count_nonzero(self.journal.mapped()["status"] == DONE)
         logger.info(f"{self.output}: going on with an unfinished build; {done:,} rows are done")
 
-    def begin_anew_or_raise(self, difference: str) -> None:
-        """Begin anew with ``overwrite``, otherwise raise BuildError.
+    def other_data_set(self, difference: str) -> BuildError:
+        """Return the error for an unfinished build of another data set. It says what differs."""
+        return BuildError(
+            f"{self.folder} holds an unfinished build of another data set: {difference}. Give the "
+            "same data set to go on with it, or delete that folder to begin anew.",
+            path=self.output,
+        )
 
-        The unfinished build is of another data set; ``difference`` says in what.
+    def _take_in_changes(self, former_keys: Keys) -> None:
+        """Bring each finished row to where its sample is in the source now.
+
+        The files are moved to ``former/``, its keys last, and the rows are copied from there. If a
+        crash cuts that short, the copying begins again. `RowWork` checks all rows afterwards.
         """
-        if not self.overwrite:
-            raise BuildError(
-                f"{self.folder} holds an unfinished build of another data set: {difference}. Give "
-                "the same data set to go on with it, or say --overwrite to begin anew.",
-                path=self.output,
-            )
-        self.begin_anew()
-
-    def _set_aside(self, former_keys: Keys) -> None:
-        """Move the rows to ``former/``. A crash amid that costs work, and no sample."""
         former = self.folder / "former"
-        shutil.rmtree(former, ignore_errors=True)
-        former.mkdir()
-        shards = [shard.file for shard in self._array(len(former_keys)).shards]
-        for name in ("rows", *shards, "keys"):
-            move(self.folder / name, former)
-        (self.folder / "rejects.jsonl").unlink(missing_ok=True)
-
-    def _find_former(self) -> None:
-        former = self.folder / "former"
-        former_keys = _read_keys(former / "keys")
-        if former_keys is None:
-            return
-        positions = {key: row for row, key in enumerate(former_keys)}
-        rows = np.array([positions.get(key, -1) for key in self.keys], np.int64)
-        self.former = Former(former, self._array(len(former_keys)), self.journal.dtype, rows)
-        added = int(np.count_nonzero(rows < 0))
-        removed = len(former_keys) - len(np.unique(rows[rows >= 0]))
+        array = self._array(len(former_keys))
+        if not (former / "keys").exists():
+            records = self._records(self.folder, len(former_keys))
+            if (records["file_size"][records["status"] == DONE] < 0).any():
+                # A file's size and time show a change. For a sample without a file nothing does.
+                raise self.other_data_set(
+                    f"it had {len(former_keys):,} samples and has {len(self.keys):,}"
+                )
+            shutil.rmtree(former, ignore_errors=True)
+            former.mkdir()
+            for name in ("rows", "rejects.jsonl", *(shard.file for shard in array.shards), "keys"):
+                move(self.folder / name, former)
+        _write_keys(self.folder / "keys", self.keys)
+        self._create_files()
+        records = self._records(former, len(former_keys))
+        former_rows = {key: row for row, key in enumerate(former_keys)}
+        rows = [former_rows.get(key, -1) for key in self.keys]
+        kept = len(set(rows) - {-1})
         logger.warning(
             f"{self.output}: the source has changed since the build began. Samples added: "
-            f"{added:,}, removed: {removed:,}, kept: {len(rows) - added:,}. Rows of "
+            f"{rows.count(-1):,}, removed: {len(former_keys) - kept:,}, kept: {kept:,}. Rows of "
             "kept samples are reused if their files are unchanged."
         )
+        with (
+            contextlib.closing(ShardWriter(former, array)) as reader,
+            contextlib.closing(ShardWriter(self.folder, self.array)) as writer,
+        ):
+            reader.create()
+            for row, former_row in enumerate(rows):
+                if former_row < 0:
+                    continue
+                record = records[former_row : former_row + 1].copy()
+                if record["status"] == DONE and is_intact(record[0]):
+                    writer.write(row, reader.read(former_row))
+                    self.journal.write(row, record, [])
+        (former / "keys").unlink()
+        shutil.rmtree(former)
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:
         """Write the index and the ledger, and flush everything to the disk. Returns the index.
