@@ -382,7 +382,7 @@ def test_an_array_unlike_the_first_one_is_rejected_alone(tmp_path: Path) -> None
 def test_only_unusable_arrays_are_an_error_before_the_build_begins(tmp_path: Path) -> None:
     with pytest.raises(
         memload.SourceError,
-        match=r"none of the first 3 samples .*: an array of float64 .* cannot be stored",
+        match=r"None of the first 3 samples .*: an array of float64 .* cannot be stored",
     ):
         build_arrays(np.zeros((3, 4, 6)), tmp_path / "out.bin")
     assert list(tmp_path.iterdir()) == []

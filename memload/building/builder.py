@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
 
 from memload.building.checks import (
     check_arguments,
@@ -24,14 +23,14 @@ from memload.building.checks import (
 )
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
-from memload.building.journal import DONE, REJECTED, is_intact
-from memload.building.pool import Chunk, Isolate, Lost, call_here, call_in_process, run
+from memload.building.journal import DONE, REJECTED
+from memload.building.pool import Chunk, run
 from memload.building.resizing import Fit, Interpolation
-from memload.building.sources import DatasetSource, ImageFolder, Source
+from memload.building.sources import DatasetSource, ImageFolder, Source, first_usable
 from memload.building.statistics import statistics
 from memload.building.worker import RowWork
 from memload.building.workspace import Workspace, size_text
-from memload.errors import BuildError, DecodeError, SourceError
+from memload.errors import BuildError, DecodeError
 from memload.machine import available_cores
 from memload.storage.index import Index, class_counts
 
@@ -169,7 +168,7 @@ def build(
         num_workers=num_workers,
         timeout=timeout,
     )
-    image_options = {
+    image_options: dict[str, Any] = {
         "fit": fit,
         "interpolation": interpolation,
         "decoder": decoder,
@@ -180,32 +179,21 @@ def build(
         "fill": fill,
         "max_pixels": max_pixels,
     }
-    isolate = functools.partial(call_in_process, timeout=timeout) if num_workers else call_here
-
-    records, settings = _open(source, size, mode, image_options, isolate)
+    if mode == "array":
+        check_arrays(source, image_options)
+    else:
+        sides = (256, 256) if size is None else height_and_width(size)
+        settings: Settings | ArraySettings = Settings(sides, mode=mode, **image_options)
+        settings.converter({})  # an error of the decoder's should not wait for the source
+    records = _open_source(source, num_workers, timeout)
+    if mode == "array":
+        settings = _array_settings(records, size, num_workers, timeout)
     workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
-    started = time.perf_counter()
-    index, converted = _fill_and_publish(
-        workspace, isolate, num_workers, timeout, on_error, progress
-    )
-    return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
-
-
-def _fill_and_publish(
-    workspace: Workspace,
-    isolate: Isolate,
-    num_workers: int,
-    timeout: float,
-    on_error: OnError,
-    progress: bool | None,
-) -> tuple[Index, int]:
-    """Do what is left of a build. Return its index, and how many rows were converted."""
-    converted = 0
+    started, converted = time.perf_counter(), 0
     try:
         with workspace.opened():
             index = workspace.finished_index
             if index is None:
-                _check_finished_samples(workspace, isolate)
                 converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace)
             workspace.publish(index)
@@ -215,31 +203,17 @@ def _fill_and_publish(
             "the same command again: it goes on where it stopped.",
             path=workspace.output,
         ) from error
-    return index, converted
+    return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
 
 
-def _open(
-    source: Any, size: Any, mode: str, image_options: Mapping[str, Any], isolate: Isolate
-) -> tuple[Source, Settings | ArraySettings]:
-    """Return the records, and the settings that decide how they are converted."""
-    if mode == "array":
-        check_arrays(source, image_options)
-        records = _open_source(source, isolate)
-        return records, _array_settings(records, size, isolate)
-    sides = (256, 256) if size is None else height_and_width(size)
-    settings = Settings(sides, mode=mode, **image_options)
-    settings.converter({})  # an error of the decoder's should not wait for the source
-    return _open_source(source, isolate), settings
-
-
-def _open_source(source: Any, isolate: Isolate) -> Source:
+def _open_source(source: Any, num_workers: int, timeout: float) -> Source:
     records: Source
     if isinstance(source, (str, Path)):
         records = ImageFolder(source)
     elif isinstance(source, Source):
         records = source
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        records = DatasetSource(source, isolate)
+        records = DatasetSource(source, num_workers, timeout)
     else:
         raise TypeError(
             f"source: {type(source).__name__} is neither a folder nor a Source nor a map-style "
@@ -249,46 +223,15 @@ def _open_source(source: Any, isolate: Isolate) -> Source:
     return records
 
 
-def _array_settings(source: Source, size: Any, isolate: Isolate) -> ArraySettings:
-    try:
-        settings: ArraySettings = isolate(functools.partial(ArraySettings.of, source))
-    except TimeoutError as error:
-        raise SourceError(f"data set: the first samples cannot be read: {error}.") from None
+def _array_settings(source: Source, size: Any, num_workers: int, timeout: float) -> ArraySettings:
+    look = functools.partial(ArraySettings.of, source)
+    settings: ArraySettings = first_usable(look, len(source), num_workers, timeout)
     if size is not None and height_and_width(size) != settings.shape[:2]:
         raise ValueError(
             f"size: {size} is not the size of the arrays, {settings.shape[:2]}, which mode "
             "'array' stores as they are. Leave it out, or resize them in the data set."
         )
     return settings
-
-
-def _check_finished_samples(workspace: Workspace, isolate: Isolate) -> None:
-    """Convert up to eight finished samples again. If one has changed, begin anew or raise.
-
-    This is for samples without a file. A file's size and time show a change.
-    """
-    if not workspace.resumed:
-        return
-    records = workspace.journal.mapped()
-    is_compared = (records["status"] == DONE) & (records["file_size"] < 0)
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None:  # Pillow would refuse larger ones in this process
-        is_compared &= records["size"].astype(np.int64).prod(axis=1) <= limit
-    rows = [row for row in np.flatnonzero(is_compared).tolist() if is_intact(records[row])]
-    positions = np.linspace(0, len(rows) - 1, 8 if rows else 0)
-    for row in sorted({rows[round(position)] for position in positions}):
-        try:
-            difference = isolate(functools.partial(_difference, workspace, row))
-        except (BuildError, TimeoutError) as error:  # it ended its process, or hangs
-            difference = f"sample {row} could be used, and now cannot: {error}"
-        if difference:
-            workspace.begin_anew_or_raise(difference)
-            return
-
-
-def _difference(workspace: Workspace, row: int) -> str:
-    with contextlib.closing(RowWork(workspace, in_worker=False)) as work:
-        return work.difference(row)
 
 
 def _convert(
@@ -316,13 +259,7 @@ def _convert(
         _progress_bar(rows, is_shown) as show,
     ):
         warnings.filterwarnings("ignore", module=r"PIL\.")  # as errors they would reject pictures
-        for result in results:
-            if isinstance(result, Lost):
-                chunk = Chunk(result.row, result.row + 1)
-                with contextlib.closing(RowWork(workspace, in_worker=False)) as work:
-                    outcome = work.give_up(*result)
-            else:
-                chunk, outcome = result
+        for chunk, outcome in results:
             converted += outcome.converted
             rejected += len(outcome.rejects)
             show(chunk.stop - chunk.start, rejected)

@@ -325,9 +325,7 @@ class DatasetSource:
         return image, dict(zip(names, target, strict=True))
 
 
-def first_usable(
-    look: Callable[[int], Any], samples: int, num_workers: int, timeout: float
-) -> Any:
+def first_usable(look: Callable[[int], Any], samples: int, num_workers: int, timeout: float) -> Any:
     """Return what ``look`` returns for the first sample for which it does not fail.
 
     Unless ``num_workers`` is 0, it is called in a worker, since it runs the user's code. If that
@@ -352,12 +350,12 @@ def first_usable(
                 break
     raise SourceError(
         f"None of the first {len(reasons)} samples of the data set can be used. The first is "
-        f"{reasons[0]:.500}"
+        f"{reasons[0]}"
     )
 
 
 class _Look:
-    """The work of `first_usable`. A result is what ``look`` returned, or the reason of its failure."""
+    """The work of `first_usable`. A result is what ``look`` returned, or why it failed."""
 
     def __init__(self, look: Callable[[int], Any], failures: type[BaseException]) -> None:
         self.look, self.failures = look, failures
@@ -371,7 +369,7 @@ class _Look:
         except SourceError:
             raise
         except self.failures as error:
-            return None, describe_error(error)
+            return None, describe_error(error)[:500]
 
     def close(self) -> None:
         pass

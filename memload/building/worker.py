@@ -104,9 +104,9 @@ class RowWork:
         except BuildError:  # this process has run out of something
             raise
         except self.costs_a_sample as error:  # a data set's own code may raise anything
-            is_plain = isinstance(error, DecodeError)
-            reason = str(error.reason) if is_plain else describe_error(error)
-            reason = reason or "no reason was given"
+            reason = describe_error(error)
+            if isinstance(error, DecodeError):
+                reason = str(error.reason) or "no reason was given"
             return b"", reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
         record["status"], record["flags"] = DONE, converted.flags
         record["size"], record["crc32"] = converted.size, zlib.crc32(converted.pixels)
@@ -146,7 +146,9 @@ class RowWork:
         record = np.zeros(1, before.dtype)[0]
         pixels, reason = self._convert(row, record)
         if reason:
-            raise self.workspace.other_data_set(f"sample {row} could be used, and now cannot: {reason:.200}")
+            raise self.workspace.other_data_set(
+                f"sample {row} could be used, and now cannot: {reason:.200}"
+            )
         if zlib.crc32(pixels) != before["crc32"]:
             raise self.workspace.other_data_set(f"sample {row} has other pixels")
         for name in self.schema:

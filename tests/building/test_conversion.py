@@ -1,6 +1,7 @@
 import io
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from PIL import Image, ImageOps, features
 from memload.building.conversion import ArrayConverter, ArraySettings, Converter, Row, Settings
 from memload.building.decoders import loaded_libraries
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
-from memload.building.sources import Column, Record
+from memload.building.sources import Column, Record, first_usable
 from memload.errors import DecodeError, SourceError
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
@@ -415,6 +416,9 @@ def test_the_first_usable_array_gives_shape_and_type() -> None:
 
     broken = [KeyError("k"), b"", np.ones(3)]
     source: Any = Arrays([*broken, np.ones((2, 3), ">u2"), np.ones((4, 4), np.uint8)])
-    assert ArraySettings.of(source) == ArraySettings((2, 3, 1), "<u2")
-    with pytest.raises(SourceError, match=r"none of the first 3 samples .*: KeyError: 'k'"):
-        ArraySettings.of(Arrays(broken))  # type: ignore[arg-type]
+    assert first_usable(partial(ArraySettings.of, source), 5, 0, 60) == ArraySettings(
+        (2, 3, 1), "<u2"
+    )
+    source = Arrays(broken)
+    with pytest.raises(SourceError, match=r"None of the first 3 samples .*: KeyError: 'k'"):
+        first_usable(partial(ArraySettings.of, source), 3, 0, 60)

@@ -15,7 +15,7 @@ import pytest
 
 import memload
 from memload.building import pool
-from memload.building.pool import Chunk, Lost, call_in_process, run
+from memload.building.pool import Chunk, run
 
 FORKS = pytest.mark.skipif(
     sys.platform != "linux", reason="work of this module reaches spawned workers nowhere else"
@@ -39,11 +39,12 @@ class Squares:
         self.act, self.closed = act, False
 
     def __call__(self, chunk: Chunk, note_row: Callable[[int], None]) -> list[int]:
-        for row in range(*chunk):
+        rows = [row for row in range(chunk.start, chunk.stop) if row not in chunk.lost]
+        for row in rows:
             note_row(row)
             if self.act:
                 self.act(row)
-        return [row * row for row in range(*chunk)]
+        return [row * row for row in rows]
 
     def close(self) -> None:
         self.closed = True
@@ -59,14 +60,11 @@ def collect(
     """Return the results by row, each of which must be there once, and what was lost."""
     found: dict[int, int] = {}
     lost: dict[int, str] = {}
-    for result in run(make, tasks(rows), num_workers=num_workers, timeout=timeout):
-        if isinstance(result, Lost):
-            assert result.row not in lost
-            lost[result.row] = result.reason
-        else:
-            chunk, values = result
-            assert not found.keys() & set(range(*chunk))
-            found.update(zip(range(*chunk), values, strict=True))
+    for chunk, values in run(make, tasks(rows), num_workers=num_workers, timeout=timeout):
+        rows_done = set(range(chunk.start, chunk.stop)) - chunk.lost.keys()
+        assert not found.keys() & rows_done
+        found.update(zip(sorted(rows_done), values, strict=True))
+        lost.update(chunk.lost)
     assert found.keys() | lost.keys() == set(range(rows))
     assert not found.keys() & lost.keys()
     assert all(value == row * row for row, value in found.items())
@@ -138,14 +136,23 @@ def test_workers_that_never_start_are_told(
 
 @FORKS
 @pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), EOFError("e"), ValueError("v"), KeyError("k")]
+    ("error", "expected"),
+    [
+        (OSError(28, "No space left on device"), OSError),
+        (memload.SourceError("s"), memload.SourceError),
+        (EOFError("e"), memload.BuildError),
+        (KeyError("k"), memload.BuildError),
+        (SystemExit("x"), memload.BuildError),
+    ],
 )
-def test_an_exception_in_a_worker_is_raised_here(error: Exception) -> None:
+def test_an_exception_in_a_worker_is_raised_here(
+    error: BaseException, expected: type[Exception]
+) -> None:
     def act(row: int) -> None:
         if row == 7:
             raise error
 
-    with pytest.raises(type(error), match=str(error.args[-1])):
+    with pytest.raises(expected, match=str(error.args[-1])):
         collect(functools.partial(Squares, act))
 
 
@@ -271,28 +278,6 @@ def test_a_ctrl_c_that_comes_within_a_fork_is_not_forgotten() -> None:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
-
-
-# A function in a process of its own
-
-
-@FORKS
-@pytest.mark.parametrize(
-    ("function", "error", "message"),
-    [
-        (lambda: time.sleep(600), TimeoutError, r"longer than 0\.2 s"),
-        (lambda: os._exit(3), memload.BuildError, "exit status 3"),
-        (lambda: die(signal.SIGSEGV), memload.BuildError, "SIGSEGV"),
-        (lambda: {}["x"], KeyError, "x"),
-        (lambda: sys.exit(7), memload.BuildError, "SystemExit: 7"),
-    ],
-    ids=["hangs", "exits", "crashes", "raises", "asks to exit"],
-)
-def test_what_becomes_of_a_function_in_another_process_is_raised_here(
-    function: Callable[[], Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        call_in_process(function, 0.2 if error is TimeoutError else 60)
 
 
 class UnpicklableError(Exception):
