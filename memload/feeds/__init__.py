@@ -13,7 +13,6 @@
 - cpu.py, pinned.py, dma.py, uva.py, resident.py: the feeds, as drawn above.
 - uva_kernel.py: the kernel of uva.py. Importing it imports Triton.
 - pages.py: registers the page cache with CUDA; what dma.py and uva.py have in common.
-- gathering.py: copies rows on the CPU, and asks the disk early for those that are not in RAM.
 - buffers.py: memory for batches on the CPU, used again and again.
 
 A feed knows nothing of the order of samples, as a sampler knows nothing of pixels.

@@ -1,7 +1,7 @@
 """Which feed serves some samples on some device, and why."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -19,6 +19,12 @@ from memload.machine import available_memory
 FeedName = Literal["auto", "resident", "dma", "uva", "pinned", "cpu"]
 FEEDS: tuple[str, ...] = get_args(FeedName)
 
+#: Feeds whose device does the copying.
+_ON_DEVICE: Mapping[str, Callable[..., Feed]] = {
+    "resident": ResidentFeed,
+    "dma": DmaFeed,
+    "uva": UvaFeed,
+}
 #: The part of the device's free memory that samples may take. The rest is for the model.
 RESIDENT_SHARE = 0.25
 #: The part of the available RAM that may be registered, and so kept in the page cache.
@@ -61,16 +67,10 @@ def choose_feed(
     def create(name: str) -> Feed:
         if name == "cpu":
             return CpuFeed(samples, device, keep=num_threads * prefetch_factor + 2)
-        if name == "resident":
-            return ResidentFeed(samples, device, num_threads=num_threads)
-        if name == "dma":
-            return DmaFeed(samples, device, num_threads=num_threads)
-        if name == "uva":
-            return UvaFeed(samples, device, num_threads=num_threads)
-        callers = max(1, pinned_callers(num_threads, prefetch_factor))
-        return PinnedFeed(
-            samples, device, num_threads=num_threads, callers=callers, soft_limit=callers + 2
-        )
+        if name == "pinned":
+            callers = max(1, pinned_callers(num_threads, prefetch_factor))
+            return PinnedFeed(samples, device, num_threads=num_threads, callers=callers)
+        return _ON_DEVICE[name](samples, device, num_threads=num_threads)
 
     if name != "auto":
         feed, choice = create(name), Choice(name, "asked for")

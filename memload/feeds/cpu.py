@@ -9,7 +9,6 @@ from torch import Tensor
 
 from memload.errors import FeedError
 from memload.feeds.buffers import BufferPool
-from memload.feeds.gathering import Gatherer
 from memload.feeds.interface import Fetch, Samples
 
 
@@ -29,7 +28,6 @@ class CpuFeed:
                 "device."
             )
         self._samples, self.device = samples, device
-        self._gatherer = Gatherer(samples.shards)
         self._pool = BufferPool(keep)
 
     def prepare(self, samples: np.ndarray) -> Fetch:
@@ -40,7 +38,7 @@ class CpuFeed:
         def fetch(start: int, stop: int) -> list[Tensor]:
             shape = self._samples.shape(stop - start)
             pixels = self._pool.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-            self._gatherer.gather(rows[start:stop], pixels.numpy())
+            self._samples.shards.gather(rows[start:stop], pixels.numpy())
             return [pixels, *(torch.from_numpy(column[start:stop].copy()) for column in columns)]
 
         return fetch

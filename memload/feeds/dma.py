@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.pages import CopyBatch, PageCacheFeed
+from memload.feeds.pages import CopyBatch, PageCacheFeed, bytes_before_boundary
 
 
 class DmaFeed(PageCacheFeed):
@@ -28,7 +28,7 @@ class DmaFeed(PageCacheFeed):
 
     def _plan_chunk(self, rows: np.ndarray) -> CopyBatch:
         addresses = self._pages.addresses(rows)
-        before_boundary = self._pages.windows.bytes_before_boundary(rows)
+        before_boundary = bytes_before_boundary(self._samples.shards, rows)
 
         def copy_batch(start: int, stop: int, out: Tensor) -> None:
             self._start_copies(addresses[start:stop], before_boundary[start:stop], out)

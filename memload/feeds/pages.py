@@ -9,8 +9,8 @@ Loaders of a process share the registration of a file; processes share the pages
 
 import contextlib
 import ctypes
-import itertools
 import logging
+import math
 import mmap
 import os
 import threading
@@ -36,8 +36,6 @@ WINDOW_BYTES = 256 << 20
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable (for all devices), cudaHostRegisterReadOnly
 #: How long `Pages.close` waits for the thread, which may be reading a window from a slow disk.
 _CLOSE_SECONDS = 30.0
-#: The size of a staging buffer, of which there are two, for rows that are not registered yet.
-_STAGING_BYTES = 8 << 20
 
 #: ``copy_batch(start, stop, out)`` copies rows ``start`` to ``stop`` of a chunk into ``out``
 #: ``(stop - start, H, W, C)``, on the current stream.
@@ -47,10 +45,10 @@ CopyBatch = Callable[[int, int, Tensor], None]
 class PageCacheFeed:
     """The common part of the feeds whose device reads the page cache: `DmaFeed` and `UvaFeed`.
 
-    They differ in who copies; see `_plan_chunk`. While a thread registers the windows, each batch
-    is copied in both ways: the device reads the rows whose windows are registered, and the others
-    come through `PinnedFeed`. Once all windows are registered, the device reads every row, and
-    `PinnedFeed` is closed.
+    They differ in who copies; see `_plan_chunk`. While a thread registers the windows, batches come
+    through `PinnedFeed`. Once all windows are registered, the device reads every row, and
+    `PinnedFeed` is closed. If a window cannot be registered, a warning says so, and all batches
+    come through `PinnedFeed`.
     """
 
     name: ClassVar[str]
@@ -60,11 +58,11 @@ class PageCacheFeed:
         self._load_library()
         self._samples, self.device = samples, device
         self._row_bytes = samples.shards.array.row_bytes
-        self._pinned = PinnedFeed(samples, device, num_threads=num_threads, callers=1, soft_limit=2)
+        self._pinned = PinnedFeed(samples, device, num_threads=num_threads, callers=1)
         self._pages = Pages(samples.shards, samples.used_rows(), device)
 
     def prepare(self, samples: np.ndarray) -> Fetch:
-        """See `Feed.prepare`. Fetching blocks for rows that are not registered yet."""
+        """See `Feed.prepare`. Fetching blocks until all pages are registered."""
         rows = self._samples.row[samples]
         columns = [upload(column[samples], self.device) for column in self._samples.columns]
         shards, shape, dtype = self._samples.shards, self._samples.shape, self._samples.dtype
@@ -72,17 +70,17 @@ class PageCacheFeed:
 
         def fetch(start: int, stop: int) -> list[Tensor]:
             nonlocal copy_batch
-            shards.check_sizes(range(len(shards.maps)))
-            if copy_batch is None and self._pages.complete:
+            if copy_batch is None and self._pages.complete.is_set():
                 copy_batch = self._plan_chunk(rows)
                 # Others may still fetch from it: close() only drops what it keeps.
                 self._pinned.close()
-            out = torch.empty(shape(stop - start), dtype=dtype, device=self.device)
-            if copy_batch is not None:
-                copy_batch(start, stop, out)
+            if copy_batch is None:
+                pixels = self._pinned.fetch_rows(rows[start:stop])
             else:
-                self._copy_both_ways(rows[start:stop], out)
-            return [out, *(column[start:stop] for column in columns)]
+                shards.check_sizes(range(len(shards.maps)))
+                pixels = torch.empty(shape(stop - start), dtype=dtype, device=self.device)
+                copy_batch(start, stop, pixels)
+            return [pixels, *(column[start:stop] for column in columns)]
 
         return fetch
 
@@ -99,35 +97,12 @@ class PageCacheFeed:
         """Return a function that copies some of these rows, all of them registered."""
         raise NotImplementedError
 
-    def _copy_both_ways(self, rows: np.ndarray, out: Tensor) -> None:
-        """Copy one batch: registered rows from the page cache, the others through the CPU."""
-        is_registered = self._pages.are_registered(rows)
-        registered = np.flatnonzero(is_registered)
-        if len(registered) == len(rows):
-            self._plan_chunk(rows)(0, len(rows), out)
-            return
-        pixels = torch.empty(
-            self._samples.shape(len(registered)), dtype=self._samples.dtype, device=self.device
-        )
-        self._plan_chunk(rows[registered])(0, len(registered), pixels)
-        self._scatter(pixels, registered, out)
-        missing = np.flatnonzero(~is_registered)
-        rows_per_buffer = max(1, _STAGING_BYTES // self._row_bytes)
-        for start in range(0, len(missing), rows_per_buffer):
-            positions = missing[start : start + rows_per_buffer]
-            self._scatter(self._pinned.fetch_rows(rows[positions]), positions, out)
-
-    def _scatter(self, pixels: Tensor, positions: np.ndarray, out: Tensor) -> None:
-        """Copy pixels to positions of a batch, on the device."""
-        source = pixels.view(torch.uint8).view(len(positions), self._row_bytes)
-        target = out.view(torch.uint8).view(len(out), self._row_bytes)
-        target.index_copy_(0, upload(positions, self.device), source)
-
 
 class Pages:
     """The registered windows that hold some rows (int64).
 
-    Registering goes on in a thread. Raises FeedError if the pages cannot be registered.
+    Registering goes on in a thread, which sets ``complete`` once the device can read every row.
+    Raises FeedError if the pages cannot be registered.
     """
 
     def __init__(self, shards: Shards, rows: np.ndarray, device: torch.device) -> None:
@@ -138,38 +113,23 @@ class Pages:
                 f"rows of {row_bytes:,} bytes are too large to register: the limit is "
                 f"{WINDOW_BYTES:,} bytes. Use feed='pinned'."
             )
-        self.windows = Windows(shards)
-        self._used = self.windows.used_by(rows)
-        self._device = device
+        self.complete = threading.Event()
+        self._shards, self._device = shards, device
         expected = zip(shards.paths, shards.descriptors, shards.array.shards, strict=True)
         self._files = [
             _shared_file(path, descriptor, shard.bytes) for path, descriptor, shard in expected
         ]
         self._addresses = np.array([file.address for file in self._files], np.int64)
-        self._complete = False
         self._files[0].probe(device)
         stop = threading.Event()
         self._thread = threading.Thread(
             target=_register_windows,
-            args=(self._files, self.windows.by_file(self._used), device, stop),
+            args=(self._files, windows_used(shards, rows), device, stop, self.complete),
             name="memload-register",
             daemon=True,
         )
         self._thread.start()
-        self._stop_thread = weakref.finalize(self, _stop, stop, self._thread, os.getpid())
-
-    @property
-    def complete(self) -> bool:
-        """Whether the device can read every window that is used."""
-        if not self._complete:
-            self._complete = bool(self._registered()[self._used].all())
-        return self._complete
-
-    def are_registered(self, rows: np.ndarray) -> np.ndarray:
-        """Return whether the device can read each row: bool ``(N,)``."""
-        first, last = self.windows.first_and_last(rows)
-        registered = self._registered()
-        return np.asarray(registered[first] & registered[last])
+        self._stop_thread = weakref.finalize(self, _stop, stop, self._thread)
 
     def addresses(self, rows: np.ndarray) -> np.ndarray:
         """Return the address of each row, int64 ``(N,)``, for reading on the current stream.
@@ -179,7 +139,7 @@ class Pages:
         stream = torch.cuda.current_stream(self._device)
         for file in self._files:
             file.readers.add(stream)
-        shard, offset = self.windows.shard_and_offset(rows)
+        shard, offset = _shard_and_offset(self._shards, rows)
         return np.asarray(self._addresses[shard] + offset)
 
     def copy_all(self, out: Tensor) -> None:
@@ -203,61 +163,37 @@ class Pages:
         self._stop_thread()
         self._files = []
 
-    def _registered(self) -> np.ndarray:
-        return np.concatenate([file.registered for file in self._files])
 
-
-class Windows:
-    """Which windows of their files rows lie in. Windows are numbered through all files."""
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards, self._row_bytes = shards, shards.array.row_bytes
-        self._first_row = np.array(shards.starts[:-1])
-        sizes = [
-            np.diff([*range(0, shard.bytes, WINDOW_BYTES), shard.bytes])
-            for shard in shards.array.shards
-        ]
-        #: The bytes of each window. The last one of a file is smaller than `WINDOW_BYTES`.
-        self.sizes = np.concatenate(sizes)
-        #: The first window of each file, and behind them the number of all windows.
-        self._first_window = np.cumsum([0, *map(len, sizes)])
-
-    def shard_and_offset(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the shard of each row (int64), and the offset of the row in its file in bytes."""
-        shard = self._shards.shard_of(rows)
-        return shard, HEADER_BYTES + (rows - self._first_row[shard]) * self._row_bytes
-
-    def first_and_last(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the windows of the first and the last byte of each row, often the same."""
-        shard, offset = self.shard_and_offset(rows)
-        first_window, end = self._first_window[shard], offset + self._row_bytes - 1
-        return first_window + offset // WINDOW_BYTES, first_window + end // WINDOW_BYTES
-
-    def bytes_before_boundary(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many bytes of each row lie in its first window if it has two, else 0."""
-        _, offset = self.shard_and_offset(rows)
-        boundary = (offset + self._row_bytes - 1) // WINDOW_BYTES * WINDOW_BYTES
-        return np.asarray(np.maximum(boundary - offset, 0))
-
-    def used_by(self, rows: np.ndarray) -> np.ndarray:
-        """Return whether each window holds bytes of the rows: bool, one for each window."""
-        used = np.zeros(len(self.sizes), bool)
-        for window in self.first_and_last(rows):
-            used[window] = True
-        return used
-
-    def by_file(self, used: np.ndarray) -> list[list[int]]:
-        """Return the numbers of the used windows of each file, counted from the file's first."""
-        return [
-            np.flatnonzero(used[first:stop]).tolist()
-            for first, stop in itertools.pairwise(self._first_window.tolist())
-        ]
+def windows_used(shards: Shards, rows: np.ndarray) -> np.ndarray:
+    """Return which windows hold bytes of some rows: bool (files, windows of the largest file)."""
+    largest = max(shard.bytes for shard in shards.array.shards)
+    used = np.zeros((len(shards.maps), math.ceil(largest / WINDOW_BYTES)), bool)
+    shard, offset = _shard_and_offset(shards, rows)
+    used[shard, offset // WINDOW_BYTES] = True
+    used[shard, (offset + shards.array.row_bytes - 1) // WINDOW_BYTES] = True
+    return used
 
 
 def bytes_to_register(shards: Shards, rows: np.ndarray) -> int:
     """Return the size of the windows that hold some rows, which `Pages` would register."""
-    windows = Windows(shards)
-    return int(windows.sizes[windows.used_by(rows)].sum())
+    used = windows_used(shards, rows)
+    file_sizes = np.array([[shard.bytes] for shard in shards.array.shards])
+    window_sizes = np.minimum(file_sizes - np.arange(used.shape[1]) * WINDOW_BYTES, WINDOW_BYTES)
+    return int(window_sizes[used].sum())
+
+
+def bytes_before_boundary(shards: Shards, rows: np.ndarray) -> np.ndarray:
+    """Return how many bytes of each row lie in its first window if it has two, else 0."""
+    _, offset = _shard_and_offset(shards, rows)
+    boundary = (offset + shards.array.row_bytes - 1) // WINDOW_BYTES * WINDOW_BYTES
+    return np.asarray(np.maximum(boundary - offset, 0))
+
+
+def _shard_and_offset(shards: Shards, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shard of each row (int64), and the offset of the row in its file in bytes."""
+    shard = shards.shard_of(rows)
+    row_in_shard = rows - np.array(shards.starts)[shard]
+    return shard, HEADER_BYTES + row_in_shard * shards.array.row_bytes
 
 
 class RegisteredFile:
@@ -268,7 +204,7 @@ class RegisteredFile:
         mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self.bytes = np.frombuffer(mapped, np.uint8)
         self.address = self.bytes.ctypes.data
-        self.registered = np.zeros(-(-size // WINDOW_BYTES), bool)
+        self.registered = np.zeros(math.ceil(size / WINDOW_BYTES), bool)
         #: The streams that may be reading the pages.
         self.readers: set[torch.cuda.Stream] = set()
         self._lock = threading.Lock()
@@ -340,25 +276,26 @@ def _shared_file(path: Path, descriptor: int, size: int) -> RegisteredFile:
 
 def _register_windows(
     files: Sequence[RegisteredFile],
-    windows_of_files: Sequence[list[int]],
+    used: np.ndarray,
     device: torch.device,
     stop: threading.Event,
+    complete: threading.Event,
 ) -> None:
-    for file, windows in zip(files, windows_of_files, strict=True):
-        for window in windows:
-            if stop.is_set():
-                return
-            try:
+    try:
+        for file, windows in zip(files, used, strict=True):
+            for window in np.flatnonzero(windows).tolist():
+                if stop.is_set():
+                    return
                 file.register(window, device)
-            except (FeedError, FormatError) as error:
-                # The CPU copies these rows, and raises an error for those that it cannot read.
-                logging.getLogger("memload").warning("%s", error)
-                break
+        complete.set()
+    except (FeedError, FormatError) as error:
+        # The CPU copies the rows, and raises an error for those that it cannot read.
+        logging.getLogger("memload").warning("%s", error)
 
 
-def _stop(stop: threading.Event, thread: threading.Thread, process: int) -> None:
+def _stop(stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    if os.getpid() == process and thread is not threading.current_thread():
+    if thread is not threading.current_thread():
         thread.join(_CLOSE_SECONDS)
 
 
@@ -371,4 +308,3 @@ def _unregister_all(
         stream.synchronize()
     for window in np.flatnonzero(registered).tolist():
         unregister(mapped.ctypes.data + window * WINDOW_BYTES)
-    registered[:] = False

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.gathering import Gatherer
 from memload.feeds.interface import Fetch, Samples, require_cuda
 from memload.upload import upload
 
@@ -28,31 +27,19 @@ class PinnedFeed:
     """Works with any file, even one larger than RAM, for the price of one copy by the CPU.
 
     ``callers`` is how many threads of the caller fetch batches at once, at least 1. The feed adds
-    ``num_threads - callers`` helper threads, and divides them evenly among the callers.
-    ``soft_limit`` is that of `Staging`. Threads start, and page-locked memory is allocated, with
-    the first batch.
+    ``num_threads - callers`` helper threads, and divides them evenly among the callers. Threads
+    start, and page-locked memory is allocated, with the first batch.
     """
 
     name: ClassVar[str] = "pinned"
 
     def __init__(
-        self,
-        samples: Samples,
-        device: torch.device,
-        *,
-        num_threads: int,
-        callers: int,
-        soft_limit: int,
+        self, samples: Samples, device: torch.device, *, num_threads: int, callers: int
     ) -> None:
         require_cuda(self.name, device)
-        self._samples, self.device = samples, device
-        self._gatherer = Gatherer(samples.shards)
+        self._samples, self.device, self._callers = samples, device, callers
         self._helpers = max(0, num_threads - callers)
-        self._parts = 1 + math.ceil(self._helpers / callers)
-        self._soft_limit = soft_limit
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._staging: Staging | None = None
+        self._pool, self._staging = self._new_resources()
 
     def prepare(self, samples: np.ndarray) -> Fetch:
         """See `Feed.prepare`. Fetching blocks while rows are gathered."""
@@ -69,12 +56,8 @@ class PinnedFeed:
         """Return the pixels of rows on the device, ``(N, H, W, C)``."""
         shape, dtype = self._samples.shape(len(rows)), self._samples.dtype
         size = math.prod(shape) * dtype.itemsize
-        with self._lock:
-            # The first batch is the largest, except with a batch_sampler of the user's own.
-            if self._staging is None or self._staging.size < size:
-                self._staging = Staging(size, self.device, soft_limit=self._soft_limit)
-            staging = self._staging
-        buffer = staging.take()
+        staging = self._staging
+        buffer = staging.take(size)
         try:
             pixels = buffer[:size].view(dtype).view(shape)
             self._gather(rows, pixels.numpy())
@@ -90,26 +73,25 @@ class PinnedFeed:
         Fetching that is under way goes on, and keeps both to its end. Later fetching makes new
         ones.
         """
-        with self._lock:
-            self._pool = None
-            self._staging = None
+        self._pool, self._staging = self._new_resources()
+
+    def _new_resources(self) -> tuple[ThreadPoolExecutor, "Staging"]:
+        """Return what starts threads and allocates page-locked memory when it is first used."""
+        pool = ThreadPoolExecutor(max(1, self._helpers), "memload-gather")
+        return pool, Staging(self.device, soft_limit=self._callers + 2)
 
     def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
-        parts = min(self._parts, max(1, out.nbytes // _BYTES_PER_THREAD))
-        if parts <= 1:
-            self._gatherer.gather(rows, out)
-            return
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._helpers, "memload-gather")
-            pool = self._pool
+        """Gather rows on this thread and on helpers."""
+        gather, pool = self._samples.shards.gather, self._pool
+        parts = 1 + math.ceil(self._helpers / self._callers)
+        parts = min(parts, max(1, out.nbytes // _BYTES_PER_THREAD))
         ends = [len(rows) * part // parts for part in range(parts + 1)]
         helped = [
-            pool.submit(self._gatherer.gather, rows[start:stop], out[start:stop])
+            pool.submit(gather, rows[start:stop], out[start:stop])
             for start, stop in itertools.pairwise(ends[1:])
         ]
         try:
-            self._gatherer.gather(rows[: ends[1]], out[: ends[1]])
+            gather(rows[: ends[1]], out[: ends[1]])
         finally:
             wait(helped)  # nobody may write into the buffer once it is given back
         for part in helped:
@@ -124,17 +106,23 @@ class Staging:
     freed with the last reference to it, when the device has finished its work.
     """
 
-    def __init__(self, size: int, device: torch.device, *, soft_limit: int) -> None:
-        self.size, self.device = size, device
-        self._soft_limit = soft_limit
-        self._allocated = 0
+    def __init__(self, device: torch.device, *, soft_limit: int) -> None:
+        self._device, self._soft_limit = device, soft_limit
+        self._size = self._allocated = 0
         self._lock = threading.Lock()
         #: Buffers to use again, oldest first, and the CUDA event after the copy out of each.
         self._free: deque[tuple[Tensor, Any]] = deque()
 
-    def take(self) -> Tensor:
-        """Return a uint8 tensor ``(size,)`` that no copy reads any more. Give it back later."""
+    def take(self, size: int) -> Tensor:
+        """Return at least ``size`` bytes, uint8, that no copy reads any more. Give them back later.
+
+        All buffers have the size of the largest batch so far. That is the first one, except with a
+        batch_sampler of the user's own.
+        """
         with self._lock:
+            if size > self._size:
+                self._free.clear()
+                self._size, self._allocated = size, 0
             at_limit = self._allocated >= self._soft_limit
             if not self._free or not (at_limit or self._free[0][1].query()):
                 buffer = self._allocate()
@@ -147,16 +135,17 @@ class Staging:
     def give_back(self, buffer: Tensor) -> None:
         """Accept a buffer back, once the last copy out of it was put on the current stream."""
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # sleeps
-        copied.record(torch.cuda.current_stream(self.device))
+        copied.record(torch.cuda.current_stream(self._device))
         with self._lock:
-            self._free.append((buffer, copied))
+            if len(buffer) >= self._size:
+                self._free.append((buffer, copied))
 
     def _allocate(self) -> Tensor:
-        pages = mmap.mmap(-1, max(self.size, 1))
+        pages = mmap.mmap(-1, max(self._size, 1))
         memory = np.frombuffer(pages, np.uint8)
-        with torch.cuda.device(self.device):
+        with torch.cuda.device(self._device):
             register(memory.ctypes.data, memory.size, 0)
-        weakref.finalize(memory, _free, memory.ctypes.data, self.device, os.getpid())
+        weakref.finalize(memory, _free, memory.ctypes.data, self._device, os.getpid())
         return torch.from_numpy(memory)
 
 

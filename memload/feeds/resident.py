@@ -18,7 +18,7 @@ from memload.upload import upload
 
 #: Types of the same size for those that `torch.index_select` does not take on CUDA.
 _INDEXABLE = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-#: The size of a staging buffer, of which there are two, for the rows of a subset.
+#: The size of a staging buffer, of which there are three, for the rows of a subset.
 _STAGING_BYTES = 32 << 20
 
 
@@ -120,7 +120,7 @@ def _load(
 
 def _gather(samples: Samples, rows: np.ndarray, out: Tensor, num_threads: int) -> None:
     """Copy some rows through page-locked memory."""
-    pinned = PinnedFeed(samples, out.device, num_threads=num_threads, callers=1, soft_limit=2)
+    pinned = PinnedFeed(samples, out.device, num_threads=num_threads, callers=1)
     rows_per_buffer = max(1, _STAGING_BYTES // samples.shards.array.row_bytes)
     with contextlib.closing(pinned):
         for start in range(0, len(rows), rows_per_buffer):

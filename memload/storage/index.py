@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import os
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,7 +33,6 @@ from memload.storage.mapping import address_of, fault_in
 from memload.storage.tensors import (
     Tensor,
     in_file_order,
-    load_json,
     make_header,
     read_header,
     read_tensor,
@@ -41,8 +41,8 @@ from memload.storage.tensors import (
 
 #: What a damaged or forged index may raise while it is read, besides FormatError.
 _DAMAGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
-#: The longest file name of common file systems.
-_MAX_FILE_NAME = 255
+#: A name that a file can have: no folder, no zero, and no surrogates but those of single bytes.
+_FILE_NAME = re.compile("[^/\\0\ud800-\udc7f\udd00-\udfff]{1,255}")
 
 
 @dataclass(frozen=True)
@@ -189,27 +189,29 @@ class Index:
         """
         path = Path(path)
         tensors = self._tensors()
-        metadata = self._metadata(tensors)
+        metadata = {
+            "format_version": FORMAT_VERSION,
+            "samples": len(self),
+            "arrays": [asdict(array) for array in self.arrays],
+            "tensors": {
+                name: {
+                    "dtype": tensor.dtype.str,
+                    "shape": list(tensor.shape),
+                    "crc32": zlib.crc32(_bytes_of(tensor)),
+                }
+                for name, tensor in tensors.items()
+            },
+            "columns": list(self.columns),
+            "classes": None if self.classes is None else list(self.classes),
+            "points": list(self.points),
+            "build": dict(self.build),
+            "statistics": dict(self.statistics),
+        }
         fingerprint = hashlib.sha256(_canonical(metadata)).hexdigest()
         text = _canonical(metadata | {"fingerprint": fingerprint}).decode()
         header = make_header(tensors, {METADATA_KEY: text})
-        # A random name, so that two processes do not write to the same file. A short one, since
-        # that of the index may be as long as a name can be.
-        temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
-        try:
-            with temporary.open("xb") as file:
-                file.write(header)
-                for name in in_file_order(tensors):
-                    file.write(_bytes_of(tensors[name]))
-            sync(temporary)
-            temporary.replace(path)
-        except OSError as error:
-            if error.errno is None:
-                raise
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(path.parent)
+        data = [_bytes_of(tensors[name]) for name in in_file_order(tensors)]
+        _replace_file(path, [header, *data])
         return replace(self, path=path, fingerprint=fingerprint)
 
     def _tensors(self) -> dict[str, np.ndarray]:
@@ -228,24 +230,27 @@ class Index:
             for name, tensor in tensors.items()
         }
 
-    def _metadata(self, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Return the metadata of a file with these tensors, without the fingerprint."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "samples": len(self),
-            "arrays": [asdict(array) for array in self.arrays],
-            "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors.items()},
-            "columns": list(self.columns),
-            "classes": None if self.classes is None else list(self.classes),
-            "points": list(self.points),
-            "build": dict(self.build),
-            "statistics": dict(self.statistics),
-        }
-
 
 def class_counts(labels: np.ndarray, classes: int) -> list[int]:
     """Return how many samples each class has."""
     return [int(count) for count in np.bincount(labels, minlength=classes)]
+
+
+def _replace_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """Write a file under a temporary name, flush it to the disk, and rename it to ``path``."""
+    # A random name, so that two processes do not write to the same file. A short one, since the
+    # name of the index may be as long as a name can be.
+    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.writelines(parts)
+        sync(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -266,7 +271,7 @@ def sync(path: Path) -> None:
 def _read_index(path: Path, file: BufferedReader) -> Index:
     """Read an index. Raises FormatError, OSError, or one of `_DAMAGE`."""
     tensors, texts = read_header(file)
-    metadata = load_json(texts[METADATA_KEY])
+    metadata = json.loads(texts[METADATA_KEY])
     _check_identity(path, metadata)
     arrays = _parse_arrays(metadata["arrays"])
     _check_tensors(tensors, metadata, arrays)
@@ -326,7 +331,8 @@ def _parse_array(entry: Any) -> Array:
     shards = tuple(Shard(shard["file"], shard["rows"], shard["bytes"]) for shard in entry["shards"])
     require(bool(shards), "an array has no shards")
     for shard in shards:
-        require(_is_bare(shard.file), f"{shard.file!r} is not a file name without a folder")
+        is_name = _FILE_NAME.fullmatch(shard.file) and shard.file not in (".", "..")
+        require(bool(is_name), f"{shard.file!r} is not a file name without a folder")
         require(type(shard.rows) is int and shard.rows > 0, "a shard has no rows")
         size = HEADER_BYTES + shard.rows * row_bytes(descr, shape)
         require(shard.bytes == size < 2**63, f"the size of {shard.file} does not fit its rows")
@@ -364,8 +370,7 @@ def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any, rows: int) 
     require(_in_range(stored["row"], rows), f"a sample has a row beyond 0 to {rows - 1}")
     classes, points = metadata["classes"], metadata["points"]
     if classes is not None:
-        texts = type(classes) is list and all(type(name) is str for name in classes)
-        require(texts, "its classes are no list of names")
+        require(_are_texts(classes), "its classes are no list of names")
         label = stored["label"]
         require(label.dtype.str == "<i8" and label.ndim == 1, "its labels are not int64 (n,)")
         require(_in_range(label, len(classes)), "a label is beyond the classes")
@@ -381,23 +386,30 @@ def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any, rows: int) 
 def _map_keys(
     path: Path, file: BufferedReader, tensors: Mapping[str, Tensor], metadata: Any
 ) -> Keys:
-    """Return the names, mapped. Their checksums are compared when the first of them is used."""
+    """Return the names, mapped. They are checked when the first of them is used."""
     mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     offsets, data = (
         mapped[tensors[name].start :][: tensors[name].size].view(tensors[name].descr)
         for name in ("key/offsets", "key/bytes")
     )
-    check = functools.partial(_check_keys, path, offsets, data, metadata)
-    return Keys(offsets, data, path, check)
 
+    @functools.cache
+    def verify() -> None:
+        for name, tensor in (("key/offsets", offsets), ("key/bytes", data)):
+            try:
+                fault_in(address_of(tensor), tensor.nbytes)
+            except OSError as error:
+                raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
+            _check_crc32(path, name, tensor, metadata)
+        rises = not np.any(offsets[1:] < offsets[:-1])  # np.diff could overflow
+        if not rises or offsets[0] != 0 or offsets[-1] != data.size:
+            raise FormatError(
+                f"{path} is damaged: its key/offsets do not rise from 0 to {data.size}. "
+                "Restore it, or run 'memload build' again.",
+                path=path,
+            )
 
-def _check_keys(path: Path, offsets: np.ndarray, data: np.ndarray, metadata: Any) -> None:
-    for name, tensor in (("key/offsets", offsets), ("key/bytes", data)):
-        try:
-            fault_in(address_of(tensor), tensor.nbytes)
-        except OSError as error:
-            raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
-        _check_crc32(path, name, tensor, metadata)
+    return Keys(offsets, data, verify)
 
 
 def _check_crc32(path: Path, name: str, tensor: np.ndarray, metadata: Any) -> None:
@@ -414,44 +426,30 @@ def _bytes_of(tensor: np.ndarray) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
 
 
+def _are_texts(names: Any) -> bool:
+    return type(names) is list and all(type(name) is str for name in names)
+
+
 def _require_names(names: Any, what: str) -> None:
     """Raise ValueError unless this is a list of different texts."""
-    texts = type(names) is list and all(type(name) is str for name in names)
-    require(texts and len(set(names)) == len(names), f"it does not name each {what} once")
+    distinct = _are_texts(names) and len(set(names)) == len(names)
+    require(distinct, f"it does not name each {what} once")
 
 
 def _in_range(numbers: np.ndarray, stop: int) -> bool:
     return not numbers.size or (numbers.min() >= 0 and numbers.max() < stop)
 
 
-def _is_bare(file: Any) -> bool:
-    """Return whether a shard's name stays in the data set's own folder."""
-    try:
-        os.fsencode(file)
-    except UnicodeError:
-        return False
-    special = file in ("", ".", "..") or "/" in file or "\0" in file
-    return not special and len(file) <= _MAX_FILE_NAME
-
-
 def _depth(value: object) -> int:
     """Return how deeply objects and lists are nested; 0 for anything else."""
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, (dict, list))]:
-        depth += 1
-        level = [
-            inner for part in level for inner in (part.values() if isinstance(part, dict) else part)
-        ]
-    return depth
+    if not isinstance(value, (dict, list)):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
-def _describe_tensor(tensor: np.ndarray) -> dict[str, Any]:
-    checksum = zlib.crc32(_bytes_of(tensor))
-    return {"dtype": tensor.dtype.str, "shape": list(tensor.shape), "crc32": checksum}
 
 
 def _shorten(text: str) -> str:

@@ -5,6 +5,7 @@ import errno
 import math
 import mmap
 import os
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -79,6 +80,18 @@ def fault_in(address: int, size: int) -> None:
 def will_need(address: int, size: int) -> None:
     """Ask the kernel to read mapped pages from the disk, without waiting for them."""
     _advise(address, size, mmap.MADV_WILLNEED)
+
+
+def disk_reads() -> int:
+    """Return a count that grows when this thread reads from the disk. Linux only, else 0.
+
+    It counts blocks read, including those that were asked for, and waits for pages, since network
+    file systems do not count blocks.
+    """
+    if sys.platform != "linux":
+        return 0
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_inblock + usage.ru_majflt
 
 
 def forget(mapped: np.ndarray) -> None:

@@ -15,12 +15,20 @@ import numpy as np
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.storage.format import HEADER_BYTES, npy_header, seal_of
 from memload.storage.index import Array, Index, Shard
-from memload.storage.mapping import address_of, fault_in, map_side_by_side, will_need
+from memload.storage.mapping import (
+    address_of,
+    disk_reads,
+    fault_in,
+    map_side_by_side,
+    will_need,
+)
 
 #: A gather looks at the sizes of the shards that it touches, which takes up to 0.7 µs a shard, as
 #: long as copying 8 KiB. With more shards than this, sizes are looked at once in 10 ms instead.
 _SHARDS_CHECKED_EACH_TIME = 16
 _SECONDS_BETWEEN_CHECKS = 0.01
+#: How many gathers ask the disk ahead after one for which the disk was read.
+_ASK_AFTER_READ = 64
 
 
 class Shards:
@@ -42,8 +50,7 @@ class Shards:
 
     def __init__(self, index: Index, name: str = "image") -> None:
         self.array = next(array for array in index.arrays if array.name == name)
-        self.folder = index.path.parent
-        self.paths = [self.folder / shard.file for shard in self.array.shards]
+        self.paths = [index.path.parent / shard.file for shard in self.array.shards]
         rows = [shard.rows for shard in self.array.shards]
         self.starts: list[int] = [0, *np.cumsum(rows).tolist()]
         self.descriptors: list[int] = []
@@ -52,6 +59,7 @@ class Shards:
             check_shard(path, shard, self.array, index.path)
             self.descriptors.append(_open(path))
         self._next_size_check = 0.0
+        self._gathers_to_ask = 1  # the first one shows whether the rows are in RAM
         headers = self._map()
         checksums = np.split(index.crc32[name], self.starts[1:-1])
         for number, header in enumerate(headers):
@@ -130,11 +138,26 @@ class Shards:
         ``len(self)``. ``out`` is ``(n, H, W, C)``, contiguous and of the array's dtype. Blocks
         while pages are read from the disk; the GIL is released meanwhile. Raises FormatError if a
         shard has been truncated.
+
+        If rows are not in RAM, all of them are asked for before the first is copied. This keeps the
+        disk's queue full and reads these rows only. From a cold file, that gave 1,200 to 4,200
+        random rows a second. Page faults alone gave 210 to 280, as the kernel reads 8 MB around
+        each. Asking costs 2 µs a row, so it stops once 64 gathers found all in RAM.
         """
         shards = self.shard_of(rows)
         self.check_sizes(set(shards.tolist()))
+        table_rows = rows + self._rows_in_gaps[shards]
+        reads_before = disk_reads()
+        if self._gathers_to_ask:
+            first, row_bytes = address_of(self._table), self.array.row_bytes
+            for row in table_rows.tolist():
+                will_need(first + row * row_bytes, row_bytes)
         # mode="clip" copies straight into out. "raise" copies through a buffer, 6 times as slowly.
-        np.take(self._table, rows + self._rows_in_gaps[shards], axis=0, out=out, mode="clip")
+        np.take(self._table, table_rows, axis=0, out=out, mode="clip")
+        if disk_reads() > reads_before:
+            self._gathers_to_ask = _ASK_AFTER_READ
+        elif self._gathers_to_ask:
+            self._gathers_to_ask -= 1
         return out
 
     def check_sizes(self, shards: Collection[int]) -> None:
@@ -155,13 +178,6 @@ class Shards:
                 )
         if many:
             self._next_size_check = time.monotonic() + _SECONDS_BETWEEN_CHECKS
-
-    def will_need(self, rows: np.ndarray) -> None:
-        """Ask the kernel to read rows from the disk, without waiting. Takes about 2 µs a row."""
-        first, row_bytes = address_of(self._table), self.array.row_bytes
-        shards = self.shard_of(rows)
-        for row in (rows + self._rows_in_gaps[shards]).tolist():
-            will_need(first + row * row_bytes, row_bytes)
 
 
 def _open(path: Path) -> int:
@@ -228,26 +244,21 @@ def check_header(
     Raises FormatError, and ChecksumError if only the seal is another one.
     """
     shape = (shard.rows, *array.shape)
-    if header == npy_header(array.descr, shape):
-        return
-    expected_seal = seal_of(checksums)
-    expected = npy_header(array.descr, shape, expected_seal)
-    if header == expected:
-        return
-    text, seal = header[: -len(expected_seal) - 1], header[-len(expected_seal) - 1 : -1]
-    is_sealed = header.endswith(b"\n") and re.fullmatch(b"[0-9a-f]+", seal)
-    if expected.startswith(text) and is_sealed:
-        raise ChecksumError(
-            f"{path} does not belong to {index.name}: its rows have seal {seal.decode()} instead "
-            f"of {expected_seal}. Restore the right file, or run 'memload build' again.",
+    found = re.search(rb"# ([0-9a-f]{16})\n\Z", header)
+    seal = found[1].decode() if found else ""
+    if header != npy_header(array.descr, shape, seal):
+        raise FormatError(
+            f"{path} is damaged or belongs to another data set: its header is not that of "
+            f"{describe(shape, array.descr)}; it starts with {header[:80]!r}. Restore the file, or "
+            "run 'memload build' again.",
             path=path,
         )
-    raise FormatError(
-        f"{path} is damaged or belongs to another data set: its header is not that of "
-        f"{describe(shape, array.descr)}; it starts with {header[:80]!r}. Restore the file, or run "
-        "'memload build' again.",
-        path=path,
-    )
+    if seal and seal != seal_of(checksums):
+        raise ChecksumError(
+            f"{path} does not belong to {index.name}: its rows have seal {seal} instead of "
+            f"{seal_of(checksums)}. Restore the right file, or run 'memload build' again.",
+            path=path,
+        )
 
 
 def describe(shape: Sequence[int], descr: str) -> str:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memload
+from memload import MemmapDataset
 from memload.errors import FormatError
 from memload.storage.index import Index
 
@@ -40,7 +41,7 @@ def use_everything(path: Path) -> None:
     with contextlib.suppress(FormatError):
         list(Index.read(path).keys)
     with contextlib.suppress(FormatError):
-        dataset = memload.MemmapDataset(path)
+        dataset = MemmapDataset(path)
         for _ in dataset:
             pass
         dataset.gather(range(len(dataset)))
@@ -53,7 +54,7 @@ def test_damage_is_refused_in_little_memory(case: Path, folder: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(FormatError) as caught:
-            memload.MemmapDataset(folder / "made.idx")
+            MemmapDataset(folder / "made.idx")
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -65,7 +66,7 @@ def test_damage_is_refused_in_little_memory(case: Path, folder: Path) -> None:
 @pytest.mark.parametrize("case", cases("read"))
 def test_harmless_oddities_are_read(case: Path, folder: Path) -> None:
     shutil.copy(case, folder / f"made{case.suffix}")
-    assert [label for _, label in memload.MemmapDataset(folder / "made.idx")] == [0, 1, 2, 0, 1]
+    assert [label for _, label in MemmapDataset(folder / "made.idx")] == [0, 1, 2, 0, 1]
     use_everything(folder / "made.idx")
 
 

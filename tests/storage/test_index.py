@@ -289,6 +289,26 @@ def test_a_changed_tensor_is_an_error_at_open_and_a_changed_name_when_one_is_use
         Index.read(path)
 
 
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        [0, 9, 8, 27, 36, 45],  # goes back
+        [1, 9, 18, 27, 36, 45],  # starts late
+        [0, 9, 18, 27, 36, 44],  # ends early
+        [0, 9, 18, 27, 36, 46],  # ends late
+        [0, 2**62, -(2**63), -(2**62), 36, 45],  # so long a step back that a difference overflows
+    ],
+)
+def test_names_with_wrong_offsets_are_never_read(
+    offsets: list[int], make_dataset: Make, tamper: Tamper
+) -> None:
+    path = make_dataset().path
+    keys = Index.read(tamper(path, lambda m, t: t.update({"key/offsets": np.array(offsets)}))).keys
+    for use in (lambda: keys[0], lambda: keys.take(np.array([2])).pack(), keys.check):
+        with pytest.raises(FormatError, match=r"its key/offsets do not rise from 0 to 45\."):
+            use()
+
+
 def test_a_newer_format_says_to_upgrade_whatever_else_it_holds(
     make_dataset: Make, tamper: Tamper
 ) -> None:

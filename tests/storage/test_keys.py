@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memload.errors import FormatError
 from memload.storage.keys import Keys
 
 NAMES = ["ant/1.jpg", "", "zoë/ü.jpg", "new\nline", "\udcff\udc80", "nul\0", "ant/1.jpg"]
@@ -62,39 +61,3 @@ def test_taken_names_are_in_the_order_asked_for(names: list[str], data: st.DataO
     expected = [names[first[position]] for position in second]
     assert list(taken) == expected
     assert list(Keys(*taken.pack())) == expected
-
-
-@pytest.mark.parametrize(
-    "offsets",
-    [
-        [0, 2, 1, 4],  # goes back
-        [1, 2, 3, 4],  # starts late
-        [0, 1, 2, 3],  # ends early
-        [0, 1, 2, 5],  # ends late
-        [0, -1, 2, 4],
-        [0, 2**62, -(2**63), -(2**62), 4],  # a step back so long that the difference overflows
-    ],
-)
-def test_names_with_wrong_offsets_are_never_read(offsets: list[int]) -> None:
-    def keys() -> Keys:
-        return Keys(np.array(offsets), np.zeros(4, np.uint8))
-
-    for use in (
-        lambda: keys()[0],
-        lambda: keys().take(np.array([2])).pack(),
-        lambda: keys().check(),
-    ):
-        with pytest.raises(
-            FormatError, match=r"^key/offsets is damaged: .* rise from 0 to 4\. Restore"
-        ):
-            use()
-
-
-def test_names_are_verified_once_when_the_first_is_used() -> None:
-    calls: list[int] = []
-    offsets, data = Keys.of(NAMES).pack()
-    keys = Keys(offsets, data, verify=lambda: calls.append(1))
-    taken = keys.take(np.array([1, 0]))
-    assert (len(keys), len(taken), calls) == (len(NAMES), 2, [])
-    assert [taken[1], keys[1]] == NAMES[:2]
-    assert calls == [1]

@@ -22,6 +22,7 @@ from memload.errors import ChecksumError, FormatError, MissingError
 from memload.storage.format import shard_names
 from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
+from memload.storage.mapping import address_of, will_need
 from memload.storage.shards import Shards
 
 Make = Callable[..., Index]
@@ -235,11 +236,29 @@ def test_too_many_open_files_name_the_remedy(make_dataset: Make) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
-def test_rows_are_asked_for_wherever_they_are(make_dataset: Make) -> None:
+def test_the_disk_is_asked_for_rows_first_and_as_long_as_it_has_to_be_waited_for(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards = Shards(make_dataset(rows=(3, 1, 2), shape=(64, 64, 3)))
-    expected = whole(shards).copy()
-    shards.will_need(np.array([5, 0, 3]))
-    np.testing.assert_array_equal(whole(shards), expected)
+    expected = np.concatenate(shards.maps).copy()
+    asked: list[int] = []
+    reads = iter([0, 0, 0, 0, 0, 1] + [1] * 6)  # before and after each gather
+
+    def record(address: int, size: int) -> None:
+        asked.append((address - address_of(shards.maps[0])) // size)
+        will_need(address, size)
+
+    monkeypatch.setattr("memload.storage.shards.will_need", record)
+    monkeypatch.setattr("memload.storage.shards.disk_reads", lambda: next(reads))
+    monkeypatch.setattr("memload.storage.shards._ASK_AFTER_READ", 2)
+    # Nothing is known of the first, which shows that all is in RAM. The third one reads the disk.
+    for rows, expected_to_ask in [
+        ([0, 2], True), ([1], False), ([2], False), ([0], True), ([1], True), ([2], False)
+    ]:  # fmt: skip
+        asked.clear()
+        found = shards.gather(np.array(rows), np.empty((len(rows), 64, 64, 3), np.uint8))
+        np.testing.assert_array_equal(found, expected[rows])
+        assert asked == (rows if expected_to_ask else [])
 
 
 def whole(shards: Shards) -> np.ndarray:
