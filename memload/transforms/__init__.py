@@ -13,10 +13,9 @@ The way of a batch:
     Compose, or a Transform alone       groups its steps, once
         │ prepare(samples, seed, epoch)
         ▼
-    Prepared ─▶ Fused.plan(draws)       where pixels come from, for 2,048 samples at a time
-        │            │ Plan
-        │            ▼
-        ├─────▶ Fused ─▶ kernel         CUDA: one Triton kernel
+    Prepared ─▶ Fused.plan(draws)       where pixels come from, for 2,048 samples at a time:
+        │            │ Plan             each step adds itself by add_to(plan, draws)
+        │            ├─▶ kernel         CUDA: one Triton kernel
         │            └─▶ reference      elsewhere: plain torch operations
         └─────▶ Transform.apply(draws)  what cannot be fused
         ▼

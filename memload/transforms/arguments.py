@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
-import numpy as np
 import torch
 
 
@@ -22,9 +21,9 @@ def wrong(
 
 
 def describe(value: object) -> str:
-    """Return the shape of a tensor, or the type of any other value, for messages."""
+    """Return shape and dtype of a tensor, or the type of any other value, for messages."""
     if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
@@ -65,13 +64,6 @@ def probability(owner: object, value: Any) -> float:
     if not is_finite(value) or not 0 <= value <= 1:
         raise wrong(owner, "p", "a number from 0 to 1", repr(value))
     return float(value)
-
-
-def flag(owner: object, argument: str, value: Any) -> bool:
-    """Return True or False."""
-    if not isinstance(value, bool | np.bool_):
-        raise wrong(owner, argument, "True or False", repr(value))
-    return bool(value)
 
 
 def not_inplace(owner: object, value: Any) -> None:

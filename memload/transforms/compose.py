@@ -8,7 +8,7 @@ import torch
 
 from memload.transforms.arguments import is_integer, wrong
 from memload.transforms.fused import group
-from memload.transforms.prepared import Prepared, not_compiled
+from memload.transforms.prepared import Prepared
 from memload.transforms.transform import Transform
 
 #: The functions there return a Compose; they are not transforms.
@@ -71,7 +71,6 @@ class Compose(Transform):
             lines.append(f"views={self.views}")
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
 
-    @not_compiled
     def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Prepared:
         """See `Transform.prepare`."""
         return Prepared(
@@ -85,19 +84,11 @@ class Compose(Transform):
             memory_format=self.memory_format,
         )
 
-    def bind(
-        self,
-        *,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        num_classes: int | None = None,
-    ) -> "Compose":
+    def bind(self, **statistics: Any) -> "Compose":
         """Return the list with what its transforms leave to the data set filled in."""
         bound = copy.copy(self)
         bound.transforms = tuple(
-            step.bind(mean=mean, std=std, num_classes=num_classes)
-            if isinstance(step, Transform)
-            else step
+            step.bind(**statistics) if isinstance(step, Transform) else step
             for step in self.transforms
         )
         bound._steps = group(bound.transforms)

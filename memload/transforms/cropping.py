@@ -6,22 +6,21 @@ from typing import Any
 import numpy as np
 
 from memload.transforms.arguments import (
-    flag,
     interval,
     is_integer,
     numbers,
     pair,
+    per_channel,
     probability,
     wrong,
 )
 from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws
-from memload.transforms.fused import MovesPixels
-from memload.transforms.geometry import Axis
+from memload.transforms.geometry import Plan
 from memload.transforms.transform import Transform
 
 
-class RandomHorizontalFlip(MovesPixels, Transform):
+class RandomHorizontalFlip(Transform):
     """Flip each image left to right with probability ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` keep their shape and dtype.
@@ -30,13 +29,15 @@ class RandomHorizontalFlip(MovesPixels, Transform):
     """
 
     fuses_as = "flip"
+    _flips_height = False
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability(self, p)
 
-    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
-        """Flip the width."""
-        width.flip(draws.uniform(1)[0] < self.p)
+    def add_to(self, plan: Plan, draws: Draws) -> None:
+        """Flip the drawn samples."""
+        axis = plan.height if self._flips_height else plan.width
+        axis.flipped = axis.flipped ^ (draws.uniform(1)[0] < self.p)
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
@@ -47,12 +48,10 @@ class RandomVerticalFlip(RandomHorizontalFlip):
     >>> flipped = RandomVerticalFlip(p=0.5)(images, samples=samples)
     """
 
-    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
-        """Flip the height."""
-        height.flip(draws.uniform(1)[0] < self.p)
+    _flips_height = True
 
 
-class CenterCrop(MovesPixels, Transform):
+class CenterCrop(Transform):
     """Crop the middle of each image, like torchvision's.
 
     ``size`` is a number of pixels or (height, width). Smaller images get a margin of 0. Images
@@ -67,9 +66,9 @@ class CenterCrop(MovesPixels, Transform):
     def __init__(self, size: int | Sequence[int]) -> None:
         self.size = pair(self, "size", size)
 
-    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, plan: Plan, draws: Draws) -> None:
         """Crop both axes."""
-        for axis, size in zip((height, width), self.size, strict=True):
+        for axis, size in zip((plan.height, plan.width), self.size, strict=True):
             missing = size - axis.extent
             # As in torchvision: a crop's start is rounded half to even, but the smaller half of a
             # margin comes first.
@@ -77,7 +76,7 @@ class CenterCrop(MovesPixels, Transform):
             axis.crop(start, size)
 
 
-class RandomCrop(MovesPixels, Transform):
+class RandomCrop(Transform):
     """Crop a random window of each image and its padding, like torchvision's.
 
     ``size`` is a number of pixels or (height, width). ``padding`` is the width of the padding: one
@@ -100,7 +99,7 @@ class RandomCrop(MovesPixels, Transform):
         padding_mode: str = "constant",
     ) -> None:
         self.size = pair(self, "size", size)
-        self.pad_if_needed = flag(self, "pad_if_needed", pad_if_needed)
+        self.pad_if_needed = pad_if_needed
         self.fill = numbers(self, "fill", fill)
         sides: Any = (
             padding if isinstance(padding, Sequence) else (0 if padding is None else padding,)
@@ -112,26 +111,25 @@ class RandomCrop(MovesPixels, Transform):
         # (a,) becomes (a, a, a, a), and (a, b) becomes (a, b, a, b).
         self.padding: tuple[int, ...] = tuple(sides) * (4 // len(sides))
 
-    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, plan: Plan, draws: Draws) -> None:
         """Crop both axes."""
         left, top, right, bottom = self.padding
-        drawn = draws.uniform(2)
-        self._crop(height, self.size[0], top, bottom, drawn[0])
-        self._crop(width, self.size[1], left, right, drawn[1])
+        axes = (plan.height, top, bottom), (plan.width, left, right)
+        for (axis, before, after), size, drawn in zip(
+            axes, self.size, draws.uniform(2), strict=True
+        ):
+            padded = axis.extent + before + after
+            if padded < size and self.pad_if_needed:
+                missing = size - padded
+                before, padded = before + missing, padded + 2 * missing
+            if padded < size:
+                expected = f"at most the {padded} pixels of the padded image"
+                raise wrong(self, "size", expected, size, "Give padding or pad_if_needed.")
+            axis.crop((drawn * (padded - size + 1)).astype(np.int64) - before, size)
+        plan.fill = per_channel(self, "fill", self.fill, len(plan.fill), plan.dtype)
 
-    def _crop(self, axis: Axis, size: int, before: int, after: int, drawn: np.ndarray) -> None:
-        """Crop an axis with padding before and after it."""
-        padded = axis.extent + before + after
-        if padded < size and self.pad_if_needed:
-            missing = size - padded
-            before, padded = before + missing, padded + 2 * missing
-        if padded < size:
-            expected = f"at most the {padded} pixels of the padded image"
-            raise wrong(self, "size", expected, size, "Give padding or pad_if_needed.")
-        axis.crop((drawn * (padded - size + 1)).astype(np.int64) - before, size)
 
-
-class Resize(MovesPixels, Transform):
+class Resize(Transform):
     """Resize each image with bilinear interpolation, like torchvision's.
 
     ``size`` is (height, width), or one number for the shorter side: then the longer side keeps the
@@ -170,24 +168,23 @@ class Resize(MovesPixels, Transform):
         elif size is None:
             raise ValueError("Resize: neither size nor max_size was given. Give one of them.")
 
-    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, plan: Plan, draws: Draws) -> None:
         """Resize both axes."""
-        new_height, new_width = self._output_size(height.extent, width.extent)
-        height.resize(new_height)
-        width.resize(new_width)
+        height, width = plan.height.extent, plan.width.extent
+        size = self.size
+        if not isinstance(size, tuple):
+            shorter, longer = sorted((height, width))
+            if size is not None:
+                shorter, longer = size, int(size * longer / shorter)
+            if self.max_size is not None and (size is None or longer > self.max_size):
+                shorter, longer = max(1, int(self.max_size * shorter / longer)), self.max_size
+            size = (longer, shorter) if height > width else (shorter, longer)
+        plan.height.crop(0, height, resized=size[0])
+        plan.width.crop(0, width, resized=size[1])
+        plan.antialias = self.antialias
 
-    def _output_size(self, height: int, width: int) -> tuple[int, int]:
-        if isinstance(self.size, tuple):
-            return self.size
-        shorter, longer = sorted((height, width))
-        if self.size is not None:
-            shorter, longer = self.size, int(self.size * longer / shorter)
-        if self.max_size is not None and (self.size is None or longer > self.max_size):
-            shorter, longer = max(1, int(self.max_size * shorter / longer)), self.max_size
-        return (longer, shorter) if height > width else (shorter, longer)
 
-
-class RandomResizedCrop(MovesPixels, Transform):
+class RandomResizedCrop(Transform):
     """Crop a box of random area and aspect ratio from each image, and resize it to ``size``.
 
     The algorithm is torchvision's: the area is uniform between ``scale[0]`` and ``scale[1]`` times
@@ -216,29 +213,26 @@ class RandomResizedCrop(MovesPixels, Transform):
         self.ratio = interval(self, "ratio", ratio, 1e-6)
         self.antialias = _check_interpolation(self, interpolation, antialias)
 
-    def add_to(self, height: Axis, width: Axis, draws: Draws) -> None:
+    def add_to(self, plan: Plan, draws: Draws) -> None:
         """Resize a box of both axes."""
-        extents = height.extent, width.extent
+        height, width = extents = plan.height.extent, plan.width.extent
         start, length, fits = random_boxes(draws, extents, self.scale, self.ratio, smallest=1)
         if not fits.all():
-            for axis, (extent, middle) in enumerate(
-                zip(extents, self._middle(*extents), strict=True)
-            ):
-                length[axis] = np.where(fits, length[axis], middle)
-                start[axis] = np.where(fits, start[axis], (extent - middle) // 2)
-        height.resize(self.size[0], start[0], length[0])
-        width.resize(self.size[1], start[1], length[1])
-
-    def _middle(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size of the box that is used when no attempt fits: a pixel at least."""
-        return (
-            max(1, min(height, round(width / self.ratio[0]))),
-            max(1, min(width, round(height * self.ratio[1]))),
-        )
+            # The box is in the middle, and has a pixel at least.
+            middle_height = max(1, min(height, round(width / self.ratio[0])))
+            middle_width = max(1, min(width, round(height * self.ratio[1])))
+            middle = np.array([[middle_height], [middle_width]])
+            length = np.where(fits, length, middle)
+            start = np.where(fits, start, (np.array([[height], [width]]) - middle) // 2)
+        plan.height.crop(start[0], length[0], resized=self.size[0])
+        plan.width.crop(start[1], length[1], resized=self.size[1])
+        plan.antialias = self.antialias
 
 
 def _check_interpolation(owner: Transform, interpolation: Any, antialias: Any) -> bool:
     """Return ``antialias``. The interpolation is bilinear; torchvision and Pillow call it 2."""
     if getattr(interpolation, "value", interpolation) not in ("bilinear", 2):
         raise wrong(owner, "interpolation", "'bilinear'", repr(interpolation))
-    return flag(owner, "antialias", antialias)
+    if not isinstance(antialias, bool):
+        raise wrong(owner, "antialias", "True or False", repr(antialias))
+    return antialias

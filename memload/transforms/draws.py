@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -42,6 +43,7 @@ def _shift_right(values: torch.Tensor, bits: int) -> torch.Tensor:
     return (values >> bits) & ((1 << 64 - bits) - 1)
 
 
+@dataclass
 class Draws:
     """The random numbers of one transform for every sample of a batch.
 
@@ -55,16 +57,18 @@ class Draws:
     (3, 2)
     """
 
-    def __init__(
-        self, samples: np.ndarray, seed: int, epoch: int, position: int, view: int
-    ) -> None:
-        self._samples = samples
-        self._key = _key(seed, epoch, position, view)
+    samples: np.ndarray
+    seed: int
+    epoch: int
+    position: int
+    view: int
 
     @functools.cached_property
     def streams(self) -> np.ndarray:
         """Where each sample's stream starts, int64 ``(N,)``. No two samples share one."""
-        return mix(self._samples + self._key)
+        key = f"memload.transforms {self.seed} {self.epoch} {self.position} {self.view}"
+        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+        return mix(self.samples + int.from_bytes(digest, "little", signed=True))
 
     def uniform(self, count: int, first: int = 0, among: np.ndarray | None = None) -> np.ndarray:
         """Return numbers ``first`` to ``first + count`` of each sample's stream.
@@ -82,10 +86,3 @@ class Draws:
 def numbers_at(streams: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     """Return 16 random bits of streams, as int64, on their device: those of the given numbers."""
     return _shift_right(mix(streams + (number + 1) * _INCREMENT), 48)
-
-
-@functools.lru_cache(maxsize=1024)
-def _key(*parts: int) -> int:
-    text = " ".join(map(str, ("memload.transforms", *parts)))
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)

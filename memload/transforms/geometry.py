@@ -1,8 +1,7 @@
 """Where the pixels of an output come from, one axis at a time, and the plan for a whole batch."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,8 +30,7 @@ class Axis:
     - ``inside``: whether the output has no margins, so that all of it comes from source pixels.
     - ``unchanged``: whether nothing was cropped or resized.
 
-    The methods add a step behind those that the axis has already: their arguments refer to its
-    output so far.
+    `crop` and changes of ``flipped`` add a step behind those that the axis has already.
     """
 
     def __init__(self, source: int, count: int) -> None:
@@ -43,35 +41,26 @@ class Axis:
         self.resized: int | None = None
         self.inside = self.unchanged = True
 
-    def crop(self, start: np.ndarray | int, length: int) -> None:
-        """Take the window of ``length`` pixels from ``start``, which may reach outside."""
-        self.unchanged = False
-        self.inside &= bool(np.all((start >= 0) & (start <= self.extent - length)))
-        self._move(start, length)
-        self.extent = length
-        if self.resized is None:
-            self.length = np.full_like(self.length, length)
-
-    def resize(
-        self, extent: int, start: np.ndarray | int = 0, length: np.ndarray | None = None
+    def crop(
+        self, start: np.ndarray | int, length: np.ndarray | int, resized: int | None = None
     ) -> None:
-        """Resize a box inside the output, by default all of it, to ``extent``. Possible once."""
-        self.unchanged = False
-        if length is not None:
-            self._move(start, length)
-            self.length = length
-        self.extent = self.resized = extent
+        """Take ``length`` pixels of the output from ``start``, and resize them if asked to.
 
-    def flip(self, which: np.ndarray) -> None:
-        """Flip the samples for which bool ``(N,)`` is True."""
-        self.flipped = self.flipped ^ which
-
-    def _move(self, start: np.ndarray | int, length: np.ndarray | int) -> None:
-        start = np.where(self.flipped, self.extent - length - start, start)
+        What is resized lies inside of the output, and may have another length for each sample. An
+        axis can be resized once. What is not resized may reach outside.
+        """
+        first = np.where(self.flipped, self.extent - length - start, start)
         if self.resized is None:
-            self.start = self.start + start
+            self.start = self.start + first
+            self.length = np.full_like(self.length, length)
         else:
-            self.shift = self.shift + start
+            self.shift = self.shift + first
+        if resized is None:
+            self.inside &= bool(np.all((start >= 0) & (start <= self.extent - length)))
+            self.extent = int(length)
+        else:
+            self.extent = self.resized = resized
+        self.unchanged = False
 
     def affine(self) -> tuple[np.ndarray, np.ndarray]:
         """Return factor and offset, float64 ``(N,)``, from source to output coordinates.
@@ -88,25 +77,23 @@ class Axis:
 class Plan:
     """What the fused steps do with each image of a batch.
 
-    Its pixels come from where ``height`` and ``width`` say; outside of the source they have the
-    value ``fill``, one for each channel. Then each pixel becomes ``factor · pixel + offset``:
-    ``affine`` holds both, float32 ``(2, C)``, or is None if pixels stay as they are. For images of
-    a floating dtype it is ``factor · (pixel + offset)``. If a mean is large and its standard
-    deviation small, then with ``factor · pixel + offset``, two large numbers would cancel.
+    Its pixels come from where ``height`` and ``width`` say. Outside of the source they have the
+    value ``fill``, one for each channel. If ``maps_pixels``, each pixel then becomes
+    ``factor · pixel + offset``, float64 ``(C,)`` each. Transforms add themselves to a plan, whose
+    ``dtype`` is that of the output so far.
     """
 
     height: Axis
     width: Axis
-    antialias: bool
     fill: tuple[float, ...]
-    affine: np.ndarray | None
+    factor: np.ndarray
+    offset: np.ndarray
     dtype: torch.dtype
     memory_format: torch.memory_format
-    _uploaded: Tensor | None = field(default=None, init=False, repr=False)
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.height.start)
+    antialias: bool = True
+    maps_pixels: bool = False
+    #: The kernel's parameters on the device, once they are there.
+    uploaded: Tensor | None = None
 
     @property
     def resizes(self) -> bool:
@@ -114,28 +101,28 @@ class Plan:
         return self.height.resized is not None
 
     def table(self) -> np.ndarray:
-        """Return start, length, shift and flipped of height, then of width, int32 ``(N, 8)``."""
-        table = np.empty((8, len(self)), np.int32)
+        """Return start, length, shift and flipped of height, then of width, int32 ``(8, N)``."""
+        table = np.empty((8, len(self.height.start)), np.int32)
         for row, axis in ((0, self.height), (4, self.width)):
             table[row], table[row + 1] = axis.start, axis.length
             table[row + 2], table[row + 3] = axis.shift, axis.flipped
-        return table.T
+        return table
 
     @functools.cached_property
     def fits_kernel(self) -> bool:
         """Whether no side has more than `LARGEST_SIDE` pixels."""
-        sides = [
-            side or 0
-            for axis in (self.height, self.width)
-            for side in (axis.source, axis.resized, axis.extent)
-        ]
-        return max(sides) <= LARGEST_SIDE
+        axes = self.height, self.width
+        return all(
+            max(axis.source, axis.resized or 0, axis.extent) <= LARGEST_SIDE for axis in axes
+        )
 
-    def uploaded(self, encode: Callable[["Plan"], np.ndarray], device: torch.device) -> Tensor:
-        """Return ``encode(plan)`` on the device, uploaded once, on the current stream."""
-        if self._uploaded is None:
-            self._uploaded = upload(encode(self), device)
-        return self._uploaded
+
+def move_points(points: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
+    """Move points ``(N, K, 2)``, x and y, to where the pixels below them went."""
+    maps = np.stack([np.stack(axis.affine(), 1) for axis in (plan.width, plan.height)], 2)
+    samples = slice(first_in_plan, first_in_plan + len(points))
+    factor, offset = upload(maps[samples, :, np.newaxis], points.device).to(points.dtype).unbind(1)
+    return points * factor + offset
 
 
 def weights(length: int, resized: int, antialias: bool) -> np.ndarray:

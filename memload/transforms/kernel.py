@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memload.transforms.geometry import Plan, precision
+from memload.upload import upload
 
 #: What a program makes: rows, columns times channels, strips of so many rows; and the number of
 #: warps. On an H200, 256 images of 224×224 are flipped and normalised to bfloat16 in 47 µs, and in
@@ -45,12 +46,13 @@ def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     rows, columns, strips, warps = _TILE_RESIZED if plan.resizes else _TILE_MOVED
     tiles = triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
     with torch.cuda.device(images.device if images.is_cuda else -1):
+        if plan.uploaded is None:
+            plan.uploaded = upload(_parameters(plan), images.device)
         _kernel[(count * tiles,)](
-            images, out, plan.uploaded(_parameters, images.device), first_in_plan,
-            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0, len(plan),
-            *images.stride(), *out.stride(),
-            C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias,
-            AFFINE=plan.affine is not None,
+            images, out, plan.uploaded, first_in_plan,
+            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
+            len(plan.height.start), *images.stride(), *out.stride(),
+            C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias, AFFINE=plan.maps_pixels,
             INSIDE=plan.height.inside and plan.width.inside, DENSE=dense,
             ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
             enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
@@ -64,15 +66,15 @@ def _parameters(plan: Plan) -> np.ndarray:
     First come 10 rows with a number for each sample: `Plan.table`, and the precisions of height and
     width. Then come 3 rows with a float32 for each channel: factor, offset and fill.
     """
-    count, channels = len(plan), len(plan.fill)
+    table, channels = plan.table(), len(plan.fill)
+    count = table.shape[1]
     parameters = np.empty(_PER_SAMPLE * count + 3 * channels, np.int32)
     per_sample = parameters[: _PER_SAMPLE * count].reshape(_PER_SAMPLE, count)
-    per_sample[:8] = plan.table().T
+    per_sample[:8] = table
     per_sample[8] = precision(plan.height, plan.antialias)
     per_sample[9] = precision(plan.width, plan.antialias)
     per_channel = parameters[_PER_SAMPLE * count :].view(np.float32).reshape(3, channels)
-    per_channel[:2] = [[1], [0]] if plan.affine is None else plan.affine
-    per_channel[2] = plan.fill
+    per_channel[:] = plan.factor, plan.offset, plan.fill
     return parameters
 
 

@@ -3,7 +3,7 @@
 import copy
 import functools
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,7 @@ class _Mixing(Transform):
         self.alpha = float(alpha)
         self.num_classes = num_classes
 
-    def bind(
-        self,
-        *,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        num_classes: int | None = None,
-    ) -> Transform:
+    def bind(self, *, num_classes: int | None = None, **other: Any) -> Transform:
         """Return this transform if it knows the number of classes, else one that does."""
         if self.num_classes is not None:
             return self

@@ -1,23 +1,22 @@
 """Normalize and ToDtype: the transforms that map each pixel by itself."""
 
 import copy
-from collections.abc import Iterable, Sequence
-from numbers import Real
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from memload.transforms.arguments import flag, not_inplace, numbers, wrong
-from memload.transforms.fused import MapsPixels
+from memload.transforms.arguments import not_inplace, numbers, wrong
+from memload.transforms.draws import Draws
+from memload.transforms.geometry import Plan
 from memload.transforms.transform import Transform
 
-#: Means and standard deviations by name, for pixels from 0 to 1. ImageNet's are torchvision's.
-STATISTICS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: ImageNet's means and standard deviations for pixels from 0 to 1, as in torchvision.
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Normalize(MapsPixels, Transform):
+class Normalize(Transform):
     """Compute ``(pixel - mean) / std`` for each channel, for pixels from 0 to 1.
 
     uint8 images ``(N, C, H, W)`` count as 0 to 1 too, so no ToDtype is needed before, and become
@@ -29,6 +28,8 @@ class Normalize(MapsPixels, Transform):
     >>> images = Normalize([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])(images)
     """
 
+    fuses_as = "pixels"
+
     def __init__(
         self,
         mean: Sequence[float] | float | str | None = None,
@@ -37,39 +38,31 @@ class Normalize(MapsPixels, Transform):
     ) -> None:
         not_inplace(self, inplace)
         if isinstance(mean, str):
-            if mean not in STATISTICS or std is not None:
+            if mean != "imagenet" or std is not None:
                 found = repr(mean) if std is None else f"{mean!r} with a std"
-                raise wrong(self, "mean", f"numbers or one of {', '.join(STATISTICS)}", found)
-            mean, std = STATISTICS[mean]
+                raise wrong(self, "mean", "numbers or 'imagenet'", found)
+            mean, std = _IMAGENET
         if (mean is None) != (std is None):
             raise ValueError(f"Normalize: mean is {mean}, but std is {std}. Give both or neither.")
         self.mean: tuple[float, ...] | None = None
         self.std: tuple[float, ...] | None = None
         if mean is not None and std is not None:
-            means, stds = self._several("mean", mean), self._several("std", std)
+            means = numbers(self, "mean", np.ravel(mean).tolist())
+            stds = numbers(self, "std", np.ravel(std).tolist())
             channels = max(len(means), len(stds))
             if {len(means), len(stds)} - {1, channels} or min(stds) <= 0:
                 expected = "of equal length, and std above 0"
                 raise wrong(self, "mean and std", expected, f"{means} and {stds}")
-            self.mean = means * channels if len(means) == 1 else means
-            self.std = stds * channels if len(stds) == 1 else stds
-
-    def _several(self, argument: str, value: Any) -> tuple[float, ...]:
-        """Return a number or an iterable of numbers as a tuple."""
-        if isinstance(value, np.ndarray | torch.Tensor):
-            value = value.tolist()
-        if isinstance(value, Real):
-            value = (value,)
-        elif isinstance(value, Iterable) and not isinstance(value, str):
-            value = tuple(value)
-        return tuple(map(float, numbers(self, argument, value)))
+            self.mean, self.std = (
+                tuple(map(float, values)) * (channels // len(values)) for values in (means, stds)
+            )
 
     def bind(
         self,
         *,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        num_classes: int | None = None,
+        **other: Any,
     ) -> Transform:
         """Return this transform if it has its mean and std, else one with these."""
         if self.mean is not None or mean is None:
@@ -78,32 +71,33 @@ class Normalize(MapsPixels, Transform):
         bound.mean, bound.std = filled.mean, filled.std
         return bound
 
-    def affine(
-        self, is_uint8: bool, channels: int
-    ) -> tuple[Sequence[float], Sequence[float], torch.dtype | None]:
-        """See `MapsPixels.affine`."""
+    def add_to(self, plan: Plan, draws: Draws) -> None:
+        """Normalise the channels."""
         if self.mean is None or self.std is None:
             raise ValueError(
                 "Normalize has no mean and std. Give them, or use it in a Loader, which takes "
                 "those of the data set."
             )
+        channels = len(plan.fill)
         if len(self.mean) not in (1, channels):
             raise ValueError(
                 f"Normalize has mean and std for {len(self.mean)} channels, but the images have "
                 f"{channels}. Normalize() takes those of the data set."
             )
+        is_uint8 = plan.dtype == torch.uint8
         # FFCV's statistics are those of pixels from 0 to 255. All images would turn out black.
         if is_uint8 and max(self.mean) > 1:
             advice = "Divide mean and std by 255."
             raise wrong(self, "mean", "that of pixels from 0 to 1", self.mean, advice)
-        largest = 255 if is_uint8 else 1
-        repeats = channels // len(self.mean)
-        factors = [1 / (largest * std) for std in self.std] * repeats
-        offsets = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)] * repeats
-        return factors, offsets, None
+        mean, std = np.array(self.mean), np.array(self.std)
+        factor = 1 / ((255 if is_uint8 else 1) * std)
+        plan.factor, plan.offset = plan.factor * factor, plan.offset * factor - mean / std
+        plan.maps_pixels = True
+        if is_uint8:
+            plan.dtype = torch.float32
 
 
-class ToDtype(MapsPixels, Transform):
+class ToDtype(Transform):
     """Convert images to float32, float16 or bfloat16, like torchvision's ``v2.ToDtype``.
 
     ``scale`` maps uint8 images ``(N, C, H, W)`` to 0 to 1; floats keep their range. Transforms that
@@ -113,17 +107,17 @@ class ToDtype(MapsPixels, Transform):
     torch.bfloat16
     """
 
-    def __init__(self, dtype: torch.dtype, scale: bool = False) -> None:
-        if dtype not in _DTYPES:
-            raise wrong(
-                self, "dtype", "torch.float32, torch.float16 or torch.bfloat16", repr(dtype)
-            )
-        self.dtype = dtype
-        self.scale = flag(self, "scale", scale)
+    fuses_as = "pixels"
 
-    def affine(
-        self, is_uint8: bool, channels: int
-    ) -> tuple[Sequence[float], Sequence[float], torch.dtype | None]:
-        """See `MapsPixels.affine`."""
-        factor = 1 / 255 if is_uint8 and self.scale else 1.0
-        return [factor] * channels, [0.0] * channels, self.dtype
+    def __init__(self, dtype: torch.dtype, scale: bool = False) -> None:
+        if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            expected = "torch.float32, torch.float16 or torch.bfloat16"
+            raise wrong(self, "dtype", expected, repr(dtype))
+        self.dtype = dtype
+        self.scale = scale
+
+    def add_to(self, plan: Plan, draws: Draws) -> None:
+        """Convert all channels."""
+        if self.scale and plan.dtype == torch.uint8:
+            plan.factor, plan.maps_pixels = plan.factor / 255, True
+        plan.dtype = self.dtype

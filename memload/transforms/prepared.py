@@ -3,20 +3,24 @@
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import describe, is_integer, wrong
+from memload.transforms.arguments import describe, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.fused import Columns, Fused
-from memload.transforms.geometry import Plan
+from memload.transforms.geometry import Plan, move_points
+from memload.transforms.reference import reference
 
 #: Plans are made for this many samples at once: 256 take 98 µs, 2,048 take 180 µs, and 32,768 take
 #: 1,560 µs.
 _SAMPLES_PER_PLAN = 2048
+_HAS_TRITON = find_spec("triton") is not None
 _DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -60,10 +64,9 @@ class Prepared:
     ) -> None:
         numbers = samples.cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            found = f"{numbers.dtype} {numbers.shape}"
-            raise wrong(name, "samples", "integers (N,)", found)
+            raise wrong(name, "samples", "integers (N,)", f"{numbers.dtype} {numbers.shape}")
         for argument, value in (("seed", seed), ("epoch", epoch)):
-            if not is_integer(value):
+            if not isinstance(value, Integral):
                 raise wrong(name, argument, "an integer", repr(value))
         self._name, self._steps = name, steps
         self._points, self._views, self._memory_format = points, views, memory_format
@@ -81,67 +84,21 @@ class Prepared:
         start: int = 0,
         stop: int | None = None,
     ) -> Any:
-        """Return the transformed images of ``samples[start:stop]``; see `Transform`."""
-        if not is_integer(start) or start < 0 or not (stop is None or is_integer(stop)):
-            found = f"{start!r} and {stop!r}"
-            raise wrong(self._name, "start and stop", "integers of at least 0", found)
-        self._check_images(images, len(self._samples[start:stop]))
-        original = self._checked_columns({} if columns is None else columns, len(images))
-        views = [self._view(images, original, start, view) for view in range(self._views)]
+        """Return the transformed images of ``samples[start:stop]``; see `Transform`.
+
+        ``start`` and ``stop`` are at least 0.
+        """
+        given = {} if columns is None else columns
+        checked = self._check(images, given, len(self._samples[start:stop]))
+        views = [self._view(images, checked, start, view) for view in range(self._views)]
         if self._views == 1:
             return views[0] if columns is not None else views[0][0]
         all_images = tuple(images for images, _ in views)
         return all_images if columns is None else (all_images, _merge([c for _, c in views]))
 
-    def _view(
-        self, images: Tensor, columns: Columns, start: int, view: int
-    ) -> tuple[Tensor, Columns]:
-        """Return images and columns after all steps."""
-        original, stop = images, start + images.shape[0]  # len() of a tensor takes 1.5 µs
-        for position, step in self._steps:
-            if isinstance(step, Fused):
-                # start and stop count in the chunk, but first_in_plan counts in the plan.
-                plan, plan_start = self._plan(step, position, images, start, view)
-                first_in_plan = start - plan_start
-                images, columns = step(images, columns, plan, first_in_plan, self._points)
-            elif hasattr(step, "fuses_as"):  # a Transform
-                draws = self._draws(start, stop, position, view)
-                result = step.apply(images, columns, draws)
-                images, columns = self._checked_result(step, result, stop - start)
-            else:
-                if images is original and self._views > 1:
-                    # The step may change them in place, but the next view must not see that.
-                    images = images.clone()
-                images = self._checked_output(step, step(images), stop - start)
-        return images.contiguous(memory_format=self._memory_format), columns
-
-    def _plan(
-        self, step: Fused, position: int, images: Tensor, start: int, view: int
-    ) -> tuple[Plan, int]:
-        """Return a plan that covers these images, and which sample of the chunk is its first."""
-        shape_and_dtype = images.shape[1:], images.dtype
-        stop = start + images.shape[0]
-        with self._planning:
-            if (position, view) in self._plans:
-                planned_for, plan_start, plan_stop, plan = self._plans[position, view]
-                if plan_start <= start and stop <= plan_stop and planned_for == shape_and_dtype:
-                    return plan, plan_start
-            plan_stop = min(max(stop, start + _SAMPLES_PER_PLAN), len(self._samples))
-            plan = step.plan(
-                images,
-                plan_stop - start,
-                lambda of_step: self._draws(start, plan_stop, of_step, view),
-                self._memory_format,
-            )
-            self._plans[position, view] = shape_and_dtype, start, plan_stop, plan
-            return plan, start
-
-    def _draws(self, start: int, stop: int, position: int, view: int) -> Draws:
-        return Draws(self._samples[start:stop], self._seed, self._epoch, position, view)
-
-    def _check_images(self, images: Any, count: int) -> None:
-        """Check the images of a call, and that there is a sample for each."""
-        if not isinstance(images, Tensor) or images.ndim != 4:
+    def _check(self, images: Any, columns: Any, count: int) -> Columns:
+        """Check what ``count`` samples are given. Return the columns, points as floats."""
+        if not isinstance(images, Tensor) or images.ndim != 4 or 0 in images.shape[1:]:
             advice = "A Loader passes whole batches."
             raise wrong(self._name, "images", "a tensor (N, C, H, W)", describe(images), advice)
         shape = tuple(images.shape)
@@ -155,26 +112,18 @@ class Prepared:
             if min(shape[1:3]) > 16 and shape[3] in (1, 3, 4):
                 advice = "Write images.permute(0, 3, 1, 2)."
                 raise wrong(self._name, "images", "(N, C, H, W)", f"{shape}, channels last", advice)
-        if 0 in shape[1:]:
-            raise wrong(self._name, "images", "without an empty side", shape)
-        if len(images) != count:
-            raise ValueError(
-                f"{self._name}: the number of images is {len(images)}, but that of samples is "
-                f"{count}."
+        if shape[0] != count:
+            raise wrong(
+                self._name, "the number of images", f"{count}, one for each sample", shape[0]
             )
-
-    def _checked_columns(self, columns: Any, count: int) -> Columns:
-        """Return the columns of a call, with points as floats."""
         if not isinstance(columns, Mapping):
             advice = "Write {'label': labels}."
-            found = describe(columns)
-            raise TypeError(str(wrong(self._name, "columns", "tensors by name", found, advice)))
+            raise wrong(self._name, "columns", "tensors by name", describe(columns), advice)
         checked = dict(columns)
         for key, column in columns.items():
-            if not isinstance(column, Tensor) or not column.ndim or len(column) != count:
-                raise wrong(
-                    self._name, f"columns[{key!r}]", f"a tensor ({count}, …)", describe(column)
-                )
+            if not isinstance(column, Tensor) or column.shape[:1] != (count,):
+                expected = f"a tensor ({count}, …)"
+                raise wrong(self._name, f"columns[{key!r}]", expected, describe(column))
         for key in self._points:
             column = columns.get(key)
             if column is None or column.ndim != 3 or column.shape[2] != 2:
@@ -183,29 +132,68 @@ class Prepared:
             checked[key] = column if column.is_floating_point() else column.float()
         return checked
 
-    def _checked_result(self, step: Any, result: Any, count: int) -> tuple[Tensor, Columns]:
-        """Return what ``step.apply`` returned."""
-        is_pair = isinstance(result, tuple) and len(result) == 2
-        if not is_pair or not isinstance(result[1], dict):
-            raise self._wrong_result(step, "(images, columns)", describe(result))
-        images, columns = result
-        for name in self._points:
-            if name not in columns:
-                found = f"only {', '.join(map(repr, sorted(columns)))}" if columns else "none"
-                raise self._wrong_result(step, f"the column {name!r}, which points names", found)
-        return self._checked_output(step, images, count), columns
+    def _view(
+        self, images: Tensor, columns: Columns, start: int, view: int
+    ) -> tuple[Tensor, Columns]:
+        """Return images and columns after all steps."""
+        original = images
+        for position, step in self._steps:
+            if not isinstance(step, Fused):
+                if images is original and self._views > 1 and not hasattr(step, "fuses_as"):
+                    # A function may change them in place, but the next view must not see that.
+                    images = images.clone()
+                images, columns = self._apply(step, position, images, columns, start, view)
+                continue
+            plan, first_in_plan = self._plan(step, position, images, start, view)
+            for name in self._points:
+                columns = columns | {name: move_points(columns[name], plan, first_in_plan)}
+            if images.is_cuda and images.dtype == torch.uint8 and plan.fits_kernel and _HAS_TRITON:
+                from memload.transforms.kernel import run
 
-    def _checked_output(self, step: Any, images: Any, count: int) -> Tensor:
-        """Return the images that a step returned."""
-        if not isinstance(images, Tensor) or images.ndim != 4 or len(images) != count:
-            raise self._wrong_result(step, f"images ({count}, C, H, W)", describe(images))
-        if images.dtype not in _DTYPES:
-            raise self._wrong_result(step, "uint8 or floating images", images.dtype)
-        return images
+                images = run(images, plan, first_in_plan)
+            else:
+                images = reference(images, plan, first_in_plan)
+        return images.contiguous(memory_format=self._memory_format), columns
 
-    def _wrong_result(self, step: object, expected: str, found: object) -> ValueError:
-        name = getattr(step, "__name__", type(step).__name__)
-        return ValueError(f"{self._name}: {name} must return {expected}, but it returned {found}.")
+    def _plan(
+        self, step: Fused, position: int, images: Tensor, start: int, view: int
+    ) -> tuple[Plan, int]:
+        """Return a plan that covers these images, and which of its samples is their first."""
+        shape_and_dtype = images.shape[1:], images.dtype
+        stop = start + images.shape[0]  # len() of a tensor takes 1.5 µs
+        with self._planning:
+            if (position, view) in self._plans:
+                planned_for, plan_start, plan_stop, plan = self._plans[position, view]
+                if plan_start <= start and stop <= plan_stop and planned_for == shape_and_dtype:
+                    return plan, start - plan_start
+            samples = self._samples[start : max(stop, start + _SAMPLES_PER_PLAN)]
+            draws = functools.partial(Draws, samples, self._seed, self._epoch, view=view)
+            plan = step.plan(images, len(samples), draws, self._memory_format)
+            self._plans[position, view] = shape_and_dtype, start, start + len(samples), plan
+            return plan, 0
+
+    def _apply(
+        self, step: Any, position: int, images: Tensor, columns: Columns, start: int, view: int
+    ) -> tuple[Tensor, Columns]:
+        """Return what a step returns that cannot be fused."""
+        name, count = getattr(step, "__name__", type(step).__name__), images.shape[0]
+        if hasattr(step, "fuses_as"):  # a Transform
+            samples = self._samples[start : start + count]
+            result = step.apply(
+                images, columns, Draws(samples, self._seed, self._epoch, position, view)
+            )
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise wrong(
+                    self._name, f"what {name} returns", "(images, columns)", describe(result)
+                )
+            images, columns = result
+        else:
+            images = step(images)
+        is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.shape[0] == count
+        if not is_batch or images.dtype not in _DTYPES:
+            expected = f"uint8 or floating images ({count}, C, H, W)"
+            raise wrong(self._name, f"what {name} returns", expected, describe(images))
+        return images, columns
 
 
 def _merge(views: list[Columns]) -> dict[str, Any]:

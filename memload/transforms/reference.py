@@ -1,7 +1,5 @@
 """A plan carried out by plain torch operations: on the CPU, and where the kernel cannot be used."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,96 +23,85 @@ def reference(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     """
     count, channels = images.shape[:2]
     height, width = plan.height.extent, plan.width.extent
-    all_samples = slice(first_in_plan, first_in_plan + count)
-    if count and _only_crops(plan, all_samples):
-        return _copy(_crop_and_resize(images, plan, all_samples), images, plan)
-    planar = plan.memory_format == torch.contiguous_format and images.is_contiguous()
+    shape, layout, device = (count, channels, height, width), plan.memory_format, images.device
+    out = torch.empty(shape, dtype=plan.dtype, device=device, memory_format=layout)
+    planar = layout == torch.contiguous_format
+    # Floats become factor · (pixel + offset). With factor · pixel + offset, two large numbers would
+    # cancel if a mean is large and its standard deviation small.
+    offset = plan.offset / plan.factor if images.is_floating_point() else plan.offset
+    affine = np.array([plan.factor, offset], np.float32)
     # Channels last, work on whole rows of W·C values: torch is slow with a last dimension of 3.
-    shape = (count, channels, height * width) if planar else (count, height, width * channels)
-    out = torch.empty(shape, dtype=plan.dtype, device=images.device)
-    affine = None
-    if plan.affine is not None:
-        repeated = plan.affine[:, :, np.newaxis] if planar else np.tile(plan.affine, width)
-        affine = upload(repeated, images.device)
-    has_offset = plan.affine is not None and bool(plan.affine[1].any())
-    step = max(1, _CHUNK_VALUES // (height * width * channels or 1))
+    affine = affine[:, :, np.newaxis] if planar else np.tile(affine, width)
+    factor_and_offset = upload(affine, device)
+    table = plan.table()[:, first_in_plan : first_in_plan + count]
+    step = max(1, _CHUNK_VALUES // (height * width * channels))
     for start in range(0, count, step):
-        chunk = slice(start, min(start + step, count))
-        samples = slice(first_in_plan + chunk.start, first_in_plan + chunk.stop)
-        moved = _flip(_crop_and_resize(images[chunk], plan, samples), plan, samples)
-        values = (moved if planar else moved.permute(0, 2, 3, 1)).flatten(2)
-        if affine is None:
-            out[chunk] = values
+        chunk = slice(start, start + step)
+        moved, target = _move(images[chunk], table[:, chunk], plan), out[chunk]
+        if not planar:
+            moved, target = moved.permute(0, 2, 3, 1), target.permute(0, 2, 3, 1)
+        if plan.maps_pixels:
+            _scale(target.flatten(2), moved.flatten(2), *factor_and_offset)
         else:
-            _scale(out[chunk], values, affine, has_offset)
-    if planar:
-        return out.view(count, channels, height, width)
-    batch = out.view(count, height, width, channels).permute(0, 3, 1, 2)
-    return batch.contiguous(memory_format=plan.memory_format)
+            target.copy_(moved)
+    return out
 
 
-def _only_crops(plan: Plan, samples: slice) -> bool:
-    if plan.affine is not None or plan.resizes:
-        return False
-    return not (plan.height.flipped[samples].any() or plan.width.flipped[samples].any())
-
-
-def _copy(cropped: Tensor, images: Tensor, plan: Plan) -> Tensor:
-    """Return the output of a plan that only crops, with at most one copy."""
-    shares_memory = cropped.untyped_storage().data_ptr() == images.untyped_storage().data_ptr()
-    return cropped.to(plan.dtype, memory_format=plan.memory_format, copy=shares_memory)
-
-
-def _crop_and_resize(images: Tensor, plan: Plan, samples: slice) -> Tensor:
-    """Crop boxes, resize them, and crop again. Flips and affine maps follow later."""
+def _move(images: Tensor, table: np.ndarray, plan: Plan) -> Tensor:
+    """Crop, resize, crop again and flip. ``table`` is the part of `Plan.table` for these images."""
     height, width = plan.height, plan.width
-    if height.unchanged and width.unchanged:
-        return images
-    size = None
-    if height.resized is not None and width.resized is not None:
-        size = (height.resized, width.resized)
-    boxes = np.stack([height.start, height.length, width.start, width.length], 1)[samples]
-    images = _take_boxes(
-        images, boxes, plan.fill, lambda box: _resize(box, size, plan.antialias) if size else box
-    )
-    shifted = height.shift[samples].any() or width.shift[samples].any()
-    if not shifted and size in (None, (height.extent, width.extent)):
-        return images
-    rows, columns = (
-        np.full_like(height.shift, height.extent),
-        np.full_like(width.shift, width.extent),
-    )
-    windows = np.stack([height.shift, rows, width.shift, columns], 1)[samples]
-    return _take_boxes(images, windows, plan.fill, lambda window: window)
+    if not (height.unchanged and width.unchanged):
+        size = None
+        if height.resized is not None and width.resized is not None:
+            size = height.resized, width.resized
+        images = _take_boxes(images, table[[0, 1, 4, 5]], plan, size)
+        extents = height.extent, width.extent
+        if size not in (None, extents) or table[[2, 6]].any():
+            windows = table[[2, 1, 6, 5]]
+            windows[1], windows[3] = extents
+            images = _take_boxes(images, windows, plan)
+    for flipped, dim in ((table[3], -2), (table[7], -1)):
+        if flipped.any():
+            which = upload(flipped != 0, images.device)[:, None, None, None]
+            images = torch.where(which, images.flip(dim), images)
+    return images
 
 
 def _take_boxes(
-    images: Tensor, boxes: np.ndarray, fill: tuple[float, ...], change: Callable[[Tensor], Tensor]
+    images: Tensor, boxes: np.ndarray, plan: Plan, size: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return ``change`` of a box of each image; ``fill`` is the value of pixels outside.
+    """Return a box of each image, resized to ``size``. Pixels outside have the plan's ``fill``.
 
-    ``boxes`` ``(N, 4)`` are top, height, left and width.
+    ``boxes`` ``(4, N)`` are top, height, left and width.
     """
-    starts, lengths = boxes[:, ::2], boxes[:, 1::2]
-    extents = images.shape[-2:]
-    above, left_margin = np.maximum(-starts.min(0), 0)
-    below, right_margin = np.maximum((starts + lengths).max(0) - extents, 0)
-    if above or below or left_margin or right_margin:
-        shape = (extents[0] + above + below, extents[1] + left_margin + right_margin)
-        padded = images.new_empty((*images.shape[:2], *shape))
-        padded = padded.contiguous(memory_format=torch.channels_last)
-        padded[:] = upload(np.array(fill), images.device).to(images.dtype)[:, None, None]
-        inside = slice(above, above + extents[0]), slice(left_margin, left_margin + extents[1])
-        padded[(..., *inside)] = images
-        images = padded
-    boxes = boxes + np.array([above, 0, left_margin, 0])
-    if (boxes == boxes[0]).all():
-        top, height, left, width = boxes[0].tolist()
-        return change(images[..., top : top + height, left : left + width])
-    return torch.cat([
-        change(images[index : index + 1, :, top : top + height, left : left + width])
-        for index, (top, height, left, width) in enumerate(boxes.tolist())
-    ])  # fmt: skip
+    starts, lengths = boxes[::2], boxes[1::2]
+    extents = np.array(images.shape[2:])
+    top_left = np.maximum(-starts.min(1), 0)
+    bottom_right = np.maximum((starts + lengths).max(1) - extents, 0)
+    if top_left.any() or bottom_right.any():
+        padded = torch.empty(
+            (*images.shape[:2], *(top_left + extents + bottom_right).tolist()),
+            dtype=images.dtype,
+            device=images.device,
+            memory_format=torch.channels_last,
+        )
+        padded[:] = upload(np.array(plan.fill), images.device).to(images.dtype)[:, None, None]
+        rows, columns = map(slice, top_left, top_left + extents)
+        padded[..., rows, columns] = images
+        images, starts = padded, starts + top_left[:, np.newaxis]
+    (tops, lefts), (heights, widths) = starts.tolist(), lengths.tolist()
+    if (boxes == boxes[:, :1]).all():
+        images = images[..., tops[0] : tops[0] + heights[0], lefts[0] : lefts[0] + widths[0]]
+        return images if size is None else _resize(images, size, plan.antialias)
+    parts = [
+        images[index : index + 1, :, top : top + height, left : left + width]
+        for index, (top, height, left, width) in enumerate(
+            zip(tops, heights, lefts, widths, strict=True)
+        )
+    ]
+    return torch.cat(
+        [part if size is None else _resize(part, size, plan.antialias) for part in parts]
+    )
 
 
 def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
@@ -129,35 +116,20 @@ def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
     as_it_is = uint8_works if is_uint8 else images.dtype.itemsize > 2
     source = images if as_it_is else images.float()
     resized = interpolate(source, size, mode="bilinear", antialias=antialias)
-    if as_it_is:
-        return resized
-    return (resized.round_() if is_uint8 else resized).to(images.dtype)
+    return (resized.round_() if is_uint8 and not as_it_is else resized).to(images.dtype)
 
 
-def _flip(images: Tensor, plan: Plan, samples: slice) -> Tensor:
-    for axis, dim in ((plan.height, -2), (plan.width, -1)):
-        flipped = axis.flipped[samples]
-        if flipped.any():
-            which = upload(flipped, images.device)[:, None, None, None]
-            images = torch.where(which, images.flip(dim), images)
-    return images
-
-
-def _scale(out: Tensor, values: Tensor, affine: Tensor, has_offset: bool) -> None:
+def _scale(out: Tensor, values: Tensor, factor: Tensor, offset: Tensor) -> None:
     """Write ``factor · values + offset`` to ``out``, or for floats ``factor · (values + offset)``.
 
-    These are two operations, since a fused one rounds differently. They work in ``out`` itself
-    where that is possible.
+    These are two operations, since a fused one rounds differently.
     """
-    factor, offset = affine
-    in_out = out if out.dtype == torch.float32 and not values.requires_grad else None
     if values.is_floating_point():
-        scaled = torch.add(values, offset, out=in_out).mul_(factor)
-    else:
-        # The cast comes first: 1,290 µs, where a multiplication that casts takes 1,750.
-        as_floats = values.float() if in_out is None else in_out.copy_(values)
-        scaled = as_floats.mul_(factor)
-        if has_offset:
-            scaled = scaled.add_(offset)
-    if in_out is None:
+        out.copy_((values + offset).mul_(factor))
+        return
+    in_place = out.dtype == torch.float32
+    # The cast comes first: 1,290 µs, where a multiplication that casts takes 1,750.
+    scaled = out.copy_(values) if in_place else values.float()
+    scaled.mul_(factor).add_(offset)
+    if not in_place:
         out.copy_(scaled)

@@ -41,7 +41,8 @@ class Transform:
     Wrong arguments raise TypeError or ValueError, which name the transform and the argument.
     """
 
-    #: How neighbours in a list can be fused with it.
+    #: How it is fused with its neighbours in a list. Unless it is "no", the class defines
+    #: ``add_to(plan, draws)`` instead of `apply`, and adds itself to a `geometry.Plan`.
     fuses_as: ClassVar[Fusion] = "no"
     #: How many samples were transformed without ``samples``.
     _samples_seen = 0
@@ -64,7 +65,6 @@ class Transform:
             seed = int(seed) + seed_offset() if is_integer(seed) else seed
         return self.prepare(samples, seed=seed, epoch=epoch)(images, columns)
 
-    @not_compiled
     def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Prepared:
         """Return a function ``(images, columns, start, stop)`` for parts of many samples.
 
