@@ -2,15 +2,15 @@
 
 import platform
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from memload.building.decoders import loaded_libraries
 from memload.building.workspace import unfinished_build
@@ -23,7 +23,7 @@ from memload.storage.format import (
     FORMAT_VERSION,
     HEADER_BYTES,
 )
-from memload.storage.index import Array, Index
+from memload.storage.index import Array, Index, Shard
 from memload.storage.shards import Shards, check_header, check_shard
 
 #: Bytes that a thread of `verify` reads at a time: enough for the full speed of any disk.
@@ -124,20 +124,21 @@ class VerifyReport:
 
 
 class _Part(NamedTuple):
-    """Rows ``start`` to ``stop`` of a shard, whose first row is row ``first`` of the array."""
+    """Some consecutive rows of a shard."""
 
     file: Path
-    array: Array
-    first: int
-    start: int
-    stop: int
+    row_bytes: int
+    start: int  #: number of the first row within the shard
+    first: int  #: number of the same row within the array
+    checksums: np.ndarray  #: what the index says of these rows
 
 
 def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     """Read all files of a data set and compare them with the checksums in its index.
 
     Does not stop at the first error. Reads with ``num_threads`` threads, by default one for each
-    core; each takes 8 MB of memory. Raises FormatError if the index itself is unusable.
+    core; each takes 8 MB of memory, or one row if that is larger. Raises FormatError if the index
+    itself is unusable.
 
     >>> memload.verify("out.bin").ok
     True
@@ -147,86 +148,66 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     problems: list[str] = []
     parts: list[_Part] = []
     for array in index.arrays:
-        first = 0
-        for number, shard in enumerate(array.shards):
+        first, step = 0, max(1, _READ // array.row_bytes)
+        for shard in array.shards:
+            file = index.path.parent / shard.file
+            checksums = index.crc32[array.name][first : first + shard.rows]
+            starts = range(0, shard.rows, step)
             try:
-                _check_file(index, array, number, first)
+                _check_file(file, shard, array, checksums, index.path)
             except FormatError as error:
                 problems.append(str(error))
-                # A shard of another build has the right size: its rows are compared all the same.
-                readable = isinstance(error, ChecksumError)
-            else:
-                readable = True
-            if readable:
-                file, step = index.path.parent / shard.file, max(1, _READ // array.row_bytes)
-                parts += [
-                    _Part(file, array, first, start, min(start + step, shard.rows))
-                    for start in range(0, shard.rows, step)
-                ]
+                if not isinstance(error, ChecksumError):
+                    starts = range(0)
+                # Otherwise it is a shard of another build: its rows are compared all the same.
+            parts += [
+                _Part(file, array.row_bytes, start, first + start, checksums[start : start + step])
+                for start in starts
+            ]
             first += shard.rows
     bad: set[int] = set()
     with ThreadPoolExecutor(num_threads or available_cores()) as pool:
-        for rows, problem in pool.map(lambda part: _bad_rows(index, part), parts):
+        for rows, problem in pool.map(_bad_rows, parts):
             bad.update(rows)
             problems += problem
     samples = np.flatnonzero(np.isin(index.row, sorted(bad))) if bad else ()
     return VerifyReport(
         path=index.path,
         rows=sum(array.rows for array in index.arrays),
-        bytes=sum((part.stop - part.start) * part.array.row_bytes for part in parts),
+        bytes=sum(len(part.checksums) * part.row_bytes for part in parts),
         problems=problems,
         bad_rows=sorted(bad),
         bad_keys=[index.keys[int(sample)] for sample in samples],
     )
 
 
-def _check_file(index: Index, array: Array, number: int, first: int) -> None:
-    shard = array.shards[number]
-    file = index.path.parent / shard.file
-    check_shard(file, shard, array, index.path)
+def _check_file(
+    file: Path, shard: Shard, array: Array, checksums: np.ndarray, index_path: Path
+) -> None:
+    check_shard(file, shard, array, index_path)
     try:
         with file.open("rb") as opened:
             header = opened.read(HEADER_BYTES)
     except OSError as error:
         raise FormatError(f"{file} cannot be read: {error.strerror}", path=file) from error
-    checksums = index.crc32[array.name][first : first + shard.rows]
-    check_header(file, header, shard, array, checksums, index.path)
+    check_header(file, header, shard, array, checksums, index_path)
 
 
-def _bad_rows(index: Index, part: _Part) -> tuple[list[int], list[str]]:
+def _bad_rows(part: _Part) -> tuple[list[int], list[str]]:
     """Return the rows of a part that differ from their checksums, and why any cannot be read."""
-    file, array, first, start, stop = part
-    rows = range(first + start, first + stop)
+    rows = range(part.first, part.first + len(part.checksums))
+    size = len(rows) * part.row_bytes
     try:
-        with file.open("rb") as opened:  # not a map: there, a disk error would be a SIGBUS
-            opened.seek(HEADER_BYTES + start * array.row_bytes)
-            checksums = _checksums(opened, len(rows), array.row_bytes)
+        with part.file.open("rb") as file:  # not a map: there, a disk error would be a SIGBUS
+            file.seek(HEADER_BYTES + part.start * part.row_bytes)
+            block = memoryview(file.read(size))
+        if len(block) < size:
+            raise OSError("the file ends too early")
     except OSError as error:
         reason = error.strerror or str(error)
-        return list(rows), [f"{file}: rows {rows[0]} to {rows[-1]} cannot be read: {reason}"]
-    wrong = np.array(checksums, np.uint32) != index.crc32[array.name][rows[0] : rows[-1] + 1]
-    return [rows[position] for position in np.flatnonzero(wrong).tolist()], []
-
-
-def _checksums(file: BinaryIO, rows: int, row_bytes: int) -> list[int]:
-    if row_bytes <= _READ:
-        block = memoryview(_read(file, rows * row_bytes))
-        return [
-            zlib.crc32(block[start : start + row_bytes])
-            for start in range(0, rows * row_bytes, row_bytes)
-        ]
-    checksum, left = 0, row_bytes  # a part has only one row of this size
-    while left:
-        data = _read(file, min(left, _READ))
-        checksum, left = zlib.crc32(data, checksum), left - len(data)
-    return [checksum]
-
-
-def _read(file: BinaryIO, size: int) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise OSError("the file ends too early")
-    return data
+        return list(rows), [f"{part.file}: rows {rows[0]} to {rows[-1]} cannot be read: {reason}"]
+    found = [zlib.crc32(block[at : at + part.row_bytes]) for at in range(0, size, part.row_bytes)]
+    return [rows[at] for at in np.flatnonzero(found != part.checksums).tolist()], []
 
 
 def preview(
@@ -278,11 +259,7 @@ def _choose(
                 raise IndexError(f"index {position} is out of range for {size:,} samples")
         chosen = [position % size for position in indices]
     else:
-        candidates = np.arange(size)
-        if class_name is not None:
-            candidates = _samples_of(index, class_name)
-        if seed < 0:
-            raise ValueError(f"seed is {seed}, but must be 0 or more")
+        candidates = np.arange(size) if class_name is None else _samples_of(index, class_name)
         rng = np.random.default_rng(seed)
         chosen = sorted(rng.choice(candidates, min(count, len(candidates)), replace=False).tolist())
     if not chosen:
@@ -319,35 +296,14 @@ def _draw_sheet(index: Index, chosen: Sequence[int], tile: int) -> Image.Image:
     buffer = np.empty((1, *index.image.shape), index.image.descr)
     for number, sample in enumerate(chosen):
         row, column = divmod(number, columns)
-        x, y = _GAP + column * step_x, _GAP + row * step_y
-        image = _to_image(shards.gather(index.row[[sample]], buffer)[0])
-        image = image.resize((tile, tile_height), Image.Resampling.BILINEAR)
-        _draw_points(image, _points(index, sample), tile / width, tile_height / height)
-        sheet.paste(image, (x, y))
-        _draw_caption(sheet, (x, y + tile_height), f"{sample} {_label(index, sample)}", tile)
+        pixels = shards.gather(index.row[[sample]], buffer)[0]
+        image = _to_image(pixels).resize((tile, tile_height), Image.Resampling.BILINEAR)
+        _draw_points(image, index, sample)
+        captioned = ImageOps.expand(image, (0, 0, 0, _CAPTION_HEIGHT), "white")
+        caption = _caption(index, sample)[:tile]  # more letters than fit
+        ImageDraw.Draw(captioned).text((0, tile_height), caption, "black", ImageFont.load_default())
+        sheet.paste(captioned, (_GAP + column * step_x, _GAP + row * step_y))
     return sheet
-
-
-def _draw_points(
-    image: Image.Image, points: Iterator[tuple[float, float]], scale_x: float, scale_y: float
-) -> None:
-    draw = ImageDraw.Draw(image)
-    for x, y in points:
-        center_x, center_y = (x + 0.5) * scale_x, (y + 0.5) * scale_y
-        if 0 <= center_x <= image.width and 0 <= center_y <= image.height:
-            draw.ellipse(
-                (center_x - 1.5, center_y - 1.5, center_x + 1.5, center_y + 1.5), fill="red"
-            )
-
-
-def _draw_caption(sheet: Image.Image, corner: tuple[int, int], text: str, width: int) -> None:
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-    # Names may be long, and hold line breaks or letters that the font lacks.
-    text = text[:width].encode("latin-1", "replace").decode("latin-1")
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    while text and draw.textlength(text, font=font) > width:
-        text = text[:-1]
-    draw.text(corner, text, fill="black", font=font)
 
 
 def _to_image(pixels: np.ndarray) -> Image.Image:
@@ -356,20 +312,28 @@ def _to_image(pixels: np.ndarray) -> Image.Image:
             values = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
         low, high = float(values.min()), float(values.max())
         pixels = ((values - low) / ((high - low) or 1) * 255).astype(np.uint8)
-    if pixels.shape[2] in (1, 2):
-        return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0])).convert("RGB")
-    return Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
+    channels = [0, 1, 2] if pixels.shape[2] > 2 else [0, 0, 0]
+    return Image.fromarray(np.ascontiguousarray(pixels[:, :, channels]))
 
 
-def _points(index: Index, sample: int) -> Iterator[tuple[float, float]]:
+def _draw_points(image: Image.Image, index: Index, sample: int) -> None:
+    height, width, _ = index.image.shape
+    draw = ImageDraw.Draw(image)
     for name in index.points:
         for x, y in index.columns[name][sample].tolist():
-            if np.isfinite((x, y)).all():
-                yield x, y
+            center_x, center_y = (x + 0.5) * image.width / width, (y + 0.5) * image.height / height
+            if 0 <= center_x <= image.width and 0 <= center_y <= image.height:
+                corners = (center_x - 1.5, center_y - 1.5, center_x + 1.5, center_y + 1.5)
+                draw.ellipse(corners, fill="red")
 
 
-def _label(index: Index, sample: int) -> str:
+def _caption(index: Index, sample: int) -> str:
+    """Return the number of a sample, and its class, label or file name."""
     if "label" not in index.columns:
-        return index.keys[sample].rpartition("/")[2]
-    label = index.columns["label"][sample]
-    return index.classes[int(label)] if index.classes is not None else f"{label}"
+        name = index.keys[sample].rpartition("/")[2]
+    else:
+        label = index.columns["label"][sample]
+        name = str(label) if index.classes is None else index.classes[int(label)]
+    # A name may hold line breaks, or letters that the font lacks.
+    text = f"{sample} {name}".encode("latin-1", "replace").decode("latin-1")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,14 +1,10 @@
 """Describe, verify and picture a data set from Python. tests/test_cli.py tests the commands."""
 
 import errno
-import functools
 import io
 import os
-import time
-import tracemalloc
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +15,7 @@ from PIL import Image
 import memload
 from memload import inspection
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.storage.format import npy_header
-from memload.storage.index import Array, Index, Shard
-from memload.storage.keys import Keys
+from memload.storage.index import Array, Index
 
 Make = Callable[..., Index]
 Tamper = Callable[..., Path]
@@ -68,23 +62,10 @@ def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> 
     }
 
 
-def test_any_file_of_a_data_set_leads_to_its_index(make_dataset: Make, tmp_path: Path) -> None:
-    make_dataset(rows=(3, 2))
-    names = ("made.bin", "made.idx", "made-00001-of-00002.bin")
-    assert len({memload.info(tmp_path / name)["fingerprint"] for name in names}) == 1
-
-
-def test_info_notices_a_shard_of_the_wrong_size(make_dataset: Make, tmp_path: Path) -> None:
-    make_dataset()
-    os.truncate(tmp_path / "made.bin", 4200)
-    with pytest.raises(FormatError, match=r"made\.bin"):
-        memload.info(tmp_path / "made.bin")
-
-
 # ---- verify
 
 
-@pytest.mark.parametrize("position", [0, 71, 72, 3 * 72 - 1, 3 * 72, 4 * 72 + 30, 6 * 72 - 1])
+@pytest.mark.parametrize("position", [0, 3 * 72 - 1, 3 * 72, 6 * 72 - 1])
 def test_one_changed_bit_is_found_with_its_row_and_sample(
     position: int, make_dataset: Make, tmp_path: Path
 ) -> None:
@@ -100,7 +81,7 @@ def test_one_changed_bit_is_found_with_its_row_and_sample(
 
 
 @pytest.mark.parametrize("num_threads", [1, 5])
-@pytest.mark.parametrize("piece", [10, 150], ids=["a row in pieces", "two rows in a piece"])
+@pytest.mark.parametrize("piece", [10, 150], ids=["one row", "two rows"])
 def test_files_are_verified_in_pieces(
     num_threads: int,
     piece: int,
@@ -110,31 +91,10 @@ def test_files_are_verified_in_pieces(
 ) -> None:
     make_dataset(rows=(7, 4))
     monkeypatch.setattr(inspection, "_READ", piece)
-    assert memload.verify(tmp_path / "made.bin", num_threads=num_threads).ok
     flip(tmp_path / "made-00000-of-00002.bin", 4096 + 6 * 72, 4096)
     flip(tmp_path / "made-00001-of-00002.bin", 4096 + 3 * 72)
     report = memload.verify(tmp_path / "made.bin", num_threads=num_threads)
-    assert report.bad_rows == [0, 6, 10]
-    assert report.bytes == 11 * 72
-
-
-def test_a_row_of_any_size_is_verified_in_little_memory(make_dataset: Make, tmp_path: Path) -> None:
-    shape = (1 << 14, 1 << 14, 1)
-    made = make_dataset(rows=(1,), shape=(1, 1, 1))
-    array = Array("image", "|u1", shape, (Shard("made.bin", 1, 4096 + (1 << 28)),))
-    (tmp_path / "made.bin").write_bytes(npy_header("|u1", (1, *shape)))
-    os.truncate(tmp_path / "made.bin", 4096 + (1 << 28))  # a hole
-    zeros = functools.reduce(lambda check, _: zlib.crc32(bytes(1 << 20), check), range(256), 0)
-    for check, ok in ((zeros, True), (zeros ^ 1, False)):
-        replace(made, arrays=(array,), crc32={"image": np.array([check], np.uint32)}).write(
-            made.path
-        )
-        tracemalloc.start()
-        try:
-            assert memload.verify(made.path, num_threads=1).ok == ok
-            assert tracemalloc.get_traced_memory()[1] < 32 << 20
-        finally:
-            tracemalloc.stop()
+    assert (report.bad_rows, report.bytes) == ([0, 6, 10], 11 * 72)
 
 
 def test_a_bad_row_names_every_sample_that_uses_it(make_dataset: Make, tmp_path: Path) -> None:
@@ -195,45 +155,24 @@ def test_a_file_that_cannot_be_read_is_reported_with_its_rows(
 
     monkeypatch.setattr(Path, "open", open_file)
     report = memload.verify(tmp_path / "made.bin", num_threads=1)
-    (problem,) = report.problems
     reasons = {
-        "permission": "cannot be read: Permission denied",
-        "disk": "rows 3 to 4 cannot be read: Input/output error",
-        "truncated": "rows 3 to 4 cannot be read: the file ends too early",
+        "permission": f"{shard} cannot be read: Permission denied",
+        "disk": f"{shard}: rows 3 to 4 cannot be read: Input/output error",
+        "truncated": f"{shard}: rows 3 to 4 cannot be read: the file ends too early",
     }
-    assert str(shard) in problem
-    assert problem.endswith(reasons[fault])
+    assert report.problems == [reasons[fault]]
     assert report.bad_rows == ([] if fault == "permission" else [3, 4])
     assert not report.ok
 
 
-@pytest.mark.parametrize("name", ["key/bytes", "key/offsets", "crc32/image", "weight"])
+@pytest.mark.parametrize("name", ["key/bytes", "key/offsets", "crc32/image"])
 def test_damage_to_the_index_is_found(name: str, make_dataset: Make, tamper: Tamper) -> None:
-    index = make_dataset(columns={"label": np.arange(5) % 3, "weight": np.arange(5.0)})
-
     def damage(metadata: Any, tensors: dict[str, np.ndarray]) -> None:
         tensors[name].view(np.uint8)[-1] ^= 1
 
-    path = tamper(index.path, damage, relist=False)
+    path = tamper(make_dataset().path, damage, relist=False)
     with pytest.raises(ChecksumError, match=rf"made\.idx.*{name}"):
         memload.verify(path)
-
-
-def test_wrong_offsets_of_names_are_found(make_dataset: Make, tamper: Tamper) -> None:
-    def change(_: Any, tensors: dict[str, np.ndarray]) -> None:
-        tensors["key/offsets"][2] = 1000
-
-    path = tamper(make_dataset().path, change)
-    with pytest.raises(FormatError, match=r"made\.idx.*key/offsets") as caught:
-        memload.verify(path)
-    assert caught.value.path == str(path)
-
-
-def test_checksums_of_rows_that_are_consistently_wrong_are_bad_rows(
-    make_dataset: Make, tamper: Tamper
-) -> None:
-    path = tamper(make_dataset().path, lambda _, tensors: tensors["crc32/image"].__setitem__(2, 1))
-    assert list(memload.verify(path).bad_rows) == [2]
 
 
 # ---- preview
@@ -255,7 +194,7 @@ def tiles(path: Path, width: int, height: int) -> list[np.ndarray]:
     return [cell for cell in cells if not (cell == 255).all()]
 
 
-@pytest.mark.parametrize("indices", [[0], [4, 2, 2], [-1, 0], list(range(9)), [3] * 30])
+@pytest.mark.parametrize("indices", [[0], [4, 2, 2], [-1, 0], [3] * 30])
 def test_a_preview_shows_the_samples_asked_for_in_their_order(
     indices: list[int], make_dataset: Make, tmp_path: Path
 ) -> None:
@@ -270,50 +209,30 @@ def test_a_preview_shows_the_samples_asked_for_in_their_order(
         np.testing.assert_array_equal(tile, pixels[index])
 
 
-def test_a_tile_is_as_wide_as_asked_for_and_keeps_the_shape(
+def test_random_samples_follow_from_the_seed_and_the_class(
     make_dataset: Make, tmp_path: Path
 ) -> None:
-    make_dataset(shape=(4, 8, 3))
-    assert memload.preview(tmp_path / "made.bin", tmp_path / "grid.png", tile=64) == [0, 1, 2, 3, 4]
-    assert len(tiles(tmp_path / "grid.png", 64, 32)) == 5
+    path = make_dataset(rows=(50,)).path
 
+    def chosen(name: str, **options: Any) -> list[int]:
+        return memload.preview(path, tmp_path / name, tile=16, **options)
 
-def test_random_samples_follow_from_the_seed(make_dataset: Make, tmp_path: Path) -> None:
-    make_dataset(rows=(50,))
-
-    def chosen(seed: int, name: str) -> list[int]:
-        return memload.preview(tmp_path / "made.bin", tmp_path / name, count=10, seed=seed, tile=16)
-
-    first = chosen(3, "a.png")
+    first = chosen("a.png", count=10, seed=3)
     assert first == sorted(set(first))
     assert len(first) == 10
-    assert chosen(3, "b.png") == first
+    assert chosen("b.png", count=10, seed=3) == first
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert chosen(4, "c.png") != first
-
-
-def test_a_class_is_previewed_alone(make_dataset: Make, tmp_path: Path) -> None:
-    make_dataset(rows=(50,))
-    chosen = memload.preview(
-        tmp_path / "made.bin", tmp_path / "grid.png", class_name="bee", tile=16
-    )
-    assert chosen == list(range(1, 50, 3))
-    some = memload.preview(
-        tmp_path / "made.bin", tmp_path / "grid.png", class_name="bee", count=4, tile=16
-    )
+    assert chosen("c.png", count=10, seed=4) != first
+    bees = list(range(1, 50, 3))
+    assert chosen("d.png", class_name="bee") == bees
+    some = chosen("e.png", class_name="bee", count=4)
     assert len(some) == 4
-    assert set(some) <= set(chosen)
+    assert set(some) <= set(bees)
 
 
-def test_grey_pictures_are_shown_grey(make_dataset: Make, tmp_path: Path) -> None:
-    make_dataset(shape=(8, 12, 1))
-    memload.preview(tmp_path / "made.bin", tmp_path / "grid.png", indices=[1], tile=12)
-    (tile,) = tiles(tmp_path / "grid.png", 12, 8)
-    np.testing.assert_array_equal(tile, np.load(tmp_path / "made.bin")[1].repeat(3, 2))
-
-
-@pytest.mark.parametrize("descr", ["<u2", "<f2", "<f4"])
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("descr", "channels"), [("|u1", 1), ("<u2", 3), ("<f2", 2), ("<f4", 1), ("<f4", 4)]
+)
 def test_other_types_and_channels_are_shown_from_their_least_to_their_greatest_value(
     descr: str, channels: int, make_dataset: Make, tmp_path: Path
 ) -> None:
@@ -321,7 +240,8 @@ def test_other_types_and_channels_are_shown_from_their_least_to_their_greatest_v
     memload.preview(tmp_path / "made.bin", tmp_path / "grid.png", indices=[1], tile=12)
     (tile,) = tiles(tmp_path / "grid.png", 12, 8)
     values = np.load(tmp_path / "made.bin")[1].astype(float)
-    values = (values - values.min()) / (values.max() - values.min()) * 255
+    if descr != "|u1":
+        values = (values - values.min()) / (values.max() - values.min()) * 255
     expected = values[:, :, :3] if channels > 2 else values[:, :, :1].repeat(3, 2)
     np.testing.assert_allclose(tile, expected, atol=1)
 
@@ -350,19 +270,15 @@ def points_sheet(make: Make, folder: Path, points: list[list[float]], **options:
 
 def test_points_are_drawn_where_they_lie(make_dataset: Make, tmp_path: Path) -> None:
     red = points_sheet(make_dataset, tmp_path, [[0, 0], [11, 7], [5.5, 2]])
-    for x, y in (
-        (6, 6),
-        (138, 90),
-        (72, 30),
-    ):  # 12 pixels of the sheet a pixel of the picture, from its centre
-        assert red[GAP + y, GAP + x]
+    # A pixel of the picture has 12 pixels of the sheet.
+    assert red[GAP + 6, GAP + 6]
+    assert red[GAP + 90, GAP + 138]
+    assert red[GAP + 30, GAP + 72]
     assert 3 * 4 <= red.sum() <= 3 * 25
 
 
 @pytest.mark.parametrize(
-    "point",
-    [[-3, 2], [3, 9], [np.nan, 1], [np.inf, 1], [1e300, 1e300], [-1e300, 0], [2.0**31, 1]],
-    ids=str,
+    "point", [[-3, 2], [3, 9], [np.nan, 1], [np.inf, 1], [1e300, 1e300], [2.0**31, 1]], ids=str
 )
 def test_points_outside_the_picture_are_not_drawn(
     point: list[float], make_dataset: Make, tmp_path: Path
@@ -386,17 +302,10 @@ def test_captions_name_the_class_the_number_or_the_file(make_dataset: Make, tmp_
     assert len({one, other, number, named}) == 4
 
 
-@pytest.mark.parametrize(
-    "name", ["two\nlines", "tab\t", "\udcff", "日本語", "zoë", "", "long " * 100, "\0"]
-)
+@pytest.mark.parametrize("name", ["two\nlines", "\udcff", "日本語", "zoë", "", "long " * 100, "\0"])
 def test_any_name_can_be_a_caption(name: str, make_dataset: Make, tmp_path: Path) -> None:
     index = make_dataset(classes=(name, name + "2", name + "3"))
     assert memload.preview(index.path, tmp_path / "grid.png", tile=60) == [0, 1, 2, 3, 4]
-
-
-def test_a_label_of_any_shape_can_be_a_caption(make_dataset: Make, tmp_path: Path) -> None:
-    index = make_dataset(classes=None, columns={"label": np.zeros((5, 3, 3))})
-    assert len(memload.preview(index.path, tmp_path / "grid.png", tile=60)) == 5
 
 
 @pytest.mark.parametrize("position", [5, -6, 10**30])
@@ -430,11 +339,6 @@ def test_a_preview_of_no_samples_is_an_error(make_dataset: Make, tmp_path: Path)
         memload.preview(index.path, tmp_path / "grid.png", class_name="cat")
     with pytest.raises(MissingError):
         memload.preview(tmp_path / "none.bin", tmp_path / "grid.png")
-
-
-def test_a_negative_seed_is_an_error(make_dataset: Make, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="seed is -1"):
-        memload.preview(make_dataset().path, tmp_path / "grid.png", seed=-1)
 
 
 @pytest.mark.parametrize("name", ["grid", "grid.xyz", "grid.psd"])
@@ -471,12 +375,3 @@ def test_a_preview_of_strips_is_no_larger_than_one_of_pictures(
     memload.preview(tmp_path / "made.bin", tmp_path / "grid.png", tile=32)
     with Image.open(tmp_path / "grid.png") as sheet:
         assert max(sheet.size) < 3000
-
-
-def test_a_name_of_a_million_letters_is_a_caption_in_no_time(
-    make_dataset: Make, tmp_path: Path
-) -> None:
-    make_dataset(columns={}, classes=None, keys=Keys.of(["i" * 900_000] * 5))
-    started = time.process_time()
-    memload.preview(tmp_path / "made.bin", tmp_path / "grid.png")
-    assert time.process_time() - started < 10
