@@ -12,11 +12,6 @@ def this_process() -> tuple[int, int]:
     return _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
 
 
-def rank() -> int:
-    """Return the number of this process among all of them; see `this_process`."""
-    return this_process()[0]
-
-
 def local_replicas() -> int:
     """Return how many of them torchrun has started on this host. Raises ValueError."""
     return _from_environment("LOCAL_WORLD_SIZE", 1)

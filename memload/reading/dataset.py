@@ -84,7 +84,9 @@ class MemmapDataset(Dataset[Any]):
     def _set_up(self, index: Index, shards: Shards, chosen: np.ndarray | None) -> None:
         """Set everything that is not pickled. ``chosen`` are the samples of a subset, int64."""
         self.index = index if chosen is None else index.subset(chosen)
-        self._whole_index, self._chosen, self._shards = index, chosen, shards
+        self._whole_index, self._chosen = index, chosen
+        #: the mapped pixels: all rows, including those that no sample uses
+        self.shards = shards
         self._images = [torch.from_numpy(pixels).permute(0, 3, 1, 2) for pixels in shards.maps]
         #: every column of the data set by name, tensors ``(n, …)``
         self.columns: Mapping[str, Tensor] = {
@@ -133,11 +135,6 @@ class MemmapDataset(Dataset[Any]):
         whole = self._whole_index.fingerprint.encode()
         return hashlib.sha256(whole + self._chosen.astype("<i8").tobytes()).hexdigest()
 
-    @property
-    def shards(self) -> Shards:
-        """The mapped pixels: all rows, including those that no sample uses."""
-        return self._shards
-
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
@@ -149,13 +146,16 @@ class MemmapDataset(Dataset[Any]):
         """
         if isinstance(index, slice):
             return self.subset(index)
-        position = self._position(index)
-        shard, row = self._shards.locate(int(self.index.row[position]))
-        self._shards.check_sizes((shard,))
+        size, position = len(self), operator.index(index)
+        if not -size <= position < size:
+            raise IndexError(f"index {position} is out of range: the data set has {size:,} samples")
+        shard, row = self.shards.locate(int(self.index.row[position]))
+        self.shards.check_sizes((shard,))
         image: Any = self._images[shard][row]
         if not self.sample_columns and self.transforms is None:
             return image if self.transform is None else self.transform(image)
-        values = [_value(self.columns[name], position) for name in self.sample_columns]
+        columns = [self.columns[name] for name in self.sample_columns]
+        values = [one[position].item() if one.ndim == 1 else one[position] for one in columns]
         if self.transforms is not None:
             return self.transforms(image, *values)
         if self.transform is not None:
@@ -163,10 +163,6 @@ class MemmapDataset(Dataset[Any]):
         if self.target_transform is not None:
             values[0] = self.target_transform(values[0])
         return (image, *values)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples. torch's DataLoader calls this for a batch."""
-        return [self[operator.index(index)] for index in indices]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[position] for position in range(len(self)))
@@ -196,7 +192,7 @@ class MemmapDataset(Dataset[Any]):
                 f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, {layout}, but "
                 f"{shape} of {dtype} on cpu, contiguous, is needed"
             )
-        self._shards.gather(self.index.row[positions], out.numpy())
+        self.shards.gather(self.index.row[positions], out.numpy())
         return out
 
     def subset(self, indices: Any) -> "MemmapDataset":
@@ -205,14 +201,12 @@ class MemmapDataset(Dataset[Any]):
         ``indices`` are integers (a sequence, array, tensor or slice) or a mask of booleans
         ``(n,)``. Transforms are kept. Raises IndexError.
         """
-        if isinstance(indices, slice):
-            positions = np.arange(*indices.indices(len(self)), dtype=np.int64)
-        else:
-            positions = self._positions(indices)
+        is_slice = isinstance(indices, slice)
+        positions = np.arange(len(self))[indices] if is_slice else self._positions(indices)
         chosen = positions if self._chosen is None else self._chosen[positions]
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._set_up(self._whole_index, self._shards, chosen)
+        view._set_up(self._whole_index, self.shards, chosen)
         return view
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -234,24 +228,30 @@ class MemmapDataset(Dataset[Any]):
             raise FileExistsError(f"{path} exists already. Say overwrite=True to replace it.")
         self.index.write(path)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        unpickled = ("index", "columns", "_whole_index", "_chosen", "_shards", "_images")
-        state = {name: value for name, value in self.__dict__.items() if name not in unpickled}
+    def __getstate__(self) -> dict[str, Any]:
+        opened_again = ("index", "columns", "shards", "_whole_index", "_images")
+        state = {name: value for name, value in vars(self).items() if name not in opened_again}
         whole = self._whole_index
-        # The state is pickled after the object, so that a transform may be a method of the object.
-        return _reopen, (type(self), str(whole.path), whole.fingerprint, self._chosen), state
+        return {**state, "path": str(whole.path), "fingerprint": whole.fingerprint}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = dict(state)
+        path, fingerprint = kept.pop("path"), kept.pop("fingerprint")
+        index = Index.read(path)
+        if index.fingerprint != fingerprint:
+            raise FormatError(
+                f"{path} is another data set (fingerprint {index.fingerprint[:8]}…) than the one that "
+                f"was opened ({fingerprint[:8]}…): it was built again meanwhile. Open it anew.",
+                path=path,
+            )
+        vars(self).update(kept)
+        self._set_up(index, Shards(index), kept["_chosen"])
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.index.image.shape))
         columns = ", ".join(self.columns) or "no columns"
         name = type(self).__name__
         return f"{name}({str(self.path)!r}: {len(self):,} samples of {shape}, {columns})"
-
-    def _position(self, index: int) -> int:
-        size, position = len(self), operator.index(index)
-        if not -size <= position < size:
-            raise IndexError(f"index {position} is out of range: the data set has {size:,} samples")
-        return position + size if position < 0 else position
 
     def _positions(self, indices: Any) -> np.ndarray:
         """Return indices or a mask as int64 positions ``(k,)``, none of them negative."""
@@ -272,23 +272,3 @@ class MemmapDataset(Dataset[Any]):
             )
         positions = positions.astype(np.int64)
         return np.where(positions < 0, positions + size, positions)
-
-
-def _value(column: Tensor, position: int) -> Any:
-    return column[position].item() if column.ndim == 1 else column[position]
-
-
-def _reopen(
-    kind: type[MemmapDataset], path: str, fingerprint: str, chosen: np.ndarray | None
-) -> MemmapDataset:
-    """Return a data set out of a pickle, but for its state."""
-    index = Index.read(path)
-    if index.fingerprint != fingerprint:
-        raise FormatError(
-            f"{path} is another data set (fingerprint {index.fingerprint[:8]}…) than the one that "
-            f"was opened ({fingerprint[:8]}…): it was built again meanwhile. Open it anew.",
-            path=path,
-        )
-    dataset = kind.__new__(kind)
-    dataset._set_up(index, Shards(index), chosen)
-    return dataset

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import threading
 import warnings
 import weakref
@@ -140,11 +139,13 @@ class Loader:
         feed: FeedName = "auto",
         static_buffers: bool = False,
     ) -> None:
-        _check_transform(transform)
+        if num_threads is None:  # all processes of torchrun on this host share its cores
+            num_threads = max(1, min(8, available_cores() // ranks.local_replicas()))
         _check_order(shuffle, sampler, batch_sampler, batch_size, drop_last)
-        if num_threads is None:
-            num_threads = _default_threads()
-        _check_settings(batch_size, prefetch_factor, num_threads, seed, feed)
+        _check_integer("batch_size", batch_size, 1)
+        _check_integer("prefetch_factor", prefetch_factor, 1)
+        _check_integer("num_threads", num_threads, 0)
+        _check_settings(seed, feed, transform)
         if static_buffers and not (drop_last or batch_sampler is not None):
             raise ValueError("static_buffers needs batches of one size. Use drop_last=True.")
         ranks.resolve(rank, num_replicas)  # raises ValueError
@@ -155,14 +156,10 @@ class Loader:
         self.static_buffers = static_buffers
         self.batch_sampler = batch_sampler
         self.sampler: Any = sampler
-        if sampler is None and shuffle:
-            self.sampler = ShuffledSampler(len(self.dataset), seed=seed)
-        elif sampler is None:
-            self.sampler = SequentialSampler(len(self.dataset))
+        if sampler is None:
+            size = len(self.dataset)
+            self.sampler = ShuffledSampler(size, seed=seed) if shuffle else SequentialSampler(size)
         self._columns = _chosen_columns(self.dataset, columns, transform)
-        # Columns go to the device a chunk at a time.
-        sample_bytes = sum(math.prod(a.shape[1:]) * a.itemsize for a in self._column_arrays())
-        self._max_chunk = min(MAX_CHUNK, _MAX_CHUNK_BYTES // max(1, sample_bytes))
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
         # `_next` is where the next iteration begins. `_current` is the position of the newest
@@ -260,13 +257,7 @@ class Loader:
                     f"state belongs to another Loader: its {name} is {state[name]!r}, but this "
                     f"Loader's is {value!r}. Use the same data set, order and seed."
                 )
-        schedule, samples_seen = self._schedule(), int(state["samples_seen"])
-        if isinstance(schedule, OrderBatches) and samples_seen > len(schedule.order):
-            raise ValueError(
-                f"state has {samples_seen:,} samples_seen, but an epoch has only "
-                f"{len(schedule.order):,} samples."
-            )
-        self._next, self._current = Progress(int(state["epoch"]), samples_seen), None
+        self._next, self._current = Progress(int(state["epoch"]), int(state["samples_seen"])), None
         tell_epoch(state["epoch"], self)
 
     def _identity(self) -> dict[str, Any]:
@@ -348,22 +339,24 @@ class Loader:
         # Arrays and tensors of sample numbers have a take() too, a different one.
         if not hasattr(self.sampler, "take") or hasattr(self.sampler, "__array__"):
             return IterableBatches(self.sampler, self.batch_size, self.drop_last, num_samples)
-        rank, num_replicas = ranks.resolve(*self._given_ranks)
+        # Columns go to the device a chunk at a time.
+        sample_bytes = sum(self.dataset.columns[name][:1].nbytes for name in self._columns)
         return OrderBatches(
             self.sampler,
             self.batch_size,
             self.drop_last,
-            rank,
-            num_replicas,
+            *ranks.resolve(*self._given_ranks),
             num_samples,
-            self._max_chunk,
+            max_chunk=min(MAX_CHUNK, _MAX_CHUNK_BYTES // max(1, sample_bytes)),
         )
 
     def _get_pipeline(self) -> Pipeline:
         with self._lock:
             if self._pipeline is None:
+                index = self.dataset.index
+                columns = tuple(index.columns[name] for name in self._columns)
                 self._pipeline = make_pipeline(
-                    Samples(self.dataset.shards, self.dataset.index.row, self._column_arrays()),
+                    Samples(self.dataset.shards, index.row, columns),
                     find_device(self._given_device),
                     self._given_feed,
                     self.transform,
@@ -372,9 +365,6 @@ class Loader:
                 )
                 weakref.finalize(self, self._pipeline.feed.close)
             return self._pipeline
-
-    def _column_arrays(self) -> tuple[np.ndarray, ...]:
-        return tuple(self.dataset.index.columns[name] for name in self._columns)
 
 
 def _warn_if_empty(schedule: OrderBatches | IterableBatches) -> None:
@@ -388,14 +378,6 @@ def _warn_if_empty(schedule: OrderBatches | IterableBatches) -> None:
             "Use a smaller batch_size, or drop_last=False.",
             stacklevel=3,
         )
-
-
-def _check_transform(transform: Any) -> None:
-    if isinstance(transform, type) or transform is train or transform is evaluate:
-        name = transform.__name__
-        raise TypeError(f"transform is {name} itself, which only makes one. Write {name}(…).")
-    if transform is not None and not callable(transform):
-        raise TypeError(f"transform must be a function of images, not {transform!r}.")
 
 
 def _check_order(
@@ -414,16 +396,16 @@ def _check_order(
             )
 
 
-def _check_settings(
-    batch_size: int, prefetch_factor: int, num_threads: int, seed: int, feed: str
-) -> None:
-    _check_integer("batch_size", batch_size, 1)
-    _check_integer("prefetch_factor", prefetch_factor, 1)
-    _check_integer("num_threads", num_threads, 0)
+def _check_settings(seed: int, feed: str, transform: Any) -> None:
     if not isinstance(seed, int | np.integer):
         raise TypeError(f"seed must be an integer, not {seed!r}.")
     if feed not in FEEDS:
         raise ValueError(f"feed: there is no {feed!r}. Choose one of {', '.join(FEEDS)}.")
+    if isinstance(transform, type) or transform is train or transform is evaluate:
+        name = transform.__name__
+        raise TypeError(f"transform is {name} itself, which only makes one. Write {name}(…).")
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform must be a function of images, not {transform!r}.")
 
 
 def _open_dataset(dataset: Any, columns: Sequence[str] | None) -> MemmapDataset:
@@ -447,15 +429,12 @@ def _chosen_columns(
     dataset: MemmapDataset, columns: Sequence[str] | None, transform: Any
 ) -> tuple[str, ...]:
     """Return the columns of a batch; by default, also the points that the transform moves."""
+    names = dataset.sample_columns if columns is None else tuple(columns)
     if columns is None:
-        names = dataset.sample_columns
         names += tuple(name for name in getattr(transform, "points", ()) if name not in names)
-    else:
-        names = tuple(columns)
-    if isinstance(columns, str) or any(name not in dataset.columns for name in names):
-        wrong = names if columns is None else columns
+    if any(name not in dataset.columns for name in names):
         raise ValueError(
-            f"columns: {wrong!r} are not all columns of the data set. Give a list of names among "
+            f"columns: {names!r} are not all columns of the data set. Give a list of names among "
             f"{', '.join(dataset.columns) or 'none'}."
         )
     return names
@@ -469,8 +448,3 @@ def _check_integer(argument: str, value: int, minimum: int) -> None:
 def _is_of_memload(order: Any) -> bool:
     """Return whether an order is memload's: its `repr` identifies it; any thread may call it."""
     return type(order).__module__ == SequentialSampler.__module__
-
-
-def _default_threads() -> int:
-    """Return how many threads gather. All processes of torchrun on this host share its cores."""
-    return max(1, min(8, available_cores() // ranks.local_replicas()))

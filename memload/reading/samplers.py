@@ -9,10 +9,9 @@ bits are hashed in this module.
 
 import functools
 import hashlib
-import itertools
 import zlib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -68,8 +67,8 @@ class _SizedOrder:
     without the attribute. An order in this module that does neither sets it to False.
     """
 
-    even_ranks: ClassVar[bool] = True
-    repeats: ClassVar[bool] = False
+    even_ranks = True
+    repeats = False
 
     def __init__(self, size: int) -> None:
         if not isinstance(size, int | np.integer) or size < 0:
@@ -97,7 +96,7 @@ class SequentialSampler(_SizedOrder):
     array([0, 1, 4])
     """
 
-    even_ranks: ClassVar[bool] = False
+    even_ranks = False
 
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """See `Order.take`."""
@@ -151,21 +150,14 @@ class BlockShuffledSampler(_SizedOrder):
 
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """See `Order.take`."""
-        window_size = self.block * self.window
-        windows = positions // window_size
-        steps = np.diff(windows)
-        if (steps < 0).any():
-            ascending = np.argsort(positions)
-            samples = np.empty(len(positions), np.int64)
-            samples[ascending] = self.take(epoch, positions[ascending])
-            return samples
-        starts = [0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]
-        parts = [
-            self._take_of_window(epoch, int(windows[start]), positions[start:stop])
-            for start, stop in itertools.pairwise(starts)
-            if start < stop
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        windows = positions // (self.block * self.window)
+        samples = np.empty(len(positions), np.int64)
+        by_window = np.argsort(windows, kind="stable")
+        starts = np.flatnonzero(np.diff(windows[by_window], prepend=-1))
+        for chosen in np.split(by_window, starts[1:]) if len(starts) else []:
+            window = int(windows[chosen[0]])
+            samples[chosen] = self._take_of_window(epoch, window, positions[chosen])
+        return samples
 
     def _take_of_window(self, epoch: int, window: int, positions: np.ndarray) -> np.ndarray:
         first = window * self.block * self.window
@@ -191,7 +183,7 @@ class WeightedSampler(_SizedOrder):
     array([2, 2, 2, 0, 0, 0])
     """
 
-    repeats: ClassVar[bool] = True
+    repeats = True
 
     def __init__(
         self, weights: Sequence[float] | np.ndarray, *, size: int | None = None, seed: int = 0
