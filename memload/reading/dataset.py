@@ -240,8 +240,8 @@ class MemmapDataset(Dataset[Any]):
         index = Index.read(path)
         if index.fingerprint != fingerprint:
             raise FormatError(
-                f"{path} is another data set (fingerprint {index.fingerprint[:8]}…) than the one that "
-                f"was opened ({fingerprint[:8]}…): it was built again meanwhile. Open it anew.",
+                f"{path} is another data set (fingerprint {index.fingerprint[:8]}…) than the one "
+                f"opened before ({fingerprint[:8]}…): it was built again meanwhile. Open it anew.",
                 path=path,
             )
         vars(self).update(kept)

@@ -9,6 +9,7 @@ bits are hashed in this module.
 
 import functools
 import hashlib
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -150,14 +151,21 @@ class BlockShuffledSampler(_SizedOrder):
 
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """See `Order.take`."""
-        windows = positions // (self.block * self.window)
-        samples = np.empty(len(positions), np.int64)
-        by_window = np.argsort(windows, kind="stable")
-        starts = np.flatnonzero(np.diff(windows[by_window], prepend=-1))
-        for chosen in np.split(by_window, starts[1:]) if len(starts) else []:
-            window = int(windows[chosen[0]])
-            samples[chosen] = self._take_of_window(epoch, window, positions[chosen])
-        return samples
+        window_size = self.block * self.window
+        windows = positions // window_size
+        steps = np.diff(windows)
+        if (steps < 0).any():
+            ascending = np.argsort(positions)
+            samples = np.empty(len(positions), np.int64)
+            samples[ascending] = self.take(epoch, positions[ascending])
+            return samples
+        starts = [0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]
+        parts = [
+            self._take_of_window(epoch, int(windows[start]), positions[start:stop])
+            for start, stop in itertools.pairwise(starts)
+            if start < stop
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _take_of_window(self, epoch: int, window: int, positions: np.ndarray) -> np.ndarray:
         first = window * self.block * self.window
