@@ -1,16 +1,14 @@
 """Two checkouts of memload, measured in turn by the same benchmarks.
 
-    python benchmarks/ab.py NAME ... --before PATH [--after PATH] [--quick] [--pairs 1] [--data DIR]
-        [--commits BEFORE AFTER] [--dry-run] [-- OPTIONS OF THE BENCHMARKS]
     python benchmarks/ab.py --before ../old loader collate
-    python benchmarks/ab.py --before ../old build -- photographs/
+    python benchmarks/ab.py --before ../old build -- photographs/ --fast
 
 One process for each checkout runs the benchmark from this folder, with that checkout on PYTHONPATH.
-Both use the same data. In each round every way is measured in one process, then at once in the
-other, in alternating order, while the one that is not measured waits; the first round is left out.
-Ratios are after / before, within each round. A process may be a few per cent faster or slower than
-another of the same code, as its memory lies elsewhere: `--pairs` begins anew so many times and
-takes all rounds together.
+What follows `--` are options of the benchmarks. Both use the same data. In each round every way is
+measured in one process, then at once in the other, in alternating order, while the one that is not
+measured waits; the first round is left out. Ratios are after / before, within each round. A process
+may be a few per cent faster or slower than another of the same code, as its memory lies elsewhere:
+`--pairs` begins anew so many times and takes all rounds together.
 
 A figure is marked `worse` where the median of its ratios is more than 2 % worse than 1 and three
 quarters of the ratios are worse than 1, and `better` likewise.
@@ -31,14 +29,15 @@ from harness import (
     argument_parser,
     commit,
     divide,
-    errors_in_one_line,
     nested,
     record,
     spread,
     with_ratios,
 )
+from report import Table
 
 NOTICEABLE = 0.02
+COLUMNS = ("before", "after", "after / before")
 #: The rounds of a figure, by its name.
 Rounds = dict[str, list[float]]
 
@@ -53,12 +52,11 @@ def start(name: str, checkout: Path, arguments: list[str]) -> tuple[Child, dict[
 
 
 def measure(
-    checkouts: list[Path], name: str, arguments: list[str]
-) -> tuple[list[Rounds], dict[str, Any]]:
-    """Measure a benchmark in both checkouts; return the rounds of each, and what was ready."""
+    checkouts: list[Path], name: str, arguments: list[str], found: tuple[Rounds, Rounds]
+) -> dict[str, Any]:
+    """Add the rounds of a benchmark in both checkouts; return what was ready."""
     # one after the other, as the first one writes the data
     children, (ready, _) = zip(*(start(name, path, arguments) for path in checkouts), strict=True)
-    found: list[Rounds] = [defaultdict(list), defaultdict(list)]
     for number in range(ready["rounds"] + 1):
         for place, way in enumerate(ready["ways"]):
             for side in (0, 1) if (number + place) % 2 else (1, 0):
@@ -68,28 +66,21 @@ def measure(
     for child in children:
         if status := child.close():
             sys.exit(f"{name} ended with status {status}.")
-    return [with_ratios(rounds, ready["ratios"]) for rounds in found], ready
+    return ready
 
 
 def compare(
     checkouts: list[Path], name: str, arguments: list[str], pairs: int
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return each figure before and after, from all pairs of processes, and their machine."""
-    before: Rounds = defaultdict(list)
-    after: Rounds = defaultdict(list)
+    found: tuple[Rounds, Rounds] = (defaultdict(list), defaultdict(list))
     for _ in range(pairs):
-        measured, ready = measure(checkouts, name, arguments)
-        for all_rounds, rounds in zip((before, after), measured, strict=True):
-            for figure, values in rounds.items():
-                all_rounds[figure] += values
-    results = {
-        figure: {
-            "before": spread(values),
-            "after": spread(after[figure]),
-            "after / before": spread(divide(after[figure], values)),
-        }
-        for figure, values in before.items()
-    }
+        ready = measure(checkouts, name, arguments, found)
+    before, after = (with_ratios(rounds, ready["ratios"]) for rounds in found)
+    results = {}
+    for figure, values in before.items():
+        rounds = (values, after[figure], divide(after[figure], values))
+        results[figure] = dict(zip(COLUMNS, map(spread, rounds), strict=True))
     return results, ready["machine"]
 
 
@@ -104,29 +95,9 @@ def verdict(figure: str, ratio: dict[str, float]) -> str:
     return "better" if faster else "worse" if slower else ""
 
 
-def shown(value: dict[str, float]) -> str:
-    """Return a median with its quartiles, in four digits each."""
-    names = ("median", "lower_quartile", "upper_quartile")
-    middle, low, high = (f"{float(f'{value[name]:.4g}'):,.10g}" for name in names)
-    return f"{middle} ({low} to {high})"
-
-
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """Return a line for each figure."""
-    rows = [("", "before", "after", "after / before", "")]
-    for figure, values in results.items():
-        cells = [shown(values[name]) for name in ("before", "after", "after / before")]
-        rows.append((figure, *cells, verdict(figure, values["after / before"])))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-
-
 def parse_options() -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and those of the benchmarks."""
-    parser = argument_parser(__doc__)
+    parser = argument_parser()
     parser.add_argument("names", nargs="+", metavar="NAME", help="such as loader")
     parser.add_argument("--before", type=Path, required=True, metavar="PATH")
     parser.add_argument("--after", type=Path, default=HERE.parent, metavar="PATH")
@@ -137,7 +108,6 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
         metavar=("BEFORE", "AFTER"),
         help="what to record where the checkouts have no history",
     )
-    parser.add_argument("--quick", action="store_true", help="measure less, in 2 to 3 minutes")
     parser.add_argument("--data", type=Path, help="a folder in which data is kept between runs")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:split])
@@ -151,15 +121,19 @@ def main() -> None:
     before, after = options.commits or map(commit, checkouts)
     parameters = {"before": before, "after": after, "pairs": options.pairs}
     parameters["options"] = " ".join(passed_on)
-    with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="memload-ab-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="memload-ab-") as temporary:
         data = str((options.data or Path(temporary)).resolve())
         for name in options.names:
             arguments = ["--data", data, *passed_on]
             results, machine = compare(checkouts, name, arguments, options.pairs)
-            left_out = ["--quick"] * options.quick
             described = {"of": name, **parameters}
+            left_out = ["--quick"] * options.quick
             record("ab", options, nested(results), described, left_out, machine)
-            print(table(results), flush=True)
+            rows = {
+                figure: values | {"verdict": verdict(figure, values["after / before"])}
+                for figure, values in results.items()
+            }
+            print(Table(name, [*COLUMNS, "verdict"], rows).markdown(), flush=True)
 
 
 if __name__ == "__main__":

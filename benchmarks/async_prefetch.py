@@ -1,8 +1,5 @@
 """Synchronous beside prefetched loading, for both cases of the async data loading idiom.
 
-    python benchmarks/async_prefetch.py [--samples 64] [--batches 60] [--rounds 5] [--device cuda]
-        [--quick] [--dry-run]
-
 - "made on the device": noise of 3×2048×2048 float32, filtered by an FFT, that the GPU makes when it
   is asked for. One sample a step.
 - "DataLoader": uint8 pictures of 224×224×3 in memory, batches of 256, `fast_collate`, no workers,
@@ -11,11 +8,9 @@
 Synchronous loads, then trains six convolutions, on one stream. `CudaPrefetcher` loads two batches
 ahead on a stream of its own, and with `own_thread=True` on a thread of its own. "loading alone" and
 "training alone" are the bounds: loading that is hidden completely takes as long as the slower of
-them. Milliseconds a step of whole epochs, bfloat16. `--device cpu` is a toy that shows that all of it
-runs.
+them. Milliseconds a step of whole epochs, bfloat16. `--toy` shows on a CPU that all of it runs.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -24,31 +19,22 @@ from typing import Any
 import torch
 from harness import Way, need_cuda, run_benchmark
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import memload
 
 CASES = ("made on the device", "DataLoader")
 WAYS = ("CudaPrefetcher", "CudaPrefetcher, own_thread")
-WIDTHS = (64, 64, 128, 128, 256, 256)
 
 
-class MadeOnDevice(Dataset[tuple[Tensor, Tensor]]):
-    """Batches of one, ``(1, 3, side, side)`` float32, with a label."""
+class Epochs:
+    """The batches of an iterator that begins anew for each epoch."""
 
-    def __init__(self, count: int, side: int, device: str) -> None:
-        self.count, self.side, self.device = count, side, device
-        self.falling = 1 / (1 + torch.arange(side // 2 + 1, device=device))
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self.begin = begin
 
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        if number >= self.count:
-            raise IndexError(number)
-        noise = torch.randn(1, 3, self.side, self.side, device=self.device)
-        texture = torch.fft.irfft2(torch.fft.rfft2(noise) * self.falling, s=noise.shape[2:])
-        return texture, torch.full((1,), number % 1000, device=self.device)
+    def __iter__(self) -> Iterator[Any]:
+        return self.begin()
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -56,18 +42,12 @@ def normalise(images: Tensor) -> Tensor:
     return (images.float() - 115) / 57
 
 
-def moved(loader: Iterable[Any], device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches on the device, normalised."""
-    for images, labels in loader:
-        yield normalise(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
-
-
 def trainer(device: str) -> Callable[[Tensor, Tensor], None]:
     """Return a training step of a new network."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2), nn.ReLU()]
-    for before, after in itertools.pairwise(WIDTHS):
+    for before, after in ((64, 64), (64, 128), (128, 128), (128, 256), (256, 256)):
         layers += [nn.Conv2d(before, after, 3, 1 + (after > before), 1), nn.ReLU()]
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], 1000)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000)]
     model = nn.Sequential(*layers).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
 
@@ -97,37 +77,40 @@ def epoch(batches: Iterable[Any], step: Callable[[Tensor, Tensor], object]) -> W
     return way
 
 
-class Synchronous:
-    """The batches of a DataLoader, moved when they are asked for."""
-
-    def __init__(self, loader: Iterable[Any], device: str) -> None:
-        self.loader, self.device = loader, device
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return moved(self.loader, self.device)
-
-
 def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return the bounds and the ways of both cases."""
-    device, toy = options.device, options.device == "cpu"
-    if not toy:
-        need_cuda("--device cpu runs a toy.")
+    if not options.toy:
+        need_cuda("--toy shows on a CPU that all of it runs.")
     torch.backends.cudnn.benchmark = True
-    large, side, batch = (128, 32, 8) if toy else (2048, 224, 256)
-    made = MadeOnDevice(options.samples, large, device)
+    device, large, side, batch = ("cpu", 128, 32, 8) if options.toy else ("cuda", 2048, 224, 256)
+    falling = 1 / (1 + torch.arange(large // 2 + 1, device=device))
+
+    def make() -> Iterator[Any]:
+        for number in range(options.samples):
+            noise = torch.randn(1, 3, large, large, device=device)
+            texture = torch.fft.irfft2(torch.fft.rfft2(noise) * falling, s=noise.shape[2:])
+            yield texture, torch.full((1,), number % 1000, device=device)
+
     pictures = torch.randint(0, 256, (1024, 3, side, side), dtype=torch.uint8)
     chosen = [(pictures[number % 1024], number % 1000) for number in range(options.batches * batch)]
-    loader = DataLoader(chosen, batch, collate_fn=memload.fast_collate, pin_memory=not toy)
+    loader = DataLoader(chosen, batch, collate_fn=memload.fast_collate, pin_memory=device == "cuda")
+
+    def move() -> Iterator[Any]:
+        for images, labels in loader:
+            images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
+            yield normalise(images), labels
+
+    made: Any = Epochs(make)
     found: dict[str, Way] = {}
-    cases = {"made on the device": (made, made, None)}
-    cases["DataLoader"] = (loader, Synchronous(loader, device), normalise)
-    for case, (source, synchronous, transform) in cases.items():
+    for case, source, synchronous, transform, count in (
+        (CASES[0], made, made, None, options.samples),
+        (CASES[1], loader, Epochs(move), normalise, options.batches),
+    ):
         step, settings = trainer(device), {"device": device, "transform": transform}
-        again = [next(iter(synchronous))] * len(source)
         ahead = memload.CudaPrefetcher(source, **settings)
         on_thread = memload.CudaPrefetcher(source, own_thread=True, **settings)
         found[f"{case} › loading alone"] = epoch(synchronous, lambda *_: None)
-        found[f"{case} › training alone"] = epoch(again, step)
+        found[f"{case} › training alone"] = epoch([next(iter(synchronous))] * count, step)
         found[f"{case} › synchronous"] = epoch(synchronous, step)
         found[f"{case} › CudaPrefetcher"] = epoch(ahead, step)
         found[f"{case} › CudaPrefetcher, own_thread"] = epoch(on_thread, step)
@@ -136,10 +119,8 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 if __name__ == "__main__":
     run_benchmark(
-        "async_prefetch",
-        __doc__,
         ways,
-        options={"samples": 64, "batches": 60, "rounds": 5},
+        options={"samples": 64, "batches": 60, "rounds": 5, "toy": False},
         quick={"samples": 32, "batches": 30, "rounds": 3},
         ratios={
             f"{case} › {way} › times as fast as synchronous": (
@@ -149,7 +130,4 @@ if __name__ == "__main__":
             for case in CASES
             for way in WAYS
         },
-        extend=lambda parser: parser.add_argument(
-            "--device", choices=("cuda", "cpu"), default="cuda"
-        ),
     )

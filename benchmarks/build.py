@@ -1,8 +1,5 @@
 """`memload build` beside bare loops that decode and resize the same files on all cores.
 
-    python benchmarks/build.py [PHOTOGRAPHS] [--images 3000] [--side 256] [--rounds 5] [--fast]
-        [--quick] [--dry-run]
-
 Both are timed as a user sees them, from the start of the process to its end. The bare loops are one
 process a core; each starts Python and Pillow, reads its share of the files, decodes, resizes and
 crops as memload does, and throws the pixels away: it checks nothing and writes nothing. Files are
@@ -68,47 +65,33 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     output = folder / f"built-by-{os.getpid()}.bin"
     cores = len(os.sched_getaffinity(0))
 
-    def timed(run: Any) -> float:
-        start = time.perf_counter()
-        run()
-        return options.images / (time.perf_counter() - start)
-
     def build() -> float:
-        fast = ["--fast"] * options.fast
-        settings = ["--size", options.side, "--quiet", *fast]
-        rate = timed(lambda: run_python("-m", "memload", "build", images, output, *settings))
+        settings = ["--size", options.side, "--quiet", *["--fast"] * options.fast]
+        start = time.perf_counter()
+        run_python("-m", "memload", "build", images, output, *settings)
+        seconds = time.perf_counter() - start
         for file in (output, output.with_suffix(".idx")):
             file.unlink()
-        return rate
+        return options.images / seconds
 
-    def loop() -> None:
-        settings = [options.side, options.fast]
+    def loop() -> float:
+        start = time.perf_counter()
+        shares = [(options.side, options.fast, number, cores, images) for number in range(cores)]
         loops = [
-            subprocess.Popen(
-                [sys.executable, "-c", LOOP, *map(str, [*settings, number, cores, images])]
-            )
-            for number in range(cores)
+            subprocess.Popen([sys.executable, "-c", LOOP, *map(str, share)]) for share in shares
         ]
         if sum(process.wait() for process in loops):
             sys.exit("A bare loop failed.")
+        return options.images / (time.perf_counter() - start)
 
-    return {"memload": build, "bare": lambda: timed(loop)}
-
-
-def extend(parser: Any) -> None:
-    """Add the options that are no numbers."""
-    parser.add_argument("photographs", type=Path, nargs="?", help="a folder of JPEGs")
-    parser.add_argument("--fast", action="store_true", help="decode at a lower resolution")
+    return {"memload": build, "bare": loop}
 
 
 if __name__ == "__main__":
     run_benchmark(
-        "build",
-        __doc__,
         ways,
-        options={"images": 3000, "side": 256, "rounds": 5},
+        options={"photographs": Path, "images": 3000, "side": 256, "fast": False, "rounds": 5},
         quick={"images": 1000},
         ratios={"ratio": ("memload", "bare")},
-        facts=lambda options: {"fast": options.fast, "files": "warm"},
-        extend=extend,
+        facts={"files": "warm"},
     )

@@ -1,8 +1,5 @@
 """Random samples of a file none of whose pages are in RAM.
 
-    python benchmarks/cold.py [--images 20000] [--part 2000] [--side 224] [--batch 256] [--rounds 5]
-        [--folder DIR] [--quick] [--dry-run]
-
 Few of many samples are taken, so that hardly any page is met twice, as with a file that is larger
 than RAM. Before each way, the pages of the file are dropped from the page cache; the number of major
 faults shows whether they were. Ways, in images a second: the Loader, which asks the disk for a batch
@@ -12,6 +9,7 @@ which waits for one page after another; and as the limit, the file read from sta
 `--folder` is where the file is written, to choose the disk.
 """
 
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -19,9 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Way, count_images, drop_from_page_cache, noise_dataset, run_benchmark
+from data import noise_dataset
+from harness import Way, count_images, run_benchmark
 
 import memload
+
+
+def drop_from_page_cache(path: Path) -> None:
+    """Remove the pages of a file that no process maps from the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
 
 
 def ways(options: Any, folder: Path) -> dict[str, Way]:
@@ -70,18 +77,19 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 if __name__ == "__main__":
     run_benchmark(
-        "cold",
-        __doc__,
         ways,
-        options={"images": 20_000, "part": 2000, "side": 224, "batch": 256, "rounds": 5},
+        options={
+            "images": 20_000,
+            "part": 2000,
+            "side": 224,
+            "batch": 256,
+            "rounds": 5,
+            "folder": None,
+        },
         quick={"images": 10_000, "part": 1000},
         ratios={
             f"Loader / np.take, {threads}": (f"Loader, {threads} › images/s", "np.take › images/s")
             for threads in ("1 thread", "4 threads")
         },
-        facts=lambda options: {
-            "pages": "cold",
-            "folder": "given" if options.folder else "temporary",
-        },
-        extend=lambda parser: parser.add_argument("--folder", type=Path),
+        facts={"pages": "cold"},
     )

@@ -1,8 +1,5 @@
 """The stock DataLoader over `MemmapDataset`, with `fast_collate` and with torch's default.
 
-    python benchmarks/collate.py [--images 8192] [--side 224] [--batch 256] [--rounds 5] [--quick]
-        [--dry-run]
-
 Images a second of whole epochs in random order, with the loop included, in one process; pages warm.
 """
 
@@ -10,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Way, noise_dataset, rate, run_benchmark
+from data import noise_dataset
+from harness import Way, rate, run_benchmark
 from torch.utils.data import DataLoader
 
 import memload
@@ -26,11 +24,9 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 if __name__ == "__main__":
     run_benchmark(
-        "collate",
-        __doc__,
         ways,
         options={"images": 8192, "side": 224, "batch": 256, "rounds": 5},
         quick={"images": 4096},
         ratios={"ratio": ("fast_collate", "default_collate")},
-        facts=lambda options: {"pages": "warm", "torch_threads": torch.get_num_threads()},
+        facts={"pages": "warm", "torch_threads": torch.get_num_threads()},
     )

@@ -1,18 +1,16 @@
 """memload beside what one would pick instead, from the same pictures to shuffled batches.
 
-    python benchmarks/compare.py [--images DIR] [--count N] [--rounds 5] [--seconds 0.5]
-        [--only WORDS] [--python WORD=PATH] [--device cpu] [--workers N] [--dry-run]
-
 Batches are (256, 3, 224, 224) uint8. `pip install '.[bench]'` in a new environment installs all but
 two: FFCV compiles against OpenCV (`pip install . ffcv==1.0.2`, in an environment of its own:
 `--python FFCV=PATH`), and DALI needs a GPU (`pip install nvidia-dali-cuda130==2.4.0`). torch and
 torchvision have to be of one build, both for the CPU or both for CUDA.
 
 Each way is built and read in processes of its own. One that is not installed, fails or hangs there
-is a line in the table; once the rounds have begun, it ends the run. Each is set up as its own
-documentation recommends (contenders.py). The JPEGs below DIR, or made ones, are copied until there
-are N. Where there is a GPU, batches end there, through page-locked memory and without waiting;
-`--device cpu` leaves them in memory.
+for `--timeout` seconds is a line in the table; once the rounds have begun, it ends the run. Each is
+set up as its own documentation recommends (contenders.py). The JPEGs below `--images`, or made ones,
+are copied until there are `--count`, or three batches a worker. Where there is a GPU, batches end
+there, through page-locked memory and without waiting; `--device cpu` leaves them in memory. `--only`
+measures the ways whose name contains a word.
 
 In each round every way takes whole epochs, for `--seconds` at least.
 
@@ -57,14 +55,16 @@ import numpy as np
 import torch
 from contenders import CONTENDERS, CORES, SIDE, Contender, Job
 from harness import Child, ChildError
-from pictures import find_jpegs, planes
+from pictures import EQUAL, find_jpegs, planes, psnr
 from PIL import Image
 from report import tables
 
 USUAL = {"count": 4096, "batch": 256, "workers": CORES, "rounds": 5, "seconds": 0.5}
-EQUAL = 99.0  #: dB, for pictures without any difference
+OPTIONS = {"images": None, **USUAL, "timeout": 120.0, "only": [], "python": [], "folder": None}
 COLUMNS = ("images/s", "memload / it", "cores")
 CHECKED = 64  #: pictures of which the pixels are looked at
+#: A request to a child process; it returns figures by name.
+Ask = Callable[[str], dict[str, Any]]
 
 # What a child process does
 
@@ -113,11 +113,9 @@ def first_epoch(contender: Contender, job: Job) -> tuple[Iterable[Any], dict[str
 
 def equality(images: np.ndarray, files: list[str]) -> str:
     """Tell how near some pictures of a batch are to Pillow's."""
-    found = []
-    for image, file in list(zip(images, files, strict=True))[:CHECKED]:
-        error = np.mean((image.astype(float) - planes(file, SIDE).numpy()) ** 2)
-        found.append(min(EQUAL, 10 * np.log10(255**2 / error)) if error else EQUAL)
-    if min(found) == EQUAL:
+    pairs = list(zip(images, files, strict=True))[:CHECKED]
+    found = [psnr(planes(file, SIDE).numpy(), image) for image, file in pairs]
+    if set(found) == {EQUAL}:
         return "equal"
     return f"{statistics.median(found):.0f} dB, {min(found):.0f} at the least"
 
@@ -149,60 +147,49 @@ def child(title: str, job: Job, seconds: float) -> None:
         return {"images/s": rate, "cores": cores}
 
     requests = {"build": lambda: build(contender, job), "open": open_it, "round": take_epochs}
-    harness.serve(lambda: requests, {})
+    harness.serve(lambda: requests)
 
 
 # What the parent does
 
 
-class Way:
-    """A process that builds or reads, in a session of its own with all processes that it starts."""
+@contextlib.contextmanager
+def started(title: str, job: Job, options: argparse.Namespace) -> Iterator[Ask]:
+    """Start a process that builds or reads, in a session of its own with all that it starts.
 
-    def __init__(self, title: str, job: Job, options: argparse.Namespace) -> None:
-        pythons = dict(entry.split("=", 1) for entry in options.python)
-        python = next((path for word, path in pythons.items() if word in title), sys.executable)
-        # Not below the job's folder: workers have sockets here, whose paths may have 107 characters.
-        self.scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        own = Path(self.scratch.name)
+    Requests raise ChildError with the last line of its stderr.
+    """
+    pythons = dict(entry.split("=", 1) for entry in options.python)
+    python = next((path for word, path in pythons.items() if word in title), sys.executable)
+    described = json.dumps(asdict(job), default=str)
+    command = [python, __file__, "--serve", title, described, options.seconds]
+    # Not below the job's folder: workers have sockets here, whose paths may have 107 characters.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
         caches = ("HF_HOME", "DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER")
-        environment = {name: str(own / name) for name in caches} | {"TMPDIR": str(own)}
-        described = json.dumps(asdict(job), default=str)
-        self.timeout, self.ready = options.timeout, None
-        self.errors = (own / "errors").open("w+")
+        environment = dict.fromkeys((*caches, "TMPDIR"), own) | {"HF_HUB_OFFLINE": "1"}
+        errors = Path(own) / "errors"
+        with errors.open("w") as stderr:
+            settings: Any = {"env": environment, "stderr": stderr, "start_new_session": True}
+            process = Child(command, harness.HERE.parent, **settings)
+
+        def ask(request: str | None) -> dict[str, Any]:
+            try:
+                if request is None:
+                    return process.answer(options.timeout)
+                answers = process.measure(request, options.timeout)
+            except ChildError as error:
+                raise ChildError((errors.read_text().splitlines() or [error])[-1]) from None
+            return {name.partition(" › ")[2]: value for name, value in answers.items()}
+
         try:
-            self.child = Child(
-                [python, __file__, "--serve", title, described, options.seconds],
-                harness.HERE.parent,
-                env=environment | {"HF_HUB_OFFLINE": "1"},
-                stderr=self.errors,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self.errors.close()
-            raise ChildError(f"no interpreter: {error.strerror}") from error
-
-    def __enter__(self) -> "Way":
-        return self
-
-    def ask(self, request: str) -> dict[str, Any]:
-        """Return the figures of a request. Raises ChildError with the last line of stderr."""
-        try:
-            self.ready = self.ready or self.child.answer(self.timeout)
-            answers = self.child.measure(request, self.timeout)
-        except ChildError as error:
-            self.errors.seek(0)
-            raise ChildError((self.errors.read().splitlines() or [str(error)])[-1]) from None
-        return {name.partition(" › ")[2]: value for name, value in answers.items()}
-
-    def __exit__(self, *_: object) -> None:
-        """Let the process clear away after itself, then end whatever is left."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.close(10)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.process.pid, signal.SIGKILL)
-        self.child.process.wait()
-        self.errors.close()
-        self.scratch.cleanup()
+            ask(None)
+            yield ask
+        finally:  # let it clear away after itself, then end whatever is left
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.close(10)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.process.pid, signal.SIGKILL)
+            process.process.wait()
 
 
 def usable(path: Path) -> bool:
@@ -224,31 +211,6 @@ def copy_pictures(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         shutil.copyfile(kept[number % len(kept)], folder / "images" / f"{number:08d}.jpg")
     kind, different = "given" if options.images else "made", min(options.count, len(kept))
     return {"pictures": kind, "different": different, "left out": len(found) - len(kept)}
-
-
-def parse_options() -> argparse.Namespace:
-    """Return the options, with ``part``: how many pictures ways have that decode in training."""
-    parser = harness.argument_parser(__doc__)
-    add = parser.add_argument
-    add("--images", type=Path, help="folder of JPEGs; by default made ones")
-    add("--count", type=int, help="pictures; by default 4096, or three batches a worker if more")
-    for name in ("batch", "workers", "rounds", "seconds"):
-        add(f"--{name}", type=type(USUAL[name]), default=USUAL[name], help="default: %(default)s")
-    add("--only", nargs="+", default=[], help="words; a way's name has to contain one of them")
-    add("--python", action="append", default=[], metavar="WORD=PATH", help="of ways so named")
-    add("--device", choices=("cpu", "cuda"), help="by default cuda if there is one")
-    add("--folder", type=Path, default=Path("/var/tmp"), help="where to write, on a disk")
-    add("--timeout", type=float, default=120, help="seconds for a build or a round of one way")
-    options = parser.parse_args()
-    options.part = 3 * options.batch * max(1, options.workers)
-    options.count = options.count or max(USUAL["count"], options.part)
-    if options.count < options.part:
-        parser.error(f"--count is {options.count}. Give {options.part} or more, three batches a "
-                     "worker.")  # fmt: skip
-    if options.device == "cuda":
-        harness.need_cuda("--device cpu leaves batches in memory.")
-    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return options
 
 
 def chosen(options: argparse.Namespace, folder: Path) -> dict[str, tuple[str, Job]]:
@@ -279,9 +241,9 @@ def build_once(title: str, job: Job, options: argparse.Namespace) -> dict[str, A
     if not kept.exists():
         shutil.rmtree(job.built, ignore_errors=True)
         job.built.mkdir()
-        with Way(title, job, options) as way:
-            found = way.ask("build")
-        kept.write_text(json.dumps(found))
+        with started(title, job, options) as ask:
+            kept_figures = ask("build")
+        kept.write_text(json.dumps(kept_figures))
     return json.loads(kept.read_text())
 
 
@@ -293,19 +255,20 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, An
         for name, (title, job) in chosen(options, folder).items():
             try:
                 results[name] = build_once(title, job, options)
-                way = opened.enter_context(Way(title, job, options))
-                results[name] |= way.ask("open")
-                ways[name] = functools.partial(way.ask, "round")
-            except ChildError as error:
+                ask = opened.enter_context(started(title, job, options))
+                results[name] |= ask("open")
+                ways[name] = functools.partial(ask, "round")
+            except (ChildError, OSError) as error:
                 # no paths of this machine: they say nothing to others
                 results[name] = {"error": re.sub(r"(?:/[^\s/:'\"]+)+/", "", str(error))[:200]}
             print(f"{name}: {results[name]}", file=sys.stderr)
         rounds = harness.measure(ways, options.rounds)
-    first, rate = next(iter(results)), "images/s"
-    ratios = {f"{name} › memload / it": (f"{first} › {rate}", f"{name} › {rate}") for name in ways}
-    if first not in ways or not first.startswith("memload"):
-        ratios = {}
-    ratios.pop(f"{first} › memload / it", None)
+    first = next(iter(results))
+    ratios = {
+        f"{name} › memload / it": (f"{first} › images/s", f"{name} › images/s")
+        for name in ways
+        if name != first and first.startswith("memload")
+    }
     found = harness.with_ratios(rounds, ratios)
     spreads = harness.nested({figure: harness.spread(values) for figure, values in found.items()})
     for name in ways:
@@ -315,10 +278,16 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, An
 
 def main() -> None:
     """Run the benchmark."""
-    options = parse_options()
+    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
+    options = harness.parse_options({**OPTIONS, "device": devices}, {"rounds": 3, "seconds": 0.1})
+    options.part = 3 * options.batch * max(1, options.workers)
+    options.count = max(options.count, options.part)
+    if options.device == "cuda":
+        harness.need_cuda("--device cpu leaves batches in memory.")
     left_out = harness.partial(options, USUAL)
     left_out += [f"--only {shlex.join(options.only)}"] * bool(options.only)
-    with tempfile.TemporaryDirectory(dir=options.folder, prefix="memload-benchmark-") as folder:
+    scratch = {"dir": options.folder or "/var/tmp", "prefix": "memload-benchmark-"}
+    with tempfile.TemporaryDirectory(**scratch) as folder:
         parameters = copy_pictures(options, Path(folder))
         results = measure(options, Path(folder))
     parameters |= {"images": options.count, "images of ways that decode": options.part}
@@ -337,5 +306,4 @@ if __name__ == "__main__":
         paths = {name: Path(fields[name]) for name in ("images", "built")}
         child(sys.argv[2], Job(**fields | paths), float(sys.argv[4]))
     else:
-        with harness.errors_in_one_line():
-            main()
+        main()

@@ -1,8 +1,5 @@
 """The Loader on CUDA, each feed beside the bare operation that limits it, all in one run.
 
-    python benchmarks/feeds.py [--images 40000] [--small 400000] [--rounds 5] [--batches 4]
-        [--quick] [--dry-run]
-
 Noise of 224×224×3 in batches of 256, and of 32×32×3 in batches of 2,048; random order, pages warm,
 whole epochs with the loop included, the device waited for at the end, images a second. Limits: one
 copy from page-locked memory of the bytes of a batch; `torch.index_select` of a batch on the device;
@@ -29,7 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Way, need_cuda, noise_dataset, rate, rate_behind, run_benchmark, settle
+from data import noise_dataset
+from harness import Way, need_cuda, rate, rate_behind, run_benchmark, settle
 from pictures import Numbered, find_jpegs, planes
 from torch.utils.data import DataLoader
 
@@ -236,8 +234,6 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 if __name__ == "__main__":
     run_benchmark(
-        "feeds",
-        __doc__,
         ways,
         options={"images": 40_000, "small": 400_000, "rounds": 5, "batches": 4},
         quick={"images": 20_000, "small": 200_000},
@@ -249,7 +245,7 @@ if __name__ == "__main__":
             for table in (LARGE, SMALL)
             for name in FEEDS | PINNED
         },
-        facts=lambda options: {
+        facts={
             "batch": "256 of 224×224, 2,048 of 32×32",
             "pages": "warm",
             "workers": len(os.sched_getaffinity(0)),

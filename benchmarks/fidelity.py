@@ -1,7 +1,5 @@
 """How far stored pixels are from Pillow's and torchvision's, and what a network learns from them.
 
-    python benchmarks/fidelity.py [IMAGES] [--side 256] [--epochs 6] [--dry-run]
-
 IMAGES is a folder of JPEGs, one folder a class; by default 240 photograph-like ones are made.
 
 "pixels": what `memload build` stores for each decoder and fit, and with `--fast`, against pictures
@@ -15,15 +13,17 @@ one built with `--fast`. Orders and draws depend on seed, epoch and sample alone
 The difference is the largest one of the losses of all steps; 0 means equal to the bit.
 """
 
+import itertools
 import statistics
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import argument_parser, data_folder, errors_in_one_line, partial, record
-from pictures import find_jpegs, resized
+from harness import parse_options, partial, record
+from pictures import find_jpegs, psnr, resized
 from PIL import Image, ImageOps
 from torch import nn
 
@@ -44,42 +44,37 @@ def reference(path: Path, side: int, fit: str = "crop") -> np.ndarray:
     return resized(image, side)
 
 
-def distance(wanted: list[np.ndarray], found: np.ndarray) -> dict[str, float]:
-    """Return how far pictures are from others."""
-    levels = [np.abs(one.astype(int) - other) for one, other in zip(wanted, found, strict=True)]
-    errors = [float(np.mean(level**2)) for level in levels]
-    psnr = [10 * np.log10(255**2 / error) if error else 99.0 for error in errors]
-    return {
-        "equal_images": sum(error == 0 for error in errors),
-        "psnr_median": float(statistics.median(psnr)),
-        "psnr_lowest": float(min(psnr)),
-        "largest_difference": max(int(level.max()) for level in levels),
-        "mean_difference": statistics.mean(float(level.mean()) for level in levels),
-    }
-
-
 def compare_pixels(images: Path, files: list[Path], side: int, folder: Path) -> dict[str, Any]:
-    """Return the distance of what each kind of build stores from the reference."""
+    """Return how far what each kind of build stores is from the reference."""
     results: dict[str, Any] = {}
-    for fit in ("crop", "squash", "pad"):
+    kinds = itertools.product(("crop", "squash", "pad"), ("pillow", "jpeg4py"), (False, True))
+    for fit, decoder, fast in kinds:
+        title = f"{decoder}, {fit}, {'fast' if fast else 'default'}"
+        settings: Any = {"fit": fit, "decoder": decoder, "fast": fast, "progress": False}
+        try:
+            memload.build(images, folder / "pixels.bin", size=side, overwrite=True, **settings)
+        except memload.DependencyError as error:
+            results[title] = {"error": str(error)}
+            continue
+        stored = np.load(folder / "pixels.bin", mmap_mode="r")
         wanted = [reference(file, side, fit) for file in files]
-        for decoder in ("pillow", "jpeg4py"):
-            for name, fast in (("default", False), ("fast", True)):
-                path, title = folder / f"{fit}-{decoder}-{name}.bin", f"{decoder}, {fit}, {name}"
-                settings: Any = {"fit": fit, "decoder": decoder, "fast": fast, "progress": False}
-                try:
-                    memload.build(images, path, size=side, **settings)
-                except memload.DependencyError as error:
-                    results[title] = {"error": str(error)}
-                    continue
-                results[title] = distance(wanted, np.load(path, mmap_mode="r"))
+        levels = [
+            np.abs(one.astype(int) - other) for one, other in zip(wanted, stored, strict=True)
+        ]
+        decibels = [psnr(one, other) for one, other in zip(wanted, stored, strict=True)]
+        results[title] = {
+            "equal_images": sum(not level.any() for level in levels),
+            "psnr_median": statistics.median(decibels),
+            "psnr_lowest": min(decibels),
+            "largest_difference": max(int(level.max()) for level in levels),
+            "mean_difference": statistics.mean(float(level.mean()) for level in levels),
+        }
     return results
 
 
 def from_files(files: list[Path], labels: np.ndarray, transform: Any, epoch: int) -> Iterator[Any]:
     """Yield the batches of an epoch, decoded by the reference, with the Loader's order and draws."""
-    sampler = memload.ShuffledSampler(len(files), seed=SEED)
-    order = sampler.take(epoch, np.arange(len(files)))
+    order = memload.ShuffledSampler(len(files), seed=SEED).take(epoch, np.arange(len(files)))
     for start in range(0, len(order), BATCH):
         chosen = order[start : start + BATCH]
         pixels = np.stack([reference(files[number], STORED) for number in chosen.tolist()])
@@ -108,8 +103,7 @@ def train(batches: Iterable[Any], classes: int) -> list[float]:
 
 def compare_training(images: Path, files: list[Path], epochs: int, folder: Path) -> dict[str, Any]:
     """Return the losses of every way, and how far they are from those of the files."""
-    recipe = transforms.train(STORED - 8)
-    loaders = {}
+    recipe, loaders = transforms.train(STORED - 8), {}
     for name, fast in (("memory map, Loader", False), ("memory map of --fast, Loader", True)):
         path = folder / f"fast-{fast}.bin"
         memload.build(images, path, size=STORED, fast=fast, progress=False, on_error="raise")
@@ -117,10 +111,8 @@ def compare_training(images: Path, files: list[Path], epochs: int, folder: Path)
         loaders[name] = memload.Loader(path, BATCH, **settings)
     labels = np.asarray(memload.MemmapDataset(path).labels)
     classes = int(labels.max()) + 1
-    decoded = (
-        batch for epoch in range(epochs) for batch in from_files(files, labels, recipe, epoch)
-    )
-    losses = {"files": train(decoded, classes)}
+    decoded = (from_files(files, labels, recipe, epoch) for epoch in range(epochs))
+    losses = {"files": train(itertools.chain.from_iterable(decoded), classes)}
     for name, loader in loaders.items():
         losses[name] = train((batch for _ in range(epochs) for batch in loader), classes)
     return {
@@ -134,13 +126,10 @@ def compare_training(images: Path, files: list[Path], epochs: int, folder: Path)
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("images", nargs="?", type=Path)
-    for name, default in USUAL.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
-    options = parser.parse_args()
+    options = parse_options({"images": Path, **USUAL}, {"epochs": 1})
     torch.set_num_threads(1)
-    with errors_in_one_line(), data_folder(None) as folder:
+    with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as temporary:
+        folder = Path(temporary)
         images = options.images or folder / "made"
         find_jpegs(options.images, images, 240)
         files = [images / key for key in memload.ImageFolder(images).keys]
@@ -148,14 +137,14 @@ def main() -> None:
             "pixels": compare_pixels(images, files, options.side, folder),
             "training": compare_training(images, files, options.epochs, folder),
         }
-        kind = "given" if options.images else "made"
-        parameters = {"images": len(files), "pictures": kind, "side": options.side}
-        parameters["epochs"] = options.epochs
-        record("fidelity", options, results, parameters, partial(options, USUAL))
-        for table in results["pixels"].items():
-            print(*table)
-        for name, found in results["training"].items():
-            print(f"{name}: largest difference of a loss {found['largest difference']:.3g}")
+    kind = "given" if options.images else "made"
+    parameters = {"images": len(files), "pictures": kind, "side": options.side}
+    parameters["epochs"] = options.epochs
+    record("fidelity", options, results, parameters, partial(options, USUAL))
+    for table in results["pixels"].items():
+        print(*table)
+    for name, found in results["training"].items():
+        print(f"{name}: largest difference of a loss {found['largest difference']:.3g}")
 
 
 if __name__ == "__main__":

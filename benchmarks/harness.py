@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds, medians and quartiles, data, and the line in ``results/``.
+"""What the benchmarks share: rounds, medians and quartiles, and the line in ``results/``.
 
 A benchmark is a function ``ways(options, folder)`` that prepares its data in ``folder`` and returns
 what it measures, by name. Each way is called once a round and returns a figure, or several figures
@@ -14,8 +14,6 @@ nothing but memload's public names.
 
 import argparse
 import contextlib
-import hashlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -27,14 +25,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import safetensors.numpy
 
 import memload
 
@@ -50,87 +44,85 @@ LOWER_IS_BETTER = re.compile(r".*\((s|ms|µs|MB|GB|bytes[^)]*)\)( › .*)?|.*›
 
 Figures = float | dict[str, float]
 Way = Callable[[], Figures]
-Ways = Callable[[argparse.Namespace, Path], dict[str, Way]]
+#: The first and the second figure of each ratio, by its name.
+Ratios = Mapping[str, Sequence[str]]
 
 
 def run_benchmark(
-    name: str,
-    about: str | None,
-    ways: Ways,
+    ways: Callable[[argparse.Namespace, Path], dict[str, Way]],
     *,
     options: Mapping[str, Any],
     quick: Mapping[str, Any] | None = None,
-    ratios: Mapping[str, tuple[str, str]] | None = None,
-    facts: Callable[[argparse.Namespace], dict[str, Any]] | None = None,
-    extend: Callable[[argparse.ArgumentParser], object] | None = None,
+    ratios: Ratios | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Parse the command line, measure, print, and add a line to ``results/``.
 
-    ``options`` are the numeric options with their defaults, ``quick`` the values that ``--quick``
-    sets instead. ``extend`` adds options that are no numbers. ``ratios`` names pairs of figures
-    whose ratio is taken within each round, where both are measured. ``facts`` adds to the
-    parameters of the line.
+    ``options`` are described at `parse_options`, and ``quick`` has the values that ``--quick`` sets
+    instead. Data is kept between runs in the folder ``--data``, and ``--serve`` is for a `Child`. ``ratios`` are taken within each round, where both figures are measured. ``facts`` adds
+    to the parameters of the line.
     """
-    parser = argument_parser(about)
-    for option, default in options.items():
-        parser.add_argument(f"--{option}", type=type(default), help=f"default: {default}")
-    parser.add_argument("--quick", action="store_true", help="measure less, in 2 to 3 minutes")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, help="a folder in which data is kept between runs")
-    if extend is not None:
-        extend(parser)
-    given = parser.parse_args()
-    for option, default in options.items():
-        if getattr(given, option) is None:
-            smaller = (quick or {}).get(option, default)
-            setattr(given, option, smaller if given.quick else default)
-    if given.rounds < 1:
-        parser.error(f"--rounds is {given.rounds}. Give 1 or more.")
-    with errors_in_one_line(), data_folder(given.data) as folder:
+    given = parse_options({**options, "data": None, "serve": False}, quick or {})
+    with contextlib.ExitStack() as opened:
+        if given.data is None:
+            made = tempfile.TemporaryDirectory(prefix="memload-benchmark-")
+            folder = Path(opened.enter_context(made))
+        else:
+            folder = given.data
+            folder.mkdir(parents=True, exist_ok=True)
         if given.serve:
-            serve(lambda: ways(given, folder), {"rounds": given.rounds, "ratios": ratios or {}})
+            serve(lambda: ways(given, folder), rounds=given.rounds, ratios=ratios or {})
             return
         found = with_ratios(measure(ways(given, folder), given.rounds), ratios or {})
-        if os.environ.get("RANK", "0") != "0":  # set by torchrun; rank 0 records
-            return
-        results = {figure: spread(values) for figure, values in found.items()}
-        parameters = {option: getattr(given, option) for option in options}
-        parameters |= facts(given) if facts is not None else {}
-        tree = nested(results)
-        record(name, given, tree, parameters, partial(given, options))
-        print(json.dumps({"parameters": parameters, "results": tree}, indent=1, ensure_ascii=False))
+    if os.environ.get("RANK", "0") != "0":  # set by torchrun; rank 0 records
+        return
+    results = nested({figure: spread(values) for figure, values in found.items()})
+    shown = {name: getattr(given, name) for name in options}
+    parameters = {
+        name: "given" if isinstance(value, Path) else value
+        for name, value in shown.items()
+        if value is not None
+    }
+    parameters |= facts or {}
+    record(Path(sys.argv[0]).stem, given, results, parameters, partial(given, options))
+    print(json.dumps({"parameters": parameters, "results": results}, indent=1, ensure_ascii=False))
 
 
-def argument_parser(about: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the option that every benchmark has."""
+def parse_options(options: Mapping[str, Any], quick: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the command line's options.
+
+    ``options`` are names with defaults: a number, False for a switch, choices of which the first is
+    the default, an empty list for words, None for a path, or the type `Path` for a path that stands
+    without its name.
+    """
+    parser, defaults = argument_parser(), dict(options)
+    for name, default in options.items():
+        if default is Path:
+            parser.add_argument(name, type=Path, nargs="?")
+            defaults[name] = None
+        elif default is False:
+            parser.add_argument(f"--{name}", action="store_true")
+        elif isinstance(default, tuple):
+            parser.add_argument(f"--{name}", choices=default, help=f"default: {default[0]}")
+            defaults[name] = default[0]
+        elif default == []:
+            parser.add_argument(f"--{name}", nargs="+", action="extend")
+        else:
+            kind = Path if default is None else type(default)
+            parser.add_argument(f"--{name}", type=kind, help=f"default: {default}")
+    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    return argparse.Namespace(**defaults | dict(quick if given["quick"] else {}) | given)
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has, and the script's description."""
     parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=sys.modules["__main__"].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dry-run", action="store_true", help="print, and record nothing")
+    parser.add_argument("--quick", action="store_true", help="measure less, in 2 to 3 minutes")
     return parser
-
-
-@contextlib.contextmanager
-def errors_in_one_line() -> Any:
-    """End the process with a line where the user can do something about an error."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("Interrupted. Nothing of this run is recorded.", file=sys.stderr)
-        sys.exit(130)
-    except (memload.MemloadError, ChildError, FileNotFoundError, PermissionError) as error:
-        sys.exit(str(error))
-
-
-@contextlib.contextmanager
-def data_folder(kept: Path | None) -> Any:
-    """Yield the folder given, or a temporary one that is removed in the end."""
-    if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        yield kept
-        return
-    with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as folder:
-        yield Path(folder)
 
 
 # Rounds
@@ -150,16 +142,12 @@ def measure(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
     for number in range(rounds + 1):
         for name, way in ways.items():
             for figure, value in figures(name, way).items():
-                found.setdefault(figure, [])
-                if number:
-                    found[figure].append(value)
+                found.setdefault(figure, []).extend([value] if number else [])
         print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
     return found
 
 
-def with_ratios(
-    found: Mapping[str, list[float]], ratios: Mapping[str, Sequence[str]]
-) -> dict[str, list[float]]:
+def with_ratios(found: Mapping[str, list[float]], ratios: Ratios) -> dict[str, list[float]]:
     """Return the figures of all rounds, and behind them the ratios of those that were measured."""
     return dict(found) | {
         name: divide(found[one], found[other])
@@ -168,7 +156,38 @@ def with_ratios(
     }
 
 
-def serve(prepare: Callable[[], Mapping[str, Way]], facts: Mapping[str, Any]) -> None:
+def divide(ones: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of each round; that of two zeros is 1."""
+    least = 1e-9
+    return [max(one, least) / max(other, least) for one, other in zip(ones, others, strict=True)]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the quartiles of repeats."""
+    if len(values) == 1:
+        low = middle = high = values[0]
+    else:  # of two values, only "inclusive" keeps the quartiles between them
+        method = "exclusive" if len(values) > 2 else "inclusive"
+        low, middle, high = statistics.quantiles(values, n=4, method=method)
+    return {"median": middle, "lower_quartile": low, "upper_quartile": high, "repeats": len(values)}
+
+
+def nested(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures with `` › `` in their names as dictionaries in dictionaries."""
+    tree: dict[str, Any] = {}
+    for name, value in results.items():
+        *branches, leaf = name.split(" › ")
+        branch = tree
+        for part in branches:
+            branch = branch.setdefault(part, {})
+        branch[leaf] = value
+    return tree
+
+
+# Processes that measure on request
+
+
+def serve(prepare: Callable[[], Mapping[str, Way]], **facts: Any) -> None:
     """Measure the way whose name comes in a line on stdin, and print its figures, until stdin ends.
 
     This is what a `Child` runs; ``facts`` are for its parent. What else is printed goes to stderr.
@@ -227,20 +246,20 @@ class Child:
         return self.process.wait(patience)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the quartiles of repeats."""
-    if len(values) == 1:
-        low = middle = high = values[0]
-    else:  # of two values, only "inclusive" keeps the quartiles between them
-        method = "exclusive" if len(values) > 2 else "inclusive"
-        low, middle, high = statistics.quantiles(values, n=4, method=method)
-    return {"median": middle, "lower_quartile": low, "upper_quartile": high, "repeats": len(values)}
+def run_python(*arguments: object) -> str:
+    """Run Python in a new process, with the memload that is measured; return what it prints."""
+    # -P: without it, Python would look for memload in the current folder first
+    run = subprocess.run(
+        [sys.executable, "-P", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(Path(memload.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return run.stdout
 
 
-def divide(ones: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return the ratio of each round; that of two zeros is 1."""
-    least = 1e-9
-    return [max(one, least) / max(other, least) for one, other in zip(ones, others, strict=True)]
+# Ways
 
 
 def rate(
@@ -318,121 +337,12 @@ def cpu_seconds() -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def run_python(*arguments: object) -> str:
-    """Run Python in a new process, with the memload that is measured; return what it prints."""
-    # -P: without it, Python would look for memload in the current folder first
-    run = subprocess.run(
-        [sys.executable, "-P", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(Path(memload.__file__).parents[1])},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return run.stdout
-
-
 def need_cuda(otherwise: str) -> None:
     """End the process where there is no GPU, with a message that ends with what to do otherwise."""
     import torch
 
     if not torch.cuda.is_available():
         sys.exit(f"There is no CUDA device. {otherwise}")
-
-
-def drop_from_page_cache(path: Path) -> None:
-    """Remove the pages of a file that no process maps from the page cache."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-
-
-# Data
-
-
-def noise_dataset(folder: Path, count: int, side: int, *, shards: int = 1) -> Path:
-    """Write a data set of random pixels, unless it is there from an earlier run; return its path.
-
-    500 pictures repeat, which takes less time than a build.
-    """
-    path = folder / f"noise-{count}-{side}-{shards}.bin"
-    pictures = np.random.default_rng(0).integers(0, 256, (500, side, side, 3), np.uint8)
-    return write_dataset(path, pictures, np.arange(count) % 1000, map(str, range(count)), shards)
-
-
-def empty_dataset(folder: Path, count: int, side: int = 256) -> Path:
-    """Write a data set of black pictures, named and labelled as ImageNet's, that takes no room."""
-    labels = np.sort(np.random.default_rng(0).integers(0, 1000, count))
-    keys = (f"n{label:08d}/n{label:08d}_{i}.JPEG" for i, label in enumerate(labels.tolist()))
-    black = np.zeros((1, side, side, 3), np.uint8)
-    return write_dataset(folder / f"empty-{count}-{side}.bin", black, labels, keys)
-
-
-def write_dataset(
-    path: Path, pictures: np.ndarray, labels: np.ndarray, keys: Iterable[str], shards: int = 1
-) -> Path:
-    """Write a data set that repeats some pictures, unless it exists; return its path.
-
-    One picture is taken to be black, and the file to be sparse. The files are written as
-    memload/storage/format.py specifies them, so that any version of memload can be measured.
-    """
-    if path.with_suffix(".idx").exists():
-        return path
-    shape = pictures.shape[1:]
-    starts = np.linspace(0, len(labels), shards + 1).astype(int).tolist()
-    files, order = [], []
-    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
-        rows, suffix = stop - start, f"-{number:05d}-of-{shards:05d}" if shards > 1 else ""
-        file = path.with_name(f"{path.stem}{suffix}.bin")
-        described = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {(rows, *shape)}, }}"
-        with file.open("wb") as written:
-            header = b"\x93NUMPY\x01\x00\xf6\x0f" + described.ljust(4085).encode() + b"\n"
-            written.write(header)
-            for first in range(0, rows if len(pictures) > 1 else 0, len(pictures)):
-                pictures[: rows - first].tofile(written)
-            written.truncate(len(header) + rows * pictures[0].size)
-        files.append({"file": file.name, "rows": rows, "bytes": file.stat().st_size})
-        order.append(np.arange(rows) % len(pictures))
-    crc32 = np.array([zlib.crc32(picture) for picture in pictures], "<u4")[np.concatenate(order)]
-    array = {"name": "image", "descr": "|u1", "shape": shape, "shards": files}
-    write_index(path, array, labels, [key.encode() for key in keys], crc32)
-    return path
-
-
-def write_index(
-    path: Path, array: dict[str, Any], labels: np.ndarray, names: list[bytes], crc32: np.ndarray
-) -> None:
-    """Write the index of a data set."""
-    tensors = {
-        "row": np.arange(len(names), dtype="<i8"),
-        "flags": np.zeros(len(names), np.uint8),
-        "key/offsets": np.cumsum([0, *map(len, names)], dtype="<i8"),
-        "key/bytes": np.frombuffer(b"".join(names), np.uint8),
-        "crc32/image": crc32,
-        "label": labels.astype("<i8"),
-    }
-    described = {
-        name: {"dtype": tensor.dtype.str, "shape": tensor.shape, "crc32": zlib.crc32(tensor)}
-        for name, tensor in tensors.items()
-    }
-    content = {
-        "format_version": 1,
-        "samples": len(names),
-        "arrays": [array],
-        "tensors": described,
-        "columns": ["label"],
-        "classes": [f"n{label:08d}" for label in range(1000)],
-        "points": [],
-        "build": {},
-        "statistics": {},
-    }
-    content["fingerprint"] = hashlib.sha256(canonical(content).encode()).hexdigest()
-    safetensors.numpy.save_file(tensors, path.with_suffix(".idx"), {"memload": canonical(content)})
-
-
-def canonical(content: Any) -> str:
-    """Return JSON as an index holds it."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
 # The line in results/
@@ -472,21 +382,10 @@ def record(
 
 def partial(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
     """Return the numeric options that are lower than their default, rounds where they are few."""
-    least = dict(usual) | {"rounds": min(usual.get("rounds", 0), ENOUGH_ROUNDS)}
-    given = {name: getattr(options, name) for name in usual}
+    least = {name: value for name, value in usual.items() if isinstance(value, int | float)}
+    least["rounds"] = min(usual.get("rounds", 0), ENOUGH_ROUNDS)
+    given = {name: getattr(options, name, 0) for name in least}
     return [f"--{name} {value}" for name, value in given.items() if value < least[name]]
-
-
-def nested(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return figures with `` › `` in their names as dictionaries in dictionaries."""
-    tree: dict[str, Any] = {}
-    for name, value in results.items():
-        *branches, leaf = name.split(" › ")
-        branch = tree
-        for part in branches:
-            branch = branch.setdefault(part, {})
-        branch[leaf] = value
-    return tree
 
 
 def command() -> str:
@@ -500,10 +399,8 @@ def commit(folder: Path) -> str:
     """Return the commit of a checkout, with "+changes" where memload or the benchmarks differ."""
 
     def git(*arguments: str) -> str:
-        run = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
-        )
-        return run.stdout.strip()
+        asked = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
     head = git("rev-parse", "--short", "HEAD")
     changed = git("status", "--porcelain", "--", ":(top)memload", ":(top,glob)benchmarks/*.py")
@@ -512,13 +409,12 @@ def commit(folder: Path) -> str:
 
 def machine() -> dict[str, Any]:
     """Return the processor, its cores, the system, and the GPUs if the benchmark uses torch."""
-    cpu = platform.processor()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        cpu = next(iter(named), cpu)
-    cores = len(os.sched_getaffinity(0))
-    found: dict[str, Any] = {"cpu": cpu, "cores": cores, "system": platform.platform()}
+    named = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    found: dict[str, Any] = {
+        "cpu": named[1].strip() if named else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+    }
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

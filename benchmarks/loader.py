@@ -1,8 +1,5 @@
 """The Loader on the CPU beside one `np.take` into one buffer, and beside FFCV where it is installed.
 
-    python benchmarks/loader.py [--images 8000] [--side 224] [--batch 256] [--rounds 5] [--quick]
-        [--dry-run]
-
 Images a second of whole epochs in random order, with the loop included; pages warm. FFCV reads raw
 pixels with its own documented settings; it fills its page cache and compiles in the round that is
 left out.
@@ -14,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Way, noise_dataset, rate, run_benchmark
+from data import noise_dataset
+from harness import Way, rate, run_benchmark
 
 import memload
 
@@ -79,8 +77,6 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 if __name__ == "__main__":
     run_benchmark(
-        "loader",
-        __doc__,
         ways,
         options={"images": 8000, "side": 224, "batch": 256, "rounds": 5},
         quick={"images": 4000},
@@ -90,5 +86,5 @@ if __name__ == "__main__":
             "memload / ffcv, 1": ("memload, 1 threads", "ffcv, 1 workers"),
             "memload / ffcv, 2": ("memload, 2 threads", "ffcv, 2 workers"),
         },
-        facts=lambda options: {"pages": "warm"},
+        facts={"pages": "warm"},
     )

@@ -1,7 +1,5 @@
 """What it costs to open 1.28 million samples, to take the names of a subset, and to print a help.
 
-    python benchmarks/opening.py [--samples 1281167] [--rounds 9] [--quick] [--dry-run]
-
 The data set has the size of ImageNet's training set; its pixels are a sparse file. Each measurement
 is a process of its own, in which torch and NumPy are imported before the clock starts; the index is
 warm. Memory:
@@ -19,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from harness import Way, empty_dataset, run_benchmark, run_python
+from data import empty_dataset
+from harness import Way, run_benchmark, run_python
 
 OPEN = """
 import json, os, sys, time
@@ -98,10 +97,8 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 if __name__ == "__main__":
     run_benchmark(
-        "opening",
-        __doc__,
         ways,
         options={"samples": 1_281_167, "rounds": 9},
         quick={"rounds": 5},
-        facts=lambda options: {"index": "warm"},
+        facts={"index": "warm"},
     )

@@ -10,6 +10,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+EQUAL = 99.0  #: dB, for pictures without any difference
+
 
 def find_jpegs(given: Path | None, folder: Path, count: int) -> list[Path]:
     """Return the JPEGs below the folder given; without one, write photograph-like ones."""
@@ -43,6 +45,12 @@ def planes(path: str | Path, side: int) -> torch.Tensor:
 def to_planes(pixels: np.ndarray) -> torch.Tensor:
     """Return pixels of (side, side, 3) as (3, side, side), contiguous."""
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+def psnr(wanted: np.ndarray, found: np.ndarray) -> float:
+    """Return how near pixels are to others, in dB; that of equal ones is `EQUAL`."""
+    error = float(np.mean((wanted.astype(float) - found) ** 2))
+    return float(10 * np.log10(255**2 / error)) if error else EQUAL
 
 
 class Numbered(Dataset[tuple[Any, int]]):

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import Way, count_images, need_cuda, noise_dataset, run_benchmark, settle
+from data import noise_dataset
+from harness import Way, count_images, need_cuda, run_benchmark, settle
 
 import memload
 
@@ -51,13 +52,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 if __name__ == "__main__":
     run_benchmark(
-        "several_gpus",
-        __doc__,
         ways,
         options={"images": 40_000, "rounds": 5},
-        facts=lambda options: {
-            "ranks": int(os.environ["WORLD_SIZE"]),
-            "batch": 256,
-            "pages": "warm",
-        },
+        facts={"ranks": int(os.environ["WORLD_SIZE"]), "batch": 256, "pages": "warm"},
     )

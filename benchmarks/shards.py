@@ -1,7 +1,5 @@
 """Random rows out of 256 shards beside the same out of one.
 
-    python benchmarks/shards.py [--megabytes 600] [--rows 256] [--rounds 9] [--quick] [--dry-run]
-
 `MemmapDataset.gather` copies `--rows` random rows at a time into one buffer; rows a second, pages
 warm. Rows are 12, 27 and 147 KiB long (pictures of 64×64, 96×96 and 224×224); the pixels of each
 data set are `--megabytes` in all. `np.take` does the same with one array.
@@ -13,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Way, noise_dataset, rate, run_benchmark
+from data import noise_dataset
+from harness import Way, rate, run_benchmark
 
 import memload
 
@@ -59,8 +58,6 @@ if __name__ == "__main__":
     tables = [f"{side * side * 3 / 1024:.0f} KiB" for side in SIDES]
     pairs = [("256 shards", "1 shard"), ("1 shard", "np.take")]
     run_benchmark(
-        "shards",
-        __doc__,
         ways,
         options={"megabytes": 600, "rows": 256, "rounds": 9},
         quick={"megabytes": 300},
@@ -69,5 +66,5 @@ if __name__ == "__main__":
             for table in tables
             for one, other in pairs
         },
-        facts=lambda options: {"pages": "warm"},
+        facts={"pages": "warm"},
     )

@@ -1,8 +1,5 @@
 """What shuffling costs: the first batch of 1.28 million samples, a permutation of 10⁸, a short epoch.
 
-    python benchmarks/starting.py [--samples 1281167] [--permutation 100000000] [--epochs 500]
-        [--rounds 5] [--quick] [--dry-run]
-
 The first batch is that of a new process, from making the Loader to holding 256 images, shuffled;
 its pixels are a sparse file of ImageNet's size, so that no disk is waited for. The permutation is
 asked for in parts of a million; its memory is what the peak of the process grew by. A short epoch is
@@ -14,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import Way, empty_dataset, noise_dataset, run_benchmark, run_python
+from data import empty_dataset, noise_dataset
+from harness import Way, run_benchmark, run_python
 
 import memload
 
@@ -73,10 +71,8 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 if __name__ == "__main__":
     run_benchmark(
-        "starting",
-        __doc__,
         ways,
         options={"samples": 1_281_167, "permutation": 100_000_000, "epochs": 500, "rounds": 5},
         quick={"permutation": 20_000_000, "rounds": 5},
-        facts=lambda options: {"batch": 256, "index": "warm", "pixels": "sparse"},
+        facts={"batch": 256, "index": "warm", "pixels": "sparse"},
     )

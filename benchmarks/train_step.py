@@ -1,8 +1,5 @@
 """What training a model makes of synthetic data, for each way of feeding.
 
-    python benchmarks/train_step.py [--model resnet50|resnet18|stem] [--rounds 5] [--seconds 0.6]
-        [--images 20000] [--workers N] [--jpegs DIR] [--device cuda] [--quick] [--dry-run]
-
 Synthetic is the same step on one normalised batch that stays on the device, at the beginning of
 each round and at its end; a share is of the first, within the round. Batches of 256, bfloat16
 autocast, channels-last, SGD, no compilation, random order, pages warm. All ways normalise on the
@@ -22,8 +19,8 @@ for none. The clock starts and stops when the device has done its work. Cores: C
 over the time of a turn; that is what the training thread takes to ask for a batch, all other threads
 but autograd's, and workers.
 
-`--quick` measures the Loaders alone. With `--device cpu` it is a toy that shows that all of it runs:
-few small pictures, and the stem, which is one convolution.
+`--quick` measures the Loaders alone. `--toy` shows on a CPU that all of it runs: few small pictures,
+and the stem, which is one convolution.
 """
 
 import contextlib
@@ -40,7 +37,8 @@ from typing import Any
 import harness
 import numpy as np
 import torch
-from harness import need_cuda, noise_dataset, run_benchmark, settle
+from data import noise_dataset
+from harness import need_cuda, run_benchmark, settle
 from pictures import Numbered, find_jpegs, planes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -233,16 +231,16 @@ def data_loaders(
 
 def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     """Return a turn of each way of feeding."""
-    toy = options.device == "cpu"
-    if toy:
+    if toy := options.toy:
         torch.set_num_threads(1)  # the others would be taken for feeding
         options.model, options.images, options.seconds = "stem", min(400, options.images), 0.05
     else:
-        need_cuda("--device cpu runs a toy.")
+        need_cuda("--toy shows on a CPU that all of it runs.")
     torch.backends.cudnn.benchmark = True
     batch, side, larger_side = (16, 64, 72) if toy else (256, 224, 256)
     device = torch.device("cpu") if toy else torch.device("cuda", torch.cuda.current_device())
     training = Training(make_model(options.model), device, (batch, 3, side, side))
+    options.model = MODELS[options.model]  # as the results name it
     exact = noise_dataset(folder, options.images, side)
     larger = noise_dataset(folder, options.images // 2, larger_side)
 
@@ -264,27 +262,25 @@ def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     return found | {"synthetic, again": synthetic}
 
 
-def extend(parser: Any) -> None:
-    """Add the options that are no numbers."""
-    parser.add_argument("--model", choices=list(MODELS), default="resnet50")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--jpegs", type=Path, metavar="DIR")
-
-
 if __name__ == "__main__":
     fed = [f"Loader, {feed}{kind}" for feed in ("cpu", *FEEDS) for kind in ("", ", train(224)")]
     fed += ["DataLoader, no workers", "the same in ThreadPrefetcher", "the same in CudaPrefetcher"]
     fed += [f"DataLoader, {WORKERS} workers", f"JPEGs in a DataLoader, {WORKERS} workers"]
     run_benchmark(
-        "train_step",
-        __doc__,
         ways,
-        options={"rounds": 5, "seconds": 0.6, "images": 20_000, "workers": WORKERS},
+        options={
+            "model": tuple(MODELS),
+            "rounds": 5,
+            "seconds": 0.6,
+            "images": 20_000,
+            "workers": WORKERS,
+            "jpegs": None,
+            "toy": False,
+        },
         quick={"images": 10_000, "rounds": 4},
         ratios={
             f"{name} › share of synthetic": (f"{name} › images/s", "synthetic › images/s")
             for name in [*fed, "synthetic, again"]
         },
-        facts=lambda options: {"model": MODELS[options.model], "pages": "warm", "batch": 256},
-        extend=extend,
+        facts={"pages": "warm", "batch": 256},
     )

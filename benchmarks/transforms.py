@@ -1,8 +1,5 @@
 """Transforms of a batch beside the plain torch operations they are made of, or beside a copy.
 
-    python benchmarks/transforms.py [--device cuda] [--batch 256] [--rounds 30] [--quick]
-        [--dry-run]
-
 On the CPU each recipe stands beside the operations of torch that it takes at least, which are given
 what was drawn. On CUDA the recipes stand beside a copy of as many bytes, and beside torchvision v2
 and Kornia where they are installed, each with a draw of its own for every sample where it can.
@@ -242,17 +239,11 @@ def time_ratios() -> dict[str, tuple[str, str]]:
 
 
 if __name__ == "__main__":
+    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
     run_benchmark(
-        "transforms",
-        __doc__,
         ways,
-        options={"batch": 256, "rounds": 30},
+        options={"batch": 256, "rounds": 30, "device": devices},
         quick={"rounds": 12},
         ratios=time_ratios(),
-        facts=lambda options: {"device": options.device, "images": "in memory"},
-        extend=lambda parser: parser.add_argument(
-            "--device",
-            choices=["cpu", "cuda"],
-            default="cuda" if torch.cuda.is_available() else "cpu",
-        ),
+        facts={"images": "in memory"},
     )

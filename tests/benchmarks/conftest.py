@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)

@@ -1,0 +1,99 @@
+"""What the benchmarks read: data sets of made pixels, and JPEGs.
+
+Data sets are written as memload/storage/format.py specifies them, so that any version of memload
+can be measured.
+"""
+
+import hashlib
+import itertools
+import json
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+
+def noise_dataset(folder: Path, count: int, side: int, *, shards: int = 1) -> Path:
+    """Write a data set of random pixels, unless it is there from an earlier run; return its path.
+
+    500 pictures repeat, which takes less time than a build.
+    """
+    path = folder / f"noise-{count}-{side}-{shards}.bin"
+    pictures = np.random.default_rng(0).integers(0, 256, (500, side, side, 3), np.uint8)
+    return write_dataset(path, pictures, np.arange(count) % 1000, map(str, range(count)), shards)
+
+
+def empty_dataset(folder: Path, count: int, side: int = 256) -> Path:
+    """Write a data set of black pictures, named and labelled as ImageNet's, that takes no room."""
+    labels = np.sort(np.random.default_rng(0).integers(0, 1000, count))
+    keys = (f"n{label:08d}/n{label:08d}_{i}.JPEG" for i, label in enumerate(labels.tolist()))
+    black = np.zeros((1, side, side, 3), np.uint8)
+    return write_dataset(folder / f"empty-{count}-{side}.bin", black, labels, keys)
+
+
+def write_dataset(
+    path: Path, pictures: np.ndarray, labels: np.ndarray, keys: Iterable[str], shards: int = 1
+) -> Path:
+    """Write a data set that repeats some pictures, unless it exists; return its path.
+
+    One picture is taken to be black, and the file to be sparse.
+    """
+    if path.with_suffix(".idx").exists():
+        return path
+    shape, files, order = pictures.shape[1:], [], []
+    starts = np.linspace(0, len(labels), shards + 1).astype(int).tolist()
+    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+        rows, suffix = stop - start, f"-{number:05d}-of-{shards:05d}" if shards > 1 else ""
+        file = path.with_name(f"{path.stem}{suffix}.bin")
+        described = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {(rows, *shape)}, }}"
+        with file.open("wb") as written:
+            header = b"\x93NUMPY\x01\x00\xf6\x0f" + described.ljust(4085).encode() + b"\n"
+            written.write(header)
+            for first in range(0, rows if len(pictures) > 1 else 0, len(pictures)):
+                pictures[: rows - first].tofile(written)
+            written.truncate(len(header) + rows * pictures[0].size)
+        files.append({"file": file.name, "rows": rows, "bytes": file.stat().st_size})
+        order.append(np.arange(rows) % len(pictures))
+    checksums = np.array([zlib.crc32(picture) for picture in pictures], "<u4")
+    array = {"name": "image", "descr": "|u1", "shape": shape, "shards": files}
+    crc32 = checksums[np.concatenate(order)]
+    write_index(path, array, labels, [key.encode() for key in keys], crc32)
+    return path
+
+
+def write_index(
+    path: Path, array: dict[str, Any], labels: np.ndarray, names: list[bytes], crc32: np.ndarray
+) -> None:
+    """Write the index of a data set."""
+    tensors = {
+        "row": np.arange(len(names), dtype="<i8"),
+        "flags": np.zeros(len(names), np.uint8),
+        "key/offsets": np.cumsum([0, *map(len, names)], dtype="<i8"),
+        "key/bytes": np.frombuffer(b"".join(names), np.uint8),
+        "crc32/image": crc32,
+        "label": labels.astype("<i8"),
+    }
+    content = {
+        "format_version": 1,
+        "samples": len(names),
+        "arrays": [array],
+        "tensors": {
+            name: {"dtype": tensor.dtype.str, "shape": tensor.shape, "crc32": zlib.crc32(tensor)}
+            for name, tensor in tensors.items()
+        },
+        "columns": ["label"],
+        "classes": [f"n{label:08d}" for label in range(1000)],
+        "points": [],
+        "build": {},
+        "statistics": {},
+    }
+    content["fingerprint"] = hashlib.sha256(canonical(content).encode()).hexdigest()
+    safetensors.numpy.save_file(tensors, path.with_suffix(".idx"), {"memload": canonical(content)})
+
+
+def canonical(content: Any) -> str:
+    """Return JSON as an index holds it."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
