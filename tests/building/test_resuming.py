@@ -1,17 +1,15 @@
 """Builds that are killed, interrupted or refused, and what the same command makes of them afterwards."""
 
-import contextlib
-import csv
 import errno
 import fcntl
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ import numpy as np
 import pytest
 
 import memload
-from memload.building.sources import Column, Record
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
 ROW = 4 * 4 * 3
+SHARDS = {"shard_size": 4096 + 5 * ROW}
 
 
 class Stop(BaseException):
@@ -32,20 +30,33 @@ class Stop(BaseException):
 class Numbered:
     """A data set of 20 small pictures with labels; ``act`` is called with the number of each first."""
 
-    def __init__(
-        self, act: Callable[[int], object] = lambda number: None, add: int = 0, count: int = 20
-    ) -> None:
-        self.act, self.add, self.count = act, add, count
+    def __init__(self, act: Callable[[int], object] = lambda number: None, count: int = 20) -> None:
+        self.act, self.count = act, count
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
         self.act(number)
-        return np.full((4, 4, 3), number + self.add, np.uint8), number % 3
+        return np.full((4, 4, 3), number, np.uint8), number % 3
 
 
-def raise_at(row: int, error: BaseException) -> Callable[[int], None]:
+class Interrupted(memload.ImageFolder):
+    """A folder that interrupts the build at one of its pictures, by default at the last."""
+
+    stop_at = -1
+
+    def __getitem__(self, index: int) -> memload.Record:
+        if index == range(len(self))[self.stop_at]:
+            raise Stop
+        return super().__getitem__(index)
+
+
+class InterruptedAtNine(Interrupted):
+    stop_at = 9
+
+
+def raise_at(row: int, error: type[BaseException]) -> Callable[[int], None]:
     def act(number: int) -> None:
         if number == row:
             raise error
@@ -53,15 +64,20 @@ def raise_at(row: int, error: BaseException) -> Callable[[int], None]:
     return act
 
 
-def build(source: Any, output: Path, **options: Any) -> memload.BuildReport:
-    return memload.build(source, output, **{"size": 4, "num_workers": 0} | options)
+def build(source: Any, folder: Path, **options: Any) -> memload.BuildReport:
+    return memload.build(source, folder / "out.bin", **{"size": 4, "num_workers": 0} | options)
 
 
-def interrupted(output: Path, **options: Any) -> None:
-    """Leave an unfinished build of `Numbered` with its first ten rows done."""
+def interrupt(source: Any, folder: Path, **options: Any) -> None:
+    """Leave an unfinished build; of `STOPPED`, its first ten rows are done."""
     with pytest.raises(Stop):
-        build(Numbered(raise_at(10, Stop())), output, **options)
-    assert output.with_suffix(".building").exists()
+        build(source, folder, **options)
+    assert (folder / "out.building").exists()
+    with pytest.raises(memload.MissingError):
+        memload.MemmapDataset(folder / "out.bin")
+
+
+STOPPED = Numbered(raise_at(10, Stop))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -71,13 +87,25 @@ def files(folder: Path) -> dict[str, bytes]:
 def undisturbed(source: Any, folder: Path, **options: Any) -> dict[str, bytes]:
     """The files of the same build where nothing came between."""
     folder.mkdir()
-    build(source, folder / "out.bin", **options)
+    build(source, folder, **options)
     return files(folder)
 
 
-def rejected(folder: Path) -> dict[str, str]:
-    with (folder / "out.rejects.csv").open(newline="") as file:
-        return dict(list(csv.reader(file))[1:])
+def finish(source: Any, folder: Path, **options: Any) -> memload.BuildReport:
+    """Go on with a build, and assert that its files are those of an undisturbed one."""
+    expected = undisturbed(source, folder / "expected", **options)
+    report = build(source, folder, **options)
+    assert files(folder) == expected
+    assert not (folder / "out.building").exists()
+    return report
+
+
+@pytest.fixture
+def spoiled(folder: Path) -> Path:
+    """The folder of pictures, two of which cannot be used: one of the first, and the last."""
+    (folder / "ant" / "02.jpg").write_bytes(b"no image")
+    (folder / "cat" / "last.jpg").write_bytes(b"")
+    return folder
 
 
 # Killed at any moment
@@ -115,28 +143,26 @@ def killed_at(step: int, function: Callable[[], object]) -> bool:
     "steps", [range(1, 100, 13), pytest.param(range(1, 200), marks=pytest.mark.slow)]
 )
 def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
-    folder: Path, tmp_path: Path, old: bool, steps: range
+    spoiled: Path, tmp_path: Path, old: bool, steps: range
 ) -> None:
-    (folder / "ant" / "bad.jpg").write_bytes(b"no image")
-    options = {"size": 4, "num_workers": 0, "shard_size": 4096 + 5 * ROW, "overwrite": old}
-    expected = undisturbed(folder, tmp_path / "expected", **options)
+    options: dict[str, Any] = {**SHARDS, "overwrite": old}
+    expected = undisturbed(spoiled, tmp_path / "expected", **options)
     place = tmp_path / "place"
     finished = False
     for step in steps:
         place.mkdir()
-        output = place / "out.bin"
         if old:  # with other shards, which are to go
-            build(folder, output, shard_size=4096 + 2 * ROW)
+            build(spoiled, place, shard_size=4096 + 2 * ROW)
         before = files(place)
-        finished = killed_at(step, lambda output=output: memload.build(folder, output, **options))
+        finished = killed_at(step, lambda: build(spoiled, place, **options))
         if (place / "out.idx").exists():  # the old one is whole, or the new one is
             assert files(place) == expected or before.items() <= files(place).items(), step
-            assert memload.verify(output).ok, step
+            assert memload.verify(place / "out.bin").ok, step
         else:
             with pytest.raises(memload.MissingError):
-                memload.MemmapDataset(output)
+                memload.MemmapDataset(place / "out.bin")
         if old or files(place) != expected:
-            memload.build(folder, output, **options)
+            build(spoiled, place, **options)
             assert not (place / "out.building").exists(), step
         assert files(place) == expected, step
         shutil.rmtree(place)
@@ -147,93 +173,68 @@ def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
 
 
 def test_an_error_while_converting_leaves_the_old_data_set_as_it_is(tmp_path: Path) -> None:
-    output = tmp_path / "out.bin"
-    build(Numbered(), output)
-    before, dataset = files(tmp_path), memload.MemmapDataset(output)
+    build(Numbered(), tmp_path)
+    before, dataset = files(tmp_path), memload.MemmapDataset(tmp_path / "out.bin")
     pixels = dataset.gather(range(20)).numpy()
     with pytest.raises(Stop):
-        build(Numbered(raise_at(10, Stop())), output, size=6, overwrite=True)
+        build(STOPPED, tmp_path, size=6, overwrite=True)
     assert files(tmp_path) == before
-    build(Numbered(), output, size=6, overwrite=True)
-    assert memload.MemmapDataset(output).shape == (3, 6, 6)
+    finish(Numbered(), tmp_path, size=6, overwrite=True)
     assert np.array_equal(dataset.gather(range(20)).numpy(), pixels)  # an open one is still read
 
 
 # Rejected rows are tried again
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(("num_workers", "overwrite"), [(0, False), (0, True), (2, False)])
 def test_a_sample_that_was_mended_is_converted_by_the_same_command(
     tmp_path: Path, num_workers: int, overwrite: bool
 ) -> None:
-    expected = undisturbed(Numbered(), tmp_path / "expected")
-    with pytest.raises(memload.DecodeError, match=r"KeyError: 'bug'.*build again"):
-        build(
-            Numbered(raise_at(12, KeyError("bug"))),
-            tmp_path / "out.bin",
-            num_workers=num_workers,
-            on_error="raise",
-        )
-    report = build(
-        Numbered(),
-        tmp_path / "out.bin",
-        num_workers=num_workers,
-        on_error="raise",
-        overwrite=overwrite,
-    )
-    assert (report.samples, report.rejected) == (20, 0)
-    assert files(tmp_path) == expected
-
-
-class Fleeting(memload.ImageFolder):
-    """A folder that is away for a while, as a network drive may be, and then interrupted."""
-
-    def __getitem__(self, index: int) -> Record:
-        if index == 11:
-            raise Stop
-        record = super().__getitem__(index)
-        return record._replace(image=Path("/away")) if 2 <= index < 7 else record
+    options: dict[str, Any] = {"num_workers": num_workers, "on_error": "raise"}
+    with pytest.raises(memload.DecodeError, match=r"KeyError.*build again"):
+        build(Numbered(raise_at(12, KeyError)), tmp_path, **options)
+    assert finish(Numbered(), tmp_path, overwrite=overwrite, **options).rejected == 0
 
 
 def test_pictures_that_were_away_for_a_while_are_not_lost(folder: Path, tmp_path: Path) -> None:
-    expected = undisturbed(folder, tmp_path / "expected")
-    with pytest.raises(Stop):
-        build(Fleeting(folder), tmp_path / "out.bin")
-    build(folder, tmp_path / "out.bin")
-    assert files(tmp_path) == expected
+    class Fleeting(Interrupted):
+        def __getitem__(self, index: int) -> memload.Record:
+            record = super().__getitem__(index)
+            return record._replace(image=Path("/away")) if 2 <= index < 7 else record
+
+    interrupt(Fleeting(folder), tmp_path)
+    assert finish(folder, tmp_path).rejected == 0
 
 
 def test_a_finished_build_that_waited_to_be_published_tries_rejected_rows_again(
     folder: Path, tmp_path: Path
 ) -> None:
-    expected = undisturbed(folder, tmp_path / "expected")
     picture, in_the_way = folder / "ant" / "00.jpg", tmp_path / "out.bin"
     data = picture.read_bytes()
     picture.write_bytes(b"damaged")
 
     class Disturbed(memload.ImageFolder):
-        def __getitem__(self, index: int) -> Record:
+        def __getitem__(self, index: int) -> memload.Record:
             in_the_way.write_text("somebody else's")
             return super().__getitem__(index)
 
     with pytest.raises(memload.BuildError, match="made by somebody else while the build ran"):
-        build(Disturbed(folder), tmp_path / "out.bin")
+        build(Disturbed(folder), tmp_path)
     picture.write_bytes(data)
-    assert build(folder, tmp_path / "out.bin", overwrite=True).rejected == 0
-    assert files(tmp_path) == expected
+    assert finish(folder, tmp_path, overwrite=True).rejected == 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_only_what_is_not_done_is_done_with_any_number_of_workers(
+    spoiled: Path, tmp_path: Path, num_workers: int
+) -> None:
+    interrupt(InterruptedAtNine(spoiled), tmp_path, **SHARDS)
+    report = finish(spoiled, tmp_path, num_workers=num_workers, **SHARDS)
+    assert report.converted == 6  # the rejected one of the nine is tried again
+    assert "8 done before" in str(report)
 
 
 # The source changes
-
-
-class Interrupted(memload.ImageFolder):
-    """A folder whose last picture interrupts the build."""
-
-    def __getitem__(self, index: int) -> Record:
-        if index == len(self) - 1:
-            raise Stop
-        return super().__getitem__(index)
 
 
 def add(folder: Path) -> None:
@@ -250,89 +251,71 @@ def change(folder: Path) -> None:
     shutil.copy(folder / "cat" / "05.jpg", folder / "ant" / "00.jpg")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("shard_size", [None, 4096 + 5 * ROW])
+def change_all(folder: Path) -> None:
+    change(folder)
+    add(folder)
+    (folder / "cat" / "08.jpg").unlink()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, **SHARDS}], ids=["", "shards"])
 @pytest.mark.parametrize(
-    ("change", "converted"),
+    ("change", "converted", "counts"),
     [
-        (change, 2),
-        (lambda folder: os.utime(folder / "ant" / "03.jpg", (1, 1)), 2),
-        (add, 3),
-        (add_class, 2),
-        (lambda folder: (folder / "ant" / "00.jpg").unlink(), 1),
-        (lambda folder: (change(folder), add(folder), (folder / "cat" / "08.jpg").unlink()), 4),
+        (change, 2, None),
+        (lambda folder: os.utime(folder / "ant" / "03.jpg", (1, 1)), 2, None),
+        (add, 3, "added: 2, removed: 0, kept: 12"),
+        (add_class, 2, "added: 1, removed: 0, kept: 12"),
+        (lambda folder: (folder / "ant" / "00.jpg").unlink(), 1, "removed: 1, kept: 11"),
+        (change_all, 4, "added: 2, removed: 1, kept: 11"),
     ],
     ids=["changed", "touched", "added", "class added", "removed", "all"],
 )
 def test_a_folder_that_changed_is_taken_as_it_is_and_only_what_is_new_is_converted(
     folder: Path,
     tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
     change: Callable[[Path], Any],
     converted: int,
-    shard_size: int | None,
-    num_workers: int,
+    counts: str | None,
+    options: dict[str, Any],
 ) -> None:
-    options: dict[str, Any] = {"shard_size": shard_size}
-    with pytest.raises(Stop):
-        build(Interrupted(folder), tmp_path / "out.bin", **options)
+    interrupt(Interrupted(folder), tmp_path, **options | {"num_workers": 0})
     change(folder)
-    expected = undisturbed(folder, tmp_path / "expected", **options)
-    report = build(folder, tmp_path / "out.bin", num_workers=num_workers, **options)
-    assert files(tmp_path) == expected
-    if num_workers == 0 and shard_size is None:  # rows of an unfinished chunk count too
+    report = finish(folder, tmp_path, **options)
+    assert (counts or "") in caplog.text
+    assert ("Samples added" in caplog.text) == (counts is not None)
+    if not options:  # rows of an unfinished chunk count too
         assert converted <= report.converted <= converted + 2
-    assert not (tmp_path / "out.building").exists()
-
-
-def test_added_and_removed_samples_are_counted_in_the_log(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(Stop):
-        build(Interrupted(folder), tmp_path / "out.bin")
-    add(folder)
-    (folder / "cat" / "08.jpg").unlink()
-    build(folder, tmp_path / "out.bin")
-    assert "Samples added: 2, removed: 1, kept: " in caplog.text
 
 
 def test_a_source_may_change_again_while_its_changes_are_taken_in(
     folder: Path, tmp_path: Path
 ) -> None:
     for step in range(3):
-        with pytest.raises(Stop):
-            build(Interrupted(folder), tmp_path / "out.bin")
+        interrupt(Interrupted(folder), tmp_path)
         shutil.copy(folder / "ant" / "00.jpg", folder / "bee" / f"more{step}.jpg")
-    expected = undisturbed(folder, tmp_path / "expected")
-    build(folder, tmp_path / "out.bin")
-    assert files(tmp_path) == expected
+    finish(folder, tmp_path)
 
 
 @pytest.mark.parametrize("points", [None, {"eye": "x,y"}])
 def test_labels_and_points_are_those_of_the_manifest_of_now(
     folder: Path, tmp_path: Path, points: Any
 ) -> None:
-    paths = sorted(path.relative_to(folder) for path in folder.rglob("*.jpg"))
+    class Listed(memload.Manifest):
+        def __init__(self, first: int, stop_at: int = -1) -> None:
+            paths = sorted(path.relative_to(folder) for path in folder.rglob("*.jpg"))
+            lines = [f"{path},{(n + first) % 3},{n + first},5" for n, path in enumerate(paths)]
+            (tmp_path / "m.csv").write_text("\n".join(["path,label,x,y", *lines]))
+            super().__init__(tmp_path / "m.csv", root=folder, points=points)
+            self.stop_at = stop_at
 
-    def manifest(first: int) -> memload.Manifest:
-        lines = [f"{path},{(n + first) % 3},{n + first},5" for n, path in enumerate(paths)]
-        (tmp_path / "m.csv").write_text("\n".join(["path,label,x,y", *lines]))
-        return memload.Manifest(tmp_path / "m.csv", root=folder, points=points)
-
-    source = manifest(0)
-    take = source.__class__.__getitem__
-
-    class Ended(memload.Manifest):
-        def __getitem__(self, index: int) -> Record:
-            if index == 11:
+        def __getitem__(self, index: int) -> memload.Record:
+            if index == self.stop_at:
                 raise Stop
-            return take(self, index)
+            return super().__getitem__(index)
 
-    with pytest.raises(Stop):
-        build(Ended(tmp_path / "m.csv", root=folder, points=points), tmp_path / "out.bin")
-    source = manifest(1)
-    expected = undisturbed(source, tmp_path / "expected")
-    build(source, tmp_path / "out.bin")
-    assert files(tmp_path) == expected
+    interrupt(Listed(0, stop_at=11), tmp_path)
+    finish(Listed(1), tmp_path)
 
 
 def test_no_file_is_looked_at_before_the_first_is_decoded(
@@ -341,81 +324,74 @@ def test_no_file_is_looked_at_before_the_first_is_decoded(
     usual, looked_at = os.stat, []
 
     def look(path: Any, **options: Any) -> os.stat_result:
-        looked_at.append(os.fspath(path) if isinstance(path, os.PathLike) else path)
+        looked_at.append(str(path))
         return usual(path, **options)
 
-    class Watched(memload.ImageFolder):
-        def __getitem__(self, index: int) -> Record:
-            raise Stop
+    class InterruptedAtOnce(Interrupted):
+        stop_at = 0
 
     monkeypatch.setattr(os, "stat", look)
-    with pytest.raises(Stop):
-        build(Watched(folder), tmp_path / "out.bin")
-    assert not [path for path in looked_at if str(path).endswith(".jpg")]
+    interrupt(InterruptedAtOnce(folder), tmp_path)
+    assert not [path for path in looked_at if path.endswith(".jpg")]
 
 
 # Data sets
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("changed", [(0,), (9,), (1, 2, 3, 4, 5, 6, 7, 8)])
+@pytest.mark.parametrize(
+    ("changed", "pixels", "label", "difference"),
+    [
+        ((0,), 100, 0, r"sample 0 has other pixels"),
+        ((9,), 100, 0, r"sample 9 has other pixels"),
+        (range(1, 9), 100, 0, r"sample \d has other pixels"),
+        (range(20), 0, 1, "sample 0 has another 'label'"),
+    ],
+)
 def test_another_data_set_is_not_gone_on_with(
-    tmp_path: Path, changed: tuple[int, ...], num_workers: int
+    tmp_path: Path, changed: Any, pixels: int, label: int, difference: str, num_workers: int
 ) -> None:
     class Other(Numbered):
         def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
-            pixels, label = super().__getitem__(number)
-            return pixels + 100 * (number in changed), label
+            image, target = super().__getitem__(number)
+            return (image + pixels, target + label) if number in changed else (image, target)
 
-    output = tmp_path / "out.bin"
-    interrupted(output)
-    with pytest.raises(memload.BuildError, match=r"another data set: sample \d has other pixels"):
-        build(Other(), output, num_workers=num_workers)
-    assert build(Other(), output, num_workers=num_workers, overwrite=True).rejected == 0
+    interrupt(STOPPED, tmp_path)
+    with pytest.raises(memload.BuildError, match=f"another data set: {difference}"):
+        build(Other(), tmp_path, num_workers=num_workers)
+    finish(Other(), tmp_path, num_workers=num_workers, overwrite=True)
 
 
 def test_a_data_set_of_another_length_is_not_gone_on_with(tmp_path: Path) -> None:
-    interrupted(tmp_path / "out.bin")
+    interrupt(STOPPED, tmp_path)
     with pytest.raises(memload.BuildError, match="it had 20 samples and has 30"):
-        build(Numbered(count=30), tmp_path / "out.bin")
-    assert build(Numbered(count=30), tmp_path / "out.bin", overwrite=True).samples == 30
+        build(Numbered(count=30), tmp_path)
+    finish(Numbered(count=30), tmp_path, overwrite=True)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_data_set_that_fails_where_it_did_not_is_not_gone_on_with(
     tmp_path: Path, num_workers: int
 ) -> None:
-    interrupted(tmp_path / "out.bin")
+    interrupt(STOPPED, tmp_path)
     with pytest.raises(memload.BuildError, match="sample 4 could be used, and now cannot"):
-        build(Numbered(raise_at(4, ValueError())), tmp_path / "out.bin", num_workers=num_workers)
+        build(Numbered(raise_at(4, ValueError)), tmp_path, num_workers=num_workers)
 
 
-class Labelled:
-    """A source of arrays with labels of its own."""
+def test_arrays_are_the_same_for_any_number_of_workers_and_after_an_interruption(
+    tmp_path: Path,
+) -> None:
+    class Depths(Numbered):
+        def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+            self.act(number)
+            shape = (7, 9, 2) if number not in (4, 15) else (9, 7, 2)  # these two are rejected
+            return np.random.default_rng(number).normal(3, 1e3, shape).astype("f4"), number
 
-    classes, notes = None, ()
-    schema = {"label": Column("<i8")}  # noqa: RUF012  # a property for all that is asked of it
-
-    def __init__(self, label: int, stop: int = 20) -> None:
-        self.label, self.stop, self.keys = label, stop, [str(number) for number in range(20)]
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> Record:
-        if index == self.stop:
-            raise Stop
-        return Record(str(index), np.zeros((4, 4, 3), np.uint8), {"label": self.label})
-
-    def listing(self) -> dict[str, np.ndarray]:
-        return {}
-
-
-def test_other_labels_of_the_same_arrays_are_not_gone_on_with(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
-        build(Labelled(0, stop=10), tmp_path / "out.bin")
-    with pytest.raises(memload.BuildError, match="sample 0 has another 'label'"):
-        build(Labelled(1), tmp_path / "out.bin")
+    options = {"mode": "array", "size": None, "shard_size": 4096 + 8 * 7 * 9 * 2 * 4}
+    interrupt(Depths(STOPPED.act), tmp_path, **options)
+    report = finish(Depths(), tmp_path, **options)
+    assert (report.samples, report.rejected, report.converted < 20) == (18, 2, True)
+    assert undisturbed(Depths(), tmp_path / "3", num_workers=3, **options) == files(tmp_path)
 
 
 @LINUX
@@ -428,73 +404,20 @@ def test_a_data_set_is_not_indexed_in_the_process_that_workers_are_forked_from(
         with (tmp_path / "processes").open("a") as file:
             file.write(f"{os.getpid()}\n")
 
-    interrupted(tmp_path / "out.bin")
-    build(Numbered(note), tmp_path / "out.bin", num_workers=2)  # compares finished samples
+    interrupt(STOPPED, tmp_path)
+    build(Numbered(note), tmp_path, num_workers=2)  # compares finished samples
     memload.build(Numbered(note), tmp_path / "arrays.bin", mode="array", num_workers=1)
     processes = (tmp_path / "processes").read_text().split()
     assert len(processes) > 20
     assert str(os.getpid()) not in processes
 
 
-# Samples that misbehave
-
-
-@LINUX
-@pytest.mark.parametrize("mode", ["RGB", "array"])
-def test_a_first_sample_that_hangs_heeds_the_timeout(tmp_path: Path, mode: Any) -> None:
-    options = {} if mode == "array" else {"size": 4}
-    options |= {"num_workers": 2, "timeout": 0.5, "mode": mode}
-    one = Numbered(lambda number: time.sleep(600) if number == 0 else None)
-    assert memload.build(one, tmp_path / "one.bin", **options).rejected == 1
-    with pytest.raises(memload.SourceError, match=r"sample 0: it took longer than 0\.5 s"):
-        memload.build(Numbered(lambda _: time.sleep(600)), tmp_path / "all.bin", **options)
-
-
-class UnprintableError(Exception):
-    def __str__(self) -> str:
-        raise AttributeError("no text")
-
-
-class UnpicklableError(Exception):
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot be pickled")
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("row", [0, 7])
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (UnprintableError(), "UnprintableError: (its message cannot be read"),
-        (UnpicklableError("why"), "UnpicklableError: why"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (SystemExit(3), "SystemExit: 3"),
-        (GeneratorExit(), "GeneratorExit"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_an_exception_of_any_kind_costs_its_sample_alone(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    error: BaseException,
-    reason: str,
-    row: int,
-    num_workers: int,
-) -> None:
-    if num_workers == 0 and not isinstance(error, Exception):
-        return  # there it is what it says: a request to stop this process
-    report = build(Numbered(raise_at(row, error)), tmp_path / "out.bin", num_workers=num_workers)
-    assert report.samples == 19
-    assert rejected(tmp_path)[str(row)].startswith(reason)
-    assert capfd.readouterr().err == ""
-
-
-# The place of the output
+# What else is in the folder of the output
 
 
 @pytest.mark.parametrize("name", ["out.bin", "out.idx", "out.rejects.csv"])
 def test_a_file_that_appears_while_a_build_runs_is_not_replaced(tmp_path: Path, name: str) -> None:
-    output, precious = tmp_path / "out.bin", tmp_path / name
+    precious = tmp_path / name
 
     def act(number: int) -> None:
         if number == 5:
@@ -502,17 +425,15 @@ def test_a_file_that_appears_while_a_build_runs_is_not_replaced(tmp_path: Path, 
             raise ValueError("rejected, so that there is a ledger")
 
     with pytest.raises(memload.BuildError, match=rf"{name} was made by somebody else while"):
-        build(Numbered(act), output)
-    assert [path.name for path in tmp_path.glob("out*") if path.is_file()] == [name]
-    precious.rename(tmp_path / "mine")
-    assert build(Numbered(), output).converted == 1
-    assert memload.verify(output).ok
-    assert (tmp_path / "mine").read_text() == "precious"
+        build(Numbered(act), tmp_path)
+    assert files(tmp_path) == {name: b"precious"}
+    precious.unlink()
+    assert finish(Numbered(), tmp_path).converted == 1
 
 
 def test_a_ledger_that_is_somebody_elses_stays_where_nothing_was_rejected(tmp_path: Path) -> None:
     mine = tmp_path / "out.rejects.csv"
-    build(Numbered(lambda number: number == 5 and mine.write_text("mine")), tmp_path / "out.bin")
+    build(Numbered(lambda number: number == 5 and mine.write_text("mine")), tmp_path)
     assert mine.read_text() == "mine"
 
 
@@ -523,97 +444,215 @@ def test_files_of_others_in_the_folder_of_the_build_are_left(
     place = tmp_path / "out.building"
     (place / "@eaDir" / "inner").mkdir(parents=True)
     (place / "thesis.txt").write_text("precious")
-    build(Numbered(), tmp_path / "out.bin", overwrite=overwrite)
+    build(Numbered(), tmp_path, overwrite=overwrite)
     assert memload.verify(tmp_path / "out.bin").ok
     assert sorted(path.name for path in place.iterdir()) == ["@eaDir", "thesis.txt"]
 
 
-def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
-    output = tmp_path / "out.bin"
-    interrupted(output)
-    with pytest.raises(memload.BuildError, match=r"fit was 'crop' and is 'pad'\. .*--overwrite"):
-        build(Numbered(), output, fit="pad")
-    with pytest.raises(memload.BuildError, match="rows per shard was None and is 6"):
-        build(Numbered(), output, shard_size=4096 + 6 * ROW)
-    with pytest.raises(memload.BuildError, match=r"size was \[4, 4\] and is \[8, 8\]"):
-        build(Numbered(), output, size=8)
-    assert build(Numbered(), output).converted == 10  # refusing harms nothing
-
-
-def test_overwriting_an_unfinished_build_of_other_settings_begins_anew(tmp_path: Path) -> None:
-    expected = undisturbed(Numbered(), tmp_path / "expected", fit="pad")
-    interrupted(tmp_path / "out.bin", shard_size=4096 + 3 * ROW)
-    assert build(Numbered(), tmp_path / "out.bin", fit="pad", overwrite=True).converted == 20
-    assert files(tmp_path) == expected
-
-
-@pytest.mark.parametrize("name", ["rows", "keys", "plan.json", "out.bin"])
-@pytest.mark.parametrize("content", [b"", b"\0" * 50, b"{}", None])
-def test_a_file_of_an_unfinished_build_that_is_damaged_costs_work_and_no_sample(
-    tmp_path: Path, name: str, content: bytes | None
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"fit": "pad"}, "fit was 'crop' and is 'pad'"),
+        (SHARDS, "rows per shard was None and is 5"),
+        ({"size": 8}, r"size was \[4, 4\] and is \[8, 8\]"),
+    ],
+)
+def test_other_settings_are_refused_with_what_differs_and_begin_anew_with_overwrite(
+    tmp_path: Path, options: dict[str, Any], difference: str
 ) -> None:
-    expected = undisturbed(Numbered(), tmp_path / "expected")
-    interrupted(tmp_path / "out.bin")
+    interrupt(STOPPED, tmp_path)
+    with pytest.raises(memload.BuildError, match=rf"{difference}\. .*--overwrite"):
+        build(Numbered(), tmp_path, **options)
+    interrupt(Numbered(raise_at(15, Stop)), tmp_path)  # refusing harms nothing
+    assert finish(Numbered(), tmp_path, overwrite=True, **options).converted == 20
+
+
+def test_overwrite_begins_an_unfinished_build_anew_and_the_same_command_goes_on(
+    tmp_path: Path,
+) -> None:
+    class Mended(Numbered):  # nothing but the pixels tells that its samples have changed
+        def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+            pixels, label = super().__getitem__(number)
+            return pixels + 1, label
+
+    interrupt(STOPPED, tmp_path)
+    interrupt(Mended(raise_at(15, Stop)), tmp_path, overwrite=True)
+    assert finish(Mended(), tmp_path, overwrite=True).converted < 20
+
+
+def zero(data: bytearray) -> None:
+    third = len(data) // 3
+    data[third : 2 * third] = bytes(third)
+
+
+def flip(data: bytearray) -> None:
+    data[::97] = bytes(byte ^ 4 for byte in data[::97])
+
+
+def cut_short(data: bytearray) -> None:
+    del data[len(data) // 2 :]
+
+
+def append_half_a_line(data: bytearray) -> None:
+    data += b'\n[3, "cut sh\xff'
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored")  # NumPy does not close damaged keys
+@pytest.mark.parametrize("damage", [zero, flip, cut_short, append_half_a_line, None])
+@pytest.mark.parametrize(
+    "name", ["rows", "keys", "plan.json", "rejects.jsonl", "out-00000-of-00003.bin"]
+)
+def test_a_file_of_an_unfinished_build_that_is_damaged_costs_work_and_no_sample(
+    spoiled: Path, tmp_path: Path, name: str, damage: Callable[[bytearray], None] | None
+) -> None:
+    interrupt(InterruptedAtNine(spoiled), tmp_path, **SHARDS)
     path = tmp_path / "out.building" / name
-    path.unlink() if content is None else path.write_bytes(content)
-    overwrite = name == "plan.json" and content == b"{}"
-    build(Numbered(), tmp_path / "out.bin", overwrite=overwrite)
-    assert files(tmp_path) == expected
+    if damage is None:
+        path.unlink()
+    else:
+        damage(data := bytearray(path.read_bytes()))
+        path.write_bytes(data)
+    finish(spoiled, tmp_path, overwrite=name == "plan.json", **SHARDS)
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", '{"size": 5, "columns": ["/etc/passwd", 3]}', "\0"])
+def test_an_unfinished_build_whose_plan_is_another_is_begun_anew_with_overwrite(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "out.building").mkdir()
+    (tmp_path / "out.building" / "plan.json").write_text(text)
+    assert build(Numbered(), tmp_path, overwrite=True).converted == 20
+
+
+# A disk that is full or fails
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_full_disk_is_reported_and_the_build_goes_on_when_there_is_room(
+    spoiled: Path, tmp_path: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, calls = os.pwrite, iter(range(6))
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        if next(calls, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return usual(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    message = r"cannot be written: .*No space left on device.*goes on where it stopped"
+    with pytest.raises(memload.BuildError, match=message):
+        build(spoiled, tmp_path, num_workers=num_workers)
+    # There is room again, but each write is cut short.
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: usual(file, data[:30], at))
+    finish(spoiled, tmp_path, num_workers=num_workers)
+    assert memload.verify(tmp_path / "out.bin").ok
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_a_process_that_runs_out_of_something_rejects_no_picture(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, num_workers: int
+) -> None:
+    usual = os.open
+
+    def full(path: Any, *arguments: Any) -> int:
+        if str(path).endswith("03.jpg"):
+            raise OSError(number, os.strerror(number))
+        return usual(path, *arguments)
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(memload.BuildError, match=r"03\.jpg cannot be read: "):
+        build(folder, tmp_path, num_workers=num_workers)
+    monkeypatch.setattr(os, "open", usual)
+    assert build(folder, tmp_path).samples == 12
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nothing to drop pages with")
+def test_what_could_not_be_flushed_is_read_from_the_disk_and_done_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    def fsync(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").resolve().name == "out.bin":
+            raise OSError(errno.EIO, "Input/output error")
+
+    def drop(descriptor: int, *arguments: int) -> None:
+        assert arguments == (0, 0, os.POSIX_FADV_DONTNEED)
+        # As after a disk that did not take them: the row is what it was before.
+        with Path(f"/proc/self/fd/{descriptor}").open("r+b") as shard:
+            shard.seek(4096)
+            shard.write(bytes(ROW))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "posix_fadvise", drop)
+        with pytest.raises(memload.BuildError, match=r"Input/output error.*goes on where it"):
+            build(folder, tmp_path)
+    assert finish(folder, tmp_path).converted == 1
+
+
+@LINUX
+@pytest.mark.parametrize("limit", [0, 500, 5000])
+def test_no_room_for_a_file_of_the_builds_own_is_reported_in_one_line(
+    folder: Path, tmp_path: Path, limit: int
+) -> None:
+    command = [sys.executable, "-m", "memload", "build", folder, tmp_path / "out.bin"]
+    done = subprocess.run(
+        [*command, "--num-workers", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        f"memload: {tmp_path}/out.bin: cannot be written"
+    )
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 # The lock, and a build that is running
 
 
-@contextlib.contextmanager
-def running(output: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A build in another process that is stopped when seven of its twenty rows are done."""
-    script = f"""
+SLOW = """
 import sys, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import numpy, memload
+import numpy as np
+import memload
 
 class Slow:
-    def __len__(self): return 20
+    def __len__(self):
+        return 20
     def __getitem__(self, number):
         if number == 10:
             print("at ten", flush=True)
             time.sleep(600)
-        return numpy.full((4, 4, 3), number, numpy.uint8), number % 3
+        return np.full((4, 4, 3), number, np.uint8), number % 3
 
-memload.build(Slow(), {str(output)!r}, size=4, num_workers=0)
+memload.build(Slow(), sys.argv[1], size=4, num_workers=0)
 """
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "at ten\n"
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
-def test_a_second_build_is_refused_while_one_runs_and_goes_on_once_it_was_killed(
+def test_a_running_build_refuses_others_and_tells_its_progress_and_can_be_killed(
     tmp_path: Path,
 ) -> None:
-    output = tmp_path / "out.bin"
-    with running(output) as process:
-        for overwrite in (False, True):
-            with pytest.raises(memload.BuildError, match=rf"running \(process {process.pid}\)"):
-                build(Numbered(), output, overwrite=overwrite)
-    assert build(Numbered(), output).converted == 10
-
-
-def test_info_says_how_far_a_running_build_is(tmp_path: Path) -> None:
-    output = tmp_path / "out.bin"
-    with running(output):
-        for name in ("out.bin", "out.idx", "out"):
-            told = r"^out\.bin is being built right now: 10 of 20 samples are done"
-            with pytest.raises(memload.MissingError, match=told):
-                memload.info(tmp_path / name)
-    with pytest.raises(
-        memload.MissingError, match=r"its build is not complete .*10 of 20 samples are done"
-    ):
-        memload.info(output)
+    command = [sys.executable, "-c", SLOW, tmp_path / "out.bin"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "at ten\n"
+            for overwrite in (False, True):
+                with pytest.raises(memload.BuildError, match=rf"running \(process {process.pid}\)"):
+                    build(Numbered(), tmp_path, overwrite=overwrite)
+            for name in ("out.bin", "out.idx", "out"):
+                message = r"^out\.bin is being built right now: 10 of 20 samples are done"
+                with pytest.raises(memload.MissingError, match=message):
+                    memload.info(tmp_path / name)
+        finally:
+            process.kill()
+    message = r"its build is not complete .*10 of 20 samples are done"
+    with pytest.raises(memload.MissingError, match=message):
+        memload.info(tmp_path / "out.bin")
+    assert finish(Numbered(), tmp_path).converted == 10
 
 
 def test_a_file_system_without_locks_is_warned_of(
@@ -624,7 +663,7 @@ def test_a_file_system_without_locks_is_warned_of(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with caplog.at_level(logging.WARNING, "memload"):
-        assert build(Numbered(), tmp_path / "out.bin").samples == 20
+        assert build(Numbered(), tmp_path).samples == 20
     assert "this file system has no locks (No locks available)" in caplog.text
 
 
@@ -657,18 +696,3 @@ def test_several_processes_that_build_one_output_at_once_do_not_disturb_it(
     assert len(said) == 160
     assert memload.verify(tmp_path / "out.bin").ok
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.bin", "out.idx"]
-
-
-def test_overwrite_begins_an_unfinished_build_anew_and_the_same_command_goes_on(
-    tmp_path: Path,
-) -> None:
-    output = tmp_path / "out.bin"
-    with pytest.raises(Stop):
-        build(Numbered(raise_at(10, Stop())), output)
-    mended = Numbered(raise_at(15, Stop()), add=1)  # nothing tells that its samples have changed
-    with pytest.raises(Stop):
-        build(mended, output, overwrite=True)
-    report = build(Numbered(add=1), output, overwrite=True)
-    assert report.converted < 20
-    pixels = memload.MemmapDataset(output).gather(range(20))
-    assert [int(image.max()) for image in pixels] == list(range(1, 21))

@@ -507,16 +507,44 @@ def test_a_source_of_ones_own_is_built(tmp_path: Path) -> None:
     assert report.notes == ("a note",)
 
 
+def test_columns_are_stored_as_they_are(tmp_path: Path) -> None:
+    schema = {"label": "<i8", "f": "<f4", "b": "|b1", "u": "|u1", "big": ">i2"}
+    samples = [
+        {"label": 3.0, "f": np.nan, "b": True, "u": np.int64(255), "big": -7},
+        {"label": 2**62 + 1, "f": 1e-3, "b": False, "u": 0, "big": True},
+    ]
+    source = Own(samples, {name: Column(dtype) for name, dtype in schema.items()})
+    memload.build(source, tmp_path / "out.bin", size=4, num_workers=0)
+    columns = memload.MemmapDataset(tmp_path / "out.bin").index.columns
+    assert columns["label"].tolist() == [3, 2**62 + 1]
+    np.testing.assert_array_equal(columns["f"], np.array([np.nan, 1e-3], np.float32))
+    assert columns["b"].tolist() == [True, False]
+    assert (columns["u"].tolist(), columns["big"].tolist()) == ([255, 0], [-7, 1])
+
+
 @pytest.mark.parametrize(
-    "columns",
+    ("dtype", "values"),
     [
-        None,
-        {},
-        {"label": 2},
-        {"label": [0, 1]},
-        {"label": np.ma.masked_array(1, mask=True)},
+        ("<i8", [0.9, np.nan, np.inf, "1", 1j, None, 2**63, [1], np.datetime64(5, "s")]),
+        ("<i8", [np.ma.masked_array(1, mask=True)]),
+        ("|u1", [-1, 256, np.int64(300), 0.5]),
+        ("|b1", [2, 0.5]),
+        ("<f8", ["1.5", 1j, np.ma.masked_array(1.0, mask=True)]),
+        ("<f4", [1e39]),
+        ("<f2", [70000.0]),
     ],
 )
+def test_a_sample_whose_value_would_become_another_is_rejected(
+    tmp_path: Path, dtype: str, values: list[Any]
+) -> None:
+    source = Own([{"x": value} for value in [1, *values, 0]], {"x": Column(dtype)})
+    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=0)
+    assert report.ledger is not None
+    assert report.ledger.read_text().count("column 'x'") == report.rejected == len(values)
+    assert memload.MemmapDataset(tmp_path / "out.bin").columns["x"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("columns", [None, {}, {"label": 2}, {"label": -1}], ids=str)
 def test_a_record_that_breaks_the_promise_of_its_source_costs_itself_alone(
     tmp_path: Path, columns: Any
 ) -> None:
