@@ -31,9 +31,6 @@ class _PathError(MemloadError):
         super().__init__(message)
         self.path = None if path is None else fspath(path)
 
-    def __reduce__(self) -> tuple[object, ...]:  # keeps .path when it is pickled by a worker
-        return (type(self), self.args, self.__dict__)
-
 
 class FormatError(_PathError):
     """A file does not follow the format. ``path`` is the file."""
@@ -41,12 +38,6 @@ class FormatError(_PathError):
 
 class MissingError(FormatError, FileNotFoundError):
     """A file of a data set does not exist. ``path`` is the file."""
-
-    def __init__(self, message: str, *, path: Path | None = None) -> None:
-        FormatError.__init__(self, message, path=path)
-
-    def __str__(self) -> str:  # OSError.__str__ would expect an errno
-        return str(self.args[0])
 
 
 class ChecksumError(FormatError):
@@ -69,13 +60,6 @@ class DecodeError(MemloadError):
         self.key = key
         self.reason = reason
 
-    def __reduce__(self) -> tuple[object, ...]:  # args hold the message, not the reason
-        return (_decode_error, (self.reason, self.key))
-
-
-def _decode_error(reason: str, key: str) -> DecodeError:
-    return DecodeError(reason, key=key)
-
 
 class BuildError(_PathError):
     """A build cannot start or continue. Existing files are untouched. ``path`` is the output."""
@@ -87,9 +71,6 @@ class FeedError(MemloadError):
 
 class DependencyError(MemloadError, ImportError):
     """An optional library is not installed or does not load. ``name`` is what to install."""
-
-    def __init__(self, message: str, *, name: str = "") -> None:
-        ImportError.__init__(self, message, name=name)
 
 
 def describe_error(error: BaseException) -> str:

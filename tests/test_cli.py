@@ -115,42 +115,37 @@ def test_a_build_ends_with_a_line_about_the_result(run: Run, folder: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("size", "shape"), [("24", (24, 24)), ("16x24", (16, 24)), ("24×16", (24, 16)), ("1", (1, 1))]
-)
-def test_a_size_is_a_side_or_height_by_width(
-    run: Run, call: dict[str, Any], size: str, shape: tuple[int, int]
-) -> None:
-    assert run("build", "images", "out.bin", "--size", size).status == 0
-    assert call["size"] == shape
-
-
-@pytest.mark.parametrize(
-    "size", ["0", "16x0", "-1", "12.5", "x", "16x", "x16", "16x16x3", "65536", "", "9" * 5000]
-)
-def test_a_wrong_size_is_wrong_usage(run: Run, call: dict[str, Any], size: str) -> None:
-    done = run("build", "images", "out.bin", "--size", size)
-    assert_usage(done, "'--size'", f"{size!r} is not a size", "256", "224x160")
-    assert not call
-
-
-@pytest.mark.parametrize(
-    ("size", "number"),
+    ("option", "text", "value"),
     [
-        ("5000", 5000), ("5000B", 5000), ("4K", 4000), ("4kB", 4000), ("4KiB", 4096), ("1.5MB", 1_500_000),
-        ("512MiB", 512 << 20), ("4GB", 4_000_000_000), ("4 gib", 4 << 30), ("2T", 2_000_000_000_000),
+        ("size", "24", (24, 24)), ("size", "16x24", (16, 24)), ("size", "24×16", (24, 16)),
+        ("shard-size", "5000", 5000), ("shard-size", "4kB", 4000), ("shard-size", "4KiB", 4096),
+        ("shard-size", "1.5MB", 1_500_000), ("shard-size", "4 gib", 4 << 30), ("shard-size", "2T", 2 * 10**12),
     ],
 )  # fmt: skip
-def test_a_shard_size_may_have_a_unit(
-    run: Run, call: dict[str, Any], size: str, number: int
+def test_a_size_is_a_side_or_height_by_width_and_that_of_a_shard_may_have_a_unit(
+    run: Run, call: dict[str, Any], option: str, text: str, value: object
 ) -> None:
-    assert run("build", "images", "out.bin", "--shard-size", size).status == 0
-    assert call["shard_size"] == number
+    assert run("build", "images", "out.bin", f"--{option}", text).status == 0
+    assert call[option.replace("-", "_")] == value
 
 
-@pytest.mark.parametrize("size", ["", "big", "4X", "-4GB", "4iB", "4GBs", "KB", "9" * 400 + "GB"])
-def test_a_wrong_shard_size_is_wrong_usage(run: Run, call: dict[str, Any], size: str) -> None:
-    done = run("build", "images", "out.bin", "--shard-size", size)
-    assert_usage(done, "'--shard-size'", f"{size!r} is not a size", "4GB")
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *[("size", text) for text in ("0", "-1", "12.5", "x16", "16x16x3", "65536", "", "9" * 5000)],
+        *[("shard-size", text) for text in ("", "big", "4X", "-4GB", "4GBs", "KB", "9" * 400 + "GB")],
+    ],
+)  # fmt: skip
+def test_a_wrong_size_is_wrong_usage(
+    run: Run, call: dict[str, Any], option: str, text: str
+) -> None:
+    done = run("build", "images", "out.bin", f"--{option}", text)
+    assert_usage(
+        done,
+        f"'--{option}'",
+        f"{text!r} is not a size",
+        "such as 256" if option == "size" else "4GB",
+    )
     assert not call
 
 
@@ -279,11 +274,6 @@ def test_notes_and_warnings_are_printed_unless_quiet(
     assert not quiet or done == Done(0, "", "")
 
 
-def test_quiet_still_prints_errors(run: Run, tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    assert_one_line(build(run, missing, tmp_path / "out.bin", "--quiet"), missing)
-
-
 @pytest.mark.parametrize(
     ("terminal", "options", "bar"),
     [(True, (), True), (True, ("--quiet",), False), (False, (), False)],
@@ -297,17 +287,15 @@ def test_only_a_terminal_gets_a_progress_bar(
         termios.tcsetwinsize(writer, (24, 80))
     arguments = [
         "build",
-        folder,
-        tmp_path / "out.bin",
+        str(folder),
+        str(tmp_path / "out.bin"),
         "--size",
         "8",
         "--num-workers",
         "0",
-        *options,
     ]
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stderr=writer, stdout=subprocess.DEVNULL
-    ) as process:
+    everything = [*COMMAND, *arguments, *options]
+    with subprocess.Popen(everything, stderr=writer, stdout=subprocess.DEVNULL) as process:
         os.close(writer)
         printed = b""
         try:
@@ -340,20 +328,9 @@ def test_wrong_sources_and_outputs_are_reported_in_one_line(
     assert_one_line(build(run, folder, tmp_path / "nowhere" / "out.bin"), tmp_path / "nowhere")
     assert_one_line(build(run, folder, tmp_path / "out.npy"), ".bin")
     assert_one_line(build(run, folder, output, "--shard-size", "100"), "shard_size")
-    assert_one_line(build(run, folder, output, "--background", "no color"), "'no color'")
+    assert_one_line(build(run, folder, output, "--background", "no color", "--quiet"), "'no color'")
+    assert_one_line(build(run, tmp_path / "no\nsuch\udc80", output), r"no\nsuch\udc80")
     assert not output.exists()
-
-
-def test_a_message_is_one_line_even_if_a_name_is_not(run: Run, tmp_path: Path) -> None:
-    done = run("build", tmp_path / "no\nsuch\udc80", tmp_path / "out.bin")
-    assert_one_line(done, r"no\nsuch\udc80")
-
-
-def test_an_output_is_replaced_only_with_overwrite(run: Run, folder: Path, output: Path) -> None:
-    assert build(run, folder, output, "--size", "8").status == 1
-    assert memload.info(output)["shape"] == [16, 16, 3]
-    assert build(run, folder, output, "--size", "8", "--overwrite").status == 0
-    assert memload.info(output)["shape"] == [8, 8, 3]
 
 
 def test_on_error_raise_stops_at_a_bad_image(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -364,15 +341,6 @@ def test_on_error_raise_stops_at_a_bad_image(run: Run, folder: Path, tmp_path: P
     assert last.startswith("memload: bee/broken.jpg: ")
     assert "--on-error skip" in last
     assert not (tmp_path / "out.bin").exists()
-
-
-def test_builds_with_worker_processes(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.bin"
-    options = ["--size", "8", "--num-workers", "2", "--max-pixels", "999999999999999999"]
-    done = command("build", folder, output, *options)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{output}: 12 samples of 8×8×3 uint8")
-    assert done.stdout.count("\n") == 1
 
 
 # --------------------------------------------------------------------------- info, verify, preview
@@ -455,13 +423,11 @@ def test_info_needs_a_data_set_or_the_environment(run: Run, output: Path) -> Non
     assert_usage(run("info", output, "--environment"), "Give either OUT.BIN or --environment")
 
 
-@pytest.mark.parametrize("options", [[], ["--num-threads", "3"]], ids=["default", "threads"])
-def test_verify_accepts_intact_files(run: Run, output: Path, options: list[str]) -> None:
+def test_verify_accepts_intact_files_and_names_changed_rows_and_their_images(
+    run: Run, output: Path
+) -> None:
     line = f"{output}: 12 rows, 9,216 bytes, all as they were written\n"
-    assert run("verify", output, *options) == Done(0, line, "")
-
-
-def test_verify_names_changed_rows_and_their_images(run: Run, output: Path) -> None:
+    assert run("verify", output, "--num-threads", "3") == Done(0, line, "")
     with output.open("r+b") as file:
         for row in (2, 7):
             file.seek(4096 + row * 768 + 100)
@@ -538,12 +504,9 @@ def test_help_has_two_names(run: Run, arguments: list[str]) -> None:
     assert run(*arguments, "-h") == done
 
 
-def test_an_unknown_command_is_wrong_usage(run: Run) -> None:
-    assert_usage(run("convert"), "No such command 'convert'")
-
-
-def test_the_version_is_that_of_the_package(run: Run) -> None:
+def test_the_version_is_that_of_the_package_and_commands_are_known(run: Run) -> None:
     assert run("--version") == Done(0, f"memload, version {memload.__version__}\n", "")
+    assert_usage(run("convert"), "No such command 'convert'")
 
 
 def test_ctrl_c_exits_with_130_and_says_how_to_continue(tmp_path: Path) -> None:
