@@ -1,3 +1,4 @@
+import importlib
 import io
 import struct
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image, ImageOps, JpegImagePlugin, PngImagePlugin, features
 
 from memload.building import decoders
-from memload.building.decoders import DECODERS, Decoder, loaded_libraries
+from memload.building.decoders import Decoder, loaded_libraries
 from memload.errors import DecodeError, DependencyError
 
 AVIF = pytest.param(
@@ -100,14 +101,26 @@ def jpegs() -> dict[str, bytes]:
 JPEGS = jpegs()
 
 
-@pytest.fixture
-def jpeg4py() -> Any:
-    found = pytest.importorskip("jpeg4py", reason="jpeg4py is not installed")
+def _has_jpeg4py() -> bool:
     try:
-        found.initialize()
-    except OSError as error:
-        pytest.skip(f"jpeg4py finds no libturbojpeg: {error}")
-    return found
+        importlib.import_module("jpeg4py").initialize()
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+#: The decoder with each optional library.
+OPTIONS = [
+    {"name": "pillow"},
+    pytest.param(
+        {"name": "jpeg4py"},
+        marks=pytest.mark.skipif(not _has_jpeg4py(), reason="jpeg4py or libturbojpeg is missing"),
+    ),
+    pytest.param(
+        {"strict": True},
+        marks=pytest.mark.skipif(decoders.simplejpeg is None, reason="simplejpeg is missing"),
+    ),
+]
 
 
 # ---------------------------------------------------------------------------------------- optional libraries
@@ -183,6 +196,7 @@ def test_the_pixels_do_not_depend_on_jpeg4py_or_strict(jpeg4py: Any, kind: str, 
 
 
 JPEG4PY_SCRIPT = """
+import importlib
 import io
 import numpy as np
 from PIL import Image
@@ -240,32 +254,17 @@ def test_other_formats_are_rejected_by_name(format: str) -> None:
     assert reason(encode(picture(), format)).startswith(expected)
 
 
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("data", [b"", b"no picture at all", b"\xff\xd8\xff", bytes(4096)])
-def test_what_is_no_picture_is_a_decode_error(
-    request: pytest.FixtureRequest, name: str, data: bytes
-) -> None:
-    _need(request, {"name": name})
-    assert reason(data, name=name)
-
-
-@pytest.mark.parametrize(
-    "decoder", [{"name": "pillow"}, {"name": "jpeg4py"}, {"strict": True}], ids=str
-)
-@pytest.mark.parametrize("kind", ["4:4:4", "grey", "progressive", "CMYK"])
-def test_a_truncated_jpeg_is_a_decode_error(
-    request: pytest.FixtureRequest, decoder: dict[str, Any], kind: str
-) -> None:
-    _need(request, decoder)
-    for keep in (0.03, 0.5, 0.9):
-        assert reason(JPEGS[kind][: int(len(JPEGS[kind]) * keep)], **decoder)
-
-
-@pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", AVIF])
-def test_a_truncated_file_of_another_format_is_a_decode_error(format: str) -> None:
-    data = encode(picture(), format)
-    for keep in (0.02, 0.5, 0.9):
-        assert reason(data[: int(len(data) * keep)])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_what_is_damaged_or_no_picture_is_a_decode_error(options: dict[str, Any]) -> None:
+    for data in (b"", b"no picture at all", b"\xff\xd8\xff", bytes(4096)):
+        assert reason(data, **options)
+    whole = [JPEGS[kind] for kind in ("4:4:4", "grey", "progressive", "CMYK")]
+    if features.check("avif"):
+        whole.append(encode(picture(), "AVIF"))
+    whole += [encode(picture(), format) for format in ("PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")]
+    for data in whole:
+        for keep in (0.02, 0.5, 0.9):
+            assert reason(data[: int(len(data) * keep)], **options)
 
 
 @pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "grey", "progressive", "restart markers"])
@@ -389,14 +388,11 @@ def test_a_decoder_may_be_used_by_several_threads() -> None:
 # ----------------------------------------------------------------------------------------------- frames and EXIF
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF", "MPO"])
-def test_of_several_frames_the_first_is_taken(
-    request: pytest.FixtureRequest, format: str, name: str
-) -> None:
-    _need(request, {"name": name})
+def test_of_several_frames_the_first_is_taken(format: str, options: dict[str, Any]) -> None:
     frames = [Image.new("RGB", (20, 14), colour) for colour in ("red", "lime", "blue")]
-    found = decode(encode(frames[0], format, save_all=True, append_images=frames[1:]), name=name)
+    found = decode(encode(frames[0], format, save_all=True, append_images=frames[1:]), **options)
     assert far(found, frames[0]) < 12
 
 
@@ -440,13 +436,10 @@ def test_exif_that_says_nothing_usable_is_ignored() -> None:
         np.testing.assert_array_equal(decode(data), decode(encode(picture(), "JPEG")))
 
 
-@pytest.mark.parametrize(
-    "options", [{"name": "pillow"}, {"name": "jpeg4py"}, {"strict": True}], ids=str
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_max_pixels_is_compared_with_the_header_before_anything_is_decoded(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    _need(request, options)
     decode(JPEGS["4:4:4"], max_pixels=WIDTH * HEIGHT, **options)
     for load in (JpegImagePlugin.JpegImageFile, PngImagePlugin.PngImageFile):
         monkeypatch.setattr(load, "load", lambda self: pytest.fail("it was decoded"))
@@ -487,13 +480,6 @@ def test_a_transparent_colour_of_any_depth_shows_the_background(
     data = png(2, 1, depth, colour, row, _chunk(b"tRNS", transparent))
     found = decode(data, background="red")
     assert found[0].tolist() == [[255, 0, 0], [other] * 3]
-
-
-def _need(request: pytest.FixtureRequest, decoder: dict[str, Any]) -> None:
-    if decoder.get("name") == "jpeg4py":
-        request.getfixturevalue("jpeg4py")
-    if decoder.get("strict"):
-        pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
 
 
 def test_a_transparent_colour_of_16_bits_is_not_taken_for_one_of_8() -> None:
