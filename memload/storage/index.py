@@ -23,7 +23,6 @@ from memload.storage.format import (
     HEADER_BYTES,
     MAX_DEPTH,
     METADATA_KEY,
-    RESERVED,
     index_path,
     output_paths,
     shard_names,
@@ -315,10 +314,7 @@ def _check_identity(path: Path, metadata: Any) -> None:
 
 def _parse_arrays(entries: Any) -> tuple[Array, ...]:
     arrays = tuple(_parse_array(entry) for entry in entries)
-    names = [array.name for array in arrays]
-    _require_names(names, "array")
-    _require_names([shard.file for array in arrays for shard in array.shards], "shard")
-    require("image" in names, "it has no array named 'image'")
+    require(any(array.name == "image" for array in arrays), "it has no array named 'image'")
     require(len({array.rows for array in arrays}) == 1, "its arrays differ in their rows")
     return arrays
 
@@ -346,8 +342,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], metadata: Any, arrays: Sequenc
     described = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in listed.items()}
     require(described == found, "its tensors are not those that its metadata list")
     require(all(type(entry["crc32"]) is int for entry in listed.values()), "a crc32 is no integer")
-    samples = metadata["samples"]
-    require(type(samples) is int, "the number of samples is no integer")
+    samples, columns = metadata["samples"], metadata["columns"]
     required = {
         "row": ("<i8", (samples,)),
         "flags": ("|u1", (samples,)),
@@ -357,25 +352,21 @@ def _check_tensors(tensors: Mapping[str, Tensor], metadata: Any, arrays: Sequenc
     }
     for name, expected in required.items():
         require(found[name] == expected, f"tensor {name!r} is {found[name]}, not {expected}")
-    columns = metadata["columns"]
-    _require_names(columns, "column")
     require(sorted([*columns, *required]) == sorted(found), "its columns do not fit its tensors")
     for name in columns:
-        require("/" not in name and name not in RESERVED, f"a column has the name {name!r}")
         require(found[name][1][:1] == (samples,), f"column {name!r} has not {samples} entries")
 
 
 def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any, rows: int) -> None:
     """Check that rows and labels are in range, and the rest of the metadata."""
     require(_in_range(stored["row"], rows), f"a sample has a row beyond 0 to {rows - 1}")
-    classes, points = metadata["classes"], metadata["points"]
+    classes = metadata["classes"]
     if classes is not None:
-        require(_are_texts(classes), "its classes are no list of names")
+        require(all(type(name) is str for name in classes), "its classes are no list of names")
         label = stored["label"]
         require(label.dtype.str == "<i8" and label.ndim == 1, "its labels are not int64 (n,)")
         require(_in_range(label, len(classes)), "a label is beyond the classes")
-    _require_names(points, "column of points")
-    for name in points:
+    for name in metadata["points"]:
         require(name in metadata["columns"], f"its points {name!r} are no column")
         require(stored[name].shape[2:] == (2,), f"its points {name!r} are not (n, k, 2)")
     for name in ("build", "statistics"):
@@ -424,16 +415,6 @@ def _check_crc32(path: Path, name: str, tensor: np.ndarray, metadata: Any) -> No
 
 def _bytes_of(tensor: np.ndarray) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
-
-
-def _are_texts(names: Any) -> bool:
-    return type(names) is list and all(type(name) is str for name in names)
-
-
-def _require_names(names: Any, what: str) -> None:
-    """Raise ValueError unless this is a list of different texts."""
-    distinct = _are_texts(names) and len(set(names)) == len(names)
-    require(distinct, f"it does not name each {what} once")
 
 
 def _in_range(numbers: np.ndarray, stop: int) -> bool:

@@ -54,7 +54,7 @@ class Keys(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+        return len(self) == len(other) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # compares by content, as a list does
 

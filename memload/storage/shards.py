@@ -18,7 +18,6 @@ from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import (
     address_of,
     disk_reads,
-    fault_in,
     map_side_by_side,
     will_need,
 )
@@ -60,13 +59,12 @@ class Shards:
             self.descriptors.append(_open(path))
         self._next_size_check = 0.0
         self._gathers_to_ask = 1  # the first one shows whether the rows are in RAM
-        headers = self._map()
-        checksums = np.split(index.crc32[name], self.starts[1:-1])
-        for number, header in enumerate(headers):
-            self._check_shard_content(number, header, checksums[number], index.path)
+        self._map()
+        for number in range(len(self.maps)):
+            self._check_content(number, index)
 
-    def _map(self) -> list[np.ndarray]:
-        """Map all shards, and return their headers.
+    def _map(self) -> None:
+        """Map all shards into ``self._table`` and ``self.maps``.
 
         The shards are mapped one behind another, each a whole number of rows after the first. So
         one array, ``self._table``, has the rows of all shards, with gaps of unused rows in between,
@@ -92,28 +90,28 @@ class Shards:
             self._table[first : first + shard.rows]
             for first, shard in zip(first_rows.tolist(), shards, strict=True)
         ]
-        return [mapped[offset : offset + HEADER_BYTES] for offset in offsets]
 
-    def _check_shard_content(
-        self, number: int, header: np.ndarray, checksums: np.ndarray, index: Path
-    ) -> None:
+    def _check_content(self, number: int, index: Index) -> None:
         """Check a shard's header, and its first and last row. Raises FormatError."""
-        path, pixels = self.paths[number], self.maps[number]
+        path, descriptor = self.paths[number], self.descriptors[number]
+        shard = self.array.shards[number]
+        first_row, row_bytes = self.starts[number], self.array.row_bytes
+        checksums = index.crc32[self.array.name][first_row : first_row + shard.rows]
+        ends = (0, shard.rows - 1)
         try:
-            for part in (header, pixels[0], pixels[-1]):
-                fault_in(address_of(part), part.nbytes)
+            header = os.pread(descriptor, HEADER_BYTES, 0)
+            rows = [os.pread(descriptor, row_bytes, HEADER_BYTES + row * row_bytes) for row in ends]
         except OSError as error:
             raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
-        shard = self.array.shards[number]
-        check_header(path, header.tobytes(), shard, self.array, checksums, index)
-        for row in (0, len(pixels) - 1):
-            found = zlib.crc32(pixels[row])
+        check_header(path, header, shard, self.array, checksums, index.path)
+        for row, content in zip(ends, rows, strict=True):
+            found = zlib.crc32(content)
             if found != checksums[row]:
-                row_of_all = self.starts[number] + row
+                row_of_all = first_row + row
                 raise ChecksumError(
                     f"{path} is damaged or belongs to another data set: row {row_of_all} has "
-                    f"checksum {found:08x} instead of {checksums[row]:08x}, as {index.name} says. "
-                    "Run 'memload verify' to see the extent. Then restore the file, or run "
+                    f"checksum {found:08x} instead of {checksums[row]:08x}, as {index.path.name} "
+                    "says. Run 'memload verify' to see the extent. Then restore the file, or run "
                     "'memload build' again.",
                     path=path,
                     rows=[row_of_all],

@@ -193,7 +193,7 @@ def test_a_truncated_shard_is_noticed_among_many(make_dataset: Make) -> None:
     [
         ("os.open", "opened: Permission denied"),
         ("memload.storage.shards.map_side_by_side", "mapped: .*Permission denied"),
-        ("memload.storage.shards.fault_in", "read: Permission denied"),
+        ("os.pread", "read: Permission denied"),
     ],
 )
 def test_a_shard_that_the_system_does_not_give_is_told(
