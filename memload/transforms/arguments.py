@@ -5,9 +5,10 @@
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
-from typing import Any, TypeGuard
+from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -27,20 +28,16 @@ def describe(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def is_integer(value: Any) -> TypeGuard[int]:
-    """Return whether a value is an integer of Python or NumPy, but not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def is_finite(value: Any) -> bool:
-    """Return whether a value is a finite number, but not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a value is a finite number."""
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def pair(owner: object, argument: str, value: Any) -> tuple[int, int]:
     """Return (height, width) from one positive integer or two."""
     sides = tuple(value) if isinstance(value, Sequence) else (value,)
-    if len(sides) not in (1, 2) or not all(is_integer(side) and side >= 1 for side in sides):
+    are_integers = all(isinstance(side, int | np.integer) for side in sides)
+    if len(sides) not in (1, 2) or not are_integers or min(sides) < 1:
         expected = "an integer of at least 1, or a pair (height, width) of them"
         raise wrong(owner, argument, expected, repr(value))
     return int(sides[0]), int(sides[-1])
@@ -52,10 +49,8 @@ def interval(
     """Return (low, high) from two numbers in ascending order and within bounds."""
     ends = value if isinstance(value, Sequence) and all(map(is_finite, value)) else ()
     if len(ends) != 2 or not minimum <= ends[0] <= ends[1] <= maximum:
-        bounds = f"at least {minimum:g}"
-        if maximum != math.inf:
-            bounds = f"from {minimum:g} to {maximum:g}"
-        raise wrong(owner, argument, f"a pair (low, high), low <= high, both {bounds}", repr(value))
+        expected = f"a pair (low, high), low <= high, both from {minimum:g} to {maximum:g}"
+        raise wrong(owner, argument, expected, repr(value))
     return float(ends[0]), float(ends[1])
 
 

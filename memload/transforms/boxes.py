@@ -28,33 +28,26 @@ def random_boxes(
     numbers 0 to 21 of the draws.
     """
     sizes = np.array(size)[:, np.newaxis]
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
+
+    def attempt(drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return lengths ``(2, N)`` from two uniform numbers each, and whether they fit."""
+        area = (scale[0] + (scale[1] - scale[0]) * drawn[0]) * (sizes[0] * sizes[1])
+        log_ratio = low + (high - low) * drawn[1]
+        length = np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
+        fits = (length >= smallest) & (length < sizes + smallest)
+        return length, fits[0] & fits[1]
+
     drawn = draws.uniform(4)
-    length, fits = _attempt(drawn[2:], sizes, scale, ratio, smallest)
+    length, fits = attempt(drawn[2:])
     retried = np.flatnonzero(~fits)
     # All other attempts are made at once: one loop of NumPy calls instead of up to nine.
     if retried.size:
-        areas_and_ratios = draws.uniform(2 * (_ATTEMPTS - 1), 4, retried).reshape(2, -1)
-        lengths, found = _attempt(areas_and_ratios, sizes, scale, ratio, smallest)
+        lengths, found = attempt(draws.uniform(2 * (_ATTEMPTS - 1), 4, retried).reshape(2, -1))
         found = found.reshape(_ATTEMPTS - 1, -1)
         lengths = lengths.reshape(2, *found.shape)
         length[:, retried] = lengths[:, found.argmax(0), np.arange(retried.size)]
         fits[retried] = found.any(0)
     start = (drawn[:2] * (sizes - length + 1)).astype(np.int64)
     return start, length, fits
-
-
-def _attempt(
-    drawn: np.ndarray,
-    sizes: np.ndarray,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    smallest: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return lengths ``(2, N)`` from two uniform numbers each, and whether they fit."""
-    area = (scale[0] + (scale[1] - scale[0]) * drawn[0]) * (sizes[0] * sizes[1])
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    log_ratio = low + (high - low) * drawn[1]
-    exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
-    length = np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
-    fits = (length >= smallest) & (length < sizes + smallest)
-    return length, fits[0] & fits[1]

@@ -13,13 +13,6 @@ from memload.transforms.fused import Columns
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
-#: The neutral factor of each adjustment, and the bounds of the factors.
-_RANGES = {
-    "brightness": (1.0, 0.0, float("inf")),
-    "contrast": (1.0, 0.0, float("inf")),
-    "saturation": (1.0, 0.0, float("inf")),
-    "hue": (0.0, -0.5, 0.5),
-}
 FactorRange = float | Sequence[float] | None
 
 
@@ -46,44 +39,36 @@ class ColorJitter(Transform):
         self.brightness = self._range("brightness", brightness)
         self.contrast = self._range("contrast", contrast)
         self.saturation = self._range("saturation", saturation)
-        self.hue = self._range("hue", hue)
+        if isinstance(hue, Real):
+            hue = (-hue, hue)
+        self.hue = None if hue is None else interval(self, "hue", hue, -0.5, 0.5)
 
     def _range(self, name: str, value: FactorRange) -> tuple[float, float] | None:
-        neutral, minimum, maximum = _RANGES[name]
-        if isinstance(value, Real) and not isinstance(value, bool) and value >= 0:
-            low = max(minimum, neutral - value) if neutral else -value
-            value = (low, neutral + value)
-        return None if value is None else interval(self, name, value, minimum, maximum)
+        if isinstance(value, Real) and value >= 0:
+            value = (max(0, 1 - value), 1 + value)
+        return None if value is None else interval(self, name, value, 0)
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Adjust each sample: draws 0 to 3 are its factors, and 4 to 7 sort to its order."""
         _check_channels(self, images)
         drawn = draws.uniform(8)
-        active = [number for number, name in enumerate(_RANGES) if getattr(self, name) is not None]
+        ranges = self.brightness, self.contrast, self.saturation, self.hue
+        # Grey images have neither saturation nor hue.
+        possible = ranges if images.shape[1] == 3 else ranges[:2]
+        active = [number for number, factors in enumerate(possible) if factors is not None]
         images = images.clone()
-        if len(active) == 1:  # then all samples have the same order
-            return self._adjust(images, active[0], drawn, np.arange(len(images))), columns
-        for adjustments in drawn[4:].argsort(0):
-            for number in active:
-                indices = np.flatnonzero(adjustments == number)
-                images = self._adjust(images, number, drawn, indices)
+        for adjustments in drawn[4:][active].argsort(0):
+            for index, number in enumerate(active):
+                samples = np.flatnonzero(adjustments == index)
+                low, high = ranges[number] or (0, 0)
+                factors = (low + (high - low) * drawn[number, samples]).astype(np.float32)
+                factor = upload(factors, images.device)[:, None, None, None]
+                if samples.size == len(images):
+                    images = _ADJUSTMENTS[number](images, factor)
+                elif samples.size:
+                    chosen = upload(samples, images.device)
+                    images[chosen] = _ADJUSTMENTS[number](images[chosen], factor)
         return images, columns
-
-    def _adjust(
-        self, images: Tensor, number: int, drawn: np.ndarray, indices: np.ndarray
-    ) -> Tensor:
-        """Return the images after one adjustment of the samples at these indices."""
-        if not indices.size:
-            return images
-        name = tuple(_RANGES)[number]
-        low, high = getattr(self, name)
-        factors = (low + (high - low) * drawn[number, indices]).astype(np.float32)
-        factor = upload(factors, images.device)[:, None, None, None]
-        if indices.size == len(images):
-            return _ADJUSTMENTS[name](images, factor)
-        chosen = upload(indices, images.device)
-        images[chosen] = _ADJUSTMENTS[name](images[chosen], factor)
-        return images
 
 
 class RandomGrayscale(Transform):
@@ -151,8 +136,6 @@ def _contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _saturation(images: Tensor, factor: Tensor) -> Tensor:
-    if images.shape[1] == 1:
-        return images
     grey = _grey(images)
     return _blend(images, grey.floor() if images.dtype == torch.uint8 else grey, factor)
 
@@ -162,8 +145,6 @@ def _hue(images: Tensor, factor: Tensor) -> Tensor:
 
     (Smith, "Color Gamut Transform Pairs", 1978)
     """
-    if images.shape[1] == 1:
-        return images
     is_uint8 = images.dtype == torch.uint8
     pixels = images * (1 / 255) if is_uint8 else images.float()
     value, largest = pixels.max(1, keepdim=True)
@@ -181,9 +162,4 @@ def _hue(images: Tensor, factor: Tensor) -> Tensor:
     return (turned * (256 - 1e-3)).to(torch.uint8) if is_uint8 else turned.to(images.dtype)
 
 
-_ADJUSTMENTS = {
-    "brightness": _brightness,
-    "contrast": _contrast,
-    "saturation": _saturation,
-    "hue": _hue,
-}
+_ADJUSTMENTS = _brightness, _contrast, _saturation, _hue

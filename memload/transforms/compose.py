@@ -4,15 +4,13 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from memload.transforms.arguments import is_integer, wrong
+from memload.transforms.arguments import wrong
 from memload.transforms.fused import group
 from memload.transforms.prepared import Prepared
 from memload.transforms.transform import Transform
-
-#: The functions there return a Compose; they are not transforms.
-_RECIPES = "memload.transforms.recipes"
 
 
 class Compose(Transform):
@@ -40,19 +38,14 @@ class Compose(Transform):
     def __init__(
         self,
         transforms: Sequence[Callable[..., Any]],
-        *more: object,
+        *,
         points: Sequence[str] = (),
         views: int = 1,
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
-        if more:
-            raise TypeError(
-                f"Compose takes one list of transforms, but got {1 + len(more)} arguments. "
-                "Write Compose([...])."
-            )
         if isinstance(points, str) or not isinstance(points, Sequence):
             raise wrong(self, "points", "a list of column names", repr(points))
-        if not is_integer(views) or views < 1:
+        if not isinstance(views, int | np.integer) or views < 1:
             raise wrong(self, "views", "an integer of at least 1", repr(views))
         if memory_format not in (torch.channels_last, torch.contiguous_format):
             formats = "torch.channels_last or torch.contiguous_format"
@@ -109,10 +102,9 @@ def _flatten(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
                     "Give them to the outer one."
                 )
             flat += step.transforms
-        elif isinstance(step, type) or getattr(step, "__module__", "") == _RECIPES:
-            raise TypeError(f"Compose got {step.__name__} itself. Write {step.__name__}(...).")
-        elif callable(step):
+        elif callable(step) and not isinstance(step, type):
             flat.append(step)
         else:
-            raise TypeError(f"Compose got {step!r}, which is not callable. Give it transforms.")
+            expected = "a transform, such as Resize(224), nor a function of images"
+            raise TypeError(f"Compose got {step!r}, which is neither {expected}.")
     return flat

@@ -7,7 +7,6 @@ import numpy as np
 
 from memload.transforms.arguments import (
     interval,
-    is_integer,
     numbers,
     pair,
     per_channel,
@@ -101,15 +100,14 @@ class RandomCrop(Transform):
         self.size = pair(self, "size", size)
         self.pad_if_needed = pad_if_needed
         self.fill = numbers(self, "fill", fill)
-        sides: Any = (
-            padding if isinstance(padding, Sequence) else (0 if padding is None else padding,)
-        )
-        if len(sides) not in (1, 2, 4) or not all(is_integer(side) and side >= 0 for side in sides):
+        sides = tuple(padding) if isinstance(padding, Sequence) else (padding or 0,)
+        are_integers = all(isinstance(side, int | np.integer) for side in sides)
+        if len(sides) not in (1, 2, 4) or not are_integers or min(sides) < 0:
             raise wrong(self, "padding", "1, 2 or 4 integers of at least 0", repr(padding))
         if padding_mode != "constant":
             raise wrong(self, "padding_mode", "'constant'", repr(padding_mode))
         # (a,) becomes (a, a, a, a), and (a, b) becomes (a, b, a, b).
-        self.padding: tuple[int, ...] = tuple(sides) * (4 // len(sides))
+        self.padding = sides * (4 // len(sides))
 
     def add_to(self, plan: Plan, draws: Draws) -> None:
         """Crop both axes."""
@@ -154,19 +152,17 @@ class Resize(Transform):
         max_size: int | None = None,
         antialias: bool = True,
     ) -> None:
+        if size is None and max_size is None:
+            raise ValueError("Resize: neither size nor max_size was given. Give one of them.")
         self.size: int | tuple[int, int] | None = None
         if size is not None:
             both = pair(self, "size", size)
             self.size = both if isinstance(size, Sequence) and len(size) == 2 else both[0]
         self.max_size = max_size
+        if max_size is not None and (isinstance(self.size, tuple) or max_size <= (self.size or 0)):
+            expected = "an integer above size, which is then one number or None"
+            raise wrong(self, "max_size", expected, f"{max_size} with size {size}")
         self.antialias = _check_interpolation(self, interpolation, antialias)
-        if max_size is not None:
-            shorter = self.size if isinstance(self.size, int) else 0
-            if isinstance(self.size, tuple) or not is_integer(max_size) or max_size <= shorter:
-                expected = "an integer above size, which is then one number or None"
-                raise wrong(self, "max_size", expected, f"{max_size} with size {size}")
-        elif size is None:
-            raise ValueError("Resize: neither size nor max_size was given. Give one of them.")
 
     def add_to(self, plan: Plan, draws: Draws) -> None:
         """Resize both axes."""

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,15 +25,6 @@ from memload.upload import upload
 
 #: Noise takes the numbers of the draws from here on; those before belong to boxes.
 _FIRST_NOISE_NUMBER = 1 << 20
-
-
-class Boxes(NamedTuple):
-    """A box of each image in pixels, int64 ``(N,)`` each. It may reach beyond the image."""
-
-    top: np.ndarray
-    left: np.ndarray
-    height: np.ndarray
-    width: np.ndarray
 
 
 class RandomErasing(Transform):
@@ -70,7 +61,7 @@ class RandomErasing(Transform):
         # The width comes first, since the ratio of a box is its second axis over its first.
         start, length, fits = random_boxes(draws, (width, height), self.scale, self.ratio, 0)
         erased = fits & (draws.uniform(1, 22)[0] < self.p)
-        boxes = Boxes(start[1], start[0], np.where(erased, length[1], 0), length[0])
+        boxes = np.array([start[1], start[0], np.where(erased, length[1], 0), length[0]])
         if self.value != "random":
             value = per_channel(self, "value", self.value, images.shape[1], images.dtype)
             return _paint(images, boxes, value), columns
@@ -105,15 +96,18 @@ class Cutout(Transform):
         top = (drawn[0] * height).astype(np.int64) - self.size[0] // 2
         left = (drawn[1] * width).astype(np.int64) - self.size[1] // 2
         heights = np.where(drawn[2] < self.p, self.size[0], 0)
-        boxes = Boxes(top, left, heights, np.full_like(left, self.size[1]))
+        boxes = np.array([top, left, heights, np.full_like(left, self.size[1])])
         fill = per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
         return _paint(images, boxes, fill), columns
 
 
-def inside(images: Tensor, boxes: Boxes) -> Tensor:
-    """Return which pixels are in the box of their sample, bool ``(N, 1, H, W)``."""
+def inside(images: Tensor, boxes: np.ndarray) -> Tensor:
+    """Return which pixels are in the box of their sample, bool ``(N, 1, H, W)``.
+
+    ``boxes`` ``(4, N)`` are top, left, height and width in pixels. They may reach beyond the image.
+    """
     top, left, height, width = boxes
-    edges = upload(np.stack([top, top + height, left, left + width]), images.device)
+    edges = upload(np.array([top, top + height, left, left + width]), images.device)
     first_row, end_row, first_column, end_column = edges[..., None]
     rows, columns = (torch.arange(extent, device=images.device) for extent in images.shape[-2:])
     in_rows = (rows >= first_row) & (rows < end_row)
@@ -122,21 +116,22 @@ def inside(images: Tensor, boxes: Boxes) -> Tensor:
     return in_both[:, None]
 
 
-def _paint(images: Tensor, boxes: Boxes, value: tuple[float, ...]) -> Tensor:
+def _paint(images: Tensor, boxes: np.ndarray, value: tuple[float, ...]) -> Tensor:
     """Return images whose boxes have a value for each channel."""
     colour = upload(np.array(value), images.device).to(images.dtype)[:, None, None]
     return torch.where(inside(images, boxes), colour, images)
 
 
-def _paint_noise(images: Tensor, boxes: Boxes, draws: Draws) -> Tensor:
+def _paint_noise(images: Tensor, boxes: np.ndarray, draws: Draws) -> Tensor:
     """Return images whose boxes are normal noise. It depends on the sample and the pixel alone."""
     device, (_, channels, _, width) = images.device, images.shape
-    areas = boxes.height * boxes.width
+    top, left, height, box_width = boxes
+    areas = height * box_width
     # One row for each pixel of all boxes: its sample, and its index within the box.
     samples = np.repeat(np.arange(len(areas)), areas)
     within = np.arange(areas.sum()) - np.repeat(np.cumsum(areas) - areas, areas)
-    rows, columns = np.divmod(within, boxes.width[samples])
-    pixels = np.stack([samples, boxes.top[samples] + rows, boxes.left[samples] + columns])
+    rows, columns = np.divmod(within, box_width[samples])
+    pixels = np.array([samples, top[samples] + rows, left[samples] + columns])
     sample, y, x = upload(pixels, device)
     pixel_number = (y * width + x)[:, None] * channels + torch.arange(channels, device=device)
     streams = upload(draws.streams, device)[sample][:, None]

@@ -9,16 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import describe, is_finite, is_integer, wrong
+from memload.transforms.arguments import describe, is_finite, wrong
 from memload.transforms.draws import Draws
-from memload.transforms.erasing import Boxes, inside
+from memload.transforms.erasing import inside
 from memload.transforms.fused import Columns
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
 
-class _Mixing(Transform):
-    """What MixUp and CutMix share. Subclasses mix the images."""
+class MixUp(Transform):
+    """Mix each image and label with those before it in the batch, like torchvision's ``v2.MixUp``.
+
+    Each sample keeps a share of its own, drawn from Beta(``alpha``, ``alpha``). The partner is the
+    sample before it in the batch; that of the first is the last. So the result depends on the batch
+    too. Images ``(N, C, H, W)`` must be floats, so put it after Normalize.
+
+    The column "label" holds integers ``(N,)`` below ``num_classes``, or shares ``(N,
+    num_classes)``. It becomes float32 ``(N, num_classes)``. A Loader fills in the ``num_classes``
+    of the data set. (Zhang et al., https://arxiv.org/abs/1710.09412)
+
+    >>> images, columns = MixUp(alpha=0.2, num_classes=1000)(images, {"label": labels})
+    """
 
     def __init__(
         self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
@@ -28,7 +39,7 @@ class _Mixing(Transform):
             raise wrong(self, "labels_getter", "'default'", repr(labels_getter), advice)
         if not is_finite(alpha) or alpha <= 0:
             raise wrong(self, "alpha", "a number above 0", repr(alpha))
-        if num_classes is not None and not (is_integer(num_classes) and num_classes > 0):
+        if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 1):
             raise wrong(self, "num_classes", "an integer of at least 1", repr(num_classes))
         self.alpha = float(alpha)
         self.num_classes = num_classes
@@ -58,19 +69,24 @@ class _Mixing(Transform):
 
         ``kept`` is the share that was drawn, and ``drawn`` are two more random numbers ``(2, N)``.
         """
-        raise NotImplementedError
+        if not images.is_floating_point():
+            advice = "Put ToDtype or Normalize before it."
+            raise wrong(self, "images", "floating", images.dtype, advice)
+        factor = upload(kept.astype(np.float32), images.device)[:, None, None, None]
+        mixed = (images * factor).add_(partners * (1 - factor))
+        return mixed.to(images.dtype), kept
 
     def _class_shares(self, labels: Tensor | None, count: int) -> Tensor:
         """Return the share of every class, float32 ``(N, num_classes)``."""
-        if labels is None or labels.ndim not in (1, 2):
-            expected = f"a tensor ({count},) or ({count}, num_classes)"
-            raise self._wrong_label(expected, describe(labels))
+        is_index = labels is not None and labels.ndim == 1 and not labels.is_floating_point()
+        if labels is None or not (is_index or labels.ndim == 2):
+            expected = f"integers ({count},) or shares ({count}, num_classes)"
+            raise wrong(self, "columns['label']", expected, describe(labels))
         if labels.ndim == 2:
             if self.num_classes not in (None, labels.shape[1]):
-                raise self._wrong_label(f"of {self.num_classes} classes", f"of {labels.shape[1]}")
+                expected = f"of {self.num_classes} classes"
+                raise wrong(self, "columns['label']", expected, f"of {labels.shape[1]}")
             return labels.float()
-        if labels.is_floating_point():
-            raise self._wrong_label("integers, or shares (N, num_classes)", labels.dtype)
         if self.num_classes is None:
             name = type(self).__name__
             raise ValueError(
@@ -81,40 +97,12 @@ class _Mixing(Transform):
             lowest, highest = int(labels.min()), int(labels.max())
             if lowest < 0 or highest >= self.num_classes:
                 expected = f"from 0 to {self.num_classes - 1}, as num_classes says"
-                raise self._wrong_label(expected, f"{lowest} to {highest}")
+                raise wrong(self, "columns['label']", expected, f"{lowest} to {highest}")
         classes = torch.arange(self.num_classes, device=labels.device)
         return (labels[:, None] == classes).float()  # one_hot() would wait for a GPU
 
-    def _wrong_label(self, expected: str, found: object) -> ValueError:
-        return wrong(self, "columns['label']", expected, found)
 
-
-class MixUp(_Mixing):
-    """Mix each image and label with those before it in the batch, like torchvision's ``v2.MixUp``.
-
-    Each sample keeps a share of its own, drawn from Beta(``alpha``, ``alpha``). The partner is the
-    sample before it in the batch; that of the first is the last. So the result depends on the batch
-    too. Images ``(N, C, H, W)`` must be floats, so put it after Normalize.
-
-    The column "label" holds integers ``(N,)`` below ``num_classes``, or shares ``(N,
-    num_classes)``. It becomes float32 ``(N, num_classes)``. A Loader fills in the ``num_classes``
-    of the data set. (Zhang et al., https://arxiv.org/abs/1710.09412)
-
-    >>> images, columns = MixUp(alpha=0.2, num_classes=1000)(images, {"label": labels})
-    """
-
-    def _mix(
-        self, images: Tensor, partners: Tensor, kept: np.ndarray, drawn: np.ndarray
-    ) -> tuple[Tensor, np.ndarray]:
-        if not images.is_floating_point():
-            advice = "Put ToDtype or Normalize before it."
-            raise wrong(self, "images", "floating", images.dtype, advice)
-        factor = upload(kept.astype(np.float32), images.device)[:, None, None, None]
-        mixed = (images * factor).add_(partners * (1 - factor))
-        return mixed.to(images.dtype), kept
-
-
-class CutMix(_Mixing):
+class CutMix(MixUp):
     """Replace a box of each image by that of the image before it, like torchvision's ``v2.CutMix``.
 
     The share of the area that is kept is drawn from Beta(``alpha``, ``alpha``), and the labels are
@@ -131,9 +119,9 @@ class CutMix(_Mixing):
         centre = (drawn * extents).astype(np.int64)
         half = (0.5 * np.sqrt(1 - kept) * extents).astype(np.int64)
         start, end = np.maximum(centre - half, 0), np.minimum(centre + half, extents)
-        boxes = Boxes(*start, *(end - start))
-        mixed = torch.where(inside(images, boxes), partners, images)
-        return mixed, 1 - boxes.height * boxes.width / extents.prod()
+        length = end - start
+        mixed = torch.where(inside(images, np.concatenate([start, length])), partners, images)
+        return mixed, 1 - length.prod(0) / extents.prod()
 
 
 def _beta(drawn: np.ndarray, alpha: float) -> np.ndarray:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from memload.transforms.arguments import is_integer, wrong
+from memload.transforms.arguments import wrong
 from memload.transforms.compose import Compose
 from memload.transforms.cropping import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from memload.transforms.pixels import Normalize, ToDtype
@@ -46,7 +46,7 @@ def evaluate(
     >>> evaluate(224)(images).shape[2:]
     torch.Size([224, 224])
     """
-    if not is_integer(size):
+    if not isinstance(size, int):
         raise wrong("evaluate", "size", "an integer", repr(size))
     shorter = round(size * 8 / 7) if resize is None else resize
     return Compose([Resize(shorter), CenterCrop(size), Normalize(mean, std), ToDtype(dtype)])

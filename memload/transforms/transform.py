@@ -1,6 +1,7 @@
 """The base of all transforms."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,7 +9,6 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from memload import ranks
-from memload.transforms.arguments import is_integer
 from memload.transforms.draws import Draws
 from memload.transforms.fused import Columns, Fusion, group
 from memload.transforms.prepared import Prepared, not_compiled
@@ -62,7 +62,7 @@ class Transform:
             count = len(images) if isinstance(images, Tensor) and images.ndim else 0
             samples = np.arange(self._samples_seen, self._samples_seen + count)
             self._samples_seen += count
-            seed = int(seed) + seed_offset() if is_integer(seed) else seed
+            seed = int(seed) + seed_offset() if isinstance(seed, Integral) else seed
         return self.prepare(samples, seed=seed, epoch=epoch)(images, columns)
 
     def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Prepared:
