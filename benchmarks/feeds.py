@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from data import noise_dataset
-from harness import Way, need_cuda, rate, rate_behind, run_benchmark, settle
+from harness import Way, count_images, need_cuda, rate, rate_behind, run_benchmark, settle
 from pictures import Numbered, find_jpegs, planes
 from torch.utils.data import DataLoader
 
@@ -37,15 +37,9 @@ DEVICE = torch.device("cuda", 0)
 #: The table of what else there is; docs/speed.svg is drawn from it.
 OTHERS = "what else there is, behind the first batch of each worker, 224×224×3, batch 256"
 LARGE, SMALL = "224×224×3, batch 256", "32×32×3, batch 2,048"
-FEEDS: dict[str, dict[str, Any]] = {
-    "dma": {"feed": "dma"},
-    "uva": {"feed": "uva"},
-    "resident": {"feed": "resident"},
-}
-PINNED: dict[str, dict[str, Any]] = {
-    "pinned, 1 thread": {"feed": "pinned", "num_threads": 1},
-    "pinned, 12 threads": {"feed": "pinned", "num_threads": 12},
-}
+#: The feeds, with the number of threads where it is not the Loader's own choice.
+FEEDS = {"dma": None, "uva": None, "resident": None}
+PINNED = {"pinned, 1 thread": 1, "pinned, 12 threads": 12}
 LIMITS = {"resident": "index_select", "pinned, 1 thread": "gather and copy"}
 LEAST_SECONDS = 0.25
 
@@ -97,11 +91,17 @@ def limits(path: Path, batch: int) -> dict[str, Way]:
     return {name: rate(run, wait, LEAST_SECONDS) for name, run in runs.items()}
 
 
-def feeding(path: Path, batch: int, feeds: dict[str, dict[str, Any]]) -> dict[str, Way]:
+def open_loader(source: Any, batch: int, feed: Any, threads: int | None = None) -> memload.Loader:
+    """Return a Loader in random order."""
+    options: dict[str, Any] = {"device": DEVICE, "feed": feed, "num_threads": threads}
+    return memload.Loader(source, batch, shuffle=True, **options)
+
+
+def feeding(path: Path, batch: int, feeds: dict[str, int | None]) -> dict[str, Way]:
     """Return the limits, and an epoch of each Loader."""
     dataset, found = memload.MemmapDataset(path), limits(path, batch)
-    for name, settings in feeds.items():
-        loader = memload.Loader(dataset, batch, shuffle=True, device=DEVICE, **settings)
+    for name, threads in feeds.items():
+        loader = open_loader(dataset, batch, name.partition(",")[0], threads)
         if name in ("dma", "uva"):
             settle(loader)
         found[name] = rate(lambda loader=loader: loader, torch.cuda.synchronize, LEAST_SECONDS)
@@ -110,7 +110,7 @@ def feeding(path: Path, batch: int, feeds: dict[str, dict[str, Any]]) -> dict[st
 
 def host_time(path: Path, batch: int) -> Way:
     """Return a way that measures microseconds of the caller in each step of a resident Loader."""
-    loader = memload.Loader(path, batch, shuffle=True, device=DEVICE, feed="resident")
+    loader = open_loader(path, batch, "resident")
 
     def way() -> float:
         times, batches = [], iter(loader)
@@ -135,10 +135,9 @@ def host_memory(path: Path) -> dict[str, float]:
         return sum(int(line.split()[1]) for line in lines if line.startswith(kinds)) / 1e3
 
     before, grown = own(), []
-    loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="dma")
+    loader = open_loader(path, 256, "dma")
     for _ in range(2):
-        for _batch in loader:
-            pass
+        count_images(loader)
         grown.append(own() - before)
         settle(loader)
     return {"after the first epoch": grown[0], "after the second": grown[1]}
@@ -149,13 +148,13 @@ def starting(path: Path) -> Way:
 
     def way() -> dict[str, float]:
         start = time.perf_counter()
-        loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="dma")
+        loader = open_loader(path, 256, "dma")
         next(iter(loader))
         torch.cuda.synchronize()
         first = time.perf_counter() - start
         del loader
         start = time.perf_counter()
-        loader = memload.Loader(path, 256, shuffle=True, device=DEVICE, feed="resident")
+        loader = open_loader(path, 256, "resident")
         next(iter(loader))
         torch.cuda.synchronize()
         loaded = path.stat().st_size / (time.perf_counter() - start) / 1e9
@@ -175,15 +174,20 @@ def others(path: Path, folder: Path, batches_a_worker: int) -> dict[str, Way]:
     jpegs = Numbered(
         list(itertools.islice(itertools.cycle(files), count)), partial(planes, side=224)
     )
-    settings: dict[str, Any] = {"shuffle": True, "num_workers": workers, "pin_memory": True}
-    data_loader = partial(DataLoader, batch_size=batch, persistent_workers=True, **settings)
+    data_loader = partial(
+        DataLoader,
+        batch_size=batch,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=True,
+        pin_memory=True,
+    )
     plain, pictures = data_loader(dataset), data_loader(jpegs)
     stock = data_loader(dataset, collate_fn=memload.fast_collate)
 
     @cache  # made in the first round, when all workers are forked: threads do not survive
-    def loader(feed: Any, threads: int | None = None) -> memload.Loader:
-        settings: dict[str, Any] = {"device": DEVICE, "feed": feed, "num_threads": threads}
-        return settle(memload.Loader(dataset, batch, shuffle=True, **settings))
+    def loader(feed: str, threads: int | None = None) -> memload.Loader:
+        return settle(open_loader(dataset, batch, feed, threads))
 
     with_workers: dict[str, Callable[[], Iterable[Any]]] = {
         "JPEGs in a DataLoader": lambda: move(pictures),
@@ -212,22 +216,18 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     small = noise_dataset(folder, options.small, 32)
     torch.zeros(1, device=DEVICE)
     memory = host_memory(large)
-    tables = {
-        "host memory with dma (MB)": {name: lambda name=name: memory[name] for name in memory}
-    }
-    tables[LARGE] = feeding(large, 256, FEEDS | PINNED)
-    tables[SMALL] = feeding(small, 2048, FEEDS)
-    found = {
-        f"{table} › {name}": way for table, ways in tables.items() for name, way in ways.items()
-    }
+    found: dict[str, Way] = {"host memory with dma (MB)": lambda: memory}
+
+    def add(table: str, ways: dict[str, Way]) -> None:
+        found.update({f"{table} › {name}": way for name, way in ways.items()})
+
+    add(LARGE, feeding(large, 256, FEEDS | PINNED))
+    add(SMALL, feeding(small, 2048, FEEDS))
     for batch in (256, 2048):
         name = f"host time a step, resident, 32×32×3, batch {batch}, without the slowest 2 % (µs)"
         found[name] = host_time(small, batch)
     if not options.quick:
-        found |= {
-            f"{OTHERS} › {name}": way
-            for name, way in others(large, folder, options.batches).items()
-        }
+        add(OTHERS, others(large, folder, options.batches))
     found[f"a new Loader of {large.stat().st_size / 1e9:.1f} GB"] = starting(large)
     return found
 

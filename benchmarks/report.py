@@ -1,7 +1,5 @@
 """Write RESULTS.md, its plots and docs/speed.svg from the lines in ``results/``.
 
-    python benchmarks/report.py
-
 Run it after a benchmark has added a line. Shown is the newest line of each benchmark, kind of
 machine (processor, number of cores, GPUs) and variant; a line of a partial run only if there is no
 whole one.
@@ -12,6 +10,7 @@ quartiles, a number, a text, or a curve: a list of numbers. Images a second are 
 """
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -47,8 +46,6 @@ SPEED_ROWS = {
 MANY_COLUMNS = 6
 #: The column of a table that has one value a row.
 VALUE = "median (quartiles) or value"
-#: The column that says how much of the cores other processes took, and how much is too much.
-OTHERS, TOO_BUSY = "others, %", 10
 NOT_COLUMNS = ("error", "versions")
 BLUE, GREY = "#2f6fde", "#afb8c1"
 
@@ -88,11 +85,6 @@ def is_spread(value: Any) -> bool:
     return isinstance(value, dict) and "median" in value
 
 
-def is_branch(value: Any) -> bool:
-    """Tell whether there are further names below a value."""
-    return isinstance(value, dict) and not is_spread(value)
-
-
 def number(value: Any) -> str:
     """Return a number with three digits, or with all that stand before the point."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -110,7 +102,8 @@ def cell(value: Any, quartiles: bool = True) -> str:
         return f"{number(value[0])} → {number(value[-1])}, {len(value)} steps"
     if not is_spread(value):
         return number(value)
-    median, low, high = (number(value[f"{name}"]) for name in ("median", "lower_quartile", "upper_quartile"))  # fmt: skip
+    names = ("median", "lower_quartile", "upper_quartile")
+    median, low, high = (number(value[name]) for name in names)
     return f"{median} ({low} to {high})" if quartiles and value["repeats"] > 1 else median
 
 
@@ -138,12 +131,6 @@ class Table:
 
     def _notes(self) -> Iterator[str]:
         values = [value for row in self.rows.values() for value in row.values()]
-        others = [row[OTHERS]["median"] for row in self.rows.values() if OTHERS in row]
-        if max(others, default=0) > TOO_BUSY:
-            yield (
-                f"**Other processes took up to {max(others):.0f} % of the cores. "
-                "Do not quote these figures.**"
-            )
         repeats = sorted({value["repeats"] for value in values if is_spread(value)})
         if repeats:
             yield f"Medians of {' or '.join(map(str, repeats))} rounds."
@@ -155,37 +142,25 @@ class Table:
         if versions:
             yield f"Versions: {', '.join(sorted(versions))}."
 
-    def rates(self, pattern: str) -> dict[str, Any]:
-        """Return the rows that are plotted as bars: images a second, by name."""
-        title = f"{self.title} › " if self.title else ""
-        for column in self.columns:
-            rates = {
-                name: row[column]
-                for name, row in self.rows.items()
-                if is_spread(row.get(column))
-                and re.fullmatch(pattern, title + (name if column == VALUE else column))
-            }
-            if len(rates) > 1:
-                return rates
-        return {}
-
 
 def tables(results: dict[str, Any], title: str = "") -> list[Table]:
     """Return results as tables: one for names that have the same values below them."""
-    branches = {name: value for name, value in results.items() if is_branch(value)}
-    leaves = {name: value for name, value in results.items() if name not in branches}
-    found = []
-    if any(value is not None for value in leaves.values()):
-        rows = {name: {VALUE: value} for name, value in leaves.items() if value is not None}
-        found.append(Table(title, [VALUE], rows))
+    branches, leaves = {}, {}
+    for name, value in results.items():
+        if isinstance(value, dict) and not is_spread(value):
+            branches[name] = value
+        elif value is not None:
+            leaves[name] = {VALUE: value}
+    found = [Table(title, [VALUE], leaves)] if leaves else []
     inner = [
         {name: value for name, value in branch.items() if name not in NOT_COLUMNS}
         for branch in branches.values()
         if "error" not in branch
     ]
     columns = list(dict.fromkeys(name for values in inner for name in values))
-    flat = not any(is_branch(value) for values in inner for value in values.values())
-    if len(branches) > 1 and flat and 2 * sum(map(len, inner)) > len(columns) * len(inner):
+    values = [value for branch in inner for value in branch.values()]
+    flat = all(is_spread(value) or not isinstance(value, dict) for value in values)
+    if len(branches) > 1 and flat and 2 * len(values) > len(columns) * len(inner):
         return [*found, Table(title, columns or ["result"], branches)]
     for name, branch in branches.items():
         found += tables(branch, f"{title} › {name}" if title else name)
@@ -204,17 +179,13 @@ def text(lines: list[dict[str, Any]]) -> str:
         "no complete one. Figures are medians, with the quartiles in parentheses. Compare figures "
         "only within a table: other tables are from other runs.",
     ]
-    heading = None
-    for line in lines:
-        if line["benchmark"] != heading:
-            heading = line["benchmark"]
-            parts.append(f"## {heading}")
-            source = HERE / f"{heading}.py"
-            if source.exists():
-                about = ast.get_docstring(ast.parse(source.read_text())) or ""
-                summary = about.split("\n\n")[0].replace("\n", " ").replace("``", "`")
-                parts.append(f"{summary} Method: [{source.name}]({source.name}).")
-        parts += section(line)
+    for heading, of_benchmark in itertools.groupby(lines, lambda line: line["benchmark"]):
+        source = HERE / f"{heading}.py"
+        about = ast.get_docstring(ast.parse(source.read_text())) or ""
+        summary = about.split("\n\n")[0].replace("\n", " ").replace("``", "`")
+        parts += [f"## {heading}", f"{summary} Method: [{source.name}]({source.name})."]
+        for line in of_benchmark:
+            parts += section(line)
     return "\n\n".join(parts) + "\n"
 
 
@@ -222,16 +193,18 @@ def section(line: dict[str, Any]) -> Iterator[str]:
     """Yield the parts of the page about one line."""
     yield f"### {'; '.join(filter(None, [machine(line), variant(line)]))}"
     parameters = (f"{name} {number(value)}" for name, value in line["parameters"].items())
+    versions = (
+        f"{name} {version}"
+        for name, version in line["versions"].items()
+        if version != "not installed"
+    )
     facts = [f"{line['when'][:10]}, commit {line['commit']}"]
     facts += [f"**Partial run**: {', '.join(line['partial'])}"] if "partial" in line else []
     facts += [f"**Remark**: {remark}" for remark in line.get("remarks", [])]
     facts += [f"GPU driver {line['machine']['driver']}"] if "driver" in line["machine"] else []
     facts += [f"Parameters: {', '.join(parameters)}"]
     facts += [f"Command: `{line['command']}`"] if "command" in line else []
-    installed = {
-        name: which for name, which in line["versions"].items() if which != "not installed"
-    }
-    facts += [f"Versions: {', '.join(f'{name} {which}' for name, which in installed.items())}"]
+    facts += [f"Versions: {', '.join(versions)}"]
     yield "\n".join(f"- {fact}" for fact in facts)
     for table in tables(line["results"]):
         if table.title:
@@ -250,24 +223,35 @@ def plot_name(line: dict[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-") + ".png"
 
 
-def plotted(line: dict[str, Any]) -> list[Table]:
-    """Return the tables of a line that are worth a plot: those with several rates."""
-    pattern = RATES.get(line["benchmark"], RATE)
-    return [table for table in tables(line["results"]) if table.rates(pattern)]
+def plotted(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is plotted of a line, by title: the tables with several images a second."""
+    pattern, found = RATES.get(line["benchmark"], RATE), {}
+    for table in tables(line["results"]):
+        title = f"{table.title} › " if table.title else ""
+        for column in table.columns:
+            rates = {
+                name: row[column]
+                for name, row in table.rows.items()
+                if is_spread(row.get(column))
+                and re.fullmatch(pattern, title + (name if column == VALUE else column))
+            }
+            if len(rates) > 1:
+                found.setdefault(table.title, rates)
+    return found
 
 
 def draw(line: dict[str, Any], path: Path) -> None:
     """Draw the tables of a line, one below the other."""
     from matplotlib.figure import Figure
 
-    shown, pattern = plotted(line), RATES.get(line["benchmark"], RATE)
-    heights = [1 + 0.3 * len(table.rates(pattern)) for table in shown]
+    shown = plotted(line)
+    heights = [1 + 0.3 * len(rates) for rates in shown.values()]
     figure = Figure(figsize=(9, 0.6 + sum(heights)), layout="constrained")
     figure.suptitle("; ".join(filter(None, [line["benchmark"], machine(line), variant(line)])))
     panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, table in zip(panels, shown, strict=True):
-        axes.set_title(table.title, fontsize="medium")
-        draw_bars(axes, table.rates(pattern))
+    for axes, (title, rates) in zip(panels, shown.items(), strict=True):
+        axes.set_title(title, fontsize="medium")
+        draw_bars(axes, rates)
     figure.savefig(path, dpi=100, metadata={"Software": None})
 
 

@@ -26,7 +26,6 @@ and the stem, which is one convolution.
 import contextlib
 import itertools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -57,15 +56,12 @@ Begin = Callable[[int], Iterator[Any]]
 
 
 def make_model(name: str) -> nn.Module:
-    """Return a new model. Ends the process with a message where torchvision is missing."""
+    """Return a new model; all but the stem are torchvision's."""
     if name == "stem":
         pooled = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         return nn.Sequential(nn.Conv2d(3, 16, 7, 8), *pooled, nn.Linear(16, 1000))
-    try:
-        from torchvision import models
-    except (ImportError, RuntimeError) as error:  # the latter where it is of another build of torch
-        sys.exit(f"torchvision has {MODELS[name]} and cannot be imported: {error}. Install the "
-                 "torchvision of this torch, or give --model stem.")  # fmt: skip
+    from torchvision import models
+
     return getattr(models, name)()
 
 
@@ -84,13 +80,6 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-
-    def check(self, images: Tensor, labels: Tensor) -> None:
-        """Raise RuntimeError for a batch that is not what all ways have to bring."""
-        wanted = (self.shape, torch.bfloat16, self.device, self.device)
-        found = (tuple(images.shape), images.dtype, images.device, labels.device)
-        if found != wanted:
-            raise RuntimeError(f"A way brought batches of {found} instead of {wanted}.")
 
     def now(self) -> float:
         """Return the time when the device has done what it was asked for."""
@@ -135,8 +124,6 @@ class Feeding:
             asked = time.thread_time()
             images, labels = next(batches)
             asking += time.thread_time() - asked
-            if number == 0:
-                self.training.check(images, labels)
             self.training.step(images, labels)
         end = self.training.now()
         cores = (feeding_time() - before + asking) / (end - begun)

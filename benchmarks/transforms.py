@@ -28,14 +28,9 @@ MEAN, STD = (
     torch.tensor(values).view(1, 3, 1, 1)
     for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 )
-FLIP = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")])
-CROP = transforms.Compose(
-    [
-        transforms.RandomCrop(32, padding=4),
-        transforms.RandomHorizontalFlip(),
-        transforms.Normalize("imagenet"),
-    ]
-)
+STEPS = [transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
+FLIP = transforms.Compose(STEPS)
+CROP = transforms.Compose([transforms.RandomCrop(32, padding=4), *STEPS])
 OTHERS = ("torchvision", "kornia")
 
 
@@ -69,15 +64,19 @@ def resized_crops(
     return out
 
 
-def padded_crops(images: Tensor, starts: list[list[int]], flipped: Tensor) -> Tensor:
-    """Pad by 4, crop and flip."""
+def flip_some(images: Tensor, flipped: Tensor) -> Tensor:
+    """Flip the images that are to be flipped."""
+    return torch.where(flipped, images.flip(-1), images)
+
+
+def padded_crops(images: Tensor, starts: list[list[int]]) -> Tensor:
+    """Pad by 4 and crop."""
     padded = pad(images, [4] * 4)
     pieces = [
         padded[number, :, top : top + 32, left : left + 32]
         for number, (top, left) in enumerate(starts)
     ]
-    stacked = torch.stack(pieces)
-    return torch.where(flipped, stacked.flip(-1), stacked)
+    return torch.stack(pieces)
 
 
 def on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
@@ -93,32 +92,21 @@ def on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
         resized = interpolate(images, (232, 232), mode="bilinear", antialias=True)
         return resized[:, :, 4:228, 4:228]
 
-    pairs = {
-        "resized crop, flip, normalise, 256": (
-            lambda: train(large, samples=numbers),
-            lambda: normalise(resized_crops(large, 224, boxes, flipped)),
-        ),
-        "flip, normalise, 256": (
-            lambda: FLIP(large, samples=numbers),
-            lambda: normalise(torch.where(flipped, large.flip(-1), large)),
-        ),
-        "flip, normalise, 32": (
-            lambda: FLIP(small, samples=numbers),
-            lambda: normalise(torch.where(flipped, small.flip(-1), small)),
-        ),
-        "padded crop, flip, normalise, 32": (
-            lambda: CROP(small, samples=numbers),
-            lambda: normalise(padded_crops(small, starts, flipped)),
-        ),
-        "resize, centre crop, normalise, 256": (
-            lambda: evaluate(large),
-            lambda: normalise(centre(large)),
-        ),
-    }
     return {
-        f"{name}{kind}": call
-        for name, pair in pairs.items()
-        for kind, call in zip(("", ", plain"), pair, strict=True)
+        "resized crop, flip, normalise, 256": lambda: train(large, samples=numbers),
+        "resized crop, flip, normalise, 256, plain": lambda: normalise(
+            resized_crops(large, 224, boxes, flipped)
+        ),
+        "flip, normalise, 256": lambda: FLIP(large, samples=numbers),
+        "flip, normalise, 256, plain": lambda: normalise(flip_some(large, flipped)),
+        "flip, normalise, 32": lambda: FLIP(small, samples=numbers),
+        "flip, normalise, 32, plain": lambda: normalise(flip_some(small, flipped)),
+        "padded crop, flip, normalise, 32": lambda: CROP(small, samples=numbers),
+        "padded crop, flip, normalise, 32, plain": lambda: normalise(
+            flip_some(padded_crops(small, starts), flipped)
+        ),
+        "resize, centre crop, normalise, 256": lambda: evaluate(large),
+        "resize, centre crop, normalise, 256, plain": lambda: normalise(centre(large)),
     }
 
 
@@ -140,11 +128,10 @@ def on_cuda(batch: int, with_others: bool) -> dict[str, Callable[[], Any]]:
     images = make((batch, 224, 224, 3)).permute(0, 3, 1, 2)
     large = make((batch, 256, 256, 3)).permute(0, 3, 1, 2)
     numbers = np.arange(batch)
-    steps = [transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
-    flip = transforms.Compose([*steps, transforms.ToDtype(torch.bfloat16)])
+    flip = transforms.Compose([*STEPS, transforms.ToDtype(torch.bfloat16)])
     train = transforms.train(224, dtype=torch.bfloat16)
     # The recipe reads 1 byte and writes 2 a pixel; a copy reads and writes half of that each.
-    source, target = (make((images.numel() * 3 // 2,)) for _ in range(2))
+    source, target = (make((batch, images[0].numel() * 3 // 2)) for _ in range(2))
     calls: dict[str, Callable[[], Any]] = {
         "copy": lambda: target.copy_(source),
         "flip, normalise": in_stretches(flip, images),
@@ -152,7 +139,13 @@ def on_cuda(batch: int, with_others: bool) -> dict[str, Callable[[], Any]]:
         "flip, normalise, a call by itself": lambda: flip(images, samples=numbers),
         "resized crop, flip, normalise, a call by itself": lambda: train(large, samples=numbers),
     }
-    if with_others and find_spec("torchvision"):
+    return calls | (of_others(large) if with_others else {})
+
+
+def of_others(large: Tensor) -> dict[str, Callable[[], Any]]:
+    """Return the recipes of torchvision and Kornia, where they are installed."""
+    calls: dict[str, Callable[[], Any]] = {}
+    if find_spec("torchvision"):
         from torchvision.transforms import v2
 
         theirs = v2.Compose(
@@ -168,7 +161,7 @@ def on_cuda(batch: int, with_others: bool) -> dict[str, Callable[[], Any]]:
         calls["torchvision v2, one draw a sample"] = lambda: torch.stack(
             [theirs(image) for image in large]
         ).bfloat16()
-    if with_others and find_spec("kornia"):
+    if find_spec("kornia"):
         import kornia.augmentation as kornia
 
         augment = torch.nn.Sequential(
@@ -198,11 +191,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return what is called."""
 
     def counted(call: Callable[[], Any]) -> Callable[[], int]:
-        def run() -> int:
-            call()
-            return options.batch
-
-        return run
+        return lambda: len(call())  # a batch
 
     if options.device == "cpu":
         calls = on_cpu(options.batch)
