@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from memload import inspection
 from memload.errors import DependencyError, MemloadError
 from memload.feeds.choice import Choice, first_that_serves
-from memload.feeds.interface import Feed, Samples, widest_word
+from memload.feeds.interface import Feed, Samples
 from memload.machine import available_cores
 from memload.reading.dataset import MemmapDataset
 from memload.reading.loader import Loader
@@ -334,35 +334,32 @@ def _decoding_stage(setting: _Setting, folder: Path) -> Stage:
             f"images: {str(folder)!r} has none of the {len(names):,} files looked for, such as "
             f"{names[0]!r}. Give the folder that {setting.dataset.path.name} was built from."
         )
-    pictures = _Pictures(files, setting.dataset.shards.array.shape)
     subject = f"JPEGs in a DataLoader, {_count(setting.threads, 'worker')}"
-    return Stage(subject, partial(_decode, pictures, setting.threads))
+    return Stage(subject, partial(_decode, setting, files))
 
 
-class _Pictures(Dataset[np.ndarray]):
-    """Decodes and resizes files, again and again."""
-
-    def __init__(self, files: Sequence[Path], shape: tuple[int, ...]) -> None:
-        self.files, self.shape = files, shape
-
-    def __len__(self) -> int:
-        return 1_000_000  # more than can be decoded meanwhile
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        height, width, channels = self.shape
-        with Image.open(self.files[number % len(self.files)]) as image:
-            converted = image.convert("L" if channels == 1 else "RGB")
-        return np.array(ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR))
-
-
-def _decode(pictures: _Pictures, workers: int) -> Measurement:
-    for file in pictures.files:
+def _decode(setting: _Setting, files: list[Path]) -> Measurement:
+    decode = partial(_decode_batch, setting.dataset.shards.array.shape)
+    for file in files:
         file.read_bytes()  # the CPU is measured, not the disk
-    pictures[0]  # if it cannot be decoded, the message is plainer here than in a worker
-    batches = iter(DataLoader(pictures, 8, num_workers=workers))
-    for _ in range(4 * workers):  # until all workers are busy
+    decode(files[:1])  # if it cannot be decoded, the message is plainer here than in a worker
+    repeated = files * (1 + 1_000_000 // len(files))  # more than can be decoded meanwhile
+    dataset = cast("Dataset[Path]", repeated)
+    batches = iter(DataLoader(dataset, 8, num_workers=setting.threads, collate_fn=decode))
+    for _ in range(4 * setting.threads):  # until all workers are busy
         next(batches)
     return lambda: _rate(map(len, batches), _SLOW_SECONDS)
+
+
+def _decode_batch(shape: tuple[int, ...], files: Sequence[Path]) -> torch.Tensor:
+    height, width, channels = shape
+    pictures = []
+    for file in files:
+        with Image.open(file) as image:
+            picture = image.convert("L" if channels == 1 else "RGB")
+        resized = ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
+        pictures.append(np.array(resized))
+    return torch.from_numpy(np.stack(pictures))
 
 
 # The disk
@@ -452,16 +449,16 @@ def _warm_stages(setting: _Setting, auto: str) -> list[Stage]:
     block = max(1, (256 << 20) // setting.row_bytes)
 
     take = Stage("np.take into one buffer", partial(_take, setting), reported=False)
-    copy = Stage("one copy of 256 MB to the GPU", partial(_copy, setting, block), reported=False)
-    select = Stage("index_select on the GPU", partial(_select, setting), reported=False)
-    limits = {"resident": select, "dma": copy, "uva": copy, "pinned": copy, "cpu": take}
+    in_ram = partial(_copy, setting, from_ram=True)
+    copy = Stage("one copy of 256 MB to the GPU", partial(in_ram, block), reported=False)
+    on_gpu = partial(_copy, setting, block, from_ram=False)
+    inside = Stage("one copy of 256 MB within the GPU", on_gpu, reported=False)
+    limits = {"resident": inside, "dma": copy, "uva": copy, "pinned": copy, "cpu": take}
     gathers = [
         Stage(f"gather, {_count(number, 'thread')}", partial(_gather, setting, number), [take])
         for number in sorted({1, setting.threads})
     ]
-    copies = Stage(
-        "copy of a batch to the GPU", partial(_copy, setting, setting.batch_size), [copy]
-    )
+    copies = Stage("copy of a batch to the GPU", partial(in_ram, setting.batch_size), [copy])
     feeds = {
         feed: Stage(f"feed {feed}", partial(_load, setting, feed), [limit])
         for feed, limit in limits.items()
@@ -472,7 +469,7 @@ def _warm_stages(setting: _Setting, auto: str) -> list[Stage]:
         partial(_load, setting, auto, recipe),
         [feeds[auto], transform],
     )
-    return [take, *gathers, copy, copies, select, *feeds.values(), transform, loader]
+    return [take, *gathers, copy, copies, inside, *feeds.values(), transform, loader]
 
 
 def _take(setting: _Setting) -> Measurement:
@@ -511,28 +508,13 @@ def _on_gpu(setting: _Setting, operation: Callable[[], object], images: int) -> 
     return _steady(step)
 
 
-def _require_gpu(setting: _Setting) -> None:
+def _copy(setting: _Setting, images: int, *, from_ram: bool) -> Measurement:
+    """Copy so many images at once to the GPU's memory."""
     if setting.device.type != "cuda":
         raise MemloadError("torch finds no CUDA device")
-
-
-def _copy(setting: _Setting, images: int) -> Measurement:
-    """Copy so many images at once from page-locked memory."""
-    _require_gpu(setting)
-    pinned = torch.zeros((images, setting.row_bytes), dtype=torch.uint8).pin_memory()
-    target = torch.empty_like(pinned, device=setting.device)
-    return _on_gpu(setting, lambda: target.copy_(pinned, non_blocking=True), images)
-
-
-def _select(setting: _Setting) -> Measurement:
-    _require_gpu(setting)
-    shape = (len(setting.sample), setting.row_bytes)
-    stored = torch.zeros(shape, dtype=torch.uint8, device=setting.device)
-    stored = stored.view(widest_word(setting.row_bytes))
-    rows = torch.randperm(len(stored), device=setting.device)[: setting.batch_size]
-    out = stored[rows]
-    select = partial(torch.index_select, stored, 0, rows, out=out)
-    return _on_gpu(setting, select, setting.batch_size)
+    target = torch.zeros((images, setting.row_bytes), dtype=torch.uint8, device=setting.device)
+    source = target.cpu().pin_memory() if from_ram else target.clone()
+    return _on_gpu(setting, lambda: target.copy_(source, non_blocking=True), images)
 
 
 def _transform(setting: _Setting, transform: Any) -> Measurement:
