@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -275,9 +274,8 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
-    # An index of another origin may hold anything there: then it is shown as it is.
-    with suppress(AttributeError, LookupError, TypeError, ValueError):
-        facts |= {"statistics": _readable_statistics(facts)}
+    if path is not None:
+        facts["statistics"] = _readable_statistics(facts)
     for line in _lines(facts):
         _echo(line)
 

