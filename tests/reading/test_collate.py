@@ -1,5 +1,4 @@
 import threading
-import tracemalloc
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,8 +48,17 @@ class Sample(NamedTuple):
     image: torch.Tensor
     label: int
     weight: float
-    landmarks: torch.Tensor
+    parts: dict[str, Any]
     name: str
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Return the tensors and texts in a nested batch."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, tuple | list):
+        return [leaf for value in batch for leaf in leaves(value)]
+    return [batch]
 
 
 class Broken(Dataset[Any]):
@@ -81,19 +89,6 @@ def test_a_data_sets_batch_is_torchs_own_in_channels_last(output: Path) -> None:
     assert MemmapDataset(output)[3][0].any()
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_tensors_of_both_layouts_mix(first: int) -> None:
-    samples = [stored(0), stored(1).contiguous(), stored(2)][first:]
-    assert torch.equal(fast_collate(samples), torch.stack(samples))
-
-
-def test_masks_keep_their_two_dimensions_as_with_torch() -> None:
-    samples = [(pixels(seed), pixels(seed, (HEIGHT, WIDTH))) for seed in range(3)]
-    _, masks = fast_collate(samples)
-    assert masks.shape == (3, HEIGHT, WIDTH)
-    assert torch.equal(masks, default_collate(samples)[1])
-
-
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "CMYK"])
 def test_pictures_become_their_pixels(mode: str) -> None:
     pictures = [Image.fromarray(pixels(seed)).convert(mode) for seed in range(3)]
@@ -114,43 +109,35 @@ def test_pictures_become_their_pixels(mode: str) -> None:
     ],
     ids=["tuple", "list", "named tuple", "dict", "UserDict"],
 )
-def test_samples_may_be_of_any_kind_with_labels_floats_landmarks_and_names(kind: Any) -> None:
+def test_samples_may_be_of_any_kind_and_nested(kind: Any) -> None:
     samples = [
-        kind(stored(seed), seed, seed / 3, torch.full((5, 2), float(seed)), f"{seed}.jpg")
+        Sample(
+            stored(seed),
+            seed,
+            seed / 3,
+            {
+                "pose": (torch.full((5, 2), float(seed)), seed),
+                "mask": pixels(seed, (HEIGHT, WIDTH)),
+            },
+            f"{seed}.jpg",
+        )
         for seed in range(4)
     ]
-    found = fast_collate(samples)
-    if isinstance(samples[0], Mapping):
+    found, expected = fast_collate([kind(*sample) for sample in samples]), default_collate(samples)
+    if isinstance(kind(*samples[0]), Mapping):
         assert list(found) == list(Sample._fields)
-        found = list(found.values())
-    assert type(found) is (Sample if isinstance(samples[0], Sample) else list)
-    expected = default_collate([sample_values(sample) for sample in samples])
-    for one, other in zip(found[:4], expected[:4], strict=True):
-        assert torch.equal(one, other)
-        assert one.dtype == other.dtype
-    assert is_channels_last(found[0])
-    assert list(found[4]) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
+    else:
+        assert type(found) is (Sample if kind is Sample else list)
+    for one, other in zip(leaves(found), leaves(expected), strict=True):
+        assert type(one) is type(other)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    assert is_channels_last(leaves(found)[0])
 
 
-def sample_values(sample: Any) -> tuple[Any, ...]:
-    return tuple(sample.values() if isinstance(sample, Mapping) else sample)
-
-
-def test_samples_may_be_nested() -> None:
-    samples = [
-        (
-            stored(seed),
-            {"pose": (torch.eye(3) * seed, seed), "views": [pixels(seed), pixels(seed + 50)]},
-        )
-        for seed in range(3)
-    ]
-    images, rest = fast_collate(samples)
-    assert torch.equal(images, torch.stack([stored(seed) for seed in range(3)]))
-    assert torch.equal(rest["pose"][0], torch.stack([torch.eye(3) * seed for seed in range(3)]))
-    assert rest["pose"][1].tolist() == [0, 1, 2]
-    for position, offset in enumerate((0, 50)):
-        expected = np.stack([pixels(seed + offset) for seed in range(3)])
-        np.testing.assert_array_equal(rest["views"][position].permute(0, 2, 3, 1).numpy(), expected)
+@pytest.mark.parametrize("first", [0, 1])
+def test_tensors_of_both_layouts_mix(first: int) -> None:
+    samples = [stored(0), stored(1).contiguous(), stored(2)][first:]
+    assert torch.equal(fast_collate(samples), torch.stack(samples))
 
 
 @pytest.mark.parametrize(
@@ -240,16 +227,8 @@ def test_broken_samples_are_dropped_with_their_labels() -> None:
 
 @pytest.mark.parametrize(
     "keep",
-    [
-        lambda batch: batch,
-        lambda batch: batch[1:3, :, ::2],
-        lambda batch: batch.view(torch.int8).view(torch.uint8),
-        lambda batch: batch.numpy()[3, 1:],
-        np.from_dlpack,
-        lambda batch: memoryview(batch.permute(0, 2, 3, 1).numpy()),
-        lambda batch: torch.from_numpy(batch.numpy()[1]),
-    ],
-    ids=["whole", "slice", "retyped", "array", "dlpack", "memoryview", "tensor of array"],
+    [lambda batch: batch[1:3, :, ::2], lambda batch: batch.numpy()[3, 1:], np.from_dlpack],
+    ids=["slice", "array", "dlpack"],
 )
 def test_what_is_held_of_a_batch_is_never_overwritten(keep: Any) -> None:
     held = keep(fast_collate([stored(seed) for seed in range(4)]))
@@ -258,19 +237,6 @@ def test_what_is_held_of_a_batch_is_never_overwritten(keep: Any) -> None:
         fast_collate([torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)] * 4)
     np.testing.assert_array_equal(np.asarray(held), before)
     assert before.any()
-
-
-def test_memory_is_kept_for_two_batches_when_all_are_dropped() -> None:
-    samples = [stored(seed, (64, 64, 3)) for seed in range(4)]
-    tracemalloc.start()
-    try:
-        batches = [fast_collate(samples) for _ in range(10)]
-        size = batches[0].numel()
-        assert tracemalloc.get_traced_memory()[0] > 8 * size
-        del batches
-        assert 2 * size <= tracemalloc.get_traced_memory()[0] < 2.5 * size
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but")

@@ -1,7 +1,5 @@
 """Many readers at once, and readers of a data set that is built anew."""
 
-import contextlib
-import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -106,31 +104,6 @@ def test_labels_are_never_those_of_other_pixels(
         MemmapDataset(path)
     image, label = MemmapDataset(path)[1]
     assert (int(image.max()), label) == (2, 2)
-
-
-@pytest.mark.slow
-def test_a_data_set_that_is_rebuilt_over_and_over_is_whole_whenever_it_can_be_opened(
-    build: Callable[[int], Path],
-) -> None:
-    path, ended = build(1), threading.Event()
-
-    def read() -> int:
-        whole = 0
-        while not ended.is_set():
-            with contextlib.suppress(FormatError):  # between the old data set and the new is none
-                image, label = MemmapDataset(path)[1]
-                assert int(image.max()) == label
-                whole += 1
-        return whole
-
-    with ThreadPoolExecutor(2) as readers:
-        counts = [readers.submit(read) for _ in range(2)]
-        try:
-            for number in range(25):
-                build(1 + number % 2)
-        finally:
-            ended.set()
-        assert all(count.result(60) for count in counts)
 
 
 def test_a_loader_reads_on_while_its_files_are_replaced(build: Callable[[int], Path]) -> None:
