@@ -17,7 +17,7 @@ from memload.feeds import choice, pages, pinned
 from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import DmaFeed
-from memload.feeds.interface import Samples, widest_word
+from memload.feeds.interface import Samples
 from memload.feeds.uva import UvaFeed
 from memload.machine import available_memory
 from memload.storage.shards import Shards
@@ -56,11 +56,8 @@ def test_every_feed_serves_the_cpu_or_says_why_not(
     else:
         with pytest.raises(FeedError, match=f"feed='{name}' needs a CUDA device, .* is cpu"):
             choose_feed(name, samples, CPU, num_threads=1, prefetch_factor=2)
-
-
-def test_the_cpu_feed_refuses_another_device(open_shards: Callable[[], Shards]) -> None:
     with pytest.raises(FeedError, match=r"feed='cpu' needs device='cpu', .* is cuda:0"):
-        choose_feed("cpu", samples_of(open_shards()), CUDA, num_threads=1, prefetch_factor=2)
+        choose_feed("cpu", samples, CUDA, num_threads=1, prefetch_factor=2)
 
 
 def test_a_batch_on_the_cpu_has_the_rows_and_columns_of_its_samples(
@@ -98,11 +95,6 @@ def test_a_pinned_feed_may_be_closed_while_a_thread_gathers(
     out = np.zeros_like(stored(shards))
     feed._gather(np.arange(12), out)  # without the copy to the device
     np.testing.assert_array_equal(out, stored(shards))
-
-
-def test_words_are_as_wide_as_rows_allow() -> None:
-    words = [widest_word(size) for size in (24, 12, 6, 3)]
-    assert words == [torch.int64, torch.int32, torch.int16, torch.int8]
 
 
 # Which windows are registered, and which feed is chosen. CUDA is replaced by functions that record.
@@ -291,40 +283,28 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
     return choose
 
 
-def test_samples_that_fit_in_a_quarter_of_the_device_are_resident(
-    choose: Callable[..., tuple[str, str]], make_dataset: Callable[..., Index]
-) -> None:
-    shards = Shards(make_dataset(rows=(25,), shape=(10, 100, 1)))
-    assert choose(samples_of(shards), 100_000, 0) == (
-        "resident",
-        "2.5e-05 GB fits in 25% of the 0.0001 GB free on cuda:0",
-    )
-    label = np.zeros(25, np.int8)
-    assert choose(samples_of(shards, columns=[label]), 100_000, 0)[0] == "pinned"
-
-
-def test_files_that_fit_in_half_of_the_ram_come_from_the_page_cache(
+def test_the_choice_is_the_fastest_feed_that_has_enough_memory(
     choose: Callable[..., tuple[str, str]], make_dataset: Callable[..., Index]
 ) -> None:
     large = samples_of(Shards(make_dataset("large.bin", rows=(8,), shape=(28, 1024, 1))))
     small = samples_of(Shards(make_dataset("small.bin", rows=(8,), shape=(28, 1023, 1))))
-    ram = 2 * (4096 + 8 * (28 << 10))
+    labelled = samples_of(large.shards, columns=[np.zeros(8, np.int8)])
+    pixels, ram = 8 * (28 << 10), 2 * (4096 + 8 * (28 << 10))
+    assert choose(large, 4 * pixels, 0) == (
+        "resident",
+        "0.000229 GB fits in 25% of the 0.000918 GB free on cuda:0",
+    )
+    assert choose(labelled, 4 * pixels, 0)[0] == "pinned"
     name, reason = choose(large, 100_000, ram)
     assert name == "dma"
     assert "resident: 0.000229 GB does not fit in 25%" in reason
     assert choose(large, 100_000, ram, refused=("dma",))[0] == "uva"
     assert choose(small, 100_000, ram)[0] == "uva"
     assert choose(small, 100_000, ram, refused=("uva",))[0] == "dma"
-
-
-def test_all_else_is_pinned_and_the_reason_says_why(
-    choose: Callable[..., tuple[str, str]], make_dataset: Callable[..., Index]
-) -> None:
-    samples = samples_of(Shards(make_dataset(rows=(8,), shape=(28, 1024, 1))))
-    name, reason = choose(samples, 100_000, 2 * (4096 + 8 * (28 << 10)) - 1)
+    name, reason = choose(large, 100_000, ram - 1)
     assert name == "pinned"
     assert reason.count("does not fit") == 3
-    name, reason = choose(samples, 10, 10**9, refused=("dma", "uva"))
+    name, reason = choose(large, 10, 10**9, refused=("dma", "uva"))
     assert name == "pinned"
     assert "dma: dma does not work here" in reason
 
@@ -349,8 +329,6 @@ def test_pinned_fetches_on_the_consumers_thread_if_there_are_no_others() -> None
 
 # The memory that is available.
 
-MEMINFO = "MemTotal: 2000 kB\nMemAvailable:    1000 kB\n"
-
 
 def write(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
@@ -358,18 +336,15 @@ def write(folder: Path, **files: str) -> None:
         (folder / name.replace("_", ".", 1)).write_text(text)
 
 
-def test_available_memory_is_what_the_kernel_estimates(tmp_path: Path) -> None:
+def test_available_memory_is_the_kernels_estimate_within_the_limit_of_a_container(
+    tmp_path: Path,
+) -> None:
     assert available_memory(tmp_path) == 0
-    write(tmp_path / "proc", meminfo=MEMINFO)
+    write(tmp_path / "proc", meminfo="MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
     assert available_memory(tmp_path) == 1_024_000
-    write(tmp_path / "proc/self", cgroup="1:name=systemd:/\n0::/a\n")
+    write(tmp_path / "proc/self", cgroup="1:name=systemd:/\n0::/outer/inner\n")
     assert available_memory(tmp_path) == 1_024_000
-
-
-def test_a_containers_limit_counts_without_its_page_cache(tmp_path: Path) -> None:
-    write(tmp_path / "proc", meminfo=MEMINFO)
-    write(tmp_path / "proc/self", cgroup="0::/outer/inner\n")
-    stat = "anon 5\ninactive_file 100000\nactive_file 50000\n"
+    stat = "anon 5\ninactive_file 100000\nactive_file 50000\n"  # page cache does not count
     outer = tmp_path / "sys/fs/cgroup/outer"
     write(outer / "inner", memory_max="max\n", memory_current="0\n", memory_stat=stat)
     write(outer, memory_max="500000\n", memory_current="250000\n", memory_stat=stat)

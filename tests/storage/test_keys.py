@@ -1,7 +1,5 @@
 """Names of samples, packed."""
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,20 +8,6 @@ from hypothesis import strategies as st
 from memload.storage.keys import Keys
 
 NAMES = ["ant/1.jpg", "", "zoë/ü.jpg", "new\nline", "\udcff\udc80", "nul\0", "ant/1.jpg"]
-
-
-@given(
-    st.lists(
-        st.text(st.characters(exclude_categories=["Cs"])) | st.binary().map(os.fsdecode), max_size=8
-    )
-)
-@settings(max_examples=60, deadline=None, database=None)
-def test_names_come_back_as_they_were(names: list[str]) -> None:
-    keys = Keys.of(names)
-    keys.check()
-    assert len(keys) == len(names)
-    assert list(keys) == names
-    assert [keys[-1 - i] for i in range(len(names))] == names[::-1]
 
 
 def test_keys_are_a_sequence() -> None:
