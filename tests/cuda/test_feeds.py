@@ -43,6 +43,29 @@ def make_feed(feed_name: str) -> Iterator[Callable[..., Any]]:
         feeds.pop().close()
 
 
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let CUDA refuse to register the pages of files."""
+
+    def refuse(*_: object) -> None:
+        raise FeedError("CUDA refuses")
+
+    monkeypatch.setattr(pages, "register", refuse)
+
+
+@pytest.fixture
+def may_register(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event without which no page of a file is registered."""
+    event, register = threading.Event(), pages.RegisteredFile.register
+
+    def register_late(*arguments: Any) -> None:
+        event.wait(30)
+        register(*arguments)
+
+    monkeypatch.setattr(pages.RegisteredFile, "register", register_late)
+    return event
+
+
 def wait_for_pages(feed: Any) -> None:
     """Wait until a feed's pages are registered, if it registers any."""
     if hasattr(feed, "_pages"):
@@ -110,20 +133,6 @@ def test_samples_are_as_they_are_stored(
             np.testing.assert_array_equal(on_host(value), column[positions])
 
 
-@every_feed
-def test_rows_that_span_windows_are_whole(
-    make_feed: Callable[..., Any],
-    make_dataset: Callable[..., Index],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pages, "WINDOW_BYTES", 2 * 4096)
-    shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
-    feed = make_feed(shards)
-    for _ in range(2):
-        np.testing.assert_array_equal(on_host(fetch(feed, np.arange(80))[0]), stored(shards))
-        wait_for_pages(feed)
-
-
 @page_cache_feeds
 def test_rows_come_through_the_cpu_if_a_window_cannot_be_registered(
     make_feed: Callable[..., Any],
@@ -154,19 +163,11 @@ def test_page_locked_memory_is_freed_once_all_pages_are_registered(
     make_feed: Callable[..., Any],
     make_dataset: Callable[..., Index],
     registered: set[int],
-    monkeypatch: pytest.MonkeyPatch,
+    may_register: threading.Event,
 ) -> None:
-    may_register = threading.Event()
-    register = pages.RegisteredFile.register
-
-    def register_late(*arguments: Any) -> None:
-        may_register.wait(30)
-        register(*arguments)
-
-    monkeypatch.setattr(pages.RegisteredFile, "register", register_late)
     shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
     feed = make_feed(shards)
-    fetch(feed, np.arange(50))
+    np.testing.assert_array_equal(on_host(fetch(feed, np.arange(50))[0]), stored(shards))
     assert registered  # a buffer
     may_register.set()
     wait_for_pages(feed)
@@ -178,14 +179,10 @@ def test_page_locked_memory_is_freed_once_all_pages_are_registered(
 def test_a_thread_may_still_gather_when_another_one_sees_all_pages_registered(
     make_feed: Callable[..., Any],
     make_dataset: Callable[..., Index],
+    may_register: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    may_register, submitting, may_submit = (threading.Event() for _ in range(3))
-    register = pages.RegisteredFile.register
-
-    def register_late(*arguments: Any) -> None:
-        may_register.wait(30)
-        register(*arguments)
+    submitting, may_submit = threading.Event(), threading.Event()
 
     class LateExecutor(ThreadPoolExecutor):
         def submit(self, *arguments: Any, **options: Any) -> Any:
@@ -193,7 +190,6 @@ def test_a_thread_may_still_gather_when_another_one_sees_all_pages_registered(
             assert may_submit.wait(30)
             return super().submit(*arguments, **options)
 
-    monkeypatch.setattr(pages.RegisteredFile, "register", register_late)
     monkeypatch.setattr(pinned, "ThreadPoolExecutor", LateExecutor)
     monkeypatch.setattr(pinned, "_BYTES_PER_THREAD", 1)
     shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
@@ -261,26 +257,10 @@ def test_only_the_rows_of_a_subset_are_copied_to_the_device(
 
 
 @page_cache_feeds
-def test_only_the_windows_of_a_subset_are_registered(
-    make_feed: Callable[..., Any],
-    make_dataset: Callable[..., Index],
-    monkeypatch: pytest.MonkeyPatch,
-    registered: set[int],
-) -> None:
-    monkeypatch.setattr(pages, "WINDOW_BYTES", 2 * 4096)
-    feed = make_feed(Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3))), [0, 79])
-    wait_for_pages(feed)
-    assert len(registered) == 2
-
-
-@page_cache_feeds
+@pytest.mark.usefixtures("refused")
 def test_pages_that_cannot_be_registered_are_a_reason(
     make_dataset: Callable[..., Index], feed_name: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(address: int, size: int, flags: int) -> None:
-        raise FeedError("CUDA refuses")
-
-    monkeypatch.setattr(pages, "register", refuse)
     shards = Shards(make_dataset(rows=(12,), shape=(100, 100, 3)))
     samples = Samples(shards, np.arange(12), ())
     with pytest.raises(FeedError, match=r"cannot be registered with CUDA.*feed='pinned'"):
@@ -294,19 +274,13 @@ def test_pages_that_cannot_be_registered_are_a_reason(
 
 
 @resident
+@pytest.mark.usefixtures("refused")
 def test_a_data_set_is_loaded_even_if_its_pages_cannot_be_registered(
-    make_feed: Callable[..., Any],
-    make_dataset: Callable[..., Index],
-    monkeypatch: pytest.MonkeyPatch,
+    make_feed: Callable[..., Any], make_dataset: Callable[..., Index]
 ) -> None:
-    def refuse(address: int, size: int, flags: int) -> None:
-        raise FeedError("CUDA refuses")
-
-    monkeypatch.setattr(pages, "register", refuse)
     shards = Shards(make_dataset(rows=(5, 7)))
-    np.testing.assert_array_equal(
-        on_host(fetch(make_feed(shards), np.arange(12))[0]), stored(shards)
-    )
+    pixels = fetch(make_feed(shards), np.arange(12))[0]
+    np.testing.assert_array_equal(on_host(pixels), stored(shards))
 
 
 @resident
@@ -386,23 +360,3 @@ def test_a_buffer_is_not_used_again_before_the_copy_out_of_it_has_finished() -> 
     smallest = [int(target.min()) for target in targets]
     largest = [int(target.max()) for target in targets]
     assert smallest == largest == list(range(20))
-
-
-def test_a_buffer_that_cannot_be_allocated_does_not_count(
-    registered: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    staging = pinned.Staging(DEVICE, soft_limit=1)
-    register = pinned.register
-
-    def refuse(address: int, size: int, flags: int) -> None:
-        raise FeedError("CUDA refuses")
-
-    monkeypatch.setattr(pinned, "register", refuse)
-    with pytest.raises(FeedError):
-        staging.take(1 << 20)
-    monkeypatch.setattr(pinned, "register", register)
-    for _ in range(3):  # with the failure counted, there would be none to take, or two
-        buffer = staging.take(1 << 20)
-        staging.give_back(buffer)
-        del buffer
-    assert len(registered) == 1

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,16 +43,6 @@ def test_batches_are_those_of_the_cpu(path: Path, feed: Any, batch_size: int) ->
 
 
 @every_feed
-def test_a_subset_of_skipped_and_repeated_samples(path: Path, feed: Any) -> None:
-    numbers = np.random.default_rng(0).integers(0, SIZE, 300)
-    subset = MemmapDataset(path, columns=["number"]).subset(numbers)
-    batches = list(Loader(subset, 32, feed=feed))
-    assert torch.cat([batch.number for batch in batches]).tolist() == numbers.tolist()
-    expected = torch.stack([subset[sample][0] for sample in range(300)])
-    assert torch.equal(torch.cat([batch.images for batch in batches]).cpu(), expected)
-
-
-@every_feed
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_no_batch_is_overwritten_while_the_consumer_is_behind(
     path: Path, feed: Any, own_stream: bool
@@ -64,9 +53,7 @@ def test_no_batch_is_overwritten_while_the_consumer_is_behind(
         loader = Loader(path, 16, shuffle=True, seed=1, feed=feed, columns=["number"])
         for _ in range(4):
             for images, numbers in loader:
-                torch.cuda._sleep(
-                    3_000_000
-                )  # reads come late, when the next batches have long been asked for
+                torch.cuda._sleep(3_000_000)  # the next batches have long been asked for
                 sums.append((images.double().sum((1, 2, 3)), numbers.clone()))
     torch.cuda.synchronize()
     dataset = MemmapDataset(path)
@@ -179,7 +166,7 @@ def test_small_data_sets_are_resident_and_the_log_says_so(
         loader = Loader(path, 10)
         assert loader.feed.name == "resident"
     assert len(caplog.records) == 1
-    assert "resident: 6.66e-05 GB fit in 25% of" in caplog.text or "resident: " in caplog.text
+    assert "resident: " in caplog.text
     assert "free on cuda:0" in loader.feed.reason
 
 
@@ -230,28 +217,6 @@ def test_pinned_gathers_ahead_only_with_threads(path: Path, num_threads: int) ->
         next(batches)
         assert len(made) == 2
     del batches
-
-
-@pytest.fixture(scope="module")
-def inductor() -> None:
-    """Start what torch.compile leaves running, before a test is watched for what it leaves."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own
-        torch.compile(lambda images: images + 1)(torch.ones(3, device="cuda"))
-
-
-@pytest.mark.usefixtures("inductor")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # its own
-@every_feed
-def test_batches_feed_a_compiled_step(path: Path, feed: Any) -> None:
-    model = torch.nn.Conv2d(3, 4, 3).cuda().to(memory_format=torch.channels_last)
-
-    def step(images: torch.Tensor) -> torch.Tensor:
-        return model(images.float()).mean()
-
-    compiled = torch.compile(step)
-    for images, _ in Loader(path, 50, drop_last=True, feed=feed):
-        torch.testing.assert_close(compiled(images), step(images), rtol=1e-3, atol=1e-3)
 
 
 @every_feed

@@ -107,15 +107,9 @@ def test_samples_made_on_the_device_come_whole(own_thread: bool) -> None:
 
 @on_both
 def test_early_exits_leave_no_memory(own_thread: bool) -> None:
-    next(iter(CudaPrefetcher(batches_of(9), own_thread=own_thread)))
-    gc.collect()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    for _ in range(50):
+    """The fixture `registered` looks for memory that is left."""
+    for _ in range(20):
         next(iter(CudaPrefetcher(batches_of(9), own_thread=own_thread)))
-    gc.collect()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() <= before
 
 
 @on_both
