@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Way, need_cuda, run_benchmark
+from harness import Way, move, need_cuda, run_benchmark
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from train_step import Training
 
 import memload
 
@@ -42,23 +43,12 @@ def normalise(images: Tensor) -> Tensor:
     return (images.float() - 115) / 57
 
 
-def trainer(device: str) -> Callable[[Tensor, Tensor], None]:
-    """Return a training step of a new network."""
+def network() -> nn.Module:
+    """Return six convolutions and what makes classes of them."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2), nn.ReLU()]
     for before, after in ((64, 64), (64, 128), (128, 128), (128, 256), (256, 256)):
         layers += [nn.Conv2d(before, after, 3, 1 + (after > before), 1), nn.ReLU()]
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000)]
-    model = nn.Sequential(*layers).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
-
-    def step(images: Tensor, labels: Tensor) -> None:
-        with torch.autocast(device, torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    return step
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000))
 
 
 def epoch(batches: Iterable[Any], step: Callable[[Tensor, Tensor], object]) -> Way:
@@ -95,18 +85,18 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     chosen = [(pictures[number % 1024], number % 1000) for number in range(options.batches * batch)]
     loader = DataLoader(chosen, batch, collate_fn=memload.fast_collate, pin_memory=device == "cuda")
 
-    def move() -> Iterator[Any]:
-        for images, labels in loader:
-            images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
+    def move_and_normalise() -> Iterator[Any]:
+        for images, labels in move(loader, device):
             yield normalise(images), labels
 
     made: Any = Epochs(make)
     found: dict[str, Way] = {}
     for case, source, synchronous, transform, count in (
         (CASES[0], made, made, None, options.samples),
-        (CASES[1], loader, Epochs(move), normalise, options.batches),
+        (CASES[1], loader, Epochs(move_and_normalise), normalise, options.batches),
     ):
-        step, settings = trainer(device), {"device": device, "transform": transform}
+        step = Training(network(), torch.device(device)).step
+        settings = {"device": device, "transform": transform}
         ahead = memload.CudaPrefetcher(source, **settings)
         on_thread = memload.CudaPrefetcher(source, own_thread=True, **settings)
         found[f"{case} › loading alone"] = epoch(synchronous, lambda *_: None)

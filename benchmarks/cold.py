@@ -6,13 +6,14 @@ faults shows whether they were. Ways, in images a second: the Loader, which asks
 before it waits for its first page, with one thread and with four; `np.take` from the memory map,
 which waits for one page after another; and as the limit, the file read from start to end.
 
-`--folder` is where the file is written, to choose the disk.
+The file is written in the folder `--data`, to choose the disk.
 """
 
 import os
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,12 @@ def drop_from_page_cache(path: Path) -> None:
 
 def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return the ways of reading, each of which begins without a page in RAM."""
-    path = noise_dataset(options.folder or folder, options.images, options.side)
+    path = noise_dataset(folder, options.images, options.side)
     order = np.random.default_rng(0)
 
-    def load(chosen: list[int], threads: int) -> int:
-        loader = memload.Loader(
-            path, options.batch, sampler=chosen, num_threads=threads, device="cpu"
-        )
-        return count_images(loader)
+    def load(threads: int, chosen: list[int]) -> int:
+        settings: Any = {"sampler": chosen, "num_threads": threads, "device": "cpu"}
+        return count_images(memload.Loader(path, options.batch, **settings))
 
     def take(chosen: list[int]) -> int:
         pixels = np.load(path, mmap_mode="r")
@@ -68,8 +67,8 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         return way
 
     return {
-        "Loader, 1 thread": cold(lambda chosen: load(chosen, 1)),
-        "Loader, 4 threads": cold(lambda chosen: load(chosen, 4)),
+        "Loader, 1 thread": cold(partial(load, 1)),
+        "Loader, 4 threads": cold(partial(load, 4)),
         "np.take": cold(take),
         "read from start to end": cold(read),
     }
@@ -78,14 +77,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 if __name__ == "__main__":
     run_benchmark(
         ways,
-        options={
-            "images": 20_000,
-            "part": 2000,
-            "side": 224,
-            "batch": 256,
-            "rounds": 5,
-            "folder": None,
-        },
+        options={"images": 20_000, "part": 2000, "side": 224, "batch": 256, "rounds": 5},
         quick={"images": 10_000, "part": 1000},
         ratios={
             f"Loader / np.take, {threads}": (f"Loader, {threads} › images/s", "np.take › images/s")

@@ -54,7 +54,7 @@ import harness
 import numpy as np
 import torch
 from contenders import CONTENDERS, CORES, SIDE, Contender, Job
-from harness import Child, ChildError
+from harness import Child, ChildError, move
 from pictures import EQUAL, find_jpegs, planes, psnr
 from PIL import Image
 from report import tables
@@ -67,14 +67,6 @@ CHECKED = 64  #: pictures of which the pixels are looked at
 Ask = Callable[[str], dict[str, Any]]
 
 # What a child process does
-
-
-def moved(batches: Iterable[Any], job: Job) -> Iterator[tuple[Any, Any]]:
-    """Yield images and labels on the device. Raises ValueError for a wrong shape or type."""
-    for images, labels in batches:
-        if images.shape[1:] != (3, SIDE, SIDE) or images.dtype != torch.uint8:
-            raise ValueError(f"a batch is {tuple(images.shape)}, {images.dtype}")
-        yield images.to(job.device, non_blocking=True), labels.to(job.device, non_blocking=True)
 
 
 def build(contender: Contender, job: Job) -> dict[str, float]:
@@ -97,7 +89,9 @@ def first_epoch(contender: Contender, job: Job) -> tuple[Iterable[Any], dict[str
     seen, memory, first, pixels = [], 0.0, 0.0, ""
     start = time.perf_counter()
     loader = contender.read(job)
-    for images, labels in moved(loader, job):
+    for images, labels in move(loader, job.device):
+        if images.shape[1:] != (3, SIDE, SIDE) or images.dtype != torch.uint8:
+            raise ValueError(f"a batch is {tuple(images.shape)}, {images.dtype}")
         numbers = labels.flatten().tolist()  # waits for the device
         if not seen:
             first = time.perf_counter() - start
@@ -142,7 +136,8 @@ def child(title: str, job: Job, seconds: float) -> None:
 
     def take_epochs() -> dict[str, float]:
         before, start = harness.cpu_seconds(), time.perf_counter()
-        rate = harness.rate_behind(lambda: moved(opened[0], job), max(1, job.workers), seconds)()
+        batches = functools.partial(move, opened[0], job.device)
+        rate = harness.rate_behind(batches, max(1, job.workers), seconds)()
         cores = (harness.cpu_seconds() - before) / (time.perf_counter() - start)
         return {"images/s": rate, "cores": cores}
 

@@ -170,17 +170,19 @@ def read_tensordict(job: Job) -> Iterable[Any]:
     return Converted(job.data_loader(data, collate_fn=unchanged), image_and_label)
 
 
-def build_ffcv(job: Job) -> None:
-    """Write raw pixels."""
+def write_ffcv(job: Job, samples: Any) -> None:
+    """Write raw pixels of samples, (side, side, 3) and a label."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    def decode(path: str) -> np.ndarray:
-        return resized(Image.open(path), SIDE)
-
     fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
     writer = DatasetWriter(str(job.built / "data.beton"), fields, num_workers=CORES)
-    writer.from_indexed_dataset(Numbered(job.files, decode), shuffle_indices=False)
+    writer.from_indexed_dataset(samples, shuffle_indices=False)
+
+
+def build_ffcv(job: Job) -> None:
+    """Write raw pixels of the pictures."""
+    write_ffcv(job, Numbered(job.files, lambda path: resized(Image.open(path), SIDE)))
 
 
 def read_ffcv(job: Job) -> Iterable[Any]:
@@ -275,24 +277,24 @@ def read_litdata(job: Job) -> Iterable[Any]:
     return Converted(StreamingDataLoader(dataset, **job.loader_options()), image_and_label)
 
 
-def build_tars(samples: Iterable[tuple[str, Any]], job: Job) -> None:
+def write_tars(job: Job, kind: str, contents: Iterable[Any]) -> None:
     """Put samples into tar files, several for each worker."""
     from webdataset import ShardWriter
 
     pattern, most = str(job.built / "%05d.tar"), math.ceil(job.count / (4 * CORES))
     with ShardWriter(pattern, maxcount=most, verbose=0) as out:
-        for number, (name, content) in enumerate(samples):
-            out.write({"__key__": f"{number:08d}", "cls": number, name: content})
+        for number, content in enumerate(contents):
+            out.write({"__key__": f"{number:08d}", "cls": number, kind: content})
 
 
 def build_array_tars(job: Job) -> None:
     """Put decoded pictures into tar files."""
-    build_tars((("npy", picture) for picture in job.pictures()), job)
+    write_tars(job, "npy", job.pictures())
 
 
 def build_jpeg_tars(job: Job) -> None:
     """Put the JPEGs into tar files."""
-    build_tars((("jpg", Path(path).read_bytes()) for path in job.files), job)
+    write_tars(job, "jpg", (Path(path).read_bytes() for path in job.files))
 
 
 def tar_sample(sample: dict[str, Any]) -> tuple[Any, int]:
@@ -337,11 +339,6 @@ def read_dali(job: Job) -> Iterable[Any]:
     return Converted(batches, lambda pipelines: image_and_label(pipelines[0]))
 
 
-def by_pillow(path: str) -> torch.Tensor:
-    """Decode as ImageFolder does."""
-    return planes(path, SIDE)
-
-
 def by_jpeg4py(path: str) -> torch.Tensor:
     """Decode with jpeg4py."""
     import jpeg4py
@@ -382,56 +379,52 @@ class Contender:
     read: Callable[[Job], Iterable[Any]]
     build: Callable[[Job], None] | None
     modules: str  #: imported before anything is timed
-    unit: str = "worker"
     counts: tuple[int | None, ...] = (None,)  #: of workers; None is as many as there are cores
+    unit: str = "worker"
     device: str | None = None  #: the only one
     decodes: bool = False  #: in training, so that its rate does not depend on how many there are
-
-
-def jpegs(load: Callable[[str], torch.Tensor], modules: str) -> Contender:
-    """Return a DataLoader that decodes JPEGs."""
-    return Contender(partial(read_jpegs, load), None, modules, decodes=True)
 
 
 def reading_memload(feed: str, device: str, *counts: int | None) -> Contender:
     """Return memload's Loader with a feed."""
     read = partial(read_memload, feed)
-    return Contender(read, build_memload, "memload", "thread", counts, device)
+    return Contender(read, build_memload, "memload", counts, "thread", device)
 
 
-FFCV = "ffcv.loader ffcv.writer ffcv.transforms"
+def jpegs(load: Callable[[str], torch.Tensor], modules: str) -> Contender:
+    """Return torch's DataLoader over the JPEGs themselves."""
+    return Contender(partial(read_jpegs, load), None, modules, decodes=True)
+
+
+BOTH = (None, 0)
 #: What is compared, by its name in the table. The first that is measured is memload's best.
 CONTENDERS = {
     "memload, Loader": reading_memload("cpu", "cpu", None, 1),
     "memload, Loader, dma": reading_memload("dma", "cuda", 1),
     "memload, Loader, pinned": reading_memload("pinned", "cuda", None),
     "memload, DataLoader + fast_collate": Contender(
-        read_fast_collate, build_memload, "memload", counts=(0,)
+        read_fast_collate, build_memload, "memload", (0,)
     ),
-    "FFCV, raw": Contender(read_ffcv, build_ffcv, FFCV, counts=(None, 1)),
-    "tensordict, memory-mapped": Contender(
-        read_tensordict, build_tensordict, "tensordict", counts=(None, 0)
+    "FFCV, raw": Contender(
+        read_ffcv, build_ffcv, "ffcv.loader ffcv.writer ffcv.transforms", (None, 1)
     ),
-    "NumPy memmap, a batch by one index": Contender(
-        read_indexed, build_numpy, "numpy", counts=(None, 0)
-    ),
-    "NumPy memmap, default collate": Contender(read_numpy, build_numpy, "numpy", counts=(None, 0)),
+    "tensordict, memory-mapped": Contender(read_tensordict, build_tensordict, "tensordict", BOTH),
+    "NumPy memmap, a batch by one index": Contender(read_indexed, build_numpy, "numpy", BOTH),
+    "NumPy memmap, default collate": Contender(read_numpy, build_numpy, "numpy", BOTH),
     "Hugging Face datasets, torch format": Contender(
-        read_datasets, build_datasets, "datasets", counts=(None, 0)
+        read_datasets, build_datasets, "datasets", BOTH
     ),
-    "MosaicML streaming, arrays": Contender(
-        read_streaming, build_streaming, "streaming", counts=(None, 0)
-    ),
-    "LitData, tensors": Contender(read_litdata, build_litdata, "litdata", counts=(None, 0)),
+    "MosaicML streaming, arrays": Contender(read_streaming, build_streaming, "streaming", BOTH),
+    "LitData, tensors": Contender(read_litdata, build_litdata, "litdata", BOTH),
     "WebDataset, arrays": Contender(read_tars, build_array_tars, "webdataset"),
     "WebDataset, JPEG": Contender(read_tars, build_jpeg_tars, "webdataset", decodes=True),
     "DALI, JPEG": Contender(
-        read_dali, None, "nvidia.dali.plugin.pytorch", "thread", device="cuda", decodes=True
+        read_dali, None, "nvidia.dali.plugin.pytorch", unit="thread", device="cuda", decodes=True
     ),
     "JPEG, DataLoader, torchvision.io": jpegs(
         by_torchvision, "torchvision.io torchvision.transforms.v2"
     ),
     "JPEG, DataLoader, simplejpeg": jpegs(by_simplejpeg, "simplejpeg"),
     "JPEG, DataLoader, jpeg4py": jpegs(by_jpeg4py, "jpeg4py"),
-    "JPEG, DataLoader, Pillow": jpegs(by_pillow, "PIL.Image"),
+    "JPEG, DataLoader, Pillow": jpegs(partial(planes, side=SIDE), "PIL.Image"),
 }

@@ -19,7 +19,7 @@ batch of each, so that no start is in it. `--quick` leaves this table out.
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from data import noise_dataset
-from harness import Way, count_images, need_cuda, rate, rate_behind, run_benchmark, settle
+from harness import Way, count_images, move, need_cuda, rate, rate_behind, run_benchmark, settle
 from pictures import Numbered, find_jpegs, planes
 from torch.utils.data import DataLoader
 
@@ -42,12 +42,6 @@ FEEDS = {"dma": None, "uva": None, "resident": None}
 PINNED = {"pinned, 1 thread": 1, "pinned, 12 threads": 12}
 LIMITS = {"resident": "index_select", "pinned, 1 thread": "gather and copy"}
 LEAST_SECONDS = 0.25
-
-
-def move(batches: Iterable[Any]) -> Iterator[Any]:
-    """Move each batch when it is asked for, as most training loops do."""
-    for batch in batches:
-        yield tuple(tensor.to(DEVICE, non_blocking=True) for tensor in batch)
 
 
 def limits(path: Path, batch: int) -> dict[str, Way]:
@@ -190,9 +184,9 @@ def others(path: Path, folder: Path, batches_a_worker: int) -> dict[str, Way]:
         return settle(open_loader(dataset, batch, feed, threads))
 
     with_workers: dict[str, Callable[[], Iterable[Any]]] = {
-        "JPEGs in a DataLoader": lambda: move(pictures),
-        "DataLoader over MemmapDataset, default collate": lambda: move(plain),
-        "DataLoader over MemmapDataset, fast_collate": lambda: move(stock),
+        "JPEGs in a DataLoader": lambda: move(pictures, DEVICE),
+        "DataLoader over MemmapDataset, default collate": lambda: move(plain, DEVICE),
+        "DataLoader over MemmapDataset, fast_collate": lambda: move(stock, DEVICE),
         "the same in CudaPrefetcher": lambda: memload.CudaPrefetcher(stock, device=DEVICE),
     }
     loaders: dict[str, Callable[[], Iterable[Any]]] = {

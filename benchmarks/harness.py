@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -312,6 +312,12 @@ def rate_behind(
 def count_images(found: Any) -> int:
     """Return a number of images as it is; go through batches and count theirs."""
     return found if isinstance(found, int) else sum(len(batch[0]) for batch in found)
+
+
+def move(batches: Iterable[Any], device: Any) -> Iterator[tuple[Any, Any]]:
+    """Move each batch to a device when it is asked for, as most training loops do."""
+    for images, labels in batches:
+        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 def settle(loader: Any, seconds: float = 4.0) -> Any:

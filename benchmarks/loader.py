@@ -5,7 +5,6 @@ pixels with its own documented settings; it fills its page cache and compiles in
 left out.
 """
 
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,34 +16,6 @@ from harness import Way, rate, run_benchmark
 import memload
 
 THREADS = (0, 1, 2)
-
-
-def ffcv_loader(folder: Path, dataset: Any, batch: int, workers: int) -> Iterable[Any]:
-    """Return FFCV's loader of the same pictures."""
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import ToTensor
-    from ffcv.writer import DatasetWriter
-
-    path = folder / "noise.beton"
-    if not path.exists():
-        fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
-        pictures = [(images.numpy().transpose(1, 2, 0), label) for images, label in dataset]
-        DatasetWriter(str(path), fields, num_workers=2).from_indexed_dataset(pictures)
-    pipelines = {
-        "image": [SimpleRGBImageDecoder(), ToTensor()],
-        "label": [IntDecoder(), ToTensor()],
-    }
-    return Loader(
-        str(path),
-        batch_size=batch,
-        num_workers=workers,
-        order=OrderOption.RANDOM,
-        os_cache=True,
-        drop_last=False,
-        pipelines=pipelines,
-    )
 
 
 def ways(options: Any, folder: Path) -> dict[str, Way]:
@@ -68,9 +39,14 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         for threads in THREADS
     }
     if find_spec("ffcv"):
+        from contenders import Job, read_ffcv, write_ffcv
+
         for workers in (1, 2):
-            name = f"ffcv, {workers} workers"
-            loaders[name] = ffcv_loader(folder, dataset, options.batch, workers)
+            job = Job(folder, folder, options.batch, workers, "cpu", options.images)
+            if not (folder / "data.beton").exists():
+                samples = [(image.numpy().transpose(1, 2, 0), label) for image, label in dataset]
+                write_ffcv(job, samples)
+            loaders[f"ffcv, {workers} workers"] = read_ffcv(job)
     epochs = {name: rate(lambda loader=loader: loader) for name, loader in loaders.items()}
     return {"np.take": rate(take), **epochs}
 

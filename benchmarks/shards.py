@@ -6,6 +6,7 @@ data set are `--megabytes` in all. `np.take` does the same with one array.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +21,35 @@ SIDES = (64, 96, 224)
 SHARDS = (1, 256)
 
 
+def gathering(gather: Callable[[np.ndarray], object], count: int, rows: int, passes: int) -> Way:
+    """Return a way that measures a function that gathers random rows."""
+    random = np.random.default_rng(0)
+
+    def run() -> int:
+        for _ in range(passes):
+            gather(random.integers(0, count, rows))
+        return passes * rows
+
+    return rate(run)
+
+
 def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return what gathers from each data set."""
     found: dict[str, Way] = {}
-    random = np.random.default_rng(0)
     for side in SIDES:
         row_bytes = side * side * 3
         count = max(*SHARDS, options.megabytes * 1_000_000 // row_bytes)
-        table = f"{row_bytes / 1024:.0f} KiB"
         passes = max(1, 200_000_000 // (row_bytes * options.rows))
-
-        def turns(
-            gather: Callable[[np.ndarray], object], count: int = count, passes: int = passes
-        ) -> Way:
-            def run() -> int:
-                for _ in range(passes):
-                    gather(random.integers(0, count, options.rows))
-                return passes * options.rows
-
-            return rate(run)
-
         pixels = np.load(noise_dataset(folder, count, side), mmap_mode="r")
         taken = np.empty((options.rows, side, side, 3), np.uint8)
-        found[f"{table} › np.take"] = turns(
-            lambda rows, pixels=pixels, out=taken: np.take(pixels, rows, 0, out, "clip")
-        )
+        gathers = {"np.take": partial(np.take, pixels, axis=0, out=taken, mode="clip")}
         for shards in SHARDS:
             dataset = memload.MemmapDataset(noise_dataset(folder, count, side, shards=shards))
             out = torch.empty((options.rows, side, side, 3), dtype=torch.uint8)
-            found[f"{table} › {shards} shard{'s' * (shards > 1)}"] = turns(
-                lambda rows, dataset=dataset, out=out: dataset.gather(rows, out)
-            )
+            gathers[f"{shards} shard{'s' * (shards > 1)}"] = partial(dataset.gather, out=out)
+        for name, gather in gathers.items():
+            way = gathering(gather, count, options.rows, passes)
+            found[f"{row_bytes / 1024:.0f} KiB › {name}"] = way
     return found
 
 

@@ -37,7 +37,7 @@ import harness
 import numpy as np
 import torch
 from data import noise_dataset
-from harness import need_cuda, run_benchmark, settle
+from harness import move, need_cuda, run_benchmark, settle
 from pictures import Numbered, find_jpegs, planes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -68,7 +68,7 @@ def make_model(name: str) -> nn.Module:
 class Training:
     """A model and its step, for batches of one shape."""
 
-    def __init__(self, model: nn.Module, device: torch.device, shape: tuple[int, ...]) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, shape: tuple[int, ...] = ()) -> None:
         self.device, self.shape = device, shape
         self.model = model.to(device, memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, momentum=0.9, fused=True)
@@ -194,13 +194,12 @@ def data_loaders(
     batch, _, side, _ = training.shape
     device = training.device
 
-    def move(batches: Iterable[Any]) -> Iterator[Any]:
-        for images, labels in batches:
-            images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
+    def in_loop(batches: Iterable[Any]) -> Iterator[Any]:
+        for images, labels in move(batches, device):
             yield NORMALISE(images), labels
 
     def in_thread(loader: Any) -> Iterable[Any]:
-        return move(memload.ThreadPrefetcher(loader))
+        return in_loop(memload.ThreadPrefetcher(loader))
 
     def on_stream(loader: Any) -> Iterable[Any]:
         return memload.CudaPrefetcher(loader, device=device, transform=NORMALISE)
@@ -208,11 +207,13 @@ def data_loaders(
     mapped = memload.MemmapDataset(exact)
     decoded = Numbered(jpegs[:1000], partial(planes, side=side))
     return {
-        f"DataLoader, {workers} workers": in_data_loader(mapped, batch, workers, move),
-        "DataLoader, no workers": in_data_loader(mapped, batch, 0, move),
+        f"DataLoader, {workers} workers": in_data_loader(mapped, batch, workers, in_loop),
+        "DataLoader, no workers": in_data_loader(mapped, batch, 0, in_loop),
         "the same in ThreadPrefetcher": in_data_loader(mapped, batch, 0, in_thread),
         "the same in CudaPrefetcher": in_data_loader(mapped, batch, 0, on_stream),
-        f"JPEGs in a DataLoader, {workers} workers": in_data_loader(decoded, batch, workers, move),
+        f"JPEGs in a DataLoader, {workers} workers": in_data_loader(
+            decoded, batch, workers, in_loop
+        ),
     }
 
 
