@@ -85,16 +85,6 @@ def test_a_test_that_leaves_something_behind_fails(tmp_path: Path) -> None:
     assert "1 failed, 7 passed, 4 errors" in done.stdout
 
 
-@listed
-def test_a_data_set_that_is_kept_is_named(path: Path, held: Any) -> None:
-    before = held.now()
-    dataset = [MemmapDataset(path)]
-    assert any("made-00000-of-00002.bin" in left for left in before.left())
-    dataset.append(dataset)  # only a collection of garbage can free it now
-    del dataset
-    assert before.left() == []
-
-
 # ------------------------------------------------------------------------ what is done many times
 
 
@@ -120,33 +110,16 @@ def fail_at_the_third() -> Callable[[Any], Any]:
 Round = Callable[[], object]
 
 
-def epochs(path: Path, num_threads: int) -> Round:
-    loader = Loader(path, BATCH, shuffle=True, num_threads=num_threads)
-    return lambda: sum(len(images) for images, _ in loader)
-
-
-def early_breaks(path: Path, num_threads: int) -> Round:
-    loader = Loader(path, BATCH, shuffle=True, num_threads=num_threads)
-    return lambda: next(iter(loader))
-
-
-def new_loaders(path: Path, num_threads: int) -> Round:
-    return lambda: len(list(Loader(path, BATCH, shuffle=True, num_threads=num_threads)))
-
-
-def unpickled_loaders(path: Path, num_threads: int) -> Round:
-    loader = Loader(path, BATCH, num_threads=num_threads)
-    return lambda: next(iter(pickle.loads(pickle.dumps(loader))))
-
-
-def transforms_of_batches(path: Path, num_threads: int) -> Round:
+def loaders(path: Path, num_threads: int) -> Round:
     transform = memload.transforms.Compose([memload.transforms.RandomHorizontalFlip()])
-    loader = Loader(path, BATCH, transform=transform, num_threads=num_threads)
-    return lambda: len(list(loader))
+    options: dict[str, Any] = {"shuffle": True, "num_threads": num_threads}
+    loader = Loader(path, BATCH, transform=transform, **options)
 
-
-def failing_transforms_and_samplers(path: Path, num_threads: int) -> Round:
     def run() -> None:
+        assert sum(len(images) for images, _ in loader) == ROWS
+        next(iter(loader))  # an epoch that is not finished
+        next(iter(pickle.loads(pickle.dumps(loader))))
+        list(Loader(path, BATCH, **options))
         for wrong in ({"transform": fail_at_the_third()}, {"sampler": [*range(BATCH), ROWS]}):
             with contextlib.suppress(Broken, IndexError):
                 list(Loader(path, BATCH, num_threads=num_threads, **wrong))
@@ -181,8 +154,10 @@ def prefetchers(path: Path, num_threads: int) -> Round:
     return run
 
 
-def subsets_and_gathers(path: Path, num_threads: int) -> Round:
-    dataset = MemmapDataset(path)
+def data_sets(path: Path, num_threads: int) -> Round:
+    damaged, shard = path.with_name("damaged.idx"), path.with_name(memload.info(path)["shards"][0])
+    damaged.write_bytes(path.read_bytes()[:-1])
+    whole, dataset = shard.read_bytes(), MemmapDataset(path)
 
     def run() -> None:
         part = dataset.subset(np.arange(0, ROWS, 2))[4:]
@@ -190,45 +165,14 @@ def subsets_and_gathers(path: Path, num_threads: int) -> Round:
         pickle.loads(pickle.dumps(part))[0]
         with contextlib.suppress(IndexError):
             part[ROWS]
-
-    return run
-
-
-def opening_damaged_files(path: Path, num_threads: int) -> Round:
-    damaged, shard = path.with_name("damaged.idx"), path.with_name(memload.info(path)["shards"][0])
-    damaged.write_bytes(path.read_bytes()[:-1])
-    whole = shard.read_bytes()
-
-    def run() -> None:
-        with contextlib.suppress(memload.FormatError):
-            MemmapDataset(damaged)
+        assert memload.verify(path, num_threads=num_threads).ok
         shard.write_bytes(bytes(4096) + whole[4096:])
-        with contextlib.suppress(memload.FormatError):
-            Loader(path)
+        for wrong in (path, damaged, path.with_name("none.idx")):
+            with contextlib.suppress(memload.FormatError, memload.MissingError):
+                Loader(wrong)
         shard.write_bytes(whole)
-        with contextlib.suppress(memload.MissingError):
-            Loader(path.with_name("none.idx"))
 
     return run
-
-
-def inspections(path: Path, num_threads: int) -> Round:
-    def run() -> None:
-        memload.info(path)
-        assert memload.verify(path, num_threads=1 + num_threads).ok
-
-    return run
-
-
-WITH_THREADS = (epochs, early_breaks, new_loaders, failing_transforms_and_samplers, prefetchers)
-WITHOUT_THREADS = (
-    unpickled_loaders,
-    transforms_of_batches,
-    dataloaders,
-    subsets_and_gathers,
-    opening_damaged_files,
-    inspections,
-)
 
 
 def memory() -> int:
@@ -251,8 +195,12 @@ def finalizers() -> int:
 @pytest.mark.parametrize(
     ("prepare", "num_threads"),
     [
-        *((prepare, num_threads) for prepare in WITH_THREADS for num_threads in (0, 2)),
-        *((prepare, 1) for prepare in WITHOUT_THREADS),
+        (loaders, 0),
+        (loaders, 2),
+        (dataloaders, 1),
+        (prefetchers, 0),
+        (prefetchers, 2),
+        (data_sets, 2),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
