@@ -6,7 +6,6 @@ import sys
 import types
 import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -160,23 +159,20 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(
     assert isinstance(caught.value, ImportError)
 
 
-def test_loaded_libraries_tell_forks_of_pillow_and_libjpeg_apart(
-    monkeypatch: pytest.MonkeyPatch,
+def test_loaded_libraries_are_named_with_their_versions(
+    monkeypatch: pytest.MonkeyPatch, jpeg4py: Any
 ) -> None:
+    simplejpeg = pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
     monkeypatch.setattr(features, "check_feature", lambda name: name == "libjpeg_turbo")
     monkeypatch.setattr(features, "version_feature", lambda name: "9.9.9")
-    assert loaded_libraries() == {"pillow": PIL.__version__, "libjpeg-turbo": "9.9.9"}
+    usual = {"pillow": PIL.__version__, "libjpeg-turbo": "9.9.9"}
+    assert loaded_libraries() == usual
+    versions = {"jpeg4py": metadata.version("jpeg4py"), "simplejpeg": simplejpeg.__version__}
+    assert loaded_libraries("jpeg4py", strict=True) == usual | versions
     monkeypatch.setattr(features, "check_feature", lambda name: False)
     monkeypatch.setattr(features, "version_codec", lambda name: "9.6")
     monkeypatch.setattr(PIL, "__version__", "12.1.1.post0")
     assert loaded_libraries() == {"pillow-simd": "12.1.1.post0", "libjpeg": "9.6"}
-
-
-def test_loaded_libraries_include_the_extras_that_are_used(jpeg4py: Any) -> None:
-    simplejpeg = pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
-    assert not {"jpeg4py", "simplejpeg"} & loaded_libraries().keys()
-    assert loaded_libraries("jpeg4py")["jpeg4py"] == metadata.version("jpeg4py")
-    assert loaded_libraries(strict=True)["simplejpeg"] == simplejpeg.__version__
 
 
 # ---------------------------------------------------------------------------- the same pixels whichever decoder
@@ -292,15 +288,13 @@ RAMP = np.linspace(0, 65535, 64 * 48).round().astype(np.uint16).reshape(48, 64)
 SCALED = np.round(RAMP / 257).astype(np.uint8)
 
 
-@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM", "white is zero"])
-def test_sixteen_bit_grey_is_scaled_not_clipped(format: str) -> None:
-    data = encode(Image.fromarray(RAMP), format.replace("white is zero", "TIFF"))
-    if format == "white is zero":
-        data, expected = tagged(data, 262, 1, 0), 255 - SCALED
-    else:
-        expected = SCALED
-    np.testing.assert_array_equal(decode(data), expected[:, :, None].repeat(3, axis=2))
-    np.testing.assert_array_equal(decode(data, mode="L")[:, :, 0], expected)
+def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
+    tiff, *others = (encode(Image.fromarray(RAMP), format) for format in ("TIFF", "PNG", "PPM"))
+    white_is_zero = tagged(tiff, 262, 1, 0)
+    for data in (tiff, *others, white_is_zero):
+        expected = 255 - SCALED if data == white_is_zero else SCALED
+        np.testing.assert_array_equal(decode(data), expected[:, :, None].repeat(3, axis=2))
+        np.testing.assert_array_equal(decode(data, mode="L")[:, :, 0], expected)
 
 
 @pytest.mark.parametrize("kind", ["color", "alpha"])
@@ -374,15 +368,6 @@ def test_premultiplied_grey_with_alpha_is_read() -> None:
     data = tagged(encode(Image.new("LA", (4, 4), (60, 120)), "TIFF"), 338, 2, 1)
     assert Image.open(io.BytesIO(data)).mode == "La"
     assert far(decode(data, background="black"), np.full((4, 4, 3), 60)) <= 1
-
-
-def test_a_decoder_may_be_used_by_several_threads() -> None:
-    decoder = Decoder()
-    files = [*JPEGS.values(), encode(picture(), "PNG"), encode(picture(), "WEBP")] * 4
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(decoder.open, files))
-    for one, data in zip(found, files, strict=True):
-        np.testing.assert_array_equal(np.asarray(one.image), decode(data))
 
 
 # ----------------------------------------------------------------------------------------------- frames and EXIF
@@ -480,12 +465,6 @@ def test_a_transparent_colour_of_any_depth_shows_the_background(
     data = png(2, 1, depth, colour, row, _chunk(b"tRNS", transparent))
     found = decode(data, background="red")
     assert found[0].tolist() == [[255, 0, 0], [other] * 3]
-
-
-def test_a_transparent_colour_of_16_bits_is_not_taken_for_one_of_8() -> None:
-    row = b"\0" + b"\x34\xff" * 3 + b"\0\0" * 3
-    data = png(2, 1, 16, 2, row, _chunk(b"tRNS", b"\x00\x34" * 3))
-    assert decode(data, background="red")[0, 0].tolist() == [0x34] * 3
 
 
 def test_a_damaged_png_is_rejected_even_if_it_holds_exif_as_text() -> None:

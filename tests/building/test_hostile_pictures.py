@@ -115,7 +115,7 @@ def build(
     assert len(dataset) == len(GOOD) + odd
     assert memload.verify(output).ok
     with output.with_suffix(".rejects.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))[1:]
+        _, *rows = csv.reader(file)
     return {path.removeprefix("class/"): reason for path, reason in rows}
 
 

@@ -82,9 +82,8 @@ def test_quotes_commas_newlines_and_blank_lines_are_read_as_csv(write: Write) ->
     assert values(manifest, "label") == [0, 1, 0]
 
 
-@pytest.mark.parametrize(("encoding", "end"), [("utf-8", "\r\n"), ("utf-8-sig", "\r\n")])
-def test_files_of_spreadsheets_are_read(write: Write, encoding: str, end: str) -> None:
-    manifest = memload.Manifest(write("path,label", "é.jpg,1", encoding=encoding, end=end))
+def test_files_of_spreadsheets_are_read(write: Write) -> None:
+    manifest = memload.Manifest(write("path,label", "é.jpg,1", encoding="utf-8-sig", end="\r\n"))
     assert list(manifest.keys) == ["é.jpg"]
     assert values(manifest, "label") == [1]
 
@@ -196,21 +195,13 @@ def test_what_is_not_a_text_file_is_refused(write: Write, tmp_path: Path) -> Non
     refused(tmp_path / "none.csv", "cannot be read: No such file")
 
 
-def test_no_such_root_is_told(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(
-        memload.SourceError, match=r"The folder of the images, .* does not exist\. Check --root"
-    ):
-        memload.Manifest(write("path", "a"), root=tmp_path / "none")
-
-
-def test_where_no_image_is_found_the_folder_that_was_searched_is_named(
-    write: Write, folder: Path
-) -> None:
+def test_a_wrong_root_is_reported(write: Write, folder: Path) -> None:
+    message = r"The folder of the images, .* does not exist\. Check --root"
+    with pytest.raises(memload.SourceError, match=message):
+        memload.Manifest(write("path", "a"), root=folder / "none")
     manifest = memload.Manifest(write("path,label", "00.jpg,x", "03.jpg,y"), root=folder / "bee")
-    with pytest.raises(
-        memload.BuildError,
-        match=rf"none of 2 pictures in {folder / 'bee'} can be used: .*no such file.*--root",
-    ):
+    message = rf"none of 2 pictures in {folder / 'bee'} can be used: .*no such file.*--root"
+    with pytest.raises(memload.BuildError, match=message):
         memload.build(manifest, folder.parent / "out.bin", num_workers=0)
 
 
