@@ -69,18 +69,15 @@ def test_every_stage_has_a_rate_or_a_reason(output: Path, folder: Path) -> None:
         assert min(line["limit_images_s"], line["share"]) > 0
 
 
-def test_json_has_all_facts(output: Path) -> None:
+def test_json_has_all_facts_the_table_a_heading_and_notes_and_the_plot_is_a_picture(
+    output: Path, tmp_path: Path
+) -> None:
     found = json.loads(run(output, "--json").stdout)
     facts = ("samples", "sampled", "shape", "dtype", "bytes", "batch_size", "rounds", "feed")
     expected = [12, 12, [16, 16, 3], "uint8", 12 * 768, 8, 2, "cpu: the device is cpu"]
     assert [found[name] for name in facts] == expected
     assert found["machine"].keys() >= {"cpu", "cores", "system"}
     assert found["versions"]["torch"] == torch.__version__
-
-
-def test_the_table_has_a_heading_and_notes_and_the_plot_is_a_picture(
-    output: Path, tmp_path: Path
-) -> None:
     done = run(output, "--plot", tmp_path / "speed.png")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("out.bin: 12 samples of 16×16×3 uint8; batches of 8, medians of")
@@ -136,7 +133,7 @@ def test_all_kinds_of_data_sets_are_measured(
 
 
 def test_what_cannot_be_measured_is_a_line_with_the_reason(
-    output: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    output: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "posix_fadvise")
     for path in folder.rglob("*.jpg"):
@@ -145,10 +142,7 @@ def test_what_cannot_be_measured_is_a_line_with_the_reason(
     reasons = {subject: line["reason"] for subject, line in results.items()}
     assert "cannot drop pages" in reasons["disk cold, random order"]
     assert "cannot identify image file" in reasons["JPEGs in a DataLoader, 2 workers"]
-
-
-def test_a_folder_without_the_images_is_refused(output: Path, tmp_path: Path) -> None:
-    done = run(output, "--images", tmp_path)
+    done = run(output, "--images", tmp_path)  # where none of the images is
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "Give the folder that out.idx was built from" in done.stderr
 

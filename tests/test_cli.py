@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,16 +66,9 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, on a console with this encoding."""
     environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUNBUFFERED": ""}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        check=False,
-        text=True,
-        encoding=encoding,
-        env=environment,
-        timeout=60,
-        **options,
-    )
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60} | options
+    arguments = (*COMMAND, *map(str, arguments))
+    return subprocess.run(arguments, check=False, encoding=encoding, env=environment, **options)
 
 
 def build(run: Run, folder: Path, output: Path, *options: str) -> Done:
@@ -189,30 +181,36 @@ def test_options_reach_the_build(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parts"),
+    ("arguments", "part"),
     [
-        ([], ["Missing argument"]),
-        (["out.bin"], ["Give IMAGES and OUT.BIN, not 1 argument: out.bin"]),
-        (["a", "b", "out.bin"], ["Give IMAGES and OUT.BIN, not 3 arguments: a b out.bin"]),
-        (["a", "out.bin", "--manifest", "m.csv"], ["Give only OUT.BIN with --manifest"]),
-        (["a", "out.bin", "--root", "there"], ["Add --manifest FILE"]),
-        (["a", "out.bin", "--points", "p=x*,y*"], ["Add --manifest FILE"]),
-        (["a", "out.bin", "--array", "p=x*"], ["Add --manifest FILE"]),
-        (["out.bin", "--manifest", "m.csv", "--extensions", ".gif"], ["--extensions", "--manifest"]),
-        (["out.bin", "--manifest", "m.csv", "--points", "a=2", "--points", "a=x*,y*"], ["same name twice"]),
-        (["a", "out.bin", "--points", "landmarks"], ["'landmarks' is not NAME=PATTERN"]),
-        (["a", "out.bin", "--array", "=x*"], ["'=x*' is not NAME=PATTERN"]),
-        (["a", "out.bin", "--fit", "stretch"], ["'--fit'", "crop"]),
-        (["a", "out.bin", "--max-pixels", "0"], ["'--max-pixels'"]),
-        (["a", "out.bin", "--num-workers", "-1"], ["'--num-workers'"]),
-        (["a", "out.bin", "--timeout", "0"], ["'--timeout'"]),
-        (["a", "out.bin", "--nonsense"], ["--nonsense"]),
+        ("convert", "No such command 'convert'"),
+        ("build", "Missing argument"),
+        ("build out.bin", "Give IMAGES and OUT.BIN, not 1 argument: out.bin"),
+        ("build a b out.bin", "Give IMAGES and OUT.BIN, not 3 arguments: a b out.bin"),
+        ("build a out.bin --manifest m.csv", "Give only OUT.BIN with --manifest"),
+        ("build a out.bin --root there", "Add --manifest FILE"),
+        ("build a out.bin --points p=x*,y*", "Add --manifest FILE"),
+        ("build a out.bin --array p=x*", "Add --manifest FILE"),
+        ("build out.bin --manifest m.csv --extensions .gif", "--extensions does not go with --manifest"),
+        ("build out.bin --manifest m.csv --points a=2 --points a=x*,y*", "same name twice"),
+        ("build a out.bin --points landmarks", "'landmarks' is not NAME=PATTERN"),
+        ("build a out.bin --array =x*", "'=x*' is not NAME=PATTERN"),
+        ("build a out.bin --fit stretch", "'--fit'"),
+        ("build a out.bin --max-pixels 0", "'--max-pixels'"),
+        ("build a out.bin --num-workers -1", "'--num-workers'"),
+        ("build a out.bin --timeout 0", "'--timeout'"),
+        ("info", "Give either OUT.BIN or --environment"),
+        ("info out.bin --environment", "Give either OUT.BIN or --environment"),
+        ("preview out.bin", "--output"),
+        ("preview out.bin -o s.png --indices 1,x", "'1,x' is not a list of numbers"),
+        ("preview out.bin -o s.png --count 0", "'--count'"),
+        ("preview out.bin -o s.png --seed -1", "'--seed'"),
     ],
 )  # fmt: skip
 def test_arguments_that_make_no_sense_are_wrong_usage(
-    run: Run, call: dict[str, Any], arguments: list[str], parts: list[str]
+    run: Run, call: dict[str, Any], arguments: str, part: str
 ) -> None:
-    assert_usage(run("build", *arguments), *parts)
+    assert_usage(run(*arguments.split()), part)
     assert not call
 
 
@@ -242,20 +240,16 @@ def test_a_manifest_names_images_points_and_arrays(run: Run, folder: Path, tmp_p
     facts = memload.info(output)
     assert facts["samples"] == 5
     assert facts["classes"] == ["even", "odd"]
-    columns = {
-        name: (column["shape"], column["points"]) for name, column in facts["columns"].items()
-    }
-    assert columns["landmarks"] == ([5, 2, 2], True)
-    assert columns["pose"] == ([5, 2, 2], False)
-    assert columns["age"] == ([5], False)
+    columns = facts["columns"]
+    assert columns["landmarks"] == {"dtype": "float32", "shape": [5, 2, 2], "points": True}
+    assert columns["pose"]["shape"] == [5, 2, 2]
+    assert columns["age"]["shape"] == [5]
 
 
 def test_a_manifest_may_be_a_pipe(folder: Path, tmp_path: Path) -> None:
-    options = ["--root", folder, "--size", "8", "--num-workers", "0"]
-    done = command(
-        "build", "--manifest", "/dev/stdin", *options, tmp_path / "out.bin",
-        input="path,label\nant/00.jpg,ant\n",
-    )  # fmt: skip
+    options = ["--manifest", "/dev/stdin", "--root", folder, "--size", "8", "--num-workers", "0"]
+    rows = "path,label\nant/00.jpg,ant\n"
+    done = command("build", *options, tmp_path / "out.bin", input=rows)
     assert done.returncode == 0, done.stderr
     assert memload.info(tmp_path / "out.bin")["samples"] == 1
 
@@ -285,17 +279,9 @@ def test_only_a_terminal_gets_a_progress_bar(
     reader, writer = pty.openpty() if terminal else os.pipe()
     if terminal:
         termios.tcsetwinsize(writer, (24, 80))
-    arguments = [
-        "build",
-        str(folder),
-        str(tmp_path / "out.bin"),
-        "--size",
-        "8",
-        "--num-workers",
-        "0",
-    ]
-    everything = [*COMMAND, *arguments, *options]
-    with subprocess.Popen(everything, stderr=writer, stdout=subprocess.DEVNULL) as process:
+    arguments = [folder, tmp_path / "out.bin", "--size", "8", "--num-workers", "0", *options]
+    build = [*COMMAND, "build", *map(str, arguments)]
+    with subprocess.Popen(build, stderr=writer, stdout=subprocess.DEVNULL) as process:
         os.close(writer)
         printed = b""
         try:
@@ -405,35 +391,24 @@ def test_info_describes_the_environment(run: Run) -> None:
     assert run("info", "--environment").out.splitlines() == lines
 
 
-def test_info_needs_a_data_set_or_the_environment(run: Run, output: Path) -> None:
-    assert_usage(run("info"), "Give either OUT.BIN or --environment")
-    assert_usage(run("info", output, "--environment"), "Give either OUT.BIN or --environment")
-
-
-def test_verify_accepts_intact_files_and_names_changed_rows_and_their_images(
-    run: Run, output: Path
+def test_verify_accepts_intact_files_and_names_the_first_changed_rows_and_their_images(
+    run: Run, output: Path, make_dataset: Callable[..., memload.Index]
 ) -> None:
     line = f"{output}: 12 rows, 9,216 bytes, all as they were written\n"
     assert run("verify", output, "--num-threads", "3") == Done(0, line, "")
-    with output.open("r+b") as file:
-        for row in (2, 7):
-            file.seek(4096 + row * 768 + 100)
-            value = file.read(1)[0]
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([value ^ 1]))
+    data = bytearray(output.read_bytes())
+    for row in (2, 7):
+        data[4096 + row * 768 + 100] ^= 1
+    output.write_bytes(data)
     keys = memload.Index.read(output.with_suffix(".idx")).keys
     changed = f"2 of 12 rows changed after they were written: rows 2, 7 ({keys[2]}, {keys[7]})."
     assert_one_line(run("verify", output), f"{output} is damaged: {changed} Restore the file")
-
-
-def test_verify_names_only_the_first_of_many_rows(
-    run: Run, make_dataset: Callable[..., memload.Index], tmp_path: Path
-) -> None:
-    path = make_dataset(rows=(40,)).path
-    data = tmp_path / "made.bin"
-    data.write_bytes(data.read_bytes()[: 4096 + 72] + bytes(39 * 72))
-    done = run("verify", path)
-    assert_one_line(done, "39 of 40 rows", "20, … (bee/1.jpg, cat/2.jpg, ", ", cat/5.jpg, …)")
+    index = make_dataset(rows=(40,))
+    data = bytearray(output.with_name("made.bin").read_bytes())
+    data[4096 + 72 :] = bytes(39 * 72)
+    output.with_name("made.bin").write_bytes(data)
+    parts = "39 of 40 rows", "20, … (bee/1.jpg, cat/2.jpg, ", ", cat/5.jpg, …)"
+    assert_one_line(run("verify", index.path), *parts)
 
 
 @pytest.mark.parametrize(
@@ -462,21 +437,6 @@ def test_preview_reports_a_wrong_choice_in_one_line(run: Run, output: Path) -> N
     assert not sheet.exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ([], "--output"),
-        (["-o", "s.png", "--indices", "1,x"], "'1,x' is not a list of numbers"),
-        (["-o", "s.png", "--count", "0"], "'--count'"),
-        (["-o", "s.png", "--seed", "-1"], "'--seed'"),
-    ],
-)
-def test_wrong_preview_options_are_wrong_usage(
-    run: Run, output: Path, options: list[str], part: str
-) -> None:
-    assert_usage(run("preview", output, *options), part)
-
-
 # ------------------------------------------------------------------- help, Ctrl-C, odd consoles
 
 
@@ -490,9 +450,8 @@ def test_help_has_two_names(run: Run, arguments: list[str]) -> None:
     assert run(*arguments, "-h") == done
 
 
-def test_the_version_is_that_of_the_package_and_commands_are_known(run: Run) -> None:
+def test_the_version_is_that_of_the_package(run: Run) -> None:
     assert run("--version") == Done(0, f"memload, version {memload.__version__}\n", "")
-    assert_usage(run("convert"), "No such command 'convert'")
 
 
 def test_ctrl_c_exits_with_130_and_says_how_to_continue(tmp_path: Path) -> None:
@@ -500,13 +459,7 @@ def test_ctrl_c_exits_with_130_and_says_how_to_continue(tmp_path: Path) -> None:
     os.mkfifo(manifest)
     arguments = ["build", tmp_path / "out.bin", "--manifest", manifest]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
-        writer = -1
-        while writer < 0:
-            assert process.poll() is None
-            try:  # succeeds once the command has opened the pipe, which leaves it waiting
-                writer = os.open(manifest, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:
-                time.sleep(0.01)
+        writer = os.open(manifest, os.O_WRONLY)  # waits until the command has opened the pipe
         process.send_signal(signal.SIGINT)
         try:
             _, err = process.communicate(timeout=60)
