@@ -1,10 +1,7 @@
 import json
 import math
-import multiprocessing
 import pickle
-import random
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -31,30 +28,22 @@ pytestmark = pytest.mark.filterwarnings(
 on_threads = pytest.mark.parametrize("num_threads", [0, 1, 3])
 
 
-@pytest.fixture
-def path(make_dataset: Callable[..., Any]) -> Path:
-    """Samples in three shards, whose column ``number`` says which they are."""
-    columns = {"label": np.arange(SIZE) % 3, "number": np.arange(SIZE)}
-    return Path(make_dataset(rows=(9, 8, 6), shape=(HEIGHT, WIDTH, 3), columns=columns).path)
-
-
 _shared: list[MemmapDataset] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def shared(
+def path(
     write_dataset: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    """One data set with the column ``number`` for tests that make many Loaders of it."""
+) -> Iterator[Path]:
+    """Samples in three shards, whose column ``number`` says which they are."""
     index = write_dataset(
         tmp_path_factory.mktemp("shared"),
         rows=(9, 8, 6),
         shape=(HEIGHT, WIDTH, 3),
-        columns={"number": np.arange(SIZE)},
-        classes=None,
+        columns={"label": np.arange(SIZE) % 3, "number": np.arange(SIZE)},
     )
-    _shared.append(MemmapDataset(index.path))
-    yield
+    _shared.append(MemmapDataset(index.path, columns=["number"]))
+    yield index.path
     _shared.clear()
 
 
@@ -589,14 +578,10 @@ def test_threads_live_from_the_first_batch_to_the_end_of_the_loop(
     loader = make(2, num_threads=num_threads)
     iterator = iter(loader)
     assert not own_threads()
-    next(iterator)
-    assert len(own_threads()) == num_threads
-    del iterator
+    for _ in iterator:
+        assert len(own_threads()) == num_threads
     assert not own_threads()
-    for _ in loader:
-        break
-    assert not own_threads()
-    list(loader)
+    next(iter(loader))  # an early exit
     assert not own_threads()
 
 
@@ -705,24 +690,6 @@ os.kept = iterators  # which is deleted after the modules of memload were
     command = [sys.executable, "-c", program, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_nothing_global_is_touched() -> None:
-    def globals_now() -> tuple[Any, ...]:
-        return (
-            torch.get_num_threads(),
-            torch.get_default_dtype(),
-            torch.get_rng_state().tolist(),
-            np.random.get_state()[1].tolist(),
-            random.getstate(),
-            multiprocessing.get_start_method(allow_none=True),
-            [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
-            (threading.excepthook, sys.excepthook),
-        )
-
-    before = globals_now()
-    list(make(shuffle=True, num_threads=2))
-    assert globals_now() == before
 
 
 # Arguments

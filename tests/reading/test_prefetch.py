@@ -121,24 +121,18 @@ def test_leaving_early_ends_the_thread_and_closes_the_generator(
 
 def test_a_decorated_generator_runs_ahead_and_keeps_its_name() -> None:
     class Source:
-        size = 6
-
         @background
-        def items(self) -> Iterator[int]:
-            yield from range(self.size)
-
-        @background(prefetch_factor=3)
-        def thread_names(self, count: int, *, step: int = 1) -> Iterator[tuple[int, str]]:
+        def items(self, count: int, *, step: int = 1) -> Iterator[tuple[int, str]]:
             """Count."""
             for number in range(0, count, step):
                 yield number, threading.current_thread().name
 
-    source = Source()
-    assert (source.thread_names.__name__, source.thread_names.__doc__) == ("thread_names", "Count.")
-    assert list(source.thread_names(6, step=2)) == [
-        (number, "memload-prefetch") for number in (0, 2, 4)
-    ]
-    assert list(source.items()) == list(range(6))
+        few_items = background(prefetch_factor=1)(items)
+
+    assert (Source.items.__name__, Source.items.__doc__) == ("items", "Count.")
+    expected = [(number, "memload-prefetch") for number in (0, 2, 4)]
+    assert list(Source().items(6, step=2)) == expected
+    assert [number for number, _ in Source().few_items(6, step=2)] == [0, 2, 4]
 
 
 def test_an_iterator_says_in_a_forked_child_that_it_has_no_thread(
