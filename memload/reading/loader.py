@@ -29,7 +29,7 @@ from memload.reading.epochs import (
     tell_epoch,
 )
 from memload.reading.pipeline import Pipeline, make_pipeline
-from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler
+from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler, check_integer
 from memload.reading.streams import current_stream, find_device
 from memload.transforms import evaluate, train
 
@@ -142,9 +142,9 @@ class Loader:
         if num_threads is None:  # all processes of torchrun on this host share its cores
             num_threads = max(1, min(8, available_cores() // ranks.local_replicas()))
         _check_order(shuffle, sampler, batch_sampler, batch_size, drop_last)
-        _check_integer("batch_size", batch_size, 1)
-        _check_integer("prefetch_factor", prefetch_factor, 1)
-        _check_integer("num_threads", num_threads, 0)
+        check_integer("batch_size", batch_size, 1)
+        check_integer("prefetch_factor", prefetch_factor, 1)
+        check_integer("num_threads", num_threads, 0)
         _check_settings(seed, feed, transform)
         if static_buffers and not (drop_last or batch_sampler is not None):
             raise ValueError("static_buffers needs batches of one size. Use drop_last=True.")
@@ -221,7 +221,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. An epoch that was resumed goes on."""
-        _check_integer("epoch", epoch, 0)
+        check_integer("epoch", epoch, 0)
         samples_seen = self._next.samples_seen if epoch == self._next.epoch else 0
         self._next = Progress(int(epoch), samples_seen, set_by_user=True)
         tell_epoch(epoch, self)
@@ -250,7 +250,7 @@ class Loader:
                 f"state has no {', '.join(sorted(missing))}. Give what state_dict() returned."
             )
         for name in ("epoch", "samples_seen"):
-            _check_integer(f"state: {name}", state[name], 0)
+            check_integer(f"state: {name}", state[name], 0)
         for name, value in identity.items():
             if state[name] != value:
                 raise ValueError(
@@ -438,11 +438,6 @@ def _chosen_columns(
             f"{', '.join(dataset.columns) or 'none'}."
         )
     return names
-
-
-def _check_integer(argument: str, value: int, minimum: int) -> None:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < minimum:
-        raise ValueError(f"{argument} must be an integer of at least {minimum}, not {value!r}.")
 
 
 def _is_of_memload(order: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.batches import bind_dataset
 from memload.reading.epochs import tell_epoch
-from memload.reading.samplers import ShuffledSampler
+from memload.reading.samplers import ShuffledSampler, check_integer
 from memload.reading.streams import SideStream, current_stream, find_device, map_tensors
 from memload.transforms import Transform
 from memload.transforms.transform import seed_offset
@@ -41,7 +41,7 @@ class ThreadPrefetcher(Generic[T]):
     """
 
     def __init__(self, iterable: Iterable[T], prefetch_factor: int = 2) -> None:
-        _check_prefetch_factor(prefetch_factor)
+        check_integer("prefetch_factor", prefetch_factor, 1)
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ def background(
 
     The result of a call is the iterator of a `ThreadPrefetcher`.
     """
-    _check_prefetch_factor(prefetch_factor)
+    check_integer("prefetch_factor", prefetch_factor, 1)
     if function is None:
         return functools.partial(background, prefetch_factor=prefetch_factor)
 
@@ -120,7 +120,7 @@ class CudaPrefetcher:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        _check_prefetch_factor(prefetch_factor)
+        check_integer("prefetch_factor", prefetch_factor, 1)
         self._by_number = _is_dataset(iterable)
         if shuffle and not self._by_number:
             raise ValueError(
@@ -213,14 +213,14 @@ class _Mover:
 
     def __call__(self, item: Any) -> Any:
         """Return a batch on the device, of one from the iterable or of the number of a sample."""
-        number = None if self._dataset is None else item
-        batch = map_tensors(self._move, item if self._dataset is None else self._dataset[item])
+        source = item if self._dataset is None else self._dataset[item]
+        batch = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), source)
         if self._transform is None:
             return batch
         is_sequence = isinstance(batch, tuple | list) and len(batch) > 0
         images, *values = batch if is_sequence else [batch]
         if isinstance(self._transform, Transform):
-            images, values = self._transform_columns(images, values, number)
+            images, values = self._transform_columns(images, values, item)
         else:
             images = self._transform(images)
         if not is_sequence:
@@ -228,32 +228,30 @@ class _Mover:
         is_named = hasattr(batch, "_fields")
         return type(batch)(images, *values) if is_named else type(batch)([images, *values])
 
-    def _move(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
-
     def _transform_columns(
-        self, images: Any, values: list[Any], number: int | None
+        self, images: Any, values: list[Any], item: Any
     ) -> tuple[Any, list[Any]]:
         """Call a transform of memload's with images and, if their names are known, columns."""
-        draws = self._draw_options(images, number)
-        names = self._columns if len(values) == len(self._columns) else ("label",)
-        if len(values) != len(names) or not all(_is_column(value, images) for value in values):
-            return self._transform(images, **draws), values
-        columns = dict(zip(names, values, strict=True))
-        images, columns = self._transform(images, columns, **draws)  # MixUp changes labels too
-        return images, [columns[name] for name in names]
-
-    def _draw_options(self, images: Any, number: int | None) -> dict[str, Any]:
-        """Return what random draws depend on: the same for the same batch of an epoch."""
         count = len(images) if isinstance(images, Tensor) and images.ndim else 0
         first = self._samples_seen
-        if number is not None:
+        if self._dataset is not None:
             # A sample draws for its number. A whole batch with a number has 2³² numbers of its own
             # for its samples.
-            first = number if count == 1 else (number + 1) << 32
+            first = item if count == 1 else (item + 1) << 32
         self._samples_seen += count
-        samples = np.arange(first, first + count)
-        return {"samples": samples, "seed": int(self._seed) + seed_offset(), "epoch": self._epoch}
+        transform = functools.partial(
+            self._transform,
+            samples=np.arange(first, first + count),
+            seed=int(self._seed) + seed_offset(),
+            epoch=self._epoch,
+        )
+        names = self._columns if len(values) == len(self._columns) else ("label",)
+        are_columns = all(isinstance(one, Tensor) and one.shape[:1] == (count,) for one in values)
+        if len(values) != len(names) or not are_columns:
+            return transform(images), values
+        columns = dict(zip(names, values, strict=True))
+        images, columns = transform(images, columns)  # MixUp changes labels too
+        return images, [columns[name] for name in names]
 
 
 def _is_dataset(iterable: Any) -> bool:
@@ -270,16 +268,3 @@ def _is_dataset(iterable: Any) -> bool:
             f"iterable must be an iterable or a dataset with a length, not {iterable!r}."
         )
     return True
-
-
-def _is_column(value: Any, images: Any) -> bool:
-    """Return whether a value has a row for each image."""
-    are_tensors = isinstance(value, Tensor) and isinstance(images, Tensor)
-    return are_tensors and value.ndim > 0 and len(value) == len(images)
-
-
-def _check_prefetch_factor(prefetch_factor: int) -> None:
-    if not isinstance(prefetch_factor, int) or prefetch_factor < 1:
-        raise ValueError(
-            f"prefetch_factor must be an integer of at least 1, not {prefetch_factor!r}."
-        )

@@ -72,12 +72,10 @@ class _SizedOrder:
     repeats = False
 
     def __init__(self, size: int) -> None:
-        if not isinstance(size, int | np.integer) or size < 0:
-            advice = " Write len(dataset)." if hasattr(size, "__len__") else ""
-            raise ValueError(
-                f"{type(self).__name__}: size must be an integer of at least 0, not {size!r}."
-                f"{advice}"
-            )
+        argument = f"{type(self).__name__}: size"
+        if hasattr(size, "__len__"):
+            raise ValueError(f"{argument} must be an integer, not {size!r}. Write len(dataset).")
+        check_integer(argument, size, 0)
         self.size = int(size)
 
     def __len__(self) -> int:
@@ -240,6 +238,12 @@ class ClassBalancedSampler(WeightedSampler):
             )
         counts = np.bincount(values)
         super().__init__(1.0 / counts[values], size=size, seed=seed)
+
+
+def check_integer(argument: str, value: Any, minimum: int) -> None:
+    """Raise ValueError unless a value is an integer, and at least ``minimum``."""
+    if not isinstance(value, int | np.integer) or value < minimum:
+        raise ValueError(f"{argument} must be an integer of at least {minimum}, not {value!r}.")
 
 
 def _refuse_dataset(argument: str, values: Any, advice: str) -> None:
