@@ -105,7 +105,7 @@ def assert_same(found: Index, expected: Index) -> None:
     assert tensors(found).keys() == theirs.keys()
     for name, tensor in tensors(found).items():
         assert tensor.shape == theirs[name].shape, name
-        assert tensor.dtype == theirs[name].dtype.newbyteorder("<"), name
+        assert tensor.dtype.newbyteorder("<") == theirs[name].dtype.newbyteorder("<"), name
         np.testing.assert_array_equal(tensor, theirs[name], name)  # NaN equals NaN
 
 

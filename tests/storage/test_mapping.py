@@ -28,6 +28,11 @@ def map_file(path: Path) -> np.ndarray:
         return map_side_by_side([file.fileno()], [path.stat().st_size], 1)[0]
 
 
+def test_what_cannot_be_mapped_raises() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        map_side_by_side([10**6], [4096], 1)
+
+
 @linux
 def test_a_forgotten_map_holds_no_memory_and_still_reads(path: Path) -> None:
     def resident() -> int:

@@ -209,6 +209,20 @@ def test_a_shard_that_the_system_does_not_give_is_told(
         Shards(index)
 
 
+def test_what_is_no_file_in_the_place_of_a_shard_is_told(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    index, path = make_dataset(), tmp_path / "made.bin"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FormatError, match=r"made\.bin is not a file"):
+        Shards(index)
+    path.rmdir()
+    path.symlink_to("made.bin")
+    with pytest.raises(FormatError, match=r"made\.bin cannot be read: .*symbolic links"):
+        Shards(index)
+
+
 def test_too_many_open_files_name_the_remedy(make_dataset: Make) -> None:
     index = make_dataset(rows=(1,) * 40)
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
