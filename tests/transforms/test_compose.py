@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memload
 from memload import transforms
 
 Make = Callable[..., torch.Tensor]
@@ -111,11 +110,9 @@ def test_seed_epoch_position_and_view_each_change_what_is_drawn() -> None:
 
 
 def test_two_views_have_their_own_labels_and_share_what_is_the_same() -> None:
-    images, _ = batch(range(6))
-    labels = torch.arange(6)
+    (images, _), labels = batch(range(6)), torch.arange(6)
     mixing = transforms.Compose([transforms.CutMix(num_classes=6)], views=2)
-    pair, columns = mixing(images, {"label": labels, "other": labels})
-    assert len(pair) == 2
+    _, columns = mixing(images, {"label": labels, "other": labels})
     assert not torch.equal(*columns["label"])
     assert columns["other"] is labels
 
@@ -170,25 +167,6 @@ def test_without_samples_workers_of_a_dataloader_draw_each_their_own() -> None:
     )  # as the seed of torch has it, which DataLoader gives its workers theirs from
 
 
-def test_what_was_used_can_be_bound_and_copied(make_images: Make) -> None:
-    mix, images = transforms.MixUp(num_classes=None), make_images(3) / 255
-    mix(images, {"label": torch.eye(3)})
-    assert mix.bind(num_classes=5)(images, {"label": torch.arange(3)})[1]["label"].shape == (3, 5)
-    flip = transforms.RandomHorizontalFlip(0)
-    assert torch.equal(flip(images), images)
-    other = copy.copy(flip)
-    other.p = 1.0
-    assert torch.equal(other(images), images.flip(-1))
-
-
-def test_a_prepared_chunk_keeps_its_samples() -> None:
-    samples = np.arange(5)
-    prepared, (images, columns) = with_points().prepare(samples), batch(samples)
-    expected = prepared(images, columns)[0]
-    samples += 1
-    assert torch.equal(prepared(images, columns)[0], expected)
-
-
 def test_without_samples_each_object_counts_its_own_and_copies_begin_again() -> None:
     images, _ = batch(range(8))
     for step in (transforms.train(9), transforms.RandomResizedCrop(9)):
@@ -221,9 +199,7 @@ def test_gradients_flow_through_modules_in_the_list(make_images: Make) -> None:
 
 def test_what_a_step_changes_in_place_the_next_view_does_not_see(make_images: Make) -> None:
     images = make_images(2)
-    one, other = transforms.Compose(
-        [lambda batch: batch.fill_(3) if batch[0, 0, 0, 0] != 3 else 1 / 0], views=2
-    )(images)
+    one, other = transforms.Compose([lambda given: given.add_(3)], views=2)(images)
     assert torch.equal(one, other)
     assert torch.equal(images, make_images(2))
 
@@ -232,13 +208,11 @@ def test_columns_come_back_when_they_were_given() -> None:
     images, columns = batch(range(3))
     step = transforms.CenterCrop(4)
     assert isinstance(step(images), torch.Tensor)
-    _found, same = step(images, columns)
-    assert same["points"] is columns["points"]
-    whole = transforms.Compose([step], points=["points"])(
-        images, {"points": torch.tensor([[[10, 8]]] * 3)}
-    )[1]
-    assert whole["points"].tolist() == [[[0.0, 0.0]]] * 3
-    assert whole["points"].dtype == torch.float32
+    assert step(images, columns)[1]["points"] is columns["points"]
+    compose = transforms.Compose([step], points=["points"])
+    points = compose(images, {"points": torch.tensor([[[10, 8]]] * 3)})[1]["points"]
+    assert points.tolist() == [[[0.0, 0.0]]] * 3
+    assert points.dtype == torch.float32
 
 
 def test_repr_shows_what_is_done_in_one_pass() -> None:
@@ -296,23 +270,9 @@ def test_mean_and_std_are_a_number_or_one_for_each_channel_of_any_kind(
     assert torch.equal(transforms.Normalize(make([0.25] * 3), make(0.5))(images), expected)
 
 
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_the_layout_is_that_asked_for(layout: torch.memory_format, make_images: Make) -> None:
-    for steps in (ALL, ALL[:1], [torch.nn.Identity()], []):
-        for images in (make_images(), make_images().contiguous()):
-            assert transforms.Compose(steps, memory_format=layout)(images).is_contiguous(
-                memory_format=layout
-            )
-    assert transforms.train(8)(make_images()).is_contiguous(memory_format=torch.channels_last)
-
-
 def test_empty_batches_pass() -> None:
-    assert transforms.Compose(ALL)(torch.empty((0, 3, 20, 24), dtype=torch.uint8)).shape == (
-        0,
-        3,
-        14,
-        14,
-    )
+    images = torch.empty((0, 3, 20, 24), dtype=torch.uint8)
+    assert transforms.Compose(ALL)(images).shape == (0, 3, 14, 14)
 
 
 class Sum(transforms.Transform):
@@ -328,78 +288,47 @@ class Sum(transforms.Transform):
 
 def test_columns_that_a_step_adds_or_leaves_out_are_so_in_every_view(make_images: Make) -> None:
     images, labels = make_images(), torch.arange(8)
-    for views in (1, 2):
-        compose = transforms.Compose([transforms.RandomCrop(4), Sum(without="label")], views=views)
-        pictures, columns = compose(images, {"label": labels, "other": labels})
-        assert sorted(columns) == ["other", "sum"]
-        both = (pictures, columns["sum"]) if views == 2 else ((pictures,), (columns["sum"],))
-        assert all(
-            torch.equal(picture.sum((1, 2, 3)), total) for picture, total in zip(*both, strict=True)
-        )
-
-
-def test_what_is_bound_keeps_its_class_and_what_it_has(make_images: Make) -> None:
-    class Own(transforms.Compose):
-        pass
-
-    class Louder(transforms.Normalize):
-        gain = 2.0
-
-    own = Own([transforms.CenterCrop(4), Louder()])
-    own.note = "kept"  # type: ignore[attr-defined]
-    bound = own.bind(mean=[0.1] * 3, std=[0.2] * 3)
-    assert (type(bound), type(bound.transforms[1]), bound.note) == (Own, Louder, "kept")  # type: ignore[attr-defined]
-    plain = transforms.Compose([transforms.CenterCrop(4), transforms.Normalize(0.1, 0.2)])
-    assert torch.equal(bound(make_images()), plain(make_images()))
-    assert own.transforms[1].mean is None
+    compose = transforms.Compose([transforms.RandomCrop(4), Sum(without="label")], views=2)
+    pictures, columns = compose(images, {"label": labels, "other": labels})
+    assert sorted(columns) == ["other", "sum"]
+    for picture, total in zip(pictures, columns["sum"], strict=True):
+        assert torch.equal(picture.sum((1, 2, 3)), total)
 
 
 def test_normalize_takes_the_data_sets_statistics_when_it_is_bound(make_images: Make) -> None:
+    class Own(transforms.Compose):
+        pass
+
     images, own = make_images(), {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
-    compose = transforms.Compose(
-        [transforms.CenterCrop(8), transforms.Normalize()], points=["a"], views=2
-    )
+    compose = Own([transforms.CenterCrop(8), transforms.Normalize()], views=2)
     with pytest.raises(ValueError, match="Normalize has no mean and std"):
-        transforms.Normalize()(images)
+        compose(images)
     bound = compose.bind(**own)
-    assert (bound.points, bound.views) == (("a",), 2)
-    assert torch.equal(
-        transforms.Normalize().bind(**own)(images), transforms.Normalize(*own.values())(images)
-    )
-    assert transforms.Normalize("imagenet").bind(**own).mean == (0.485, 0.456, 0.406)  # type: ignore[attr-defined]
-    assert compose.transforms[1].mean is None
-    step = transforms.RandomHorizontalFlip()
-    assert step.bind(**own) is step
+    assert (type(bound), bound.views, compose.transforms[1].mean) == (Own, 2, None)
+    plain = transforms.Compose([transforms.CenterCrop(8), transforms.Normalize(*own.values())])
+    assert torch.equal(bound(images)[0], plain(images))
+    for step in (transforms.Normalize("imagenet"), transforms.RandomHorizontalFlip()):
+        assert step.bind(**own) is step
 
 
 @pytest.mark.slow
 def test_torch_compile_works_over_the_result_and_round_the_call(make_images: Make) -> None:
-    images = make_images()
-    expected = transforms.train(9)(images, samples=np.arange(8)) * 2
+    images, transform = make_images(), transforms.train(9)
     consumer = torch.compile(lambda given: given * 2, backend="eager", fullgraph=True)
-    assert torch.equal(consumer(transforms.train(9)(images, samples=np.arange(8))), expected)
-    transform = transforms.train(9)
-    caller = torch.compile(
-        lambda given, samples: transform(given, samples=samples) * 2, backend="eager"
-    )
-    assert torch.equal(caller(images, np.arange(8)), expected)
-    assert torch.equal(
-        caller(images, np.arange(8, 16)), transform(images, samples=np.arange(8, 16)) * 2
-    )
+    caller = torch.compile(lambda given, at: transform(given, samples=at) * 2, backend="eager")
+    for samples in (np.arange(8), np.arange(8, 16)):
+        made = transform(images, samples=samples)
+        assert torch.equal(consumer(made), made * 2)
+        assert torch.equal(caller(images, samples), made * 2)
 
 
 def test_triton_and_the_compiler_are_loaded_only_when_they_are_needed() -> None:
     script = (
         "import sys, torch, memload; known = set(sys.modules);"
         "memload.transforms.train(4)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8));"
-        "loaded = set(sys.modules) - known;"
-        "print([name for name in ('triton', 'torch._dynamo', 'torchvision') if name in loaded])"
+        "print({'triton', 'torch._dynamo', 'torchvision'} & (set(sys.modules) - known))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
-    assert memload.transforms is transforms
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "set()\n"
 
 
 T = transforms

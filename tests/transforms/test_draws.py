@@ -81,14 +81,7 @@ def test_each_part_of_the_key_separates(other: dict[str, int]) -> None:
 
 
 def test_parts_of_the_key_are_not_mixed_up() -> None:
-    keys = [
-        (1, 11, 1, 1),
-        (11, 1, 1, 1),
-        (1, 1, 11, 1),
-        (1, 1, 1, 11),
-        (111, 1, 0, 0),
-        (1, 111, 0, 0),
-    ]
+    keys = [(1, 11, 1, 1), (11, 1, 1, 1), (1, 1, 11, 1), (1, 1, 1, 11), (111, 1, 0), (1, 111, 0)]
     assert len({float(draws([0], *key).uniform(1)[0, 0]) for key in keys}) == len(keys)
 
 
@@ -127,24 +120,18 @@ def test_boxes_have_the_shares_and_ratios_asked_for() -> None:
 
 def test_further_tries_are_those_one_after_another() -> None:
     """The ten tries of torchvision's loop, written as a loop."""
-    size, scale, ratio = (30, 90), (0.3, 1.0), (0.5, 3.0)
-    samples = range(200)
+    size, scale, ratio, samples = (30, 90), (0.3, 1.0), (0.5, 3.0), range(200)
     start, length, found = random_boxes(draws(samples), size, scale, ratio, 1)
-    numbers = draws(samples).uniform(22)
-    for sample in samples:
-        drawn = numbers[:, sample]
-        tries = [drawn[2:4], *zip(drawn[4:13], drawn[13:22], strict=True)]
-        for area, logarithm in tries:
+    for sample, drawn in enumerate(draws(samples).uniform(22).T):
+        for area, logarithm in [drawn[2:4], *zip(drawn[4:13], drawn[13:22], strict=True)]:
             target = 30 * 90 * (scale[0] + (scale[1] - scale[0]) * area)
             shape = np.exp(np.log(0.5) + (np.log(3.0) - np.log(0.5)) * logarithm)
             w, h = round(np.sqrt(target * shape)), round(np.sqrt(target / shape))
             if 0 < w <= 90 and 0 < h <= 30:
+                top, left = int(drawn[0] * (31 - h)), int(drawn[1] * (91 - w))
                 assert found[sample]
                 assert length[:, sample].tolist() == [h, w]
-                assert start[:, sample].tolist() == [
-                    int(drawn[0] * (31 - h)),
-                    int(drawn[1] * (91 - w)),
-                ]
+                assert start[:, sample].tolist() == [top, left]
                 break
         else:
             assert not found[sample]
