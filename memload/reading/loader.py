@@ -209,10 +209,8 @@ class Loader:
         return ranks.resolve(*self._given_ranks)[1]
 
     def __repr__(self) -> str:
-        order = self.sampler if self.batch_sampler is None else self.batch_sampler
-        order_text = repr(order) if _is_of_memload(order) else type(order).__name__
         feed = self._given_feed if self._pipeline is None else self._pipeline.feed.name
-        settings = f"batch_size={self.batch_size}, order={order_text}, feed={feed!r}"
+        settings = f"batch_size={self.batch_size}, order={self._order_text()}, feed={feed!r}"
         return f"Loader({self.dataset!r}, {settings})"
 
     def __len__(self) -> int:
@@ -228,12 +226,8 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position behind the last batch of the newest iteration: numbers and text."""
-        progress = self._current or self._next
-        return {
-            "epoch": progress.epoch,
-            "samples_seen": progress.samples_seen,
-            **self._identity(),
-        }
+        epoch, samples_seen, _ = self._current or self._next
+        return {"epoch": epoch, "samples_seen": samples_seen, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where `state_dict` was called.
@@ -262,12 +256,16 @@ class Loader:
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be equal for a state to be this Loader's."""
+        fingerprint = self.dataset.fingerprint
+        return {"fingerprint": fingerprint, "seed": self.seed, "order": self._order_text()}
+
+    def _order_text(self) -> str:
+        """Return a text that differs for different orders, as far as it can be known."""
         order: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        text = repr(order)
-        if not _is_of_memload(order):
-            seed = getattr(order, "seed", None)
-            text = type(order).__name__ + (f"(seed={seed})" if isinstance(seed, int) else "")
-        return {"fingerprint": self.dataset.fingerprint, "seed": self.seed, "order": text}
+        if _is_of_memload(order):
+            return repr(order)
+        seed = getattr(order, "seed", None)
+        return type(order).__name__ + (f"(seed={seed})" if isinstance(seed, int) else "")
 
     def __iter__(self) -> Iterator[Any]:
         self._current = None  # from here on, state_dict() is the start of the next epoch
