@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -274,7 +275,8 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
-    if path is not None:
+    # An index that memload did not write may hold anything there: then it is shown as it is.
+    with suppress(AttributeError, LookupError, TypeError, ValueError):
         facts["statistics"] = _readable_statistics(facts)
     for line in _lines(facts):
         _echo(line)

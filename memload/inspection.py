@@ -300,7 +300,7 @@ def _draw_sheet(index: Index, chosen: Sequence[int], tile: int) -> Image.Image:
         image = _to_image(pixels).resize((tile, tile_height), Image.Resampling.BILINEAR)
         _draw_points(image, index, sample)
         captioned = ImageOps.expand(image, (0, 0, 0, _CAPTION_HEIGHT), "white")
-        caption = _caption(index, sample)[:tile]  # more letters than fit
+        caption = _caption(index, sample)
         ImageDraw.Draw(captioned).text((0, tile_height), caption, "black", ImageFont.load_default())
         sheet.paste(captioned, (_GAP + column * step_x, _GAP + row * step_y))
     return sheet
@@ -334,6 +334,6 @@ def _caption(index: Index, sample: int) -> str:
     else:
         label = index.columns["label"][sample]
         name = str(label) if index.classes is None else index.classes[int(label)]
-    # A name may hold line breaks, or letters that the font lacks.
-    text = f"{sample} {name}".encode("latin-1", "replace").decode("latin-1")
+    # A name may be endless, and hold line breaks or letters that the font lacks.
+    text = f"{sample} {name:.500}".encode("latin-1", "replace").decode("latin-1")
     return "".join(letter if letter.isprintable() else "?" for letter in text)

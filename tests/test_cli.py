@@ -383,6 +383,17 @@ def test_info_sums_up_what_is_long(run: Run, make_dataset: Callable[..., memload
     ]
 
 
+@pytest.mark.parametrize(
+    "statistics", [{"class_counts": 3}, {"source_width": [4]}, {"source_shorter_side": {"x": 1}}]
+)
+def test_info_shows_statistics_of_any_content(
+    run: Run, make_dataset: Callable[..., memload.Index], statistics: dict[str, Any]
+) -> None:
+    done = run("info", make_dataset(statistics=statistics).path)
+    assert (done.status, done.err) == (0, "")
+    assert f"  {next(iter(statistics))}:" in done.out
+
+
 def test_info_describes_the_environment(run: Run) -> None:
     facts = json.loads(run("info", "--environment", "--json").out)
     assert facts["numpy"] == np.__version__

@@ -65,36 +65,26 @@ def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> 
 # ---- verify
 
 
-@pytest.mark.parametrize("position", [0, 3 * 72 - 1, 3 * 72, 6 * 72 - 1])
-def test_one_changed_bit_is_found_with_its_row_and_sample(
-    position: int, make_dataset: Make, tmp_path: Path
-) -> None:
-    index = make_dataset(rows=(3, 3))
-    row = position // 72
-    report = memload.verify(tmp_path / "made.bin")
-    assert report.ok
-    assert (report.rows, report.bytes) == (6, 6 * 72)
-    flip(tmp_path / f"made-{row // 3:05d}-of-00002.bin", 4096 + position % 216)
-    report = memload.verify(tmp_path / "made.bin")
-    assert not report.ok
-    assert (report.bad_rows, report.bad_keys, report.problems) == ([row], [index.keys[row]], [])
-
-
 @pytest.mark.parametrize("num_threads", [1, 5])
-@pytest.mark.parametrize("piece", [10, 150], ids=["one row", "two rows"])
-def test_files_are_verified_in_pieces(
+@pytest.mark.parametrize("piece", [10, 150, 8 << 20], ids=["one row", "two rows", "a shard"])
+def test_changed_rows_are_found_in_every_piece_of_every_shard(
     num_threads: int,
     piece: int,
     make_dataset: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_dataset(rows=(7, 4))
+    index = make_dataset(rows=(7, 4))
     monkeypatch.setattr(inspection, "_READ", piece)
-    flip(tmp_path / "made-00000-of-00002.bin", 4096 + 6 * 72, 4096)
+    report = memload.verify(tmp_path / "made.bin", num_threads=num_threads)
+    assert report.ok
+    assert (report.rows, report.bytes) == (11, 11 * 72)
+    flip(tmp_path / "made-00000-of-00002.bin", 4096, 4096 + 7 * 72 - 1)
     flip(tmp_path / "made-00001-of-00002.bin", 4096 + 3 * 72)
     report = memload.verify(tmp_path / "made.bin", num_threads=num_threads)
-    assert (report.bad_rows, report.bytes) == ([0, 6, 10], 11 * 72)
+    assert not report.ok
+    assert (report.bad_rows, report.problems) == ([0, 6, 10], [])
+    assert report.bad_keys == [index.keys[row] for row in (0, 6, 10)]
 
 
 def test_a_bad_row_names_every_sample_that_uses_it(make_dataset: Make, tmp_path: Path) -> None:
@@ -131,9 +121,16 @@ def test_bad_files_are_reported_and_the_others_read(make_dataset: Make, tmp_path
         assert str(name) in problem
 
 
-@pytest.mark.parametrize("fault", ["permission", "disk", "truncated"])
+@pytest.mark.parametrize(
+    ("reads", "problem"),
+    [
+        (0, "cannot be read: Input/output error"),
+        (1, "rows 3 to 4 cannot be read: Input/output error"),
+    ],
+    ids=["header", "rows"],
+)
 def test_a_file_that_cannot_be_read_is_reported_with_its_rows(
-    fault: str, make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reads: int, problem: str, make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_dataset(rows=(3, 2))
     shard, real, opened = tmp_path / "made-00001-of-00002.bin", Path.open, list[Path]()
@@ -144,24 +141,16 @@ def test_a_file_that_cannot_be_read_is_reported_with_its_rows(
 
     def open_file(path: Path, *arguments: Any, **options: Any) -> Any:
         opened.append(path)
-        if path == shard and fault == "permission":
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        if opened.count(shard) == 2:  # after the header was read
-            if fault == "truncated":
-                os.truncate(shard, 4096 + 100)
-            else:
-                return BadDisk(path)
+        if path == shard and opened.count(shard) > reads:
+            return BadDisk(path)
         return real(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", open_file)
     report = memload.verify(tmp_path / "made.bin", num_threads=1)
-    reasons = {
-        "permission": f"{shard} cannot be read: Permission denied",
-        "disk": f"{shard}: rows 3 to 4 cannot be read: Input/output error",
-        "truncated": f"{shard}: rows 3 to 4 cannot be read: the file ends too early",
-    }
-    assert report.problems == [reasons[fault]]
-    assert report.bad_rows == ([] if fault == "permission" else [3, 4])
+    (found,) = report.problems
+    assert str(shard) in found
+    assert found.endswith(problem)
+    assert report.bad_rows == ([3, 4] if reads else [])
     assert not report.ok
 
 
@@ -341,22 +330,22 @@ def test_a_preview_of_no_samples_is_an_error(make_dataset: Make, tmp_path: Path)
         memload.preview(tmp_path / "none.bin", tmp_path / "grid.png")
 
 
-@pytest.mark.parametrize("name", ["grid", "grid.xyz", "grid.psd"])
-def test_a_format_that_pillow_cannot_write_is_an_error(
-    name: str, make_dataset: Make, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=rf"{name}'.*Pillow cannot write.*grid\.png$"):
-        memload.preview(make_dataset().path, tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["folder.png", "none/grid.png"])
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("grid", ValueError, r"grid'.*Pillow cannot write.*grid\.png$"),
+        ("grid.psd", ValueError, r"grid\.psd'.*Pillow cannot write.*grid\.png$"),
+        ("folder.png", FormatError, r"folder\.png cannot be written: .*Check its"),
+        ("none/grid.png", FormatError, r"none/grid\.png cannot be written: .*Check its"),
+    ],
+)
 def test_an_output_that_cannot_be_written_is_an_error(
-    name: str, make_dataset: Make, tmp_path: Path
+    name: str, error: type[Exception], message: str, make_dataset: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "folder.png").mkdir()
-    with pytest.raises(FormatError, match=rf"{name} cannot be written: .*Check its") as caught:
+    with pytest.raises(error, match=message) as caught:
         memload.preview(make_dataset().path, tmp_path / name)
-    assert caught.value.path == str(tmp_path / name)
+    assert getattr(caught.value, "path", str(tmp_path / name)) == str(tmp_path / name)
 
 
 def test_a_preview_that_would_fill_the_memory_is_an_error(
