@@ -207,10 +207,7 @@ def test_a_masked_array_does_not_lose_its_mask_in_silence(
 
 
 def test_the_size_of_the_result_is_compared_with_the_free_space_before_it_begins(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     needed, usage = 4096 + 12 * ROW, shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))

@@ -192,7 +192,6 @@ def test_the_pixels_do_not_depend_on_jpeg4py_or_strict(jpeg4py: Any, kind: str, 
 
 
 JPEG4PY_SCRIPT = """
-import importlib
 import io
 import numpy as np
 from PIL import Image

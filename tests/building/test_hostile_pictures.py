@@ -159,38 +159,31 @@ def test_what_is_not_a_file_costs_its_own_sample(num_workers: int, pictures: Pat
 
 #: Makes decoders do harm, by the width of a picture, in the processes that are forked from this one.
 HARM = """
-import ctypes, os, time
+import ctypes, time
 import numpy as np
 from PIL import ImageFile
 load = ImageFile.ImageFile.load
 def harm(self):
     if self.width == 101:
         ctypes.string_at(0)
-    if self.width == 103:
-        os._exit(0)
     if self.width == 104:
         time.sleep(600)
     if self.width == 105:
         np.empty(3 << 30, np.uint8)
-    if self.width == 106:
-        os.kill(os.getpid(), 9)
     return load(self)
 ImageFile.ImageFile.load = harm
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_decoder_that_crashes_hangs_or_wants_all_memory_costs_its_own_sample(
-    num_workers: int, pictures: Path
+    pictures: Path,
 ) -> None:
-    for width in (100, 101, 103, 104, 105, 106):
+    for width in (100, 101, 104, 105):
         (pictures / f"{width}.png").write_bytes(png(width, 5))
     options = ("--timeout", "2", "--max-pixels", "10000")
-    assert build(pictures, num_workers, *options, before=HARM, odd=1) == {
+    assert build(pictures, 2, *options, before=HARM, odd=1) == {
         "101.png": "decoding it killed the process (SIGSEGV)",
-        "103.png": "decoding it ended the process (exit status 0)",
         "104.png": "it took longer than 2 s",
         "105.png": "there is not enough memory to decode it",
-        "106.png": "decoding it killed the process (SIGKILL)",
     }

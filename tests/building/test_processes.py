@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 import tracemalloc
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -351,7 +350,7 @@ def test_ctrl_c_ends_the_command_and_its_workers(tmp_path: Path) -> None:
         memload.MemmapDataset(tmp_path / "out.bin")
 
 
-# What it takes, and what it leaves
+# What it takes
 
 
 def peak_memory(count: int, output: Path) -> int:
@@ -370,19 +369,6 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     few, many = (peak_memory(n, tmp_path / f"{n}.bin") for n in (1_000, 8_000))
     # Names, records and columns grow by some hundred bytes a row. Pixels and chunks do not.
     assert (many - few) / 7_000 < 1_000
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_it_changes_nothing_in_the_process_that_calls_it(
-    folder: Path, tmp_path: Path, num_workers: int
-) -> None:
-    def state() -> tuple[Any, ...]:
-        filters, handler = list(warnings.filters), signal.getsignal(signal.SIGINT)
-        return Image.MAX_IMAGE_PIXELS, filters, handler, Path.cwd()
-
-    before = state()
-    memload.build(folder, tmp_path / "out.bin", size=8, num_workers=num_workers)
-    assert state() == before
 
 
 def test_more_shards_than_descriptors_can_be_written(tmp_path: Path) -> None:

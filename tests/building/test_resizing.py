@@ -7,19 +7,15 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from memload.building.resizing import (
-    FITS,
     INTERPOLATIONS,
     Fit,
     Placement,
     resize,
-    turn,
-    turn_points,
 )
 
 sides = st.integers(1, 600)
 sizes = st.tuples(sides, sides)
 targets = st.tuples(st.integers(1, 64), st.integers(1, 64))
-fits = st.sampled_from(FITS)
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
@@ -102,28 +98,3 @@ def test_pad_shows_a_row_even_of_a_thin_strip() -> None:
 def test_a_strip_takes_no_memory_for_what_is_cut_off(size: tuple[int, int]) -> None:
     found = resize(Image.new("L", size, 77), Placement.of(size, (64, 64)))  # of 64 × 256 million
     assert found.getextrema() == (77, 77)
-
-
-@settings(max_examples=150, deadline=None)
-@given(size=sizes, target=targets, fit=fits)
-def test_a_box_gives_nearly_the_exact_pixels(
-    size: tuple[int, int], target: tuple[int, int], fit: Fit
-) -> None:
-    image = noise(6, 5).resize(size, Image.Resampling.BICUBIC)
-    placement = Placement.of(size, target, fit)
-    boxed = np.asarray(resize(image, placement, box=(0.0, 0.0, *size)))
-    assert boxed.shape == (*target[::-1], 3)
-    assert np.abs(boxed.astype(int) - np.asarray(resize(image, placement))).max() <= 1
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_turning_is_pillows_exif_transpose_and_takes_points_along(orientation: int) -> None:
-    image = noise(7, 4, "L")
-    image.putpixel((5, 1), 255)
-    image.getexif()[0x0112] = orientation
-    expected = ImageOps.exif_transpose(image)
-    turned = turn(image, orientation)
-    np.testing.assert_array_equal(np.asarray(turned), np.asarray(expected))
-    for x, y in [(5, 1), (0, 0), (6, 3)]:
-        ((u, v),) = turn_points(np.array([[x, y]]), image.size, orientation)
-        assert turned.getpixel((int(u), int(v))) == image.getpixel((x, y))
