@@ -130,22 +130,6 @@ def test_an_index_is_these_bytes_on_every_write(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == expected
 
 
-def test_the_golden_bytes_are_still_read(tmp_path: Path) -> None:
-    (tmp_path / "tiny.bin").write_bytes(npy_header("|u1", (2, 1, 2, 3)) + PIXELS)
-    tiny(tmp_path).write(tmp_path / "tiny.idx")
-    metadata, tensors, pixels = specified_reader(tmp_path / "tiny.idx")
-    assert metadata["points"] == ["eyes"]
-    assert tensors["eyes"].shape == (3, 1, 2)
-    assert pixels.tobytes() == PIXELS
-    dataset = memload.MemmapDataset(tmp_path / "tiny.bin")
-    images = [image.permute(1, 2, 0).numpy().tobytes() for image, _ in dataset]
-    assert images == [PIXELS[6:], PIXELS[:6], PIXELS[6:]]
-    assert list(dataset.keys) == ["a/1", "", "b\udc80"]
-    assert dataset.classes == ["café", "\udc80"]
-    assert dataset.fingerprint == metadata["fingerprint"]
-    assert memload.verify(tmp_path / "tiny.bin").ok
-
-
 def test_a_reader_made_from_the_specification_alone_reads_a_build(
     folder: Path, tmp_path: Path
 ) -> None:

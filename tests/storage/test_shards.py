@@ -5,7 +5,6 @@ import os
 import resource
 import tempfile
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,7 @@ from hypothesis import strategies as st
 import memload
 from memload.building.writer import ShardWriter
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.storage.format import shard_names
-from memload.storage.index import Array, Index, Shard
-from memload.storage.keys import Keys
+from memload.storage.index import Index
 from memload.storage.mapping import address_of, will_need
 from memload.storage.shards import Shards
 
@@ -47,37 +44,18 @@ def flip(path: Path, position: int) -> None:
     st.data(),
 )
 @settings(max_examples=50, deadline=None, database=None)
-def test_rows_written_in_any_order_are_gathered_as_by_fancy_indexing(
-    rows: list[int], shape: tuple[int, int, int], descr: str, data: st.DataObject
+def test_rows_are_gathered_as_by_fancy_indexing(
+    write_dataset: Make,
+    rows: list[int],
+    shape: tuple[int, int, int],
+    descr: str,
+    data: st.DataObject,
 ) -> None:
     total = sum(rows)
-    pixels = np.random.default_rng(total).integers(0, 256, (total, *shape)).astype(descr)
     wanted = np.array(data.draw(st.lists(st.integers(0, total - 1), max_size=9)), np.int64)
-    names = shard_names("out.bin", len(rows))
-    planned = (
-        Shard(name, held, 4096 + held * pixels[0].nbytes)
-        for name, held in zip(names, rows, strict=True)
-    )
     with tempfile.TemporaryDirectory() as folder:
-        array = Array("image", descr, shape, tuple(planned))
-        writer = ShardWriter(Path(folder), array)
-        writer.create()
-        for row in data.draw(st.permutations(range(total))):
-            writer.write(row, pixels[row].tobytes())
-        writer.close()
-        checks = np.array([zlib.crc32(row.tobytes()) for row in pixels], np.uint32)
-        none = np.zeros(0, np.int64)
-        shards = Shards(
-            Index(
-                Path(folder) / "out.idx",
-                (array,),
-                none,
-                none.astype(np.uint8),
-                Keys.of([]),
-                {},
-                {"image": checks},
-            )
-        )
+        shards = Shards(write_dataset(Path(folder), rows=rows, shape=shape, descr=descr))
+        pixels = np.concatenate([np.load(path) for path in shards.paths])
         out = np.ones((len(wanted), *shape), descr)
         assert shards.gather(wanted, out) is out
         np.testing.assert_array_equal(out, pixels[wanted])
