@@ -179,15 +179,7 @@ def build(
         "fill": fill,
         "max_pixels": max_pixels,
     }
-    if mode == "array":
-        check_arrays(source, image_options)
-    else:
-        sides = (256, 256) if size is None else height_and_width(size)
-        settings: Settings | ArraySettings = Settings(sides, mode=mode, **image_options)
-        settings.converter({})  # an error of the decoder's should not wait for the source
-    records = _open_source(source, num_workers, timeout)
-    if mode == "array":
-        settings = _array_settings(records, size, num_workers, timeout)
+    records, settings = _open(source, size, mode, image_options, num_workers, timeout)
     workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
     started, converted = time.perf_counter(), 0
     try:
@@ -206,7 +198,21 @@ def build(
     return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
 
 
-def _open_source(source: Any, num_workers: int, timeout: float) -> Source:
+def _open(
+    source: Any,
+    size: Any,
+    mode: str,
+    image_options: Mapping[str, Any],
+    num_workers: int,
+    timeout: float,
+) -> tuple[Source, Settings | ArraySettings]:
+    """Return the records, and the settings that decide how they are converted."""
+    if mode == "array":
+        check_arrays(source, image_options)
+    else:
+        sides = (256, 256) if size is None else height_and_width(size)
+        settings = Settings(sides, mode=mode, **image_options)
+        settings.converter({})  # an error of the decoder's should not wait for the source
     records: Source
     if isinstance(source, (str, Path)):
         records = ImageFolder(source)
@@ -220,18 +226,16 @@ def _open_source(source: Any, num_workers: int, timeout: float) -> Source:
             "data set."
         )
     check_source(records)
-    return records
-
-
-def _array_settings(source: Source, size: Any, num_workers: int, timeout: float) -> ArraySettings:
-    look = functools.partial(ArraySettings.of, source)
-    settings: ArraySettings = first_usable(look, len(source), num_workers, timeout)
-    if size is not None and height_and_width(size) != settings.shape[:2]:
+    if mode != "array":
+        return records, settings
+    look = functools.partial(ArraySettings.of, records)
+    array_settings: ArraySettings = first_usable(look, len(records), num_workers, timeout)
+    if size is not None and height_and_width(size) != array_settings.shape[:2]:
         raise ValueError(
-            f"size: {size} is not the size of the arrays, {settings.shape[:2]}, which mode "
+            f"size: {size} is not the size of the arrays, {array_settings.shape[:2]}, which mode "
             "'array' stores as they are. Leave it out, or resize them in the data set."
         )
-    return settings
+    return records, array_settings
 
 
 def _convert(

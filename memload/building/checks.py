@@ -55,11 +55,6 @@ def check_arguments(
         raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
     if on_error not in ("skip", "raise"):
         raise ValueError(f"on_error: {on_error!r} is neither 'skip' nor 'raise'.")
-    _check_num_workers(num_workers, max_pixels)
-    return output
-
-
-def _check_num_workers(num_workers: int, max_pixels: int) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     if num_workers < 0:
         raise ValueError(f"num_workers: {num_workers} is negative.")
@@ -74,6 +69,7 @@ def _check_num_workers(num_workers: int, max_pixels: int) -> None:
             "Workers cannot be started here: this is a daemonic process, such as a worker of a "
             "DataLoader or of a Pool. Use num_workers=0, or build in the main process."
         )
+    return output
 
 
 def height_and_width(size: Any) -> tuple[int, int]:
@@ -115,9 +111,11 @@ def check_source(source: Source) -> None:
             f"The source has {len(source):,} samples, but {len(source.keys):,} keys. Each sample "
             "needs one."
         )
-    if not isinstance(source.keys, Keys):  # which are packed names
-        _check_names("keys", source.keys)
-    _check_names("names of columns", list(source.schema))
+    for name in () if isinstance(source.keys, Keys) else source.keys:  # which are packed names
+        try:
+            os.fsencode(name)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise SourceError(f"keys: {name!r:.40} cannot be encoded ({error}).") from None
     for name, column in source.schema.items():
         _check_column(name, column)
     if source.classes is None:
@@ -127,23 +125,16 @@ def check_source(source: Source) -> None:
             "The source has classes, so it needs a column 'label' of int64 that counts into "
             f"them. It has {source.schema.get('label')}."
         )
-    _check_names("classes", source.classes)
-
-
-def _check_names(what: str, names: Sequence[str]) -> None:
-    for name in names:
+    for name in source.classes:
         if not isinstance(name, str):
-            raise SourceError(f"{what}: {name!r:.40} is of type {type(name).__name__}, not str.")
-        try:
-            if what == "keys":
-                os.fsencode(name)
-            elif what != "classes":
-                name.encode()
-        except UnicodeEncodeError as error:
-            raise SourceError(f"{what}: {name!r:.40} cannot be encoded ({error.reason}).") from None
+            raise SourceError(f"classes: {name!r:.40} is of type {type(name).__name__}, not str.")
 
 
 def _check_column(name: str, column: Column) -> None:
+    try:
+        name.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise SourceError(f"names of columns: {name!r:.40} cannot be encoded ({error}).") from None
     if name in RESERVED or "/" in name:
         raise SourceError(
             f"column {name!r:.80}: the index uses this name itself. Give it another name."
