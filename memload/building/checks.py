@@ -2,7 +2,6 @@
 
 import multiprocessing
 import operator
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -113,8 +112,8 @@ def check_source(source: Source) -> None:
         )
     for name in () if isinstance(source.keys, Keys) else source.keys:  # which are packed names
         try:
-            os.fsencode(name)
-        except (TypeError, UnicodeEncodeError) as error:
+            name.encode(errors="surrogateescape")
+        except (AttributeError, UnicodeEncodeError) as error:
             raise SourceError(f"keys: {name!r:.40} cannot be encoded ({error}).") from None
     for name, column in source.schema.items():
         _check_column(name, column)

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -76,6 +76,7 @@ class Settings:
     background: str = "white"
     fill: str = "black"
     max_pixels: int = MAX_PIXELS
+    descr: ClassVar[str] = "|u1"  #: the element type of a stored picture
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -91,11 +92,6 @@ class Settings:
     def shape(self) -> tuple[int, int, int]:
         """The shape (H, W, C) of a stored picture."""
         return (*self.size, 3 if self.mode == "RGB" else 1)
-
-    @property
-    def descr(self) -> str:
-        """The element type of a stored picture."""
-        return "|u1"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings for the index, which is JSON. It names what resizes: Pillow."""

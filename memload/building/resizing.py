@@ -72,12 +72,6 @@ class Placement:
             min(self.resized[1], self.top + self.target[1]),
         )
 
-    @property
-    def pixels_cut_off(self) -> int:
-        """How many pixels of the resized picture lie outside the window."""
-        left, top, right, bottom = self.visible
-        return math.prod(self.resized) - (right - left) * (bottom - top)
-
     def points(self, points: np.ndarray) -> np.ndarray:
         """Move points ``(k, 2)`` of the source to the target.
 
@@ -106,9 +100,9 @@ def resize(
     single precision. If nearly all of an enormous resized picture would be cropped, it is always
     computed in this way.
     """
-    if box is None and placement.pixels_cut_off > max(
-        _MAX_CUT_OFF, 8 * math.prod(placement.target)
-    ):
+    left, top, right, bottom = placement.visible
+    pixels_cut_off = math.prod(placement.resized) - (right - left) * (bottom - top)
+    if box is None and pixels_cut_off > max(_MAX_CUT_OFF, 8 * math.prod(placement.target)):
         box = (0.0, 0.0, float(image.width), float(image.height))
     resample = Image.Resampling[interpolation.upper()]
     image = (

@@ -119,7 +119,7 @@ class ImageFolder(Files):
         self._extensions = tuple(extension.lower() for extension in extensions)
         self.root = _checked_root(root)
         self._skipped: dict[str, list[str]] = {}
-        flat, folders = self._scan("")
+        _, flat, folders = next(self._walk(""))
         names, labels = self._find_images(folders)
         if names:
             self._skipped["skipped images outside the class folders"] = flat
@@ -138,7 +138,12 @@ class ImageFolder(Files):
         if not names:
             self.notes.append(f"no labels: {root} has no class folders with images")
         elif not any(name.count("/") == 1 for name in names):
-            self._warn_of_nested_classes(folders, names[0])
+            first = names[0]
+            logger.warning(
+                f"{root}: the class folders ({_first_names(folders)}) have no images of their own, "
+                f"only folders with images, such as {first.rpartition('/')[0]}. If those are the "
+                f"classes, build {self.root / first.partition('/')[0]} instead."
+            )
         self.classes: list[str] | None = folders if names else None
         self.schema = {"label": Column("<i8")} if names else {}
         columns = {"label": np.array(labels, np.int64)} if names else {}
@@ -151,7 +156,7 @@ class ImageFolder(Files):
         for label, name in enumerate(folders):
             in_class = [
                 f"{folder}/{file}"
-                for folder, files in sorted(self._walk(name))
+                for folder, files, _ in sorted(self._walk(name))
                 for file in sorted(files)
             ]
             if not in_class:
@@ -160,58 +165,51 @@ class ImageFolder(Files):
             labels += [label] * len(in_class)
         return names, labels
 
-    def _walk(self, start: str) -> Iterator[tuple[str, list[str]]]:
-        """Yield a folder and each folder below it, with the images in it."""
+    def _walk(self, start: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Yield a folder and each folder below it, with the images and the folders in it."""
         todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [(start, ())]
         while todo:
             folder, parents = todo.pop()
+            path = self.root / folder
             try:
-                status = (self.root / folder).stat()
+                status = path.stat()
+                identity = (status.st_dev, status.st_ino)
+                if identity in parents:  # following this link would never end
+                    self._skip("skipped links to a folder that contains them", folder)
+                    continue
+                files, folders = self._scan(folder)
             except OSError as error:
-                raise self._unreadable(folder, error) from error
-            identity = (status.st_dev, status.st_ino)
-            if identity in parents:  # following this link would never end
-                self._skip("skipped links to a folder that contains them", folder)
-                continue
-            files, folders = self._scan(folder)
-            yield folder, files
+                raise SourceError(
+                    f"{path} cannot be read: {error.strerror or error}", path=path
+                ) from error
+            yield folder, files, folders
             todo += [(f"{folder}/{name}", (*parents, identity)) for name in folders]
 
     def _scan(self, folder: str) -> tuple[list[str], list[str]]:
         """Return the images and the folders in one folder. The folders are sorted."""
         files, folders = [], []
-        try:
-            with os.scandir(self.root / folder) as entries:
-                for entry in entries:
-                    name = f"{folder}/{entry.name}" if folder else entry.name
-                    is_folder = _is_folder(entry)
-                    if entry.name.startswith("."):
-                        self._skip("skipped hidden files and folders", name)
-                    elif is_folder and _is_build(entry):  # of an output that lies here too
+        with os.scandir(self.root / folder) as entries:
+            for entry in entries:
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                is_folder = _is_folder(entry)
+                if entry.name.startswith("."):
+                    self._skip("skipped hidden files and folders", name)
+                elif is_folder:
+                    is_build = (
+                        entry.name.endswith(".building") and Path(entry.path, "lock").exists()
+                    )
+                    if is_build:  # of an output that lies here too
                         self._skip("skipped unfinished builds", name)
-                    elif is_folder:
-                        folders.append(entry.name)
-                    elif entry.name.lower().endswith(self._extensions):
-                        files.append(entry.name)
                     else:
-                        self._skip("skipped files without an image extension", name)
-        except OSError as error:
-            raise self._unreadable(folder, error) from error
+                        folders.append(entry.name)
+                elif entry.name.lower().endswith(self._extensions):
+                    files.append(entry.name)
+                else:
+                    self._skip("skipped files without an image extension", name)
         return files, sorted(folders)
 
     def _skip(self, kind: str, name: str) -> None:
         self._skipped.setdefault(kind, []).append(name)
-
-    def _unreadable(self, folder: str, error: OSError) -> SourceError:
-        path = self.root / folder
-        return SourceError(f"{path} cannot be read: {error.strerror or error}", path=path)
-
-    def _warn_of_nested_classes(self, folders: list[str], image: str) -> None:
-        logger.warning(
-            f"{self.root}: the class folders ({_first_names(folders)}) have no images of their "
-            f"own, only folders with images, such as {image.rpartition('/')[0]}. If those are the "
-            f"classes, build {self.root / image.partition('/')[0]} instead."
-        )
 
 
 def _checked_root(root: str | Path) -> Path:
@@ -234,10 +232,6 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself, which is rejected when it is read
         return False
-
-
-def _is_build(entry: "os.DirEntry[str]") -> bool:
-    return entry.name.endswith(".building") and (Path(entry.path) / "lock").exists()
 
 
 def _first_names(names: Sequence[str]) -> str:

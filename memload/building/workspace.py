@@ -137,7 +137,10 @@ class Workspace:
         If a build of the same plan is finished and some of its files are renamed already, only
         renaming the others is left to do, whatever ``overwrite`` is.
         """
-        former_plan = _read_plan(self.folder / "plan.json")
+        former_plan = None
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # missing or damaged
+            text = (self.folder / "plan.json").read_text(encoding="ascii")
+            former_plan = dict(json.loads(text))
         former_overwrite = former_plan is not None and former_plan.pop("overwrite", False)
         is_same_plan = former_plan == self.plan
         if former_plan is not None and not is_same_plan and not self.overwrite:
@@ -267,8 +270,7 @@ class Workspace:
 
         ``reasons`` says why rows were rejected.
         """
-        with contextlib.closing(ShardWriter(self.folder, self.array)) as writer:
-            writer.seal(index.crc32[self.array.name])
+        ShardWriter(self.folder, self.array).create(index.crc32[self.array.name])
         for shard in self.array.shards:
             sync(self.folder / shard.file)
         path = self.folder / self.ledger.name
@@ -369,14 +371,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     )
-
-
-def _read_plan(path: Path) -> dict[str, Any] | None:
-    """Return the plan of an unfinished build, or None if it is missing or damaged."""
-    try:
-        return dict(json.loads(path.read_text(encoding="ascii")))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
 
 
 def _write_keys(path: Path, keys: Keys) -> None:

@@ -26,28 +26,21 @@ class ShardWriter:
         self._starts: list[int] = [0, *np.cumsum([shard.rows for shard in array.shards]).tolist()]
         self._open: dict[int, int] = {}
 
-    def create(self) -> None:
-        """Make the files at full size. Rows that are there stay.
+    def create(self, crc32: np.ndarray | None = None) -> None:
+        """Make the files at full size with their headers. Rows that are there stay.
 
-        The others are zeros and take no space.
+        The others are zeros and take no space. With ``crc32``, uint32 ``(rows,)``, each header
+        holds the seal of its rows' checksums.
         """
-        for shard in self.array.shards:
+        for shard, start in zip(self.array.shards, self._starts, strict=False):
+            seal = "" if crc32 is None else seal_of(crc32[start : start + shard.rows])
+            header = npy_header(self.array.descr, (shard.rows, *self.array.shape), seal)
             descriptor = os.open(self.folder / shard.file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                _write(descriptor, npy_header(self.array.descr, (shard.rows, *self.array.shape)), 0)
+                _write(descriptor, header, 0)
                 os.ftruncate(descriptor, shard.bytes)
             finally:
                 os.close(descriptor)
-
-    def seal(self, crc32: np.ndarray) -> None:
-        """Write the hash of each shard's checksums into its header.
-
-        ``crc32`` is uint32 ``(rows,)``.
-        """
-        for shard, start in zip(self.array.shards, self._starts, strict=False):
-            seal = seal_of(crc32[start : start + shard.rows])
-            header = npy_header(self.array.descr, (shard.rows, *self.array.shape), seal)
-            _write(self._locate(start)[0], header, 0)
 
     def write(self, row: int, pixels: bytes) -> None:
         """Write the bytes of one row."""
