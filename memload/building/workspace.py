@@ -9,8 +9,8 @@
         rows           one record for each row, see `memload.building.journal`
         rejects.jsonl  row and reason of every rejected sample
         out*.bin       the shards
-        former/        the same files from before samples were added to the source or removed,
-                       while finished rows are copied from there
+        changed/       the same files with the rows that were finished before samples were added to
+                       the source or removed, while these rows are copied
         out.idx, out.rejects.csv    written last; then only renaming is left to do
         replaced.idx   the index of the data set that is being replaced, while files are renamed
 
@@ -158,12 +158,10 @@ class Workspace:
         self._check_space()
         overwrite_is_added = self.overwrite and not former_overwrite
         may_go_on = is_same_plan and not overwrite_is_added
-        former_keys = None
-        if may_go_on:
-            former = self.folder / "former" / "keys"
-            former_keys = _read_keys(former) or _read_keys(self.folder / "keys")
+        former_keys = _read_keys(self.folder / "keys") if may_go_on else None
         if former_keys is None:
-            self._begin_anew()
+            self._remove_files()
+            self._create(self.folder)
         else:
             self._go_on(former_keys)
 
@@ -176,39 +174,31 @@ class Workspace:
         is_renaming = any(not (self.folder / shard.file).exists() for shard in index.image.shards)
         return index if is_renaming else None
 
-    def _begin_anew(self) -> None:
-        """Begin with empty files, whatever the folder holds."""
-        self._remove_files()
-        self._create_files()
-        _write_keys(self.folder / "keys", self.keys)
+    def _create(self, folder: Path) -> None:
+        """Make the files of a build without finished rows."""
+        Journal(folder, len(self.source), self.journal.dtype).create()
+        ShardWriter(folder, self.array).create()
+        offsets, data = self.keys.pack()
+        with (folder / "keys").open("wb") as file:
+            np.savez(file, offsets=offsets, bytes=data)
+        sync(folder / "keys")
         # The plan last: without it, the rest is as good as gone.
-        plan = self.folder / "plan.json"
+        plan = folder / "plan.json"
         content = {**self.plan, "overwrite": self.overwrite}
         plan.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="ascii")
         sync(plan)
-        sync(self.folder)
-
-    def _create_files(self) -> None:
-        """Make the records and the shards at full size. What is there stays."""
-        self.journal.create()
-        ShardWriter(self.folder, self.array).create()
-
-    def _records(self, folder: Path, rows: int) -> np.ndarray:
-        """Return the records in a folder, mapped for reading."""
-        journal = Journal(folder, rows, self.journal.dtype)
-        journal.create()
-        return journal.mapped()
+        sync(folder)
 
     def _go_on(self, former_keys: Keys) -> None:
         """Keep the rows that are done, and see whether the source has other samples by now."""
         # An index here is of a build that was finished but not published. Rejected samples may be
         # mended by now, so it is written anew.
         (self.folder / self.index.name).unlink(missing_ok=True)
-        is_cut_short = (self.folder / "former" / "keys").exists()
-        if is_cut_short or not all(map(np.array_equal, former_keys.pack(), self.keys.pack())):
+        if not all(map(np.array_equal, former_keys.pack(), self.keys.pack())):
             self._take_in_changes(former_keys)
         self.resumed = True
-        self._create_files()
+        self.journal.create()  # at full size, should they be damaged
+        ShardWriter(self.folder, self.array).create()
         done = np.count_nonzero(self.journal.mapped()["status"] == DONE)
         logger.info(f"{self.output}: going on with an unfinished build; {done:,} rows are done")
 
@@ -223,25 +213,17 @@ class Workspace:
     def _take_in_changes(self, former_keys: Keys) -> None:
         """Bring each finished row to where its sample is in the source now.
 
-        The files are moved to ``former/``, its keys last, and the rows are copied from there. If a
-        crash cuts that short, the copying begins again. `RowWork` checks all rows afterwards.
+        The rows are copied to files in ``changed/``, which then replace those in the folder. If a
+        crash cuts that short, it is done again. `RowWork` checks all rows afterwards.
         """
-        former = self.folder / "former"
-        array = self._array(len(former_keys))
-        if not (former / "keys").exists():
-            records = self._records(self.folder, len(former_keys))
-            if (records["file_size"][records["status"] == DONE] < 0).any():
-                # A file's size and time show a change. For a sample without a file nothing does.
-                raise self.other_data_set(
-                    f"it had {len(former_keys):,} samples and has {len(self.keys):,}"
-                )
-            shutil.rmtree(former, ignore_errors=True)
-            former.mkdir()
-            for name in ("rows", "rejects.jsonl", *(shard.file for shard in array.shards), "keys"):
-                move(self.folder / name, former)
-        _write_keys(self.folder / "keys", self.keys)
-        self._create_files()
-        records = self._records(former, len(former_keys))
+        former_journal = Journal(self.folder, len(former_keys), self.journal.dtype)
+        former_journal.create()
+        records = former_journal.mapped()
+        if (records["file_size"][records["status"] == DONE] < 0).any():
+            # A file's size and time show a change. For a sample without a file nothing does.
+            raise self.other_data_set(
+                f"it had {len(former_keys):,} samples and has {len(self.keys):,}"
+            )
         former_rows = {key: row for row, key in enumerate(former_keys)}
         rows = [former_rows.get(key, -1) for key in self.keys]
         kept = len(set(rows) - {-1})
@@ -250,20 +232,24 @@ class Workspace:
             f"{rows.count(-1):,}, removed: {len(former_keys) - kept:,}, kept: {kept:,}. Rows of "
             "kept samples are reused if their files are unchanged."
         )
+        changed = self.folder / "changed"
+        shutil.rmtree(changed, ignore_errors=True)
+        changed.mkdir()
+        self._create(changed)
+        journal = Journal(changed, len(rows), self.journal.dtype)
         with (
-            contextlib.closing(ShardWriter(former, array)) as reader,
-            contextlib.closing(ShardWriter(self.folder, self.array)) as writer,
+            contextlib.closing(ShardWriter(self.folder, self._array(len(former_keys)))) as reader,
+            contextlib.closing(ShardWriter(changed, self.array)) as writer,
         ):
-            reader.create()
+            reader.create()  # at full size, should they be damaged
             for row, former_row in enumerate(rows):
-                if former_row < 0:
-                    continue
                 record = records[former_row : former_row + 1].copy()
-                if record["status"] == DONE and is_intact(record[0]):
+                if former_row >= 0 and record["status"] == DONE and is_intact(record[0]):
                     writer.write(row, reader.read(former_row))
-                    self.journal.write(row, record, [])
-        (former / "keys").unlink()
-        shutil.rmtree(former)
+                    journal.write(row, record, [])
+        self._remove_files()
+        for path in sorted(changed.iterdir(), key=lambda path: path.name == "plan.json"):
+            move(path, self.folder)
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:
         """Write the index and the ledger, and flush everything to the disk. Returns the index.
@@ -297,6 +283,7 @@ class Workspace:
         The lock goes last: until then no other build can begin. Other people's files stay.
         """
         self._remove_files()
+        shutil.rmtree(self.folder / "changed", ignore_errors=True)
         (self.folder / "lock").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files are in it, or another build's lock by now
             self.folder.rmdir()
@@ -313,7 +300,6 @@ class Workspace:
                 or path.match(_TEMPORARY_INDEX)
             ):
                 path.unlink()
-        shutil.rmtree(self.folder / "former", ignore_errors=True)
 
     def _check_space(self) -> None:
         total = sum(shard.bytes for shard in self.array.shards)
@@ -373,15 +359,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
-def _write_keys(path: Path, keys: Keys) -> None:
-    offsets, data = keys.pack()
-    with path.open("wb") as file:
-        np.savez(file, offsets=offsets, bytes=data)
-    sync(path)
-
-
 def _read_keys(path: Path) -> Keys | None:
-    """Return the keys that `_write_keys` wrote, or None if they are missing or damaged."""
+    """Return the keys of an unfinished build, or None if they are missing or damaged."""
     try:
         with np.load(path) as arrays:
             return Keys(arrays["offsets"], arrays["bytes"])
