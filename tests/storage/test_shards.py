@@ -291,11 +291,11 @@ def test_a_sealed_shard_is_told_from_one_of_other_rows(
 ) -> None:
     index = make_dataset(rows=rows)
     writer = ShardWriter(tmp_path, index.image)
-    writer.seal(index.crc32["image"])
+    writer.create(index.crc32["image"])
     assert np.array_equal(np.concatenate(Shards(index).maps), all_pixels(index))
     other = index.crc32["image"].copy()
     other[2] ^= 1
-    writer.seal(other)
+    writer.create(other)
     writer.close()
     with pytest.raises(
         ChecksumError, match=r"does not belong to made\.idx: .* seal [0-9a-f]{16} in"
