@@ -212,7 +212,6 @@ def _open(
     else:
         sides = (256, 256) if size is None else height_and_width(size)
         settings = Settings(sides, mode=mode, **image_options)
-        settings.converter({})  # an error of the decoder's should not wait for the source
     records: Source
     if isinstance(source, (str, Path)):
         records = ImageFolder(source)

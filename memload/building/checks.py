@@ -33,8 +33,6 @@ def check_arguments(
 
     Raises BuildError if this process may not start workers.
     """
-    if "\0" in str(output):
-        raise ValueError(f"output: {str(output)!r:.200} contains a NUL, which no file name may.")
     output = Path(output)
     is_folder = isinstance(source, (str, Path))
     if output.suffix != ".bin" and is_folder and Path(source).suffix == ".bin":

@@ -1,13 +1,12 @@
 """Converts one record to the bytes of its row, and computes what the journal keeps of it.
 
-`Settings` make a `Converter`, which decodes and resizes pictures. `ArraySettings` make an
-`ArrayConverter`, which stores arrays as they are.
+`Settings` decode and resize pictures. `ArraySettings` store arrays as they are.
 """
 
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -33,7 +32,7 @@ from memload.building.resizing import (
     turn_points,
     turn_size,
 )
-from memload.building.sources import Column, Record, Source
+from memload.building.sources import Record, Source
 from memload.errors import BuildError, DecodeError
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
@@ -61,9 +60,18 @@ class Row(NamedTuple):
 _CHOICES = {"fit": FITS, "interpolation": INTERPOLATIONS, "mode": MODES, "decoder": DECODERS}
 
 
-@dataclass(frozen=True)
+# The sums of a channel's values and of their squares are products with its histogram. All numbers
+# are integers below 2⁵³, so float64 is exact. It takes 4 µs, and int64 65.
+_LEVELS = np.arange(256, dtype=np.float64)
+_POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
+
+
+@dataclass
 class Settings:
-    """Everything that decides what pixels a picture becomes. ``size`` is (height, width)."""
+    """Everything that decides what pixels a picture becomes. ``size`` is (height, width).
+
+    Raises ValueError, and DependencyError if a library is missing.
+    """
 
     size: tuple[int, int] = (256, 256)
     fit: Fit = "crop"
@@ -87,6 +95,15 @@ class Settings:
             raise ValueError(f"size must be a height and a width from 1 to 65535, not {self.size}")
         if self.max_pixels < 1:
             raise ValueError(f"max_pixels must be 1 or more, not {self.max_pixels}")
+        self._fill = parse_color(self.fill, "fill")
+        self._decoder = Decoder(
+            self.decoder,
+            mode=self.mode,  # type: ignore[arg-type]  # checked above
+            background=self.background,
+            exif=self.exif,
+            max_pixels=self.max_pixels,
+            strict=self.strict,
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -97,60 +114,32 @@ class Settings:
         """Return the settings for the index, which is JSON. It names what resizes: Pillow."""
         return asdict(self) | {"resizer": "pillow", "size": list(self.size)}
 
-    def converter(self, schema: Mapping[str, Column]) -> "Converter":
-        """Return what turns records into rows. Raises DependencyError if a library is missing."""
-        return Converter(self, schema)
-
     def libraries(self) -> dict[str, str]:
         """Return name and version of the libraries that take part."""
         return loaded_libraries(self.decoder, strict=self.strict)
 
+    def convert(self, record: Record, points: Sequence[str]) -> Row:
+        """Return the row of a record. ``points`` are the names of its columns of points.
 
-# The sums of a channel's values and of their squares are products with its histogram. All numbers
-# are integers below 2⁵³, so float64 is exact. It takes 4 µs, and int64 65.
-_LEVELS = np.arange(256, dtype=np.float64)
-_POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
-
-
-class Converter:
-    """Converts records that hold pictures. It is made in the process that uses it.
-
-    Raises DependencyError if a library is missing.
-    """
-
-    def __init__(self, settings: Settings, schema: Mapping[str, Column]) -> None:
-        self.settings = settings
-        self._points = [name for name, column in schema.items() if column.points]
-        self._fill = parse_color(settings.fill, "fill")
-        self._decoder = Decoder(
-            settings.decoder,
-            mode=settings.mode,  # type: ignore[arg-type]  # checked by Settings
-            background=settings.background,
-            exif=settings.exif,
-            max_pixels=settings.max_pixels,
-            strict=settings.strict,
-        )
-
-    def __call__(self, record: Record) -> Row:
-        """Return the row of a record. Raises DecodeError, and whatever Pillow's resizing raises."""
-        settings = self.settings
+        Raises DecodeError, and whatever Pillow's resizing raises.
+        """
         data, file_size, file_mtime_ns = self._read(record.image)
-        picture = self._decoder.open(data, self._draft if settings.fast else None)
+        picture = self._decoder.open(data, self._draft if self.fast else None)
         placement = self._placement(turn_size(picture.size, picture.orientation))
         stored = resize(
             picture.image,
             placement,
-            interpolation=settings.interpolation,
+            interpolation=self.interpolation,
             fill=self._fill,
-            box=picture.box if settings.fast else None,
+            box=picture.box if self.fast else None,
         )
         flags = FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
         columns = dict(record.columns)
-        for name in self._points:
-            points = np.asarray(columns[name], np.float64)
-            points = turn_points(points, picture.size, picture.orientation)
-            columns[name] = placement.points(points)
-            flags |= FLAG_OUTSIDE * _any_outside(columns[name], settings.size)
+        for name in points:
+            stored_points = np.asarray(columns[name], np.float64)
+            stored_points = turn_points(stored_points, picture.size, picture.orientation)
+            columns[name] = placement.points(stored_points)
+            flags |= FLAG_OUTSIDE * _any_outside(columns[name], self.size)
         counts = np.array(stored.histogram(), np.float64).reshape(-1, 256)
         total, squares = (counts @ _POWERS).T.astype(np.uint64)
         pixels, size = stored.tobytes(), picture.size
@@ -160,7 +149,7 @@ class Converter:
         """Return an image for the decoder, and size and time of its file."""
         if isinstance(image, Path):
             # No picture within max_pixels is larger, at 8 bytes a pixel and with some metadata.
-            data, status = _read_file(image, 8 * self.settings.max_pixels + (16 << 20))
+            data, status = _read_file(image, 8 * self.max_pixels + (16 << 20))
             return data, status.st_size, status.st_mtime_ns
         if isinstance(image, np.ndarray):
             return _to_image(image), -1, -1
@@ -173,8 +162,8 @@ class Converter:
         )
 
     def _placement(self, size: tuple[int, int]) -> Placement:
-        height, width = self.settings.size
-        return Placement.of(size, (width, height), self.settings.fit)
+        height, width = self.size
+        return Placement.of(size, (width, height), self.fit)
 
     def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
         width, height = self._placement(size).resized
@@ -261,31 +250,19 @@ class ArraySettings:
         dtype = np.dtype(self.descr).name
         return {"mode": "array", "size": [height, width], "channels": channels, "dtype": dtype}
 
-    def converter(self, schema: Mapping[str, Column]) -> "ArrayConverter":
-        """Return what turns records into rows."""
-        return ArrayConverter(self, schema)
-
     def libraries(self) -> dict[str, str]:
         """Return name and version of the library that takes part."""
         return {"numpy": np.__version__}
 
-
-class ArrayConverter:
-    """Converts records that hold arrays of one shape and type, without changing any value."""
-
-    def __init__(self, settings: ArraySettings, schema: Mapping[str, Column]) -> None:
-        self.settings = settings
-        self._points = [name for name, column in schema.items() if column.points]
-
-    def __call__(self, record: Record) -> Row:
-        """Return the row of a record. Raises DecodeError."""
+    def convert(self, record: Record, points: Sequence[str]) -> Row:
+        """Return the row of a record, whose values do not change. Raises DecodeError."""
         pixels = _as_stored(record.image)
         height, width, channels = pixels.shape
         found = ArraySettings((height, width, channels), pixels.dtype.str)
-        if found != self.settings:
-            raise DecodeError(f"the array is {found}, but the first one is {self.settings}")
+        if found != self:
+            raise DecodeError(f"the array is {found}, but the first one is {self}")
         is_outside = any(
-            _any_outside(np.asarray(record.columns[name]), (height, width)) for name in self._points
+            _any_outside(np.asarray(record.columns[name]), (height, width)) for name in points
         )
         total, squares = _sums(pixels.reshape(-1, channels))
         flags = FLAG_OUTSIDE * is_outside

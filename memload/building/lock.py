@@ -1,7 +1,6 @@
 """The lock of an unfinished build."""
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -11,9 +10,6 @@ from pathlib import Path
 from memload.errors import BuildError
 
 logger = logging.getLogger("memload")
-
-#: What `flock` raises on file systems without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextlib.contextmanager
@@ -36,8 +32,6 @@ def locked(folder: Path) -> Iterator[None]:
                 path=folder,
             ) from None
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
             logger.warning(
                 f"{folder}: this file system has no locks ({error.strerror}). Do not start a "
                 "second build of this output"

@@ -55,7 +55,7 @@ class RowWork:
         self.costs_a_sample = BaseException if in_worker else Exception
         if in_worker:
             _prepare_process(workspace)
-        self.convert = workspace.settings.converter(self.schema)
+        self.points = [name for name, column in self.schema.items() if column.points]
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
         """Convert those rows of a chunk that are not done."""
@@ -94,7 +94,7 @@ class RowWork:
         """Convert a sample and fill its record. Return its pixels, or why it cannot be used."""
         try:
             sample = self.source[row]
-            converted = self.convert(sample)
+            converted = self.workspace.settings.convert(sample, self.points)
             set_columns(record, self.schema, converted.columns)
             record["given_crc32"] = columns_crc32(self.schema, sample.columns)
             if self.num_classes is not None and not 0 <= record["column/label"] < self.num_classes:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, features
 
-from memload.building.conversion import ArrayConverter, ArraySettings, Converter, Row, Settings
+from memload.building.conversion import ArraySettings, Row, Settings
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
-from memload.building.sources import Column, Record
+from memload.building.sources import Record
 from memload.errors import DecodeError
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
@@ -44,10 +44,8 @@ def encode(image: Image.Image, format: str = "PNG", orientation: int = 1, **opti
 
 def convert(image: Any, columns: Mapping[str, Any] | None = None, **options: Any) -> Row:
     """Return the row of an image. The columns are points."""
-    schema = {
-        name: Column("<f8", np.shape(value), points=True) for name, value in (columns or {}).items()
-    }
-    return Converter(Settings(**options), schema)(Record("key", image, columns or {}))
+    columns = columns or {}
+    return Settings(**options).convert(Record("key", image, columns), list(columns))
 
 
 def converted(image: Any, size: tuple[int, int] = (16, 16), **options: Any) -> np.ndarray:
@@ -258,11 +256,9 @@ def test_a_point_that_leaves_the_picture_is_flagged(
 
 
 def test_only_columns_of_points_move() -> None:
-    schema = {"eyes": Column("<f8", (2, 2), points=True), "size": Column("<f8", (2, 2))}
     values = np.array([[0.0, 0.0], [60.0, 39.0]])
-    row = Converter(Settings(size=(20, 20), fit="squash"), schema | {"label": Column("<i8")})(
-        Record("key", picture(), {"eyes": values, "size": values, "label": 3})
-    )
+    record = Record("key", picture(), {"eyes": values, "size": values, "label": 3})
+    row = Settings(size=(20, 20), fit="squash").convert(record, ["eyes"])
     assert row.columns["label"] == 3
     np.testing.assert_array_equal(row.columns["size"], values)
     np.testing.assert_allclose(row.columns["eyes"], (values + 0.5) * [20 / 61, 20 / 40] - 0.5)
@@ -300,6 +296,6 @@ def test_fast_has_the_same_geometry_in_each_format(format: str, fit: Any) -> Non
 
 @pytest.mark.parametrize(("x", "flags"), [(1.0, 0), (1.6, FLAG_OUTSIDE)])
 def test_points_outside_an_array_are_flagged_and_stay(x: float, flags: int) -> None:
-    convert = ArrayConverter(ArraySettings((2, 2, 3), "|u1"), {"p": Column("<f8", (1, 2), True)})
-    row = convert(Record("key", np.ones((2, 2, 3), np.uint8), {"p": [[x, 0.0]]}))
+    record = Record("key", np.ones((2, 2, 3), np.uint8), {"p": [[x, 0.0]]})
+    row = ArraySettings((2, 2, 3), "|u1").convert(record, ["p"])
     assert (row.flags, row.columns["p"]) == (flags, [[x, 0.0]])
