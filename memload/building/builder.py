@@ -23,6 +23,7 @@ from memload.building.checks import (
 )
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
+from memload.building.destination import publish
 from memload.building.journal import DONE, REJECTED
 from memload.building.pool import Chunk, run
 from memload.building.resizing import Fit, Interpolation
@@ -183,12 +184,12 @@ def build(
     workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
     started, converted = time.perf_counter(), 0
     try:
-        with workspace.opened():
-            index = workspace.finished_index
+        with workspace.opened() as index:
             if index is None:
                 converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace)
-            workspace.publish(index)
+            publish(index, workspace.folder, output, overwrite)
+            workspace.remove()
     except OSError as error:
         raise BuildError(
             f"{workspace.output}: cannot be written: {error}. Make room or mend that, then run "

@@ -10,78 +10,75 @@ from memload.storage.format import output_paths
 from memload.storage.index import Index, sync
 
 
-class Destination:
-    """The index, shards and ledger of an output, by their names, and what may happen to them.
+def shard_pattern(output: Path) -> re.Pattern[str]:
+    """Return what the shards of an output are called, however many there are."""
+    return re.compile(re.escape(output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
 
-    Without ``overwrite``, none of them may exist when a build begins, nor when it ends.
-    """
 
-    def __init__(self, output: Path, overwrite: bool) -> None:
-        self.output, self.overwrite = output, overwrite
-        self.index, _, self.ledger = output_paths(output)
-        #: what the shards of this output are called, however many there are
-        self.shard_name = re.compile(re.escape(output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
-
-    def check(self, shards: Iterable[str]) -> None:
-        """Raise BuildError if the output exists and is not to be replaced."""
-        paths = [self.output.parent / name for name in shards]
-        for path in paths:
-            index = path.with_suffix(".idx")
-            if path != self.output and index.exists():
-                raise BuildError(
-                    f"A shard of this output would be called {path.name}, which is the data set "
-                    f"of {index.name}. Choose another output.",
-                    path=self.output,
-                )
-        existing = [path for path in (self.index, self.ledger, *paths) if os.path.lexists(path)]
-        if existing and not self.overwrite:
+def check_output(output: Path, shards: Iterable[str], overwrite: bool) -> None:
+    """Raise BuildError if the output exists and is not to be replaced."""
+    paths = [output.parent / name for name in shards]
+    for path in paths:
+        other = path.with_suffix(".idx")
+        if path != output and other.exists():
             raise BuildError(
-                f"{existing[0]} exists already. Choose another output, or say --overwrite.",
-                path=self.output,
+                f"A shard of this output would be called {path.name}, which is the data set "
+                f"of {other.name}. Choose another output.",
+                path=output,
             )
+    index, _, ledger = output_paths(output)
+    existing = [path for path in (index, ledger, *paths) if os.path.lexists(path)]
+    if existing and not overwrite:
+        raise BuildError(
+            f"{existing[0]} exists already. Choose another output, or say --overwrite.",
+            path=output,
+        )
 
-    def publish(self, index: Index, folder: Path) -> None:
-        """Rename the files of a finished build in ``folder`` into place, the index last.
 
-        If it was stopped before, it goes on where it stopped. Raises BuildError if files of these
-        names have appeared since the build began, without ``overwrite``.
-        """
-        parent, replaced = self.output.parent, folder / "replaced.idx"
-        shards = [shard.file for shard in index.image.shards]
-        has_ledger = index.build["rejected"] > 0
-        names = [*shards, self.ledger.name] if has_ledger else shards
-        if self.overwrite and self.index.exists():
-            # From here on until the end there is no data set.
-            self.index.replace(replaced)
-            sync(parent)
-        for name in [*names, self.index.name]:
-            target = parent / name
-            if not self.overwrite and os.path.lexists(target) and (folder / name).exists():
-                raise BuildError(
-                    f"{target} was made by somebody else while the build ran. The finished build "
-                    f"waits in {folder}. Move that file away, or say --overwrite, and run the "
-                    "same command again.",
-                    path=self.output,
-                )
-        for name in names:
-            move(folder / name, parent)
-        if self.overwrite:
-            for name in self._unused(shards_of(replaced)) - set(shards):
-                (parent / name).unlink(missing_ok=True)
-            if not has_ledger:
-                self.ledger.unlink(missing_ok=True)
+def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
+    """Rename the files of a finished build in ``folder`` into place, the index last.
+
+    If it was stopped before, it goes on where it stopped. Raises BuildError if files of these
+    names have appeared since the build began, without ``overwrite``.
+    """
+    parent, replaced = output.parent, folder / "replaced.idx"
+    output_index, _, ledger = output_paths(output)
+    shards = [shard.file for shard in index.image.shards]
+    has_ledger = index.build["rejected"] > 0
+    names = [*shards, ledger.name] if has_ledger else shards
+    if overwrite and output_index.exists():
+        # From here on until the end there is no data set.
+        output_index.replace(replaced)
         sync(parent)
-        move(folder / self.index.name, parent)
-        sync(parent)
+    for name in [*names, output_index.name]:
+        target = parent / name
+        if not overwrite and os.path.lexists(target) and (folder / name).exists():
+            raise BuildError(
+                f"{target} was made by somebody else while the build ran. The finished build "
+                f"waits in {folder}. Move that file away, or say --overwrite, and run the "
+                "same command again.",
+                path=output,
+            )
+    for name in names:
+        move(folder / name, parent)
+    if overwrite:
+        for name in _unused(shards_of(replaced), output) - set(shards):
+            (parent / name).unlink(missing_ok=True)
+        if not has_ledger:
+            ledger.unlink(missing_ok=True)
+    sync(parent)
+    move(folder / output_index.name, parent)
+    sync(parent)
 
-    def _unused(self, shards: Iterable[str]) -> set[str]:
-        """Return those shards of this output that no other index names."""
-        unused = {name for name in shards if self.shard_name.fullmatch(name)}
-        if unused:
-            for other in self.output.parent.glob("*.idx"):
-                if other != self.index:
-                    unused -= shards_of(other)
-        return unused
+
+def _unused(shards: Iterable[str], output: Path) -> set[str]:
+    """Return those shards of this output that no other index names."""
+    unused = {name for name in shards if shard_pattern(output).fullmatch(name)}
+    if unused:
+        for other in output.parent.glob("*.idx"):
+            if other != output.with_suffix(".idx"):
+                unused -= shards_of(other)
+    return unused
 
 
 def shards_of(index: Path) -> set[str]:

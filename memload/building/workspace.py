@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from memload.building.conversion import ArraySettings, Settings
-from memload.building.destination import Destination, move
+from memload.building.destination import check_output, move, shard_pattern
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
 from memload.building.sources import Source
@@ -71,7 +71,6 @@ class Workspace:
         self.source, self.settings = source, settings
         self.output, self.overwrite = output, overwrite
         self.index, self.folder, self.ledger = output_paths(output)
-        self.destination = Destination(output, overwrite)
         self.row_bytes = row_bytes(settings.descr, settings.shape)
         self.rows_per_shard = None
         if shard_size is not None:
@@ -97,8 +96,6 @@ class Workspace:
         }
         #: whether the folder may hold finished rows
         self.resumed = False
-        #: the index of a build that is finished, but was interrupted while its files were renamed
-        self.finished_index: Index | None = None
 
     def _array(self, rows: int) -> Array:
         """Return the array of a build of so many rows."""
@@ -110,19 +107,22 @@ class Workspace:
         return Array("image", self.settings.descr, self.settings.shape, tuple(shards))
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Hold the lock of the folder, and go on with the unfinished build in it, or begin."""
+    def opened(self) -> Iterator[Index | None]:
+        """Hold the lock of the folder, and go on with the unfinished build in it, or begin.
+
+        Yields the index if all but renaming is done.
+        """
         with locked(self.folder):
             is_new = {path.name for path in self.folder.iterdir()} <= {"lock"}
             try:
-                self._begin()
+                finished_index = self._begin()
             except BaseException:  # a Ctrl-C, too, is to leave no empty folder behind
                 if is_new:
                     self.remove()
                 raise
-            yield
+            yield finished_index
 
-    def _begin(self) -> None:
+    def _begin(self) -> Index | None:
         """Begin anew, or go on with what is in the folder.
 
         ===================  ==========================  ==========================
@@ -135,7 +135,7 @@ class Workspace:
         ===================  ==========================  ==========================
 
         If a build of the same plan is finished and some of its files are renamed already, only
-        renaming the others is left to do, whatever ``overwrite`` is.
+        renaming the others is left to do, whatever ``overwrite`` is. Its index is returned then.
         """
         former_plan = None
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # missing or damaged
@@ -151,10 +151,11 @@ class Workspace:
                 path=self.output,
             )
         if is_same_plan:
-            self.finished_index = self._find_finished_index()
-            if self.finished_index is not None:
-                return
-        self.destination.check(shard.file for shard in self.array.shards)
+            with contextlib.suppress(FormatError):  # it is missing or damaged
+                index = Index.read(self.folder / self.index.name)
+                if not all((self.folder / shard.file).exists() for shard in index.image.shards):
+                    return index
+        check_output(self.output, [shard.file for shard in self.array.shards], self.overwrite)
         self._check_space()
         overwrite_is_added = self.overwrite and not former_overwrite
         may_go_on = is_same_plan and not overwrite_is_added
@@ -164,15 +165,7 @@ class Workspace:
             self._create(self.folder)
         else:
             self._go_on(former_keys)
-
-    def _find_finished_index(self) -> Index | None:
-        """Return the index in the folder if some of its shards were renamed already."""
-        try:
-            index = Index.read(self.folder / self.index.name)
-        except FormatError:
-            return None
-        is_renaming = any(not (self.folder / shard.file).exists() for shard in index.image.shards)
-        return index if is_renaming else None
+        return None
 
     def _create(self, folder: Path) -> None:
         """Make the files of a build without finished rows."""
@@ -272,11 +265,6 @@ class Workspace:
             sync(path)
         return index.write(self.folder / self.index.name)
 
-    def publish(self, index: Index) -> None:
-        """Rename everything into place, and remove the folder."""
-        self.destination.publish(index, self.folder)
-        self.remove()
-
     def remove(self) -> None:
         """Remove the folder.
 
@@ -296,7 +284,7 @@ class Workspace:
         for path in self.folder.iterdir():
             if (
                 path.name in (*_FILES, self.ledger.name)
-                or self.destination.shard_name.fullmatch(path.name)
+                or shard_pattern(self.output).fullmatch(path.name)
                 or path.match(_TEMPORARY_INDEX)
             ):
                 path.unlink()
