@@ -125,7 +125,8 @@ class Settings:
         """
         data, file_size, file_mtime_ns = self._read(record.image)
         picture = self._decoder.open(data, self._draft if self.fast else None)
-        placement = self._placement(turn_size(picture.size, picture.orientation))
+        upright_size = turn_size(picture.size, picture.orientation)
+        placement = Placement.of(upright_size, self.size[::-1], self.fit)
         stored = resize(
             picture.image,
             placement,
@@ -161,12 +162,8 @@ class Settings:
             f"an image must be a PIL image, an array, bytes or a path, not {type(image).__name__}"
         )
 
-    def _placement(self, size: tuple[int, int]) -> Placement:
-        height, width = self.size
-        return Placement.of(size, (width, height), self.fit)
-
     def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
-        width, height = self._placement(size).resized
+        width, height = Placement.of(size, self.size[::-1], self.fit).resized
         return 2 * width, 2 * height
 
 

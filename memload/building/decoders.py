@@ -117,13 +117,14 @@ class Decoder:
         if data and image.format in ("JPEG", "MPO"):
             return self._decode_jpeg(image, data, draft)
         if image.format == "TIFF":
-            return self._decode_tiff(image)
-        transparent = _png_transparent_value(image)
-        image.load()
-        if transparent is not None:
-            image.info["transparency"] = transparent
-        orientation = _orientation(image) if self.exif else 1
-        return self._upright(image, image.size, orientation)
+            image, orientation = self._load_tiff(image)
+        else:
+            transparent = _png_transparent_value(image)
+            image.load()
+            if transparent is not None:
+                image.info["transparency"] = transparent
+            orientation = _orientation(image)
+        return self._upright(image, image.size, orientation if self.exif else 1)
 
     def _decode_jpeg(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         if self.strict:
@@ -145,20 +146,16 @@ class Decoder:
         picture = self._upright(decoded, size, orientation, box)
         return picture._replace(used_fallback=used_fallback)
 
-    def _decode_tiff(self, image: Image.Image) -> Picture:
-        """Decode a TIFF, which Pillow turns upright while it loads it. Tiles are decoded whole."""
+    def _load_tiff(self, image: Image.Image) -> tuple[Image.Image, int]:
+        """Return a TIFF as it is stored, in its mode, and its orientation."""
         tags = getattr(image, "tag_v2", {})
         tile_pixels = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
-        if tile_pixels > self.max_pixels:
+        if tile_pixels > self.max_pixels:  # tiles are decoded whole
             raise self._too_large(tile_pixels)
         orientation = _orientation(image)
-        image.load()
-        picture = self._upright(image, image.size, 1)
-        size = turn_size(image.size, orientation)
-        if self.exif:
-            return picture._replace(size=size, orientation=orientation)
-        stored = turn(picture.image, _INVERSE.get(orientation, orientation))
-        return Picture(stored, (0.0, 0.0, *size), size, 1)
+        image.load()  # Pillow turns it upright
+        image = to_mode(image, self.mode, self.background)
+        return turn(image, _INVERSE.get(orientation, orientation)), orientation
 
     def _upright(
         self, image: Image.Image, size: tuple[int, int], orientation: int, box: Box | None = None

@@ -328,42 +328,42 @@ def first_usable(look: Callable[[int], Any], samples: int, num_workers: int, tim
     """
     results = run(
         functools.partial(_Look, look, BaseException if num_workers else Exception),
-        (Chunk(row, row + 1) for row in range(min(samples, _MAX_FIRST_SAMPLES))),
+        iter([Chunk(0, min(samples, _MAX_FIRST_SAMPLES))]),
         num_workers=min(num_workers, 1),
         timeout=timeout,
     )
-    reasons = []
-    lost = 0
     with contextlib.closing(results):
-        for chunk, (found, reason) in results:
-            if not reason:
-                return found
-            reasons.append(f"sample {chunk.start}: {reason}")
-            lost += len(chunk.lost)
-            if lost == _MAX_LOST_SAMPLES:
-                break
-    raise SourceError(
-        f"None of the first {len(reasons)} samples of the data set can be used. The first is "
-        f"{reasons[0]}"
-    )
+        _, (found, reasons) = next(results)
+    if found is None:
+        raise SourceError(
+            f"None of the first {len(reasons)} samples of the data set can be used. The first is "
+            f"sample 0: {reasons[0]}"
+        )
+    return found
 
 
 class _Look:
-    """The work of `first_usable`. A result is what ``look`` returned, or why it failed."""
+    """The work of `first_usable`: finds what ``look`` returns first, and why it failed before."""
 
     def __init__(self, look: Callable[[int], Any], failures: type[BaseException]) -> None:
         self.look, self.failures = look, failures
 
-    def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[Any, str]:
-        note_row(chunk.start)
-        if chunk.lost:
-            return None, chunk.lost[chunk.start]
-        try:
-            return self.look(chunk.start), ""
-        except SourceError:
-            raise
-        except self.failures as error:
-            return None, describe_error(error)[:500]
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[Any, list[str]]:
+        reasons: list[str] = []
+        for row in range(chunk.start, chunk.stop):
+            note_row(row)
+            if row in chunk.lost:
+                reasons.append(chunk.lost[row])
+                if len(chunk.lost) == _MAX_LOST_SAMPLES:
+                    break
+                continue
+            try:
+                return self.look(row), reasons
+            except SourceError:
+                raise
+            except self.failures as error:
+                reasons.append(describe_error(error)[:500])
+        return None, reasons
 
     def close(self) -> None:
         pass
