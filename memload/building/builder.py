@@ -24,12 +24,12 @@ from memload.building.checks import (
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import publish
-from memload.building.journal import DONE, REJECTED
+from memload.building.journal import DONE, REJECTED, is_intact
 from memload.building.pool import Chunk, run
 from memload.building.resizing import Fit, Interpolation
 from memload.building.sources import DatasetSource, ImageFolder, Source, first_usable
 from memload.building.statistics import statistics
-from memload.building.worker import RowWork
+from memload.building.worker import RowWork, SampleCheck
 from memload.building.workspace import Workspace, size_text
 from memload.errors import BuildError, DecodeError
 from memload.machine import available_cores
@@ -186,6 +186,7 @@ def build(
     try:
         with workspace.opened() as index:
             if index is None:
+                _check_finished_samples(workspace, num_workers, timeout)
                 converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace)
             publish(index, workspace.folder, output, overwrite)
@@ -236,6 +237,22 @@ def _open(
             "'array' stores as they are. Leave it out, or resize them in the data set."
         )
     return records, array_settings
+
+
+def _check_finished_samples(workspace: Workspace, num_workers: int, timeout: float) -> None:
+    """Convert up to eight finished samples again. Raises BuildError if one of them has changed.
+
+    This is for samples without a file. A file's size and time show a change.
+    """
+    if not workspace.resumed:
+        return
+    records = workspace.journal.mapped()
+    rows = np.flatnonzero((records["status"] == DONE) & (records["file_size"] < 0))
+    rows = rows[np.linspace(0, len(rows) - 1, min(8, len(rows))).round().astype(int)]
+    chunks = [Chunk(row, row + 1) for row in rows.tolist() if is_intact(records[row])]
+    if chunks:
+        make = functools.partial(SampleCheck, workspace, in_worker=num_workers > 0)
+        list(run(make, iter(chunks), num_workers=min(num_workers, 1), timeout=timeout))
 
 
 def _convert(

@@ -69,8 +69,6 @@ class RowWork:
             record = records[position]
             pixels, reason = b"", chunk.lost.get(row, "")
             if is_resumed and not reason and self._is_finished(row, before[position]):
-                if before["file_size"][position] < 0 and row in (chunk.start, chunk.stop - 1):
-                    self._check_sample(row, before[position])
                 records[position] = before[position]
                 continue
             converted += 1
@@ -124,7 +122,7 @@ class RowWork:
             return False
         if zlib.crc32(self.writer.read(row)) != int(record["crc32"]):
             return False
-        if record["file_size"] < 0:  # no file: `_check_sample` is called for some of them
+        if record["file_size"] < 0:  # no file: `SampleCheck` has compared some of them
             return True
         try:
             sample = self.source[row]
@@ -138,22 +136,30 @@ class RowWork:
             return False
         return True
 
-    def _check_sample(self, row: int, before: np.void) -> None:
-        """Raise BuildError if a finished sample that is not a file has changed since.
 
-        This is done for the first and the last row of a chunk, as it means to convert them again.
-        """
+class SampleCheck(RowWork):
+    """Raises BuildError if a finished sample without a file has changed. Nothing is written."""
+
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
+        """Convert the sample of a chunk of one row again."""
+        row = chunk.start
+        note_row(row)
+        before = self.workspace.journal.read(row, row + 1)[0]
         record = np.zeros(1, before.dtype)[0]
-        pixels, reason = self._convert(row, record)
+        pixels, reason = b"", chunk.lost.get(row, "")
+        if not reason:
+            pixels, reason = self._convert(row, record)
+        difference = ""
         if reason:
-            raise self.workspace.other_data_set(
-                f"sample {row} could be used, and now cannot: {reason:.200}"
-            )
-        if zlib.crc32(pixels) != before["crc32"]:
-            raise self.workspace.other_data_set(f"sample {row} has other pixels")
-        for name in self.schema:
+            difference = f"could be used, and now cannot: {reason:.200}"
+        elif zlib.crc32(pixels) != before["crc32"]:
+            difference = "has other pixels"
+        for name in () if difference else self.schema:
             if record[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
-                raise self.workspace.other_data_set(f"sample {row} has another {name!r}")
+                difference = f"has another {name!r}"
+        if difference:
+            raise self.workspace.other_data_set(f"sample {row} {difference}")
+        return ChunkResult(0, [])
 
 
 def _file_state(image: object) -> tuple[int, int] | None:
