@@ -104,14 +104,3 @@ def test_labels_are_never_those_of_other_pixels(
         MemmapDataset(path)
     image, label = MemmapDataset(path)[1]
     assert (int(image.max()), label) == (2, 2)
-
-
-def test_a_loader_reads_on_while_its_files_are_replaced(build: Callable[[int], Path]) -> None:
-    path = build(1)
-    loader = Loader(path, 1, num_threads=1)
-    batches = iter(loader)
-    next(batches)
-    build(2)
-    old = [(int(images.max()), int(labels)) for images, labels in [*batches, *loader]]
-    assert old == [(1, 1), (0, 0), (0, 0), (1, 1), (0, 0)]
-    assert [int(labels) for _, labels in Loader(path, 1)] == [0, 2, 0]

@@ -1,7 +1,6 @@
 """The Loader under torchdata's nodes."""
 
 import gc
-import io
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from memload import Loader
 
 nodes = pytest.importorskip("torchdata.nodes")
-stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
 SIZE, BATCH = 23, 4
 NUM_BATCHES = -(-SIZE // BATCH)
@@ -34,17 +31,6 @@ def path(make_dataset: Callable[..., Any]) -> Path:
 
 def labels(batches: Any) -> list[list[int]]:
     return [values.tolist() for _, values in batches]
-
-
-def test_torchdata_takes_the_loader_as_stateful_and_torch_saves_its_state(path: Path) -> None:
-    loader, other = (Loader(path, BATCH, shuffle=True) for _ in range(2))
-    assert isinstance(loader, stateful.Stateful)
-    iterator, file = iter(loader), io.BytesIO()
-    next(iterator)
-    torch.save({"loader": loader.state_dict()}, file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True)["loader"])
-    assert labels(other) == labels(iterator)
 
 
 @pytest.fixture
