@@ -1,7 +1,6 @@
 """From nothing to more than 2³¹ of everything, under any name: built, read, described, verified."""
 
 import csv
-import json
 import os
 import zlib
 from collections.abc import Callable
@@ -31,15 +30,10 @@ MANY = 2**31
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
-def command(*arguments: str | Path) -> str:
-    done = CliRunner().invoke(main, [*map(str, arguments)])
+def info_text(path: Path) -> str:
+    done = CliRunner().invoke(main, ["info", str(path)])
     assert done.exit_code == 0, done.output
     return done.output
-
-
-def facts(path: Path) -> dict[str, Any]:
-    description: dict[str, Any] = json.loads(command("info", path, "--json"))
-    return description
 
 
 def assert_reads(path: Path, pixels: np.ndarray, labels: list[int] | None = None) -> MemmapDataset:
@@ -58,11 +52,11 @@ def assert_reads(path: Path, pixels: np.ndarray, labels: list[int] | None = None
         assert torch.equal(torch.cat([expected[:0], *images]), expected)
         if labels is not None:
             assert [label for batch in batches for label in batch[1].tolist()] == labels
-    description = facts(path)
+    description = memload.info(path)
     assert (description["samples"], description["dtype"]) == (len(pixels), pixels.dtype.name)
-    assert description["shape"] == list(pixels.shape[1:])
-    command("info", path)
-    assert "all as they were written" in command("verify", path)
+    assert tuple(description["shape"]) == pixels.shape[1:]
+    assert info_text(path)
+    assert memload.verify(path).ok
     return dataset
 
 
@@ -104,7 +98,7 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     assert dataset.gather(last)[:, -1, -1, 0].tolist() == [3, 0, 2, 1]
     (images, labels), *_ = Loader(path, 4, sampler=last)
     assert (images[:, 0, -1, -1].tolist(), labels.tolist()) == ([3, 0, 2, 1], last)
-    assert facts(path)["bytes"] == shard.bytes
+    assert memload.info(path)["bytes"] == shard.bytes
     with path.open("r+b") as file:
         file.seek(shard.bytes - 1)
         file.write(b"\xff")
@@ -181,7 +175,7 @@ def test_a_million_classes(tmp_path: Path) -> None:
     assert {
         label for _, labels in Loader(dataset, 4, sampler=order) for label in labels.tolist()
     } <= {*Million.labels}
-    said = command("info", path)
+    said = info_text(path)
     assert len(said) < 3000
     assert "(1,000,000)" in said
 
@@ -207,7 +201,7 @@ def test_pictures_of_any_aspect_ratio(height: int, width: int, mode: Any, tmp_pa
     images, _ = next(iter(Loader(tmp_path / "out.bin", 5, transform=resize)))
     assert images.shape == (5, len(expected[0][0, 0]), 2, 6)
     assert images.isfinite().all()
-    command("preview", tmp_path / "out.bin", "-o", tmp_path / "grid.png")
+    memload.preview(tmp_path / "out.bin", tmp_path / "grid.png")
 
 
 def arrays(descr: str, shape: tuple[int, ...], count: int = 5) -> list[np.ndarray]:
@@ -280,13 +274,13 @@ def test_every_bit_of_a_float_is_kept_and_infinite_values_have_no_statistics(
     build_arrays([values, np.zeros((2, 3), np.float32)], tmp_path / "out.bin")
     dataset = MemmapDataset(tmp_path / "out.bin")
     assert dataset.gather([0]).numpy().tobytes() == values.tobytes()
-    said = facts(tmp_path / "out.bin")["statistics"]
+    said = memload.info(tmp_path / "out.bin")["statistics"]
     assert said["left_out"] == "mean and std: NaN or infinite values in 1 of 2 samples"
     assert not {"mean", "std"} & said.keys()
     with pytest.raises(ValueError, match="Normalize has no mean and std"):
         next(iter(Loader(dataset, 2, transform=transforms.Normalize())))
-    command("info", tmp_path / "out.bin")
-    command("preview", tmp_path / "out.bin", "-o", tmp_path / "grid.png")
+    assert info_text(tmp_path / "out.bin")
+    memload.preview(tmp_path / "out.bin", tmp_path / "grid.png")
 
 
 def test_statistics_of_many_wide_integers_do_not_overflow(tmp_path: Path) -> None:
@@ -301,10 +295,10 @@ def test_statistics_of_many_wide_integers_do_not_overflow(tmp_path: Path) -> Non
 def test_statistics_of_floats_far_from_zero_are_exact(tmp_path: Path) -> None:
     made = np.random.default_rng(0).normal(1e7, 1, (6, 16, 16, 1)).astype(np.float32)
     build_arrays(made, tmp_path / "out.bin")
-    found = facts(tmp_path / "out.bin")["statistics"]
+    found = memload.info(tmp_path / "out.bin")["statistics"]
     assert found["std"] == pytest.approx([made.astype(np.float64).std()], rel=1e-9)
     build_arrays(np.full((6, 16, 16), 0.1, np.float32), tmp_path / "same.bin")
-    assert facts(tmp_path / "same.bin")["statistics"]["std"] == pytest.approx([0], abs=1e-12)
+    assert memload.info(tmp_path / "same.bin")["statistics"]["std"] == pytest.approx([0], abs=1e-12)
 
 
 def test_normalize_uses_the_statistics_of_floats(tmp_path: Path) -> None:
@@ -424,10 +418,10 @@ def test_samples_and_classes_of_any_name(raw: bytes, tmp_path: Path) -> None:
     dataset = assert_reads(path, np.stack([picture(0), picture(1)]), [0, 1])
     assert dataset.classes == [name, last]
     assert list(dataset.keys) == [f"{name}/{longest}.png", f"{last}/{longest}.png"]
-    assert facts(path)["classes"] == [name, last]
+    assert memload.info(path)["classes"] == [name, last]
     dataset.subset([0]).save(tmp_path / "part.idx")
     assert MemmapDataset(tmp_path / "part.idx").keys[0] == f"{name}/{longest}.png"
-    command("preview", path, "-o", tmp_path / "grid.png")
+    memload.preview(path, tmp_path / "grid.png")
 
 
 @on_names

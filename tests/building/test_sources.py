@@ -484,13 +484,13 @@ def test_a_sample_whose_value_would_become_another_is_rejected(
     assert memload.MemmapDataset(tmp_path / "out.bin").columns["x"].tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("columns", [None, {}, {"label": 2}, {"label": -1}], ids=str)
 def test_a_record_that_breaks_the_promise_of_its_source_costs_itself_alone(
-    tmp_path: Path, columns: Any
+    tmp_path: Path,
 ) -> None:
-    source = Own([{"label": 1}, columns, {"label": 0}], LABEL, ["a", "b"])
+    wrong = [None, {}, {"label": 2}, {"label": -1}]
+    source = Own([{"label": 1}, *wrong, {"label": 0}], LABEL, ["a", "b"])
     report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=0)
-    assert report.rejected == 1
+    assert report.rejected == len(wrong)
     assert memload.MemmapDataset(tmp_path / "out.bin").columns["label"].tolist() == [1, 0]
 
 
