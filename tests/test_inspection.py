@@ -15,6 +15,7 @@ from PIL import Image
 import memload
 from memload import inspection
 from memload.errors import ChecksumError, FormatError, MissingError
+from memload.storage.format import npy_header
 from memload.storage.index import Array, Index
 
 Make = Callable[..., Index]
@@ -112,11 +113,13 @@ def test_bad_files_are_reported_and_the_others_read(make_dataset: Make, tmp_path
     names[0].unlink()
     os.truncate(names[1], 4100)
     flip(names[2], 30)  # the header
+    sealed = npy_header("|u1", (2, 4, 6, 3), "0" * 16)  # as of another build, with the same rows
+    names[3].write_bytes(sealed + names[3].read_bytes()[4096:])
     flip(names[4], 4096)
     report = memload.verify(tmp_path / "made.bin")
     assert report.bad_rows == [8]
     assert report.bytes == 4 * 72
-    assert len(report.problems) == 3
+    assert len(report.problems) == 4
     for problem, name in zip(report.problems, names, strict=False):
         assert str(name) in problem
 

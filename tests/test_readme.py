@@ -34,12 +34,10 @@ def names(
         memload.build(folder, name, size=256, num_workers=0)
     files = sorted(folder.rglob("*.jpg"))
     rows = [f"{path.relative_to(folder)},{n},{n + 1},3,4" for n, path in enumerate(files)]
-    (tmp_path / "faces.csv").write_text(
-        "\n".join(["path,part_0_x,part_0_y,part_1_x,part_1_y", *rows])
-    )
-    model = torch.nn.Sequential(
-        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3)
-    )
+    columns = "path,part_0_x,part_0_y,part_1_x,part_1_y"
+    (tmp_path / "faces.csv").write_text("\n".join([columns, *rows]))
+    layers = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3)
+    model = torch.nn.Sequential(*layers)
     given: dict[str, Any] = {
         "__name__": "__main__",
         "model": model,
@@ -53,15 +51,12 @@ def names(
 
 def run_commands(text: str) -> int:
     """Run the memload commands of a console block, and return how many there are."""
-    commands = [
-        shlex.split(line[2:], comments=True)
-        for line in text.splitlines()
-        if line.startswith("$ memload ")
-    ]
-    commands = [command for command in commands if command[1] != "bench"]  # see test_bench.py
+    lines = re.findall(r"^\$ memload (.*)", text, re.MULTILINE)
+    commands = [line for line in lines if not line.startswith("bench")]  # see test_bench.py
     for command in commands:
-        done = CliRunner().invoke(main, command[1:] + ["--overwrite"] * (command[1] == "build"))
-        assert done.exit_code == 0, f"{shlex.join(command)}: {done.output}"
+        overwrite = ["--overwrite"] if command.startswith("build") else []
+        done = CliRunner().invoke(main, shlex.split(command, comments=True) + overwrite)
+        assert done.exit_code == 0, f"{command}: {done.output}"
     return len(commands)
 
 
@@ -84,15 +79,10 @@ def test_the_examples_of_a_page_run(page: Path, names: dict[str, Any]) -> None:
     assert all(ran.values()) or page.name == "bench.md"  # whose only command takes long
     if page.name == "README.md":
         assert names["images"].shape == (12, 3, 256, 256)
-        assert memload.MemmapDataset("dataset.bin").labels.tolist() == [
-            number % 3 for number in range(12)
-        ]
+        assert memload.MemmapDataset("dataset.bin").labels.tolist() == [0, 1, 2] * 4
     if page.name == "reading.md":
-        memload.build(
-            memload.Manifest("faces.csv", root="images", points={"landmarks": "part_*"}),
-            "faces.bin",
-            size=16,
-        )
+        faces = memload.Manifest("faces.csv", root="images", points={"landmarks": "part_*"})
+        memload.build(faces, "faces.bin", size=16)
         assert names["Faces"]("faces.bin")[0][1].shape == (2, 2)
         assert list(names["numbers"]()) == list(range(10))
 
@@ -119,10 +109,7 @@ def test_rates_in_the_tables_are_in_the_results() -> None:
     files = (ROOT / "benchmarks" / "results").glob("*.jsonl")
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     settings = {
-        number
-        for line in lines
-        for name in line["results"]
-        for number in re.findall(r"\d[\d,]*", name)
+        number for line in lines for number in re.findall(r"\d[\d,]*", " ".join(line["results"]))
     }
     found = [value for line in lines for value in leaves(line["results"])]
     tables = [line for line in PAGES[0].read_text().splitlines() if line.startswith("|")]
@@ -132,9 +119,8 @@ def test_rates_in_the_tables_are_in_the_results() -> None:
 
 
 def test_the_readme_links_to_every_page() -> None:
-    assert {page.name for page in PAGES[1:]} == set(
-        re.findall(r"\(docs/(\w+\.md)\)", PAGES[0].read_text())
-    )
+    linked = re.findall(r"\(docs/(\w+\.md)\)", PAGES[0].read_text())
+    assert {page.name for page in PAGES[1:]} == set(linked)
 
 
 def test_the_picture_shows_the_newest_result() -> None:
