@@ -91,22 +91,21 @@ def tensors(found: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
 
 
 def test_seed_epoch_position_and_view_each_change_what_is_drawn() -> None:
-    images, columns = batch(range(16))
-    numbers = np.arange(16)
+    (images, columns), numbers = batch(range(16)), np.arange(16)
     views = transforms.Compose(ALL, points=("points",), views=2)
-    pairs, points = views(images, columns, samples=numbers)
+    (first, second), moved = views(images, columns, samples=numbers)
     step = transforms.RandomResizedCrop(9)
     shifted = transforms.Compose([lambda given: given, step])
-    ways = [
-        (with_points()(images, columns, samples=numbers, seed=1)[0], pairs[0]),
-        (with_points()(images, columns, samples=numbers, epoch=1)[0], pairs[0]),
-        (pairs[1], pairs[0]),
-        (points["points"][1], points["points"][0]),
+    pairs = [
+        (with_points()(images, columns, samples=numbers, seed=1)[0], first),
+        (with_points()(images, columns, samples=numbers, epoch=1)[0], first),
+        (second, first),
+        moved["points"],
         (shifted(images, samples=numbers), step(images, samples=numbers)),
     ]
-    for one, other in ways:
+    for one, other in pairs:
         assert not (one == other).flatten(1).all(1).any()
-    assert torch.equal(pairs[0], with_points()(images, columns, samples=numbers)[0])
+    assert torch.equal(first, with_points()(images, columns, samples=numbers)[0])
 
 
 def test_two_views_have_their_own_labels_and_share_what_is_the_same() -> None:
@@ -118,34 +117,29 @@ def test_two_views_have_their_own_labels_and_share_what_is_the_same() -> None:
 
 
 def test_no_global_generator_is_touched() -> None:
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
-    before = torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate()  # type: ignore[index]
-    first = with_points()(*batch(range(5)), samples=np.arange(5))[0]
-    after = torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate()  # type: ignore[index]
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
-    torch.manual_seed(1)
-    assert torch.equal(with_points()(*batch(range(5)), samples=np.arange(5))[0], first)
+    def states() -> list[Any]:
+        numpy: Any = np.random.get_state()
+        return [torch.get_rng_state().tolist(), numpy[1].tolist(), random.getstate()]
+
+    before = states()
+    with_points()(*batch(range(5)), samples=np.arange(5))
+    assert states() == before
 
 
 def test_threads_and_pickled_copies_make_the_same() -> None:
-    compose = with_points()
-    expected = [compose(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0] for n in range(20)]
-    copy = pickle.loads(pickle.dumps(compose))
+    def part(compose: transforms.Compose, n: int) -> torch.Tensor:
+        return compose(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0]
+
+    copied = pickle.loads(pickle.dumps(with_points()))
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(
-            lambda n: copy(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0], range(20)
-        )
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        for n, found in enumerate(pool.map(lambda n: part(copied, n), range(20))):
+            assert torch.equal(found, part(with_points(), n))
 
 
 class Augmented(torch.utils.data.Dataset[Any]):
     """One whose samples are augmented one at a time, in DataLoader's workers."""
 
-    def __init__(self) -> None:
-        self.transform = transforms.Compose([transforms.RandomCrop(1)])
+    transform = transforms.RandomCrop(1)
 
     def __len__(self) -> int:
         return 6
@@ -155,16 +149,14 @@ class Augmented(torch.utils.data.Dataset[Any]):
 
 
 def test_without_samples_workers_of_a_dataloader_draw_each_their_own() -> None:
-    def epochs() -> list[float]:
-        torch.manual_seed(0)
+    def two_epochs() -> list[float]:
+        torch.manual_seed(0)  # DataLoader derives the seeds of its workers from it
         loader = torch.utils.data.DataLoader(Augmented(), 1, num_workers=2)
         return [batch.item() for _ in range(2) for batch in loader]
 
-    found = epochs()
+    found = two_epochs()
     assert len(set(found)) == 12
-    assert (
-        epochs() == found
-    )  # as the seed of torch has it, which DataLoader gives its workers theirs from
+    assert two_epochs() == found
 
 
 def test_without_samples_each_object_counts_its_own_and_copies_begin_again() -> None:
@@ -220,15 +212,13 @@ def test_repr_shows_what_is_done_in_one_pass() -> None:
         "Compose(\n    Fused(Resize(size=256, max_size=None, antialias=True), "
         "CenterCrop(size=(224, 224)), "
         "Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), "
-        "ToDtype(dtype=torch.float32, scale=False)),"
-        "\n)"
+        "ToDtype(dtype=torch.float32, scale=False)),\n)"
     )
     lines = repr(transforms.Compose([*ALL, abs], points=["at"], views=2)).splitlines()[1:-1]
-    assert [line.strip().partition("(")[0] for line in lines] == [
-        "Fused", "ColorJitter", "RandomGrayscale", "Fused", "Cutout", "Fused",
-        "RandomErasing", "RandomErasing",
-        "<built-in function abs>,", "points=", "views=2,",
-    ]  # fmt: skip
+    assert " ".join(line.strip().partition("(")[0] for line in lines) == (
+        "Fused ColorJitter RandomGrayscale Fused Cutout Fused RandomErasing RandomErasing "
+        "<built-in function abs>, points= views=2,"
+    )
 
 
 @pytest.mark.parametrize(
@@ -368,7 +358,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.RandomCrop(4, padding_mode="edge"), "padding_mode .*, not 'edge'"),
     (lambda: T.RandomCrop(8, fill=None), "RandomCrop: fill must be a number.*not None"),
     (lambda: T.RandomResizedCrop(4, scale=(1, 0)), r"scale must be .*, not \(1, 0\)"),
-    (lambda: T.RandomErasing(scale=(0, 2)), "scale must be .* from 0 to 1, not"),
     (lambda: T.RandomHorizontalFlip(1.5), "p must be a number from 0 to 1, not 1.5"),
     (lambda: T.Normalize("cifar"), "mean must be numbers or 'imagenet', not 'cifar'"),
     (lambda: T.Normalize([0.5]), "Normalize: mean is .*Give both or neither"),
@@ -385,11 +374,9 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.RandomCrop(4, 1, fill=(1, 2))(IMAGES), "fill .*3 channels, not 2 numbers"),
     (lambda: T.Cutout(2, fill=-1)(IMAGES), "fill must be integers from 0 to 255 .*not -1"),
     (lambda: T.Normalize([0.5] * 4, [1.0] * 4)(IMAGES), "4 channels, but .* have 3"),
-    (lambda: T.Normalize()(IMAGES), "Normalize has no mean and std"),
     (lambda: T.Normalize([124] * 3, [58] * 3)(IMAGES), r"0 to 1, not \(124.*by 255"),
     (lambda: T.RandomGrayscale()(IMAGES[:, :2]), "images must be of 1 or 3 .*not of 2"),
     (lambda: T.RandomErasing(value="random")(IMAGES), "floating for value='random'"),
-    (lambda: T.MixUp()(IMAGES / 1), r"MixUp: columns\['label'\] must be .*not None"),
     (lambda: T.MixUp()(IMAGES / 1, LABELS), r"Write MixUp\(num_classes=…\)"),
     (lambda: T.MixUp(num_classes=2)(IMAGES, LABELS), "MixUp: images must be floating"),
     (lambda: T.CutMix(num_classes=1)(IMAGES, LABELS), "from 0 to 0, .*not 0 to 1"),

@@ -34,29 +34,22 @@ def test_changes_of_colour_are_pillows_within_a_level(
 ) -> None:
     images = make_images()
     found = jitter(images, **{name: factor})
-    for image, result in zip(images, found, strict=True):
-        expected = np.asarray(
-            enhance(Image.fromarray(image.permute(1, 2, 0).numpy())).enhance(factor)
-        )
+    for image, result in zip(images.movedim(1, 3), found.movedim(1, 3), strict=True):
+        expected = np.array(enhance(Image.fromarray(image.numpy())).enhance(factor))
         # Pillow rounds where torchvision rounds down, also grey
-        assert np.abs(result.permute(1, 2, 0).numpy().astype(int) - expected.astype(int)).max() <= 2
-    floating = jitter(images / 255, **{name: factor})
-    assert (floating * 255 - found).abs().max() < 2
+        assert (result.int() - torch.from_numpy(expected).int()).abs().max() <= 2
+    assert (jitter(images / 255, **{name: factor}) * 255 - found).abs().max() < 2
 
 
 @pytest.mark.parametrize("factor", [-0.5, -0.2, 0.0, 0.1, 0.5])
 def test_hue_turns_as_colorsys_has_it(factor: float, make_images: Make) -> None:
-    images = make_images(2, 5, 6) / 255
-    found = jitter(images, hue=factor)
-    for pixel, result in zip(
-        images.movedim(1, 3).reshape(-1, 3), found.movedim(1, 3).reshape(-1, 3), strict=True
-    ):
-        h, s, v = colorsys.rgb_to_hsv(*pixel.tolist())
-        assert result.tolist() == pytest.approx(
-            colorsys.hsv_to_rgb((h + factor) % 1, s, v), abs=1e-5
-        )
-    whole = jitter(make_images(2, 5, 6), hue=factor)
-    assert (whole - found * 255).abs().max() <= 1.01
+    images = make_images(2, 5, 6)
+    found = jitter(images / 255, hue=factor)
+    pixels = (images / 255).movedim(1, 3).reshape(-1, 3).tolist()
+    for pixel, result in zip(pixels, found.movedim(1, 3).reshape(-1, 3).tolist(), strict=True):
+        h, s, v = colorsys.rgb_to_hsv(*pixel)
+        assert result == pytest.approx(colorsys.hsv_to_rgb((h + factor) % 1, s, v), abs=1e-5)
+    assert (jitter(images, hue=factor) - found * 255).abs().max() <= 1.01
 
 
 def test_each_sample_gets_factors_and_an_order_of_its_own(make_images: Make) -> None:
@@ -111,11 +104,8 @@ def test_erasing_paints_boxes_of_the_area_and_ratio_asked_for() -> None:
     area, ratio = boxes[:, 2] * boxes[:, 3] / 15_000, boxes[:, 2] / boxes[:, 3]
     assert 0.018 < area.min() < 0.03 < 0.18 < area.max() < 0.21
     assert 0.38 < ratio.min() < 0.45 < 0.75 < ratio.max() < 0.85
-    assert [channel.unique().tolist() for channel in found.unbind(1)] == [
-        [0.5, 1],
-        [0.5, 2],
-        [0.5, 3],
-    ]
+    for channel, value in enumerate((1, 2, 3)):
+        assert found[:, channel].unique().tolist() == [0.5, value]
 
 
 def test_a_box_that_fits_nowhere_is_not_erased(make_images: Make) -> None:
