@@ -28,13 +28,10 @@ def available_memory(root: Path = Path("/")) -> int:
                 path_of_group = line.removeprefix("0::").lstrip("/")
     except OSError:
         return available
-    top = root / "sys/fs/cgroup"
-    group = top / path_of_group
-    while True:
-        available = min(available, _left_in_group(group, available))
-        if group == top:
-            return available
-        group = group.parent
+    group = root / "sys/fs/cgroup" / path_of_group
+    for folder in (group, *group.parents):  # those above the groups have no limits
+        available = min(available, _left_in_group(folder, available))
+    return available
 
 
 def _left_in_group(group: Path, without_limit: int) -> int:
