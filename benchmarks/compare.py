@@ -227,19 +227,15 @@ def chosen(options: argparse.Namespace, folder: Path) -> dict[str, tuple[str, Jo
     return found
 
 
-def build_once(title: str, job: Job, options: argparse.Namespace) -> dict[str, Any]:
-    """Build what a way reads, unless another one has; return the figures. Raises ChildError."""
-    kept = job.built / "built.json"
+def build_apart(title: str, job: Job, options: argparse.Namespace) -> dict[str, Any]:
+    """Build what a way reads in a process of its own; return the figures. Raises ChildError."""
     if CONTENDERS[title].build is None:
         size = sum(Path(path).stat().st_size for path in job.files)
         return {"disk, kB/image": size / job.count / 1000}
-    if not kept.exists():
-        shutil.rmtree(job.built, ignore_errors=True)
-        job.built.mkdir()
-        with started(title, job, options) as ask:
-            kept_figures = ask("build")
-        kept.write_text(json.dumps(kept_figures))
-    return json.loads(kept.read_text())
+    shutil.rmtree(job.built, ignore_errors=True)
+    job.built.mkdir()
+    with started(title, job, options) as ask:
+        return ask("build")
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
@@ -247,9 +243,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, An
     ways: dict[str, Callable[[], Any]] = {}
     with contextlib.ExitStack() as opened:
         results: dict[str, dict[str, Any]] = {}
+        built: dict[Path, dict[str, Any]] = {}
         for name, (title, job) in chosen(options, folder).items():
             try:
-                results[name] = build_once(title, job, options)
+                if job.built not in built:
+                    built[job.built] = build_apart(title, job, options)
+                results[name] = dict(built[job.built])
                 ask = opened.enter_context(started(title, job, options))
                 results[name] |= ask("open")
                 ways[name] = functools.partial(ask, "round")

@@ -7,10 +7,10 @@ made without memload: decoded by Pillow, torchvision's arithmetic of Resize and 
 of Resize for squash, Pillow's `ImageOps.pad` for pad. PSNR in dB over all pixels of a picture; equal
 pictures count as 99.
 
-"training": a network of four convolutions from one seed, with `transforms.train`: from the files,
-each decoded anew for every batch by the reference above; by the `Loader` from a memory map; and from
-one built with `--fast`. Orders and draws depend on seed, epoch and sample alone, so all are the same.
-The difference is the largest one of the losses of all steps; 0 means equal to the bit.
+"training": one convolution from one seed, with `transforms.train`: from the files, each decoded anew
+for every batch by the reference above; by the `Loader` from a memory map; and from one built with
+`--fast`. Orders and draws depend on seed, epoch and sample alone, so all are the same. The difference
+is the largest one of the losses of all steps; 0 means equal to the bit.
 """
 
 import itertools
@@ -25,12 +25,13 @@ import torch
 from harness import parse_options, partial, record
 from pictures import find_jpegs, psnr, resized
 from PIL import Image, ImageOps
-from torch import nn
+from train_step import make_model
 
 import memload
 from memload import transforms
 
 BATCH, STORED, SEED = 32, 64, 1
+RECIPE = transforms.train(STORED - 8)
 USUAL = {"side": 256, "epochs": 6}
 
 
@@ -67,33 +68,28 @@ def compare_pixels(images: Path, files: list[Path], side: int, folder: Path) -> 
             "psnr_median": statistics.median(decibels),
             "psnr_lowest": min(decibels),
             "largest_difference": max(int(level.max()) for level in levels),
-            "mean_difference": statistics.mean(float(level.mean()) for level in levels),
         }
     return results
 
 
-def from_files(files: list[Path], labels: np.ndarray, transform: Any, epoch: int) -> Iterator[Any]:
+def from_files(files: list[Path], labels: np.ndarray, epoch: int) -> Iterator[Any]:
     """Yield the batches of an epoch, decoded by the reference, with the Loader's order and draws."""
     order = memload.ShuffledSampler(len(files), seed=SEED).take(epoch, np.arange(len(files)))
     for start in range(0, len(order), BATCH):
         chosen = order[start : start + BATCH]
         pixels = np.stack([reference(files[number], STORED) for number in chosen.tolist()])
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-        targets = torch.as_tensor(labels[chosen])
-        yield transform(images, samples=chosen, seed=SEED, epoch=epoch), targets
+        drawn = RECIPE(images, samples=chosen, seed=SEED, epoch=epoch)
+        yield drawn, torch.as_tensor(labels[chosen])
 
 
-def train(batches: Iterable[Any], classes: int) -> list[float]:
+def train(batches: Iterable[Any]) -> list[float]:
     """Train a network from the seed; return the loss of every step."""
     torch.manual_seed(SEED)
-    layers: list[nn.Module] = []
-    for before, after in ((3, 16), (16, 32), (32, 64), (64, 64)):
-        layers += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
+    model, losses = make_model("stem"), []
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    losses: list[float] = []
     for images, labels in batches:
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -103,18 +99,16 @@ def train(batches: Iterable[Any], classes: int) -> list[float]:
 
 def compare_training(images: Path, files: list[Path], epochs: int, folder: Path) -> dict[str, Any]:
     """Return the losses of every way, and how far they are from those of the files."""
-    recipe, loaders = transforms.train(STORED - 8), {}
+    settings: Any = {"shuffle": True, "seed": SEED, "device": "cpu", "transform": RECIPE}
+    losses = {}
     for name, fast in (("memory map, Loader", False), ("memory map of --fast, Loader", True)):
         path = folder / f"fast-{fast}.bin"
         memload.build(images, path, size=STORED, fast=fast, progress=False, on_error="raise")
-        settings: Any = {"shuffle": True, "seed": SEED, "device": "cpu", "transform": recipe}
-        loaders[name] = memload.Loader(path, BATCH, **settings)
+        loader = memload.Loader(path, BATCH, **settings)
+        losses[name] = train(batch for _ in range(epochs) for batch in loader)
     labels = np.asarray(memload.MemmapDataset(path).labels)
-    classes = int(labels.max()) + 1
-    decoded = (from_files(files, labels, recipe, epoch) for epoch in range(epochs))
-    losses = {"files": train(itertools.chain.from_iterable(decoded), classes)}
-    for name, loader in loaders.items():
-        losses[name] = train((batch for _ in range(epochs) for batch in loader), classes)
+    decoded = (from_files(files, labels, epoch) for epoch in range(epochs))
+    losses = {"files": train(itertools.chain.from_iterable(decoded)), **losses}
     return {
         name: {
             "loss": [round(loss, 5) for loss in curve],
@@ -137,9 +131,8 @@ def main() -> None:
             "pixels": compare_pixels(images, files, options.side, folder),
             "training": compare_training(images, files, options.epochs, folder),
         }
-    kind = "given" if options.images else "made"
-    parameters = {"images": len(files), "pictures": kind, "side": options.side}
-    parameters["epochs"] = options.epochs
+    parameters = {"images": len(files), "pictures": "given" if options.images else "made"}
+    parameters |= {name: getattr(options, name) for name in USUAL}
     record("fidelity", options, results, parameters, partial(options, USUAL))
     for table in results["pixels"].items():
         print(*table)

@@ -42,8 +42,8 @@ BESIDE = (
 ENOUGH_ROUNDS = 3
 LOWER_IS_BETTER = re.compile(r".*\((s|ms|µs|MB|GB|bytes[^)]*)\)( › .*)?|.*› cores|.*faults")
 
-Figures = float | dict[str, float]
-Way = Callable[[], Figures]
+#: Measures once; returns a figure, or several by name.
+Way = Callable[[], float | dict[str, float]]
 #: The first and the second figure of each ratio, by its name.
 Ratios = Mapping[str, Sequence[str]]
 
@@ -59,30 +59,27 @@ def run_benchmark(
     """Parse the command line, measure, print, and add a line to ``results/``.
 
     ``options`` are described at `parse_options`, and ``quick`` has the values that ``--quick`` sets
-    instead. Data is kept between runs in the folder ``--data``, and ``--serve`` is for a `Child`. ``ratios`` are taken within each round, where both figures are measured. ``facts`` adds
-    to the parameters of the line.
+    instead. Data is kept between runs in the folder ``--data``, and ``--serve`` is for a `Child`.
+    ``ratios`` are taken within each round, where both figures are measured. ``facts`` adds to the
+    parameters of the line.
     """
     given = parse_options({**options, "data": None, "serve": False}, quick or {})
-    with contextlib.ExitStack() as opened:
-        if given.data is None:
-            made = tempfile.TemporaryDirectory(prefix="memload-benchmark-")
-            folder = Path(opened.enter_context(made))
-        else:
-            folder = given.data
-            folder.mkdir(parents=True, exist_ok=True)
+    ratios = ratios or {}
+    with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as temporary:
+        folder = given.data or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         if given.serve:
-            serve(lambda: ways(given, folder), rounds=given.rounds, ratios=ratios or {})
+            serve(lambda: ways(given, folder), rounds=given.rounds, ratios=ratios)
             return
-        found = with_ratios(measure(ways(given, folder), given.rounds), ratios or {})
+        found = with_ratios(measure(ways(given, folder), given.rounds), ratios)
     if os.environ.get("RANK", "0") != "0":  # set by torchrun; rank 0 records
         return
     results = nested({figure: spread(values) for figure, values in found.items()})
-    shown = {name: getattr(given, name) for name in options}
-    parameters = {
-        name: "given" if isinstance(value, Path) else value
-        for name, value in shown.items()
-        if value is not None
-    }
+    parameters: dict[str, Any] = {}
+    for name in options:
+        value = getattr(given, name)
+        if value is not None:
+            parameters[name] = "given" if isinstance(value, Path) else value
     parameters |= facts or {}
     record(Path(sys.argv[0]).stem, given, results, parameters, partial(given, options))
     print(json.dumps({"parameters": parameters, "results": results}, indent=1, ensure_ascii=False))
