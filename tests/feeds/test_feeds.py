@@ -17,7 +17,7 @@ from memload.feeds import choice, pages, pinned
 from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import DmaFeed
-from memload.feeds.interface import Samples
+from memload.feeds.interface import Samples, widest_word
 from memload.feeds.uva import UvaFeed
 from memload.machine import available_memory
 from memload.storage.shards import Shards
@@ -95,6 +95,11 @@ def test_a_pinned_feed_may_be_closed_while_a_thread_gathers(
     out = np.zeros_like(stored(shards))
     feed._gather(np.arange(12), out)  # without the copy to the device
     np.testing.assert_array_equal(out, stored(shards))
+
+
+def test_words_are_as_wide_as_rows_allow() -> None:
+    words = [widest_word(size) for size in (24, 12, 6, 3)]
+    assert words == [torch.int64, torch.int32, torch.int16, torch.int8]
 
 
 # Which windows are registered, and which feed is chosen. CUDA is replaced by functions that record.
