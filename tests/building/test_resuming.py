@@ -251,6 +251,11 @@ def change(folder: Path) -> None:
     shutil.copy(folder / "cat" / "05.jpg", folder / "ant" / "00.jpg")
 
 
+def replace_by_dangling_link(folder: Path) -> None:
+    (folder / "ant" / "00.jpg").unlink()
+    (folder / "ant" / "00.jpg").symlink_to("nowhere.jpg")
+
+
 def change_all(folder: Path) -> None:
     change(folder)
     add(folder)
@@ -263,12 +268,13 @@ def change_all(folder: Path) -> None:
     [
         (change, 2, None),
         (lambda folder: os.utime(folder / "ant" / "03.jpg", (1, 1)), 2, None),
+        (replace_by_dangling_link, 2, None),
         (add, 3, "added: 2, removed: 0, kept: 12"),
         (add_class, 2, "added: 1, removed: 0, kept: 12"),
         (lambda folder: (folder / "ant" / "00.jpg").unlink(), 1, "removed: 1, kept: 11"),
         (change_all, 4, "added: 2, removed: 1, kept: 11"),
     ],
-    ids=["changed", "touched", "added", "class added", "removed", "all"],
+    ids=["changed", "touched", "gone", "added", "class added", "removed", "all"],
 )
 def test_a_folder_that_changed_is_taken_as_it_is_and_only_what_is_new_is_converted(
     folder: Path,
