@@ -168,14 +168,8 @@ def others(path: Path, folder: Path, batches_a_worker: int) -> dict[str, Way]:
     jpegs = Numbered(
         list(itertools.islice(itertools.cycle(files), count)), partial(planes, side=224)
     )
-    data_loader = partial(
-        DataLoader,
-        batch_size=batch,
-        shuffle=True,
-        num_workers=workers,
-        persistent_workers=True,
-        pin_memory=True,
-    )
+    settings: dict[str, Any] = {"shuffle": True, "num_workers": workers, "pin_memory": True}
+    data_loader = partial(DataLoader, batch_size=batch, persistent_workers=True, **settings)
     plain, pictures = data_loader(dataset), data_loader(jpegs)
     stock = data_loader(dataset, collate_fn=memload.fast_collate)
 

@@ -10,7 +10,7 @@ device and end in bfloat16:
 - torch's DataLoader over `MemmapDataset` with `fast_collate` and page-locked memory, copied without
   waiting: with as many workers as cores, without any, and without any in memload's prefetchers.
 - JPEGs, decoded, resized and cropped by Pillow in a DataLoader of as many workers as cores; those
-  below DIR, or 64 made ones of ImageNet's sizes, again and again.
+  below `--jpegs`, or 64 made ones of ImageNet's sizes, again and again.
 
 Every way is warmed up, which also tells how many steps take `--seconds`. In a round each has a turn
 of so many steps, a multiple of the workers. A turn begins a new iteration, whose first steps are not
