@@ -108,11 +108,12 @@ def check_source(source: Source) -> None:
             f"The source has {len(source):,} samples, but {len(source.keys):,} keys. Each sample "
             "needs one."
         )
-    for name in () if isinstance(source.keys, Keys) else source.keys:  # which are packed names
-        try:
-            name.encode(errors="surrogateescape")
-        except (AttributeError, UnicodeEncodeError) as error:
-            raise SourceError(f"keys: {name!r:.40} cannot be encoded ({error}).") from None
+    if not isinstance(source.keys, Keys):  # which are packed names
+        for name in source.keys:
+            try:
+                name.encode(errors="surrogateescape")
+            except (AttributeError, UnicodeEncodeError) as error:
+                raise SourceError(f"keys: {name!r:.40} cannot be encoded ({error}).") from None
     for name, column in source.schema.items():
         _check_column(name, column)
     if source.classes is None:

@@ -149,14 +149,18 @@ class SampleCheck(RowWork):
         pixels, reason = b"", chunk.lost.get(row, "")
         if not reason:
             pixels, reason = self._convert(row, record)
-        difference = ""
         if reason:
             difference = f"could be used, and now cannot: {reason:.200}"
         elif zlib.crc32(pixels) != before["crc32"]:
             difference = "has other pixels"
-        for name in () if difference else self.schema:
-            if record[f"column/{name}"].tobytes() != before[f"column/{name}"].tobytes():
-                difference = f"has another {name!r}"
+        else:
+            fields = {name: f"column/{name}" for name in self.schema}
+            changed = [
+                repr(name)
+                for name, field in fields.items()
+                if record[field].tobytes() != before[field].tobytes()
+            ]
+            difference = f"has another {', '.join(changed)}" if changed else ""
         if difference:
             raise self.workspace.other_data_set(f"sample {row} {difference}")
         return ChunkResult(0, [])
