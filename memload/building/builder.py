@@ -180,7 +180,7 @@ def build(
         "fill": fill,
         "max_pixels": max_pixels,
     }
-    records, settings = _open(source, size, mode, image_options, num_workers, timeout)
+    records, settings = _open_source(source, size, mode, image_options, num_workers, timeout)
     workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
     started, converted = time.perf_counter(), 0
     try:
@@ -200,7 +200,7 @@ def build(
     return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
 
 
-def _open(
+def _open_source(
     source: Any,
     size: Any,
     mode: str,
@@ -365,7 +365,7 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
     if classes is not None:
         facts["class_counts"] = class_counts(columns["label"], len(classes))
     return Index(
-        path=workspace.index,
+        path=workspace.index_path,
         arrays=(workspace.array,),
         row=used.astype(np.int64),
         flags=np.ascontiguousarray(records["flags"][used]),

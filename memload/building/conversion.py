@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
     pixels: bytes
     flags: int
-    size: tuple[int, int]  #: width and height as stored
+    source_size: tuple[int, int]  #: width and height of the image in its file
     total: np.ndarray  #: the sum of the pixels, one number a channel
     squares: np.ndarray  #: the sum of their squares; of floats, of their differences from the mean
     columns: Mapping[str, Any]
@@ -127,7 +127,7 @@ class Settings:
         picture = self._decoder.open(data, self._draft if self.fast else None)
         upright_size = turn_size(picture.size, picture.orientation)
         placement = Placement.of(upright_size, self.size[::-1], self.fit)
-        stored = resize(
+        resized = resize(
             picture.image,
             placement,
             interpolation=self.interpolation,
@@ -137,13 +137,13 @@ class Settings:
         flags = FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
         columns = dict(record.columns)
         for name in points:
-            stored_points = np.asarray(columns[name], np.float64)
-            stored_points = turn_points(stored_points, picture.size, picture.orientation)
-            columns[name] = placement.points(stored_points)
+            source_points = np.asarray(columns[name], np.float64)
+            source_points = turn_points(source_points, picture.size, picture.orientation)
+            columns[name] = placement.points(source_points)
             flags |= FLAG_OUTSIDE * _any_outside(columns[name], self.size)
-        counts = np.array(stored.histogram(), np.float64).reshape(-1, 256)
+        counts = np.array(resized.histogram(), np.float64).reshape(-1, 256)
         total, squares = (counts @ _POWERS).T.astype(np.uint64)
-        pixels, size = stored.tobytes(), picture.size
+        pixels, size = resized.tobytes(), picture.size
         return Row(pixels, flags, size, total, squares, columns, file_size, file_mtime_ns)
 
     def _read(self, image: Any) -> tuple[bytes | Image.Image, int, int]:

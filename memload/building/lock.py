@@ -19,7 +19,10 @@ def locked(folder: Path) -> Iterator[None]:
     On a file system without locks a warning is logged, and two builds of one output are not kept
     apart. Raises BuildError if another process holds the lock.
     """
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:  # an ending build has removed the folder just now
+        folder.mkdir()
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:

@@ -52,7 +52,7 @@ class RowWork:
         self.writer = ShardWriter(workspace.folder, workspace.array)
         # A worker ignores Ctrl-C. So a KeyboardInterrupt there was raised by a sample's code, and
         # rejects only that sample.
-        self.costs_a_sample = BaseException if in_worker else Exception
+        self.sample_errors = BaseException if in_worker else Exception
         if in_worker:
             _prepare_process(workspace)
         self.points = [name for name, column in self.schema.items() if column.points]
@@ -101,13 +101,13 @@ class RowWork:
                 )
         except BuildError:  # this process has run out of something
             raise
-        except self.costs_a_sample as error:  # a data set's own code may raise anything
+        except self.sample_errors as error:  # a data set's own code may raise anything
             reason = describe_error(error)
             if isinstance(error, DecodeError):
                 reason = str(error.reason) or "no reason was given"
             return b"", reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
         record["status"], record["flags"] = DONE, converted.flags
-        record["size"], record["crc32"] = converted.size, zlib.crc32(converted.pixels)
+        record["size"], record["crc32"] = converted.source_size, zlib.crc32(converted.pixels)
         record["total"], record["squares"] = converted.total, converted.squares
         record["file_size"] = converted.file_size
         record["file_mtime_ns"] = converted.file_mtime_ns
@@ -132,7 +132,7 @@ class RowWork:
                 return False  # its points have changed
             schema = {name: column for name, column in self.schema.items() if not column.points}
             set_columns(record, schema, sample.columns)
-        except self.costs_a_sample:  # it is converted again, which tells what is wrong
+        except self.sample_errors:  # it is converted again, which tells what is wrong
             return False
         return True
 

@@ -9,8 +9,8 @@
         rows           one record for each row, see `memload.building.journal`
         rejects.jsonl  row and reason of every rejected sample
         out*.bin       the shards
-        changed/       the same files with the rows that were finished before samples were added to
-                       the source or removed, while these rows are copied
+        changed/       temporary: finished rows at their new positions, after samples were added to
+                       the source or removed
         out.idx, out.rejects.csv    written last; then only renaming is left to do
         replaced.idx   the index of the data set that is being replaced, while files are renamed
 
@@ -70,7 +70,7 @@ class Workspace:
     ) -> None:
         self.source, self.settings = source, settings
         self.output, self.overwrite = output, overwrite
-        self.index, self.folder, self.ledger = output_paths(output)
+        self.index_path, self.folder, self.ledger = output_paths(output)
         self.row_bytes = row_bytes(settings.descr, settings.shape)
         self.rows_per_shard = None
         if shard_size is not None:
@@ -126,7 +126,7 @@ class Workspace:
         """Begin anew, or go on with what is in the folder.
 
         ===================  ==========================  ==========================
-        In the folder        ``overwrite`` not added     ``overwrite`` added
+        In the folder        as when it was begun        ``overwrite`` is new now
         ===================  ==========================  ==========================
         nothing, or no plan  begin anew                  begin anew
         the same plan        go on                       begin anew
@@ -152,13 +152,13 @@ class Workspace:
             )
         if is_same_plan:
             with contextlib.suppress(FormatError):  # it is missing or damaged
-                index = Index.read(self.folder / self.index.name)
+                index = Index.read(self.folder / self.index_path.name)
                 if not all((self.folder / shard.file).exists() for shard in index.image.shards):
                     return index
         check_output(self.output, [shard.file for shard in self.array.shards], self.overwrite)
         self._check_space()
-        overwrite_is_added = self.overwrite and not former_overwrite
-        may_go_on = is_same_plan and not overwrite_is_added
+        overwrite_is_new = self.overwrite and not former_overwrite
+        may_go_on = is_same_plan and not overwrite_is_new
         former_keys = _read_keys(self.folder / "keys") if may_go_on else None
         if former_keys is None:
             self._remove_files()
@@ -186,7 +186,7 @@ class Workspace:
         """Keep the rows that are done, and see whether the source has other samples by now."""
         # An index here is of a build that was finished but not published. Rejected samples may be
         # mended by now, so it is written anew.
-        (self.folder / self.index.name).unlink(missing_ok=True)
+        (self.folder / self.index_path.name).unlink(missing_ok=True)
         if not all(map(np.array_equal, former_keys.pack(), self.keys.pack())):
             self._take_in_changes(former_keys)
         self.resumed = True
@@ -263,7 +263,7 @@ class Workspace:
                     text = reason.encode("utf-8", "backslashreplace").decode()
                     ledger.writerow((self.source.keys[row], text))
             sync(path)
-        return index.write(self.folder / self.index.name)
+        return index.write(self.folder / self.index_path.name)
 
     def remove(self) -> None:
         """Remove the folder.
@@ -279,7 +279,7 @@ class Workspace:
     def _remove_files(self) -> None:
         # The index first: without shards beside it, it would pass for a build that was being
         # published. The plan next: without it, the rest is as good as gone.
-        for name in (self.index.name, "plan.json"):
+        for name in (self.index_path.name, "plan.json"):
             (self.folder / name).unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if (

@@ -26,7 +26,7 @@ class DmaFeed(PageCacheFeed):
         order = self._driver.CUmemcpySrcAccessOrder
         self._attributes.srcAccessOrder = order.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
-    def _plan_chunk(self, rows: np.ndarray) -> CopyBatch:
+    def _prepare_copies(self, rows: np.ndarray) -> CopyBatch:
         addresses = self._pages.addresses(rows)
         before_boundary = bytes_before_boundary(self._samples.shards, rows)
 
@@ -55,8 +55,8 @@ class DmaFeed(PageCacheFeed):
             size.tolist(),
             len(size),
             [self._attributes],
-            [0],
-            1,
+            [0],  # the first copy that the attributes are for
+            1,  # the number of attributes
             driver.CUstream(stream),
         )
         if int(status):

@@ -45,8 +45,8 @@ CopyBatch = Callable[[int, int, Tensor], None]
 class PageCacheFeed:
     """The common part of the feeds whose device reads the page cache: `DmaFeed` and `UvaFeed`.
 
-    They differ in who copies; see `_plan_chunk`. While a thread registers the windows, batches come
-    through `PinnedFeed`. Once all windows are registered, the device reads every row, and
+    They differ in who copies; see `_prepare_copies`. While a thread registers the windows, batches
+    come through `PinnedFeed`. Once all windows are registered, the device reads every row, and
     `PinnedFeed` is closed. If a window cannot be registered, a warning says so, and all batches
     come through `PinnedFeed`.
     """
@@ -62,7 +62,7 @@ class PageCacheFeed:
         self._pages = Pages(samples.shards, samples.used_rows(), device)
 
     def prepare(self, samples: np.ndarray) -> Fetch:
-        """See `Feed.prepare`. Fetching blocks until all pages are registered."""
+        """See `Feed.prepare`. Until all pages are registered, batches come through `PinnedFeed`."""
         rows = self._samples.row[samples]
         columns = [upload(column[samples], self.device) for column in self._samples.columns]
         shards, shape, dtype = self._samples.shards, self._samples.shape, self._samples.dtype
@@ -71,8 +71,8 @@ class PageCacheFeed:
         def fetch(start: int, stop: int) -> list[Tensor]:
             nonlocal copy_batch
             if copy_batch is None and self._pages.complete.is_set():
-                copy_batch = self._plan_chunk(rows)
-                # Others may still fetch from it: close() only drops what it keeps.
+                copy_batch = self._prepare_copies(rows)
+                # Other threads may still be fetching from it. close() does not interrupt them.
                 self._pinned.close()
             if copy_batch is None:
                 pixels = self._pinned.fetch_rows(rows[start:stop])
@@ -93,7 +93,7 @@ class PageCacheFeed:
         """Load what copies. Raises FeedError if a library or driver for it is missing."""
         raise NotImplementedError
 
-    def _plan_chunk(self, rows: np.ndarray) -> CopyBatch:
+    def _prepare_copies(self, rows: np.ndarray) -> CopyBatch:
         """Return a function that copies some of these rows, all of them registered."""
         raise NotImplementedError
 
@@ -290,7 +290,8 @@ def _register_windows(
         complete.set()
     except (FeedError, FormatError) as error:
         # The CPU copies the rows, and raises an error for those that it cannot read.
-        logging.getLogger("memload").warning("%s", error)
+        # As text: a log record may be kept, and the traceback would keep the files.
+        logging.getLogger("memload").warning("%s", str(error))
 
 
 def _stop(stop: threading.Event, thread: threading.Thread) -> None:

@@ -33,7 +33,7 @@ class UvaFeed(PageCacheFeed):
             ) from None
         self._kernel: Any = gather_rows
 
-    def _plan_chunk(self, rows: np.ndarray) -> CopyBatch:
+    def _prepare_copies(self, rows: np.ndarray) -> CopyBatch:
         addresses = upload(self._pages.addresses(rows), self.device)
         word = widest_word(self._row_bytes)
         words = self._row_bytes // word.itemsize

@@ -27,9 +27,10 @@ def batch_maker(
 ) -> Callable[[BatchPart], tuple[int, Any]]:
     """Return a function that makes the batches of a chunk: fetches, transforms, names columns.
 
-    It returns how many samples of the epoch are seen with the batch, and the batch. It is
-    thread-safe. Feed and transform prepare once for the chunk: they look up rows, draw, and upload
-    both. On CUDA that is done on ``stream``, on which all of the chunk's batches must be made.
+    The function returns how many samples of the epoch are seen with the batch, and the batch. It
+    is thread-safe. Here, the feed looks up the chunk's rows and uploads its columns. Addresses and
+    random numbers follow with the first batch that needs them. On CUDA all of this is done on
+    ``stream``, on which all of the chunk's batches must be made.
     """
     prepared = None
     with torch.cuda.stream(stream):

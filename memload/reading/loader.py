@@ -60,7 +60,7 @@ class Loader:
     - ``"dma"`` has the device's copy engines fetch rows from the page cache. It is chosen if the
       files take at most half of the available RAM (of the container, if that has a limit) and their
       pages can be registered with CUDA. Processes share these pages. They are registered in the
-      background. Until then, rows outside the registered windows take the way of ``"pinned"``.
+      background. Until all of them are, batches take the way of ``"pinned"``.
     - ``"uva"`` has a kernel fetch them. It is chosen for rows below 28 KiB.
     - ``"pinned"`` has ``num_threads`` threads copy rows to page-locked memory, and sends them from
       there.
@@ -275,10 +275,13 @@ class Loader:
         # An epoch begins with its first batch: Lightning calls iter() once just to see if it can.
         pipeline, schedule, progress = self._get_pipeline(), self._schedule(), self._begin_epoch()
         chunks = schedule.chunks(progress.epoch, progress.samples_seen)
-        jobs, side = self._jobs(pipeline, chunks, progress.epoch), pipeline.side
+        jobs = self._jobs(pipeline, chunks, progress.epoch)
+        side_stream = pipeline.side_stream
         begun = ahead(jobs, pipeline.in_flight, pipeline.num_threads)
         with contextlib.closing(begun):
-            for samples_seen, batch in begun if side is None else map(side.hand_over, begun):
+            for samples_seen, batch in (
+                begun if side_stream is None else map(side_stream.hand_over, begun)
+            ):
                 if self.static_buffers:
                     batch = copy_to_buffers(batch, self._buffers)
                 self._current = progress = Progress(progress.epoch, samples_seen)
@@ -291,7 +294,7 @@ class Loader:
         self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
     ) -> Generator[Callable[[], Any], None, None]:
         """Yield a function for each batch of an epoch, which makes it, or begins to."""
-        feed, side = pipeline.feed, pipeline.side
+        feed, side_stream = pipeline.feed, pipeline.side_stream
         if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self.sampler):
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
@@ -300,9 +303,9 @@ class Loader:
             make_batch, prepared_on = None, None
             for part in chunk.parts:
                 consumer = current_stream(feed.device)
-                stream = consumer if side is None else side.stream
-                # The user may change the current stream between two batches. Batches are made on
-                # it if there is no other: then the rest of the chunk is prepared again.
+                stream = consumer if side_stream is None else side_stream.stream
+                # Without a side stream, batches are made on the user's current stream. If that
+                # changes between two batches, the rest of the chunk is prepared again.
                 if make_batch is None or prepared_on != stream:
                     prepared_on = stream
                     make_batch = batch_maker(
@@ -315,7 +318,11 @@ class Loader:
                         stream=stream,
                     )
                 job = functools.partial(make_batch, part)
-                yield job if side is None else functools.partial(side.begin, job, consumer)
+                yield (
+                    job
+                    if side_stream is None
+                    else functools.partial(side_stream.begin, job, consumer)
+                )
 
     def _begin_epoch(self) -> Progress:
         """Return where this iteration begins. The next one begins with the epoch after it."""

@@ -11,12 +11,15 @@ from memload.reading.streams import SideStream
 
 
 class Pipeline(NamedTuple):
-    """What a Loader uses on its device. Made for the first batch, and never pickled."""
+    """What a Loader uses on its device.
+
+    It is made for the first batch, or at once if a device or a feed is given. It is never pickled.
+    """
 
     feed: Feed
     choice: Choice
     #: Where batches are made on CUDA. None: on the caller's current stream, or on the CPU.
-    side: SideStream | None
+    side_stream: SideStream | None
     #: Threads that make batches; with 0 the caller's thread does.
     num_threads: int
     #: Batches that are begun at a time, counting the one that is handed out next.

@@ -21,10 +21,10 @@ class SideStream:
     - `hand_over` blocks the host while it is more than ``2 × prefetch_factor`` batches ahead of the
       device. Otherwise memory would be taken for each of them.
 
-    With ``waits=False``, `begin` waits less once a batch was handed over: it waits for the work
-    that was queued ``2 × prefetch_factor`` batches ago, which is nearly done. This wait only bounds
-    how far the stream runs ahead of the consumer on the device. Memory that the consumer still
-    reads is safe without it: `hand_over` has told torch's allocator, which does not reuse it.
+    With ``waits=False``, `begin` waits less. It waits only for what the consumer had queued when
+    the oldest of the last ``2 × prefetch_factor`` batches was handed over. That work is nearly
+    done. The wait bounds how far this stream runs ahead of the consumer. It is not needed to
+    protect memory: `hand_over` tells torch's allocator which tensors the consumer still reads.
 
     ``waits=False`` is safe only if batches are made of this stream's own tensors alone and
     `tensors_of` finds all tensors in them. The reason is speed: while a wait is pending on one

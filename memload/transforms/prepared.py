@@ -40,12 +40,13 @@ def not_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Prepared:
-    """A list of steps with the random numbers for a chunk of samples. Each call transforms a part.
+    """A list of steps for a chunk of samples. Each call transforms a part of them.
 
     ``name`` is the transform that the user called, for messages. ``steps`` are (position, step) as
     `group` returns them. For the other options see `Compose`.
 
-    The plans of the fused steps are computed and uploaded for 2,048 samples or more at a time. For
+    Random numbers are drawn at the first call that needs them. The plans of the fused steps are
+    computed and uploaded for 2,048 samples or more at a time. For
     `train` that takes 22 µs of the host's time for each 256 samples instead of 100. Several threads
     may call it; on CUDA, all with the same stream.
     """

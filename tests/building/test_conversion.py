@@ -77,7 +77,7 @@ def test_a_path_bytes_a_pil_image_and_an_array_give_the_same_row(tmp_path: Path)
     images = [link, data, bytearray(data), memoryview(data), picture(), np.asarray(picture()), lazy]
     for image in images:
         found = convert(image, size=(12, 10))
-        assert (found.pixels, found.size, found.flags) == (expected.pixels, (61, 40), 0)
+        assert (found.pixels, found.source_size, found.flags) == (expected.pixels, (61, 40), 0)
     lazy.close()
 
 
@@ -190,7 +190,7 @@ def test_a_picture_is_turned_upright_and_then_resized_to_the_bit(
             found = np.frombuffer(row.pixels, np.uint8).reshape(*size, 3)
             np.testing.assert_array_equal(found, expected_pixels(data, size, fit, interpolation))
             assert row.flags == FLAG_ORIENTED * (orientation > 1)
-            assert row.size == (width, height)
+            assert row.source_size == (width, height)
 
 
 # ------------------------------------------------------------------------------------------------------- points
@@ -225,7 +225,7 @@ def test_points_stay_on_what_they_mark(format: str, orientation: int, exif: bool
         for fit in FITS:
             for fast in (False, True):
                 row = convert(data, {"points": [at]}, size=target, fit=fit, fast=fast, **options)
-                assert row.size == size
+                assert row.source_size == size
                 assert row.flags == FLAG_ORIENTED * (exif and orientation > 1)
                 pixels = np.frombuffer(row.pixels, np.uint8).reshape(target)
                 np.testing.assert_allclose(row.columns["points"][0], brightest(pixels), atol=0.5)

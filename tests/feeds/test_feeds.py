@@ -217,7 +217,7 @@ def test_dma_copies_rows_that_lie_in_two_windows_in_two_parts(
     wait_for_pages(feed._pages)
     rows = np.array([9, 0, 11, 11, 1])
     out = torch.zeros((5, 10, 100, 3), dtype=torch.uint8)
-    copy_batch = feed._plan_chunk(rows)
+    copy_batch = feed._prepare_copies(rows)
     copy_batch(0, 2, out[:2])
     copy_batch(2, 2, out[2:2])
     copy_batch(2, 5, out[2:])

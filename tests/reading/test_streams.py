@@ -114,7 +114,7 @@ def test_only_transforms_of_memload_need_not_wait_for_the_consumer(
     transform: Any, waits: bool, cuda: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_pipeline("dma", monkeypatch, transform=transform)
-    second = batches(made.side, cuda, 2)[1]
+    second = batches(made.side_stream, cuda, 2)[1]
     assert (("event 1", "recorded") in second) == waits
 
 
@@ -140,5 +140,5 @@ def test_a_feed_decides_on_stream_threads_and_batches_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = make_pipeline(feed, monkeypatch, num_threads=num_threads, transform=transform)
-    has_side_stream = made.side is not None
+    has_side_stream = made.side_stream is not None
     assert (has_side_stream, made.num_threads, made.in_flight) == expected
