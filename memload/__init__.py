@@ -14,8 +14,11 @@ __version__ = "0.1.0"
 #: The modules of the package that have public names, each with these names.
 _PUBLIC = {
     "building.builder": "BuildReport build",
-    "building.manifest": "Manifest",
-    "building.sources": "ImageFolder Record Source",
+    "building.sources.dataset": "DatasetSource",
+    "building.sources.folder": "ImageFolder",
+    "building.sources.opening": "open_source",
+    "building.sources.record": "Record Source",
+    "building.sources.table": "Manifest",
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
     "MemloadError MissingError SourceError",
     "inspection": "info preview verify",
@@ -34,12 +37,11 @@ __all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605  # derived from 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload import transforms as transforms
     from memload.building.builder import BuildReport as BuildReport, build as build
-    from memload.building.manifest import Manifest as Manifest
-    from memload.building.sources import (
-        ImageFolder as ImageFolder,
-        Record as Record,
-        Source as Source,
-    )
+    from memload.building.sources.dataset import DatasetSource as DatasetSource
+    from memload.building.sources.folder import ImageFolder as ImageFolder
+    from memload.building.sources.opening import open_source as open_source
+    from memload.building.sources.record import Record as Record, Source as Source
+    from memload.building.sources.table import Manifest as Manifest
     from memload.errors import (
         BuildError as BuildError,
         ChecksumError as ChecksumError,

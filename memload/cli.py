@@ -131,10 +131,11 @@ def main() -> None:
 
 # fmt: off
 @main.command()
-@click.argument("arguments", metavar="[IMAGES] OUT.BIN", nargs=-1, required=True)
+@click.argument("arguments", metavar="SOURCE... OUT.BIN", nargs=-1, required=True)
 @click.option(
-    "--size", type=_size, metavar="SIDE|HxW", default="256",
-    help="Size of the stored images: one side, or height×width."
+    "-s", "--size", type=_size, metavar="SIDE|HxW",
+    help="Size of the stored images: one side, or height×width. Default: 256, or as it is for "
+    "arrays and for data sets of memload's."
 )
 @click.option(
     "--fit", type=click.Choice(["crop", "squash", "pad"]), default="crop",
@@ -145,7 +146,11 @@ def main() -> None:
     "--interpolation", default="bilinear", help="Resampling filter.",
     type=click.Choice(["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
 )
-@click.option("--mode", type=click.Choice(["RGB", "L"]), default="RGB", help="Color or grayscale.")
+@click.option(
+    "--mode", type=click.Choice(["RGB", "L", "array"]),
+    help="RGB: color. L: grayscale. array: store arrays as they are. Default: array for arrays, "
+    "else RGB."
+)
 @click.option(
     "--fast", is_flag=True,
     help="Decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is still twice the stored size, "
@@ -169,28 +174,41 @@ def main() -> None:
 @click.option(
     "--extensions", help="Extensions of image files, such as .jpg,.gif. Default: torchvision's."
 )
+@click.option("--manifest", type=FILE, help="Table to read. The same as giving it as SOURCE.")
 @click.option(
-    "--manifest", type=FILE, help="CSV file with paths, labels and numbers, instead of IMAGES."
+    "--root", help="Folder or URL that paths in a table are relative to. Default: the table's."
 )
+@click.option("--path-column", help="Column with the paths of images. Default: the first.")
+@click.option("--image-column", help="Column with the images of Parquet files.")
 @click.option(
-    "--root", type=FOLDER,
-    help="Folder that paths in the manifest are relative to. Default: the manifest's folder."
+    "--label-column", help="Column with the labels. Default: label, or the only column of text."
+)
+@click.option("--extension", help="Extension to add to paths without one, such as .jpg.")
+@click.option(
+    "--where", type=_named, metavar="NAME=TEXT", multiple=True,
+    help="Read only lines of a table with this text, such as split=train."
 )
 @click.option(
     "--points", type=_named, metavar="NAME=PATTERN", multiple=True,
-    help="Columns of the manifest that are x, y pairs, such as 'landmarks=part_*' "
+    help="Columns of a table that are x, y pairs, such as 'landmarks=part_*' "
     "(x, y, x, y, …), 'landmarks=x*,y*', or landmarks=2 for all."
 )
 @click.option(
     "--array", "arrays", type=_named, metavar="NAME=PATTERN", multiple=True,
-    help="Columns of the manifest that form one array, such as 'pose=r*:3x3'."
+    help="Columns of a table that form one array, such as 'pose=r*:3x3'."
 )
+@click.option("--labels", type=FILE, help="Labels (.npy) beside a SOURCE that is an array.")
+@click.option(
+    "--classes-from", type=FILE, metavar="FILE",
+    help="Number the classes as in this data set, or as in this text file with one name a line."
+)
+@click.option("--classes", metavar="A,B,…", help="Number the classes in this order.")
 @click.option(
     "--on-error", type=click.Choice(["skip", "raise"]), default="skip",
     help="skip: list unusable images in OUT.rejects.csv and continue. raise: stop at the first."
 )
 @click.option(
-    "--num-workers", type=click.IntRange(min=0),
+    "-j", "--num-workers", type=click.IntRange(min=0),
     help="Number of processes. Default: one for each core. 0: use this process."
 )
 @click.option(
@@ -204,12 +222,15 @@ def main() -> None:
 @click.option("--overwrite", is_flag=True, help="Replace OUT.BIN once the new one is complete.")
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 def build(arguments: tuple[str, ...], **options: Any) -> None:
-    """Decode a folder of IMAGES once, into the memory map OUT.BIN and its index OUT.idx.
+    """Decode the images of SOURCE once, into the memory map OUT.BIN and its index OUT.idx.
 
-    IMAGES has one subfolder for each class, or only images. If a build is interrupted, run the same
-    command again: it continues where it stopped.
+    SOURCE is a folder with one subfolder for each class, a table (.csv, .tsv), a .zip, .parquet or
+    .tar files, an array (.npy), a data set of memload's (.bin), or a URL of these.
+
+    If a build is interrupted, run the same command again: it continues where it stopped.
     """
-    source = _source(arguments, options)
+    *sources, output = arguments
+    source = _source(sources, options)
     import logging
 
     import memload
@@ -220,7 +241,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     logger.setLevel(logging.INFO)
     report = memload.build(
         source,
-        arguments[-1],
+        output,
         exif=not options.pop("no_exif"),
         progress=False if quiet else None,
         **options,
@@ -232,29 +253,38 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 # fmt: on
 
 
-def _source(arguments: Sequence[str], options: dict[str, Any]) -> Any:
+#: The options of `memload build` that say how a source is read.
+_SOURCE_OPTIONS = (
+    *("root", "path_column", "image_column", "label_column", "extension", "labels"),
+    *("extensions", "where", "points", "arrays"),
+)
+
+
+def _source(sources: list[str], options: dict[str, Any]) -> Any:
     """Return what to build from. Takes the options that describe it out of ``options``."""
-    manifest, root, extensions = (options.pop(name) for name in ("manifest", "root", "extensions"))
-    points = _by_name("--points", options.pop("points"))
-    arrays = _by_name("--array", options.pop("arrays"))
-    if len(arguments) != (1 if manifest else 2):
-        wanted = "only OUT.BIN with --manifest" if manifest else "IMAGES and OUT.BIN"
-        given = f"{_count(len(arguments), 'argument')}: {' '.join(arguments)}"
-        raise click.UsageError(f"Give {wanted}, not {given}")
-    if not manifest and (root or points or arrays):
+    manifest, names = options.pop("manifest"), options.pop("classes")
+    classes_from = options.pop("classes_from")
+    if bool(sources) == bool(manifest):
         raise click.UsageError(
-            "--root, --points and --array describe a manifest. Add --manifest FILE."
+            f"Give SOURCE and OUT.BIN, not {'two sources' if manifest else 'only one of them'}."
         )
-    if manifest and extensions:
-        raise click.UsageError("--extensions does not go with --manifest, which names each file.")
+    if names and classes_from:
+        raise click.UsageError("Give either --classes or --classes-from.")
+    options["classes"] = names.split(",") if names else classes_from
+    reading = {name: options.pop(name) for name in _SOURCE_OPTIONS}
+    for name in ("where", "points", "arrays"):
+        reading[name] = _by_name(f"--{name.removesuffix('s')}", reading[name])
+    if reading["extensions"]:
+        endings = reading["extensions"].split(",")
+        reading["extensions"] = [f".{ending.strip().lstrip('.')}" for ending in endings]
+    given = {name: value for name, value in reading.items() if value}
     import memload
 
     if manifest:
-        return memload.Manifest(manifest, root=root, points=points, arrays=arrays)
-    if extensions:
-        endings = [f".{ending.strip().lstrip('.')}" for ending in extensions.split(",")]
-        return memload.ImageFolder(arguments[0], extensions=endings)
-    return arguments[0]
+        return memload.Manifest(manifest, **given)
+    if len(sources) == 1 and not given:
+        return sources[0]
+    return memload.open_source(sources if len(sources) > 1 else sources[0], **given)
 
 
 @main.command()

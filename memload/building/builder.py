@@ -24,10 +24,15 @@ from memload.building.checks import (
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import publish
+from memload.building.first_samples import first_usable
 from memload.building.journal import DONE, REJECTED, is_intact
 from memload.building.pool import Chunk, run
 from memload.building.resizing import Fit, Interpolation
-from memload.building.sources import DatasetSource, ImageFolder, Source, first_usable
+from memload.building.sources.arrays import ArrayFile
+from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
+from memload.building.sources.existing import ExistingDataset
+from memload.building.sources.opening import open_source
+from memload.building.sources.record import Source
 from memload.building.statistics import statistics
 from memload.building.worker import RowWork, SampleCheck
 from memload.building.workspace import Workspace, size_text
@@ -101,7 +106,8 @@ def build(
     size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     interpolation: Interpolation = "bilinear",
-    mode: Mode | Literal["array"] = "RGB",
+    mode: Mode | Literal["array"] | None = None,
+    classes: Any = None,
     decoder: Literal["pillow", "jpeg4py"] = "pillow",
     fast: bool = False,
     strict: bool = False,
@@ -118,13 +124,18 @@ def build(
 ) -> BuildReport:
     """Decode every image of ``source`` once, into the memory map ``output`` and its index.
 
-    ``source`` is a folder (see `ImageFolder`), a `Source` such as `Manifest`, or any map-style data
-    set (see `memload.building.sources.DatasetSource`). ``output`` is a path that ends in ``.bin``.
-    The index is written beside it, as ``.idx``.
+    ``source`` is a path or a URL (see `open_source` for what is read), a `Source` such as
+    `Manifest`, or any map-style data set (see `DatasetSource`). ``output`` is a path that ends in
+    ``.bin``. The index is written beside it, as ``.idx``.
+
+    ``classes`` are the names of the classes, so that labels mean the same in several data sets: a
+    list, a data set or its path, or a text file with one name a line. A class that is not among
+    them is an error.
 
     Options for images:
 
-    - ``size`` is the side of the stored images, or (height, width). The default is 256.
+    - ``size`` is the side of the stored images, or (height, width). The default is 256, and the
+      size of its images for a data set of memload's.
     - ``fit``: ``"crop"`` covers the size and cuts evenly, to the bit like torchvision's Resize and
       CenterCrop. ``"squash"`` changes the aspect ratio. ``"pad"`` puts ``fill`` around the image.
     - ``fast`` resizes only the part that is kept, and decodes a JPEG at 1/2, 1/4 or 1/8 of its size
@@ -180,7 +191,10 @@ def build(
         "fill": fill,
         "max_pixels": max_pixels,
     }
-    records, settings = _open_source(source, size, mode, image_options, num_workers, timeout)
+    if mode != "array":  # an error of the decoder's should not wait for the source
+        Settings(mode=mode or "RGB", **image_options)
+    records = _open_source(source, classes, num_workers, timeout)
+    settings = _settings(records, mode, size, image_options, num_workers, timeout)
     workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
     started, converted = time.perf_counter(), 0
     try:
@@ -200,35 +214,35 @@ def build(
     return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
 
 
-def _open_source(
-    source: Any,
+def _open_source(source: Any, classes: Any, num_workers: int, timeout: float) -> Source:
+    """Return the records. Their labels count into ``classes`` if these are given."""
+    records = open_source(source, num_workers=num_workers, timeout=timeout)
+    check_source(records)
+    if classes is not None:
+        return PinnedClasses(records, read_classes(classes))
+    refuse_splits(records, str(source) if isinstance(source, (str, Path)) else "The source")
+    return records
+
+
+def _settings(
+    records: Source,
+    mode: str | None,
     size: Any,
-    mode: str,
     image_options: Mapping[str, Any],
     num_workers: int,
     timeout: float,
-) -> tuple[Source, Settings | ArraySettings]:
-    """Return the records, and the settings that decide how they are converted."""
-    if mode == "array":
-        check_arrays(source, image_options)
-    else:
-        sides = (256, 256) if size is None else height_and_width(size)
-        settings = Settings(sides, mode=mode, **image_options)
-    records: Source
-    if isinstance(source, (str, Path)):
-        records = ImageFolder(source)
-    elif isinstance(source, Source):
-        records = source
-    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        records = DatasetSource(source, num_workers, timeout)
-    else:
-        raise TypeError(
-            f"source: {type(source).__name__} is neither a folder nor a Source nor a map-style "
-            "data set."
-        )
-    check_source(records)
+) -> Settings | ArraySettings:
+    """Return how records are converted. Arrays and data sets are stored as they are by default."""
+    source = records.source if isinstance(records, PinnedClasses) else records
+    sides = (256, 256) if size is None else height_and_width(size)
+    if isinstance(source, ExistingDataset):
+        sides = height_and_width(source.shape[:2]) if size is None else sides
+        mode = source.mode if mode is None else mode
+    if mode is None:
+        mode = "array" if isinstance(source, ArrayFile) else "RGB"
     if mode != "array":
-        return records, settings
+        return Settings(sides, mode=mode, **image_options)
+    check_arrays(source, image_options)
     look = functools.partial(ArraySettings.of, records)
     array_settings: ArraySettings = first_usable(look, len(records), num_workers, timeout)
     if size is not None and height_and_width(size) != array_settings.shape[:2]:
@@ -236,7 +250,7 @@ def _open_source(
             f"size: {size} is not the size of the arrays, {array_settings.shape[:2]}, which mode "
             "'array' stores as they are. Leave it out, or resize them in the data set."
         )
-    return records, array_settings
+    return array_settings
 
 
 def _check_finished_samples(workspace: Workspace, num_workers: int, timeout: float) -> None:

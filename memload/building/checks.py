@@ -11,8 +11,9 @@ from PIL import Image
 
 from memload.building.conversion import Settings
 from memload.building.decoders import Mode
-from memload.building.manifest import Manifest
-from memload.building.sources import Column, ImageFolder, Source
+from memload.building.sources.listed import Files
+from memload.building.sources.record import Column, Source
+from memload.building.sources.remote import RemoteFiles
 from memload.errors import BuildError, SourceError
 from memload.storage.format import RESERVED, output_paths
 from memload.storage.keys import Keys
@@ -23,7 +24,7 @@ def check_arguments(
     source: Any,
     output: str | Path,
     *,
-    mode: str,
+    mode: str | None,
     max_pixels: int,
     on_error: str,
     num_workers: int,
@@ -34,8 +35,8 @@ def check_arguments(
     Raises BuildError if this process may not start workers.
     """
     output = Path(output)
-    is_folder = isinstance(source, (str, Path))
-    if output.suffix != ".bin" and is_folder and Path(source).suffix == ".bin":
+    is_path = isinstance(source, (str, Path))
+    if output.suffix != ".bin" and is_path and Path(source).suffix == ".bin":
         raise ValueError(
             f"source and output: {str(source)!r} is to be read and {str(output)!r} written. Are "
             "they swapped?"
@@ -46,7 +47,7 @@ def check_arguments(
             f"{output.parent}: there is no such folder for the output. Make it first.", path=output
         )
     modes = (*get_args(Mode), "array")
-    if mode not in modes:
+    if mode is not None and mode not in modes:
         raise ValueError(f"mode: {mode!r} is not one of {', '.join(modes)}.")
     if not timeout > 0:
         raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
@@ -83,9 +84,9 @@ def height_and_width(size: Any) -> tuple[int, int]:
     return height, width
 
 
-def check_arrays(source: Any, image_options: Mapping[str, Any]) -> None:
+def check_arrays(source: Source, image_options: Mapping[str, Any]) -> None:
     """Raise ValueError for what does not go together with ``mode="array"``."""
-    if isinstance(source, (str, Path, ImageFolder, Manifest)):
+    if isinstance(source, (Files, RemoteFiles)):
         raise ValueError(
             "mode 'array' needs a data set whose samples are arrays, but the source holds files. "
             "Use mode 'RGB' or 'L', or read the files in a data set of your own."

@@ -32,16 +32,18 @@ from memload.building.resizing import (
     turn_points,
     turn_size,
 )
-from memload.building.sources import Record, Source
+from memload.building.sources.record import FileState, Record, Source
 from memload.errors import BuildError, DecodeError
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
+
+#: The state of an image that was not read from a file.
+NO_FILE = FileState(-1, -1)
 
 
 class Row(NamedTuple):
     """The pixels of a record, row-major ``H × W × C``, and what the journal keeps of it.
 
-    ``file_size`` (bytes) and ``file_mtime_ns`` (nanoseconds since 1970) show a later build whether
-    the file has changed. Both are -1 if the image was not read from a file.
+    ``file_state`` shows a later build whether the file has changed.
     """
 
     pixels: bytes
@@ -50,8 +52,7 @@ class Row(NamedTuple):
     total: np.ndarray  #: the sum of the pixels, one number a channel
     squares: np.ndarray  #: the sum of their squares; of floats, of their differences from the mean
     columns: Mapping[str, Any]
-    file_size: int = -1
-    file_mtime_ns: int = -1
+    file_state: FileState = NO_FILE
 
 
 # ---------------------------------------------------------------------------------------- pictures
@@ -123,7 +124,7 @@ class Settings:
 
         Raises DecodeError, and whatever Pillow's resizing raises.
         """
-        data, file_size, file_mtime_ns = self._read(record.image)
+        data, file_state = self._read(record.image)
         picture = self._decoder.open(data, self._draft if self.fast else None)
         upright_size = turn_size(picture.size, picture.orientation)
         placement = Placement.of(upright_size, self.size[::-1], self.fit)
@@ -144,20 +145,20 @@ class Settings:
         counts = np.array(resized.histogram(), np.float64).reshape(-1, 256)
         total, squares = (counts @ _POWERS).T.astype(np.uint64)
         pixels, size = resized.tobytes(), picture.size
-        return Row(pixels, flags, size, total, squares, columns, file_size, file_mtime_ns)
+        return Row(pixels, flags, size, total, squares, columns, file_state)
 
-    def _read(self, image: Any) -> tuple[bytes | Image.Image, int, int]:
-        """Return an image for the decoder, and size and time of its file."""
+    def _read(self, image: Any) -> tuple[bytes | Image.Image, FileState]:
+        """Return an image for the decoder, and the state of its file."""
         if isinstance(image, Path):
             # No picture within max_pixels is larger, at 8 bytes a pixel and with some metadata.
             data, status = _read_file(image, 8 * self.max_pixels + (16 << 20))
-            return data, status.st_size, status.st_mtime_ns
+            return data, FileState(status.st_size, status.st_mtime_ns)
         if isinstance(image, np.ndarray):
-            return _to_image(image), -1, -1
+            return _to_image(image), NO_FILE
         if isinstance(image, Image.Image):
-            return image, -1, -1
+            return image, NO_FILE
         if isinstance(image, (bytes, bytearray, memoryview)):
-            return bytes(image), -1, -1  # bytes are not copied
+            return bytes(image), NO_FILE  # bytes are not copied
         raise DecodeError(
             f"an image must be a PIL image, an array, bytes or a path, not {type(image).__name__}"
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.sources import Column
+from memload.building.sources.record import Column
 from memload.errors import DecodeError
 
 #: What a record's ``status`` may be, besides 0: not converted yet.

@@ -53,11 +53,13 @@ class Chunk(NamedTuple):
     """Rows ``start`` to ``stop``, exclusively.
 
     ``lost`` has the rows that killed their worker twice, or took too long twice, and the reasons.
+    ``is_retried`` says that a worker has been at it and was replaced.
     """
 
     start: int
     stop: int
     lost: Mapping[int, str] = {}
+    is_retried: bool = False
 
 
 class Work(Protocol):
@@ -149,7 +151,7 @@ class _Pool:
 
     def _replace(self, worker: "_Worker", reason: str) -> None:
         worker.stop()
-        row, chunk = worker.row, worker.chunks[0]
+        row, chunk = worker.row, worker.chunks[0]._replace(is_retried=True)
         if row == _NO_ROW:
             self.failed_starts += 1
             if self.failed_starts > 3 * len(self.workers):
@@ -159,9 +161,10 @@ class _Pool:
                     "workers import the script on some systems."
                 )
         elif row in self.suspects:
-            worker.chunks[0] = chunk._replace(lost={**chunk.lost, row: reason})
+            chunk = chunk._replace(lost={**chunk.lost, row: reason})
         else:
             self.suspects.add(row)
+        worker.chunks[0] = chunk
         self.again.extend(worker.chunks)
         self.workers[worker.number] = _Worker(worker.number, self.make, self.current_rows)
         self.workers[worker.number].start()

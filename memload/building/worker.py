@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from memload.building.conversion import Settings
+from memload.building.inherited import reopen_files
 from memload.building.journal import (
     DONE,
     REJECTED,
@@ -19,7 +20,10 @@ from memload.building.journal import (
     set_columns,
 )
 from memload.building.pool import Chunk, NoteRow
-from memload.building.sources import DatasetSource
+from memload.building.sources.listed import Files, ListedSource
+from memload.building.sources.record import FileState, Record
+from memload.building.sources.tar import TarShards
+from memload.building.sources.zip import ZipArchive
 from memload.building.workspace import Workspace
 from memload.building.writer import ShardWriter
 from memload.errors import BuildError, DecodeError, describe_error
@@ -55,25 +59,25 @@ class RowWork:
         self.sample_errors = BaseException if in_worker else Exception
         if in_worker:
             _prepare_process(workspace)
+            if not isinstance(self.source, ListedSource):  # it is the user's code
+                reopen_files()
         self.points = [name for name, column in self.schema.items() if column.points]
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
         """Convert those rows of a chunk that are not done."""
-        journal, is_resumed = self.workspace.journal, self.workspace.resumed
-        records = np.zeros(chunk.stop - chunk.start, journal.dtype)
-        before = journal.read(chunk.start, chunk.stop) if is_resumed else records
+        records = np.zeros(chunk.stop - chunk.start, self.workspace.journal.dtype)
+        finished: set[int] = set()
+        if self.workspace.resumed:
+            finished = self._keep_finished(chunk, records, note_row)
+        rows = [row for row in range(chunk.start, chunk.stop) if row not in finished]
+        samples = self._read_together(chunk, rows, note_row)
         rejects: list[tuple[int, str]] = []
-        converted = 0
-        for position, row in enumerate(range(chunk.start, chunk.stop)):
+        for row in rows:
             note_row(row)
-            record = records[position]
+            record = records[row - chunk.start]
             pixels, reason = b"", chunk.lost.get(row, "")
-            if is_resumed and not reason and self._is_finished(row, before[position]):
-                records[position] = before[position]
-                continue
-            converted += 1
             if not reason:
-                pixels, reason = self._convert(row, record)
+                pixels, reason = self._convert(row, record, samples.pop(row, None))
             if not reason:
                 self.writer.write(row, pixels)
                 continue
@@ -81,17 +85,49 @@ class RowWork:
             record["status"] = REJECTED
             record["crc32"] = zlib.crc32(bytes(self.writer.array.row_bytes))
             self.writer.blank(row)  # a former build or a killed worker may have written it
-        journal.write(chunk.start, records, rejects)
-        return ChunkResult(converted, rejects)
+        self.workspace.journal.write(chunk.start, records, rejects)
+        return ChunkResult(len(rows), rejects)
 
     def close(self) -> None:
         """Close the shards."""
         self.writer.close()
 
-    def _convert(self, row: int, record: np.void) -> tuple[bytes, str]:
+    def _keep_finished(self, chunk: Chunk, records: np.ndarray, note_row: NoteRow) -> set[int]:
+        """Copy the records of rows that were finished before. Return these rows."""
+        before = self.workspace.journal.read(chunk.start, chunk.stop)
+        finished = set()
+        for position, row in enumerate(range(chunk.start, chunk.stop)):
+            note_row(row)
+            if row not in chunk.lost and self._is_finished(row, before[position]):
+                records[position] = before[position]
+                finished.add(row)
+        return finished
+
+    def _read_together(
+        self, chunk: Chunk, rows: list[int], note_row: NoteRow
+    ) -> dict[int, Record | Exception]:
+        """Return samples of a chunk, or nothing if the source gives them one by one.
+
+        If that fails, each is asked for alone. So are those of a chunk that has ended a worker,
+        since the row that has done it is to be found.
+        """
+        if not rows or chunk.is_retried or not hasattr(self.source, "__getitems__"):
+            return {}
+        note_row(rows[0])
+        try:
+            return dict(zip(rows, self.source.__getitems__(rows), strict=True))
+        except self.sample_errors:
+            return {}
+
+    def _convert(
+        self, row: int, record: np.void, sample: Record | Exception | None = None
+    ) -> tuple[bytes, str]:
         """Convert a sample and fill its record. Return its pixels, or why it cannot be used."""
         try:
-            sample = self.source[row]
+            if sample is None:
+                sample = self.source[row]
+            if isinstance(sample, Exception):
+                raise sample
             converted = self.workspace.settings.convert(sample, self.points)
             set_columns(record, self.schema, converted.columns)
             record["given_crc32"] = columns_crc32(self.schema, sample.columns)
@@ -109,8 +145,7 @@ class RowWork:
         record["status"], record["flags"] = DONE, converted.flags
         record["size"], record["crc32"] = converted.source_size, zlib.crc32(converted.pixels)
         record["total"], record["squares"] = converted.total, converted.squares
-        record["file_size"] = converted.file_size
-        record["file_mtime_ns"] = converted.file_mtime_ns
+        record["file_size"], record["file_mtime_ns"] = sample.state or converted.file_state
         return converted.pixels, ""
 
     def _is_finished(self, row: int, record: np.void) -> bool:
@@ -124,9 +159,13 @@ class RowWork:
             return False
         if record["file_size"] < 0:  # no file: `SampleCheck` has compared some of them
             return True
+        without_image = getattr(self.source, "without_image", self.source.__getitem__)
         try:
-            sample = self.source[row]
-            if _file_state(sample.image) != (record["file_size"], record["file_mtime_ns"]):
+            sample = without_image(row)
+            if (sample.state or _file_state(sample.image)) != (
+                record["file_size"],
+                record["file_mtime_ns"],
+            ):
                 return False
             if columns_crc32(self.schema, sample.columns) != record["given_crc32"]:
                 return False  # its points have changed
@@ -166,12 +205,12 @@ class SampleCheck(RowWork):
         return ChunkResult(0, [])
 
 
-def _file_state(image: object) -> tuple[int, int] | None:
-    """Return the size and mtime (ns) of an image given as a path; else None. Raises OSError."""
+def _file_state(image: object) -> FileState | None:
+    """Return the state of an image given as a path; else None. Raises OSError."""
     if not isinstance(image, Path):
         return None
     status = os.stat(image)  # noqa: PTH116  # for every row
-    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    return FileState(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def _prepare_process(workspace: Workspace) -> None:
@@ -180,9 +219,10 @@ def _prepare_process(workspace: Workspace) -> None:
     # glibc maps large blocks anew each time, with page faults, until it has seen one as large
     # freed: 2 % of the time for a picture with Pillow, 10 % with pillow-simd.
     bytes(_LARGE_BLOCK)
-    settings = workspace.settings
-    if not isinstance(settings, Settings) or isinstance(workspace.source, DatasetSource):
-        return  # a data set's own code may print, and hold any memory
+    settings, source = workspace.settings, workspace.source
+    is_ours = isinstance(source, (Files, TarShards, ZipArchive))
+    if not isinstance(settings, Settings) or not is_ours:
+        return  # other code may print, and hold any memory
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libtiff prints every fault of a file
     if sys.platform == "linux":  # beyond the limit, an allocation raises MemoryError
         import resource

@@ -36,7 +36,7 @@ from memload.building.conversion import ArraySettings, Settings
 from memload.building.destination import check_output, move, shard_pattern
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
-from memload.building.sources import Source
+from memload.building.sources.record import Source
 from memload.building.writer import ShardWriter
 from memload.errors import BuildError, FormatError
 from memload.storage.format import HEADER_BYTES, output_paths, shard_names

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps, features
 
 from memload.building.conversion import ArraySettings, Row, Settings
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
-from memload.building.sources import Record
+from memload.building.sources.record import Record
 from memload.errors import DecodeError
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 

@@ -1,0 +1,63 @@
+"""Looks at the first samples of a source, where the user's code can do no harm."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from memload.building.pool import Chunk, NoteRow, run
+from memload.errors import SourceError, describe_error
+
+#: The first samples of a data set may be broken. So many are tried to find out its columns, and the
+#: shape and type of arrays. Of these, a few may crash or hang.
+_MAX_FIRST_SAMPLES, _MAX_LOST_SAMPLES = 100, 3
+
+
+def first_usable(look: Callable[[int], Any], samples: int, num_workers: int, timeout: float) -> Any:
+    """Return what ``look`` returns for the first sample for which it does not fail.
+
+    Unless ``num_workers`` is 0, it is called in a worker, since it runs the user's code. If that
+    opened files in this process, workers that are forked later would move each other's position in
+    them. Raises SourceError if ``look`` does, or if it fails for all of the first samples.
+    """
+    results = run(
+        functools.partial(_Look, look, BaseException if num_workers else Exception),
+        iter([Chunk(0, min(samples, _MAX_FIRST_SAMPLES))]),
+        num_workers=min(num_workers, 1),
+        timeout=timeout,
+    )
+    with contextlib.closing(results):
+        _, (found, reasons) = next(results)
+    if found is None:
+        raise SourceError(
+            f"None of the first {len(reasons)} samples of the data set can be used. The first is "
+            f"sample 0: {reasons[0]}"
+        )
+    return found
+
+
+class _Look:
+    """The work of `first_usable`: finds what ``look`` returns first, and why it failed before."""
+
+    def __init__(self, look: Callable[[int], Any], failures: type[BaseException]) -> None:
+        self.look, self.failures = look, failures
+
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[Any, list[str]]:
+        reasons: list[str] = []
+        for row in range(chunk.start, chunk.stop):
+            note_row(row)
+            if row in chunk.lost:
+                reasons.append(chunk.lost[row])
+                if len(chunk.lost) == _MAX_LOST_SAMPLES:
+                    break
+                continue
+            try:
+                return self.look(row), reasons
+            except SourceError:
+                raise
+            except self.failures as error:
+                reasons.append(describe_error(error)[:500])
+        return None, reasons
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,106 @@
+"""Labels that mean the same in several data sets: a list of classes from elsewhere."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memload.building.sources.record import Column, Record, Source
+from memload.errors import SourceError
+from memload.storage.index import Index
+
+#: Folders of these names hold parts of a data set, and are no classes.
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+
+
+class PinnedClasses:
+    """A source whose labels count into a given list of classes.
+
+    If the source has classes, its labels are translated by their names. Otherwise its labels are
+    kept, and get the names. Raises SourceError for a class that is not in the list, and if there
+    are no labels.
+    """
+
+    def __init__(self, source: Source, classes: Sequence[str]) -> None:
+        self.source, self.classes = source, tuple(classes)
+        self.schema, self.keys, self.notes = source.schema, source.keys, source.notes
+        self.categories = getattr(source, "categories", {})
+        self.root = getattr(source, "root", None)
+        self._numbers = _translation(source, self.classes)
+        if hasattr(source, "__getitems__"):
+            self.__getitems__ = self._get_several
+        if hasattr(source, "without_image"):
+            self.without_image = lambda index: self._translated(source.without_image(index))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Record:
+        return self._translated(self.source[index])
+
+    def _get_several(self, indices: Sequence[int]) -> list[Record | Exception]:
+        records = self.source.__getitems__(indices)  # type: ignore[attr-defined]  # it has it
+        return [
+            record if isinstance(record, Exception) else self._translated(record)
+            for record in records
+        ]
+
+    def _translated(self, record: Record) -> Record:
+        if self._numbers is None:
+            return record
+        label = self._numbers[int(record.columns["label"])]
+        return record._replace(columns={**record.columns, "label": label})
+
+
+def _translation(source: Source, classes: Sequence[str]) -> np.ndarray | None:
+    """Return the new number of each class of a source, or None if its labels stay."""
+    if source.schema.get("label") != Column("<i8"):
+        raise SourceError(
+            "A list of classes is given, but the source has no labels that count into it."
+        )
+    if source.classes is None or tuple(source.classes) == tuple(classes):
+        return None
+    number = {name: position for position, name in enumerate(classes)}
+    unknown = [name for name in source.classes if name not in number]
+    if unknown:
+        names = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
+        raise SourceError(
+            f"The source has classes that are not among the {len(classes):,} given: {names}. "
+            "Remove or rename them, or leave out the list."
+        )
+    return np.array([number[name] for name in source.classes], np.int64)
+
+
+def read_classes(classes: Any) -> list[str]:
+    """Return names of classes from a list, a data set, its path, or a text file with one a line.
+
+    Raises ValueError and SourceError.
+    """
+    if isinstance(classes, (str, Path)):
+        path = Path(classes)
+        if path.suffix in (".bin", ".idx"):
+            names: Any = Index.open(path).classes
+        else:
+            try:
+                names = path.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SourceError(f"{path} cannot be read: {error}.", path=path) from error
+    else:
+        names = getattr(classes, "classes", classes)
+    if isinstance(names, Mapping) or not isinstance(names, Sequence) or not names:
+        raise ValueError(f"classes: {classes!r:.200} has no names of classes.")
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ValueError("classes: the names are not all different texts.")
+    return list(names)
+
+
+def refuse_splits(source: Source, where: str) -> None:
+    """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
+    names = source.classes
+    if names and all(name.lower() in _SPLITS for name in names):
+        raise SourceError(
+            f"{where} holds the parts of a data set ({', '.join(names)}), not classes. Build each "
+            f"of them, such as {where.rstrip('/')}/{names[0]}. If they are classes, say "
+            f"--classes {','.join(names)}."
+        )

@@ -1,0 +1,100 @@
+"""The columns of a source that knows all of its samples beforehand: numbers, labels, categories."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from memload.building.sources.record import Column
+from memload.errors import SourceError
+
+#: A column of text becomes a category if it has at most this many values, and at most one for each
+#: ten samples. Otherwise it is something like a caption.
+MAX_CATEGORIES = 10_000
+SAMPLES_PER_CATEGORY = 10
+
+#: How many columns a note names.
+_NAMES_SHOWN = 5
+
+
+class Columns:
+    """Collects the columns of all samples.
+
+    ``values`` has an array for each column, with one entry for each sample. ``schema`` has their
+    types. ``classes`` are the names that ``label`` counts into, and ``categories`` those of other
+    columns. ``notes`` says what was left out.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, np.ndarray] = {}
+        self.schema: dict[str, Column] = {}
+        self.classes: list[str] | None = None
+        self.categories: dict[str, list[str]] = {}
+        self.notes: list[str] = []
+        self._skipped: list[str] = []
+
+    def add(self, name: str, values: np.ndarray, *, points: bool = False) -> None:
+        """Add a column of numbers. Integers and booleans become int64, unless it is an array."""
+        if name in self.values:
+            raise SourceError(f"Two columns would be named {name!r:.80}. Rename one.")
+        if values.ndim == 1:
+            values = values.astype("<f8" if values.dtype.kind == "f" else "<i8", copy=False)
+        self.values[name] = values
+        self.schema[name] = Column(values.dtype.str, values.shape[1:], points)
+
+    def add_labels(self, labels: Sequence[Any] | np.ndarray) -> None:
+        """Add the labels: integers and floats as they are, texts as numbers of sorted classes."""
+        if isinstance(labels, np.ndarray) and labels.dtype.kind in "biuf":
+            self.add("label", labels)
+            return
+        self.classes, numbers = number_texts([str(label).strip() for label in labels])
+        self.add("label", numbers)
+
+    def add_text(self, name: str, texts: Sequence[str], example: str = "") -> None:
+        """Add a column of text as a category, or leave it out if it has too many values."""
+        if not is_category(len(set(texts)), len(texts)):
+            self.skip(name, example or f"{texts[0]!r:.20}")
+            return
+        self.categories[name], numbers = number_texts(texts)
+        self.add(name, numbers)
+
+    def add_values(self, name: str, values: Sequence[Any]) -> None:
+        """Add a column of Python values, as JSON has them. None among numbers becomes NaN."""
+        kinds = {type(value) for value in values} - {type(None)}
+        if kinds and kinds <= {bool, int, float}:
+            is_whole = float not in kinds and None not in values
+            self.add(name, np.array(values, np.int64 if is_whole else np.float64))
+        elif kinds == {str}:
+            self.add_text(name, [value or "" for value in values])
+        else:
+            self.skip(name, "neither numbers nor text")
+
+    def skip(self, name: str, why: str) -> None:
+        """Leave a column out. ``why`` is short, such as its first text."""
+        self._skipped.append(f"{name} ({why})")
+
+    def finish(self) -> "Columns":
+        """Report what was left out. Returns this object."""
+        if self._skipped:
+            count = len(self._skipped)
+            kind = "1 column" if count == 1 else f"{count} columns"
+            more = ", …" if count > _NAMES_SHOWN else ""
+            shown = ", ".join(self._skipped[:_NAMES_SHOWN])
+            self.notes.append(f"skipped {kind}: {shown}{more}")
+        return self
+
+
+def is_category(values: int, samples: int) -> bool:
+    """Return whether a column of text with so many different values is a category."""
+    return values <= min(MAX_CATEGORIES, samples // SAMPLES_PER_CATEGORY)
+
+
+def number_texts(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """Return the sorted distinct texts, and for each text its position among them, int64.
+
+    >>> number_texts(["dog", "cat", "dog"])
+    (['cat', 'dog'], array([1, 0, 1]))
+    """
+    names = sorted(set(texts))
+    number = {name: position for position, name in enumerate(names)}
+    return names, np.array([number[text] for text in texts], np.int64)

@@ -1,0 +1,266 @@
+"""Any map-style data set as a source, such as torchvision's or Hugging Face's."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memload.building.first_samples import first_usable
+from memload.building.sources.columns import is_category
+from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
+from memload.building.sources.record import Column, Record
+from memload.errors import DecodeError, SourceError, describe_error
+from memload.storage.keys import Keys
+
+
+class DatasetSource:
+    """Any map-style data set: an object with ``len()`` and ``[index]``.
+
+    A sample is ``(image, target)``, an image alone, or a dict of entries. An image is a PIL image,
+    an array as in `Record`, a tensor ``(C, H, W)`` of such an array, encoded bytes, or a path. A
+    target is a label, or a tuple (its first entry is the ``label`` if it is an integer, the others
+    are ``target_0``, ``target_1``, …), or a dict of columns. Where the data set has
+    ``__getitems__``, as Hugging Face's have, samples are asked for 32 at a time.
+
+    Columns are numbers and arrays of numbers. The first sample that can be read fixes their names,
+    types and shapes. A sample whose columns differ is rejected, but an integer may stand for a
+    float. Texts are left out, which ``notes`` reports. The text columns of a Hugging Face data set
+    become categories instead if they have few values.
+
+    - ``image`` is the name of the entry with the image. The default is Hugging Face's only column
+      of type Image, else ``image``, ``img``, ``jpg``, ``png`` or ``webp``.
+    - ``columns`` are the names of the entries that are kept, or a mapping from the names of columns
+      to those of entries. By default all are kept, and the first of ``label``, ``labels``,
+      ``fine_label``, ``cls`` and ``target`` becomes ``label``.
+    - ``key`` is the name of a column of a Hugging Face data set with the samples' names, or a list
+      of names. By default a sample's name is its number.
+    - ``classes`` are the names of the classes. By default they are taken from the data set. Labels
+      may be names of classes instead of numbers.
+    - ``num_workers`` and ``timeout`` are those of the build, see `first_usable`.
+
+    Raises SourceError if none of the first samples can be read.
+
+    >>> source = memload.DatasetSource(cifar, image="img", columns={"label": "fine_label"})
+    >>> memload.build(source, "cifar.bin", size=32)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        image: str | None = None,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        key: str | Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        num_workers: int = 0,
+        timeout: float = 60.0,
+    ) -> None:
+        if not len(dataset):
+            raise SourceError("The data set has no samples.")
+        self._dataset = dataset
+        self._image_name = _marked_image(dataset) if image is None else image
+        self._columns = columns
+        names = _column_names(dataset)
+        label = {column: entry for entry, column in self._columns_of(names).items()}.get("label")
+        texts = _text_values(dataset)
+        self.classes = _class_names(dataset, label) if classes is None else list(classes)
+        if self.classes is None:
+            self.classes = texts.pop(label or "", None)
+        #: for each column of text, the number of each text
+        self._numbers = {name: _numbered(values) for name, values in texts.items()}
+        self._numbers["label"] = _numbered(self.classes or ())
+        self.schema, skipped = first_usable(self._read_schema, len(dataset), num_workers, timeout)
+        self.notes = [f"skipped columns of text: {', '.join(skipped)}"] if skipped else []
+        self.categories = {name: texts[name] for name in self.schema if name in texts}
+        if self.schema.get("label") != Column("<i8"):
+            self.classes = None
+        self.keys = Keys.of(_names(dataset, key))
+        if hasattr(dataset, "__getitems__"):
+            self.__getitems__ = self._get_several
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Record:
+        return self._record(index, self._dataset[index])
+
+    def _get_several(self, indices: Sequence[int]) -> list[Record]:
+        """Return several records. Raises whatever the data set raises for one of them."""
+        samples = self._dataset.__getitems__(list(indices))
+        return [self._record(index, sample) for index, sample in zip(indices, samples, strict=True)]
+
+    def _record(self, index: int, sample: Any) -> Record:
+        image, columns = self._split(sample)
+        if columns.keys() != self.schema.keys():
+            raise DecodeError(
+                f"its columns are {sorted(columns)}, but those of the first sample are "
+                f"{sorted(self.schema)}"
+            )
+        for name, value in columns.items():
+            first, column = self.schema[name], _column(name, value)
+            is_integer_for_float = (first.dtype, column.dtype) == ("<f8", "<i8")
+            is_same_type = column.dtype == first.dtype or is_integer_for_float
+            if column.shape != first.shape or not is_same_type:
+                raise DecodeError(
+                    f"column {name!r} has type and shape {column[:2]}, but the first sample has "
+                    f"{first[:2]}"
+                )
+        return Record(self.keys[index], _plain_image(image), columns)
+
+    def _split(self, sample: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the image and the columns of a sample. Texts become numbers, or are left out."""
+        image, entries = self._entries(sample)
+        columns = {}
+        for name, value in entries.items():
+            if not isinstance(value, str):
+                columns[name] = value
+            elif name in self._numbers:
+                columns[name] = self._number(name, value)
+        return image, columns
+
+    def _number(self, name: str, text: str) -> int:
+        numbers = self._numbers[name]
+        if not numbers:
+            raise SourceError(
+                f"The labels are texts such as {text!r:.40}, and the data set has no list of its "
+                "classes. Give one: DatasetSource(dataset, classes=[…])."
+            )
+        if text not in numbers:
+            raise DecodeError(f"{name} {text!r:.40} is none of the {len(numbers):,} known ones")
+        return numbers[text]
+
+    def _entries(self, sample: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the image of a sample, and its other entries by the names of their columns."""
+        if sample is None:
+            raise DecodeError("the data set returned None")
+        if isinstance(sample, Mapping):
+            return self._entries_of_mapping(sample)
+        if not isinstance(sample, (tuple, list)):
+            return sample, {}
+        image, *targets = sample
+        target = targets[0] if len(targets) == 1 else tuple(targets)
+        if isinstance(target, Mapping):
+            return image, dict(target)
+        if not isinstance(target, tuple):
+            return image, {"label": target}
+        has_label = bool(target) and _column("label", target[0]) == Column("<i8")
+        names = ["label"] if has_label else []
+        names += [f"target_{number}" for number in range(len(target) - has_label)]
+        return image, dict(zip(names, target, strict=True))
+
+    def _entries_of_mapping(self, sample: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        candidates = IMAGE_NAMES if self._image_name is None else (self._image_name,)
+        image = next((name for name in candidates if name in sample), None)
+        if image is None:
+            raise SourceError(
+                f"The samples of the data set have no entry {' or '.join(candidates)}, only "
+                f"{sorted(sample)}. Name the image's: DatasetSource(dataset, image='…')."
+            )
+        columns = self._columns_of([name for name in sample if name != image])
+        return sample[image], {column: sample[entry] for entry, column in columns.items()}
+
+    def _columns_of(self, entries: Sequence[str]) -> dict[str, str]:
+        """Return the name of the column for each entry that is kept."""
+        if isinstance(self._columns, Mapping):
+            return {entry: column for column, entry in self._columns.items()}
+        kept = entries if self._columns is None else self._columns
+        label = next((name for name in LABEL_NAMES if name in kept), None)
+        return {name: "label" if name == label else name for name in kept}
+
+    def _read_schema(self, index: int) -> tuple[dict[str, Column], list[str]]:
+        """Return the columns of a sample, and those that are left out."""
+        image, entries = self._entries(self._dataset[index])
+        columns = self._split((image, entries))[1]
+        schema = {name: _column(name, value) for name, value in columns.items()}
+        return schema, [name for name in entries if name not in schema]
+
+
+def _marked_image(dataset: Any) -> str | None:
+    """Return the only column that Hugging Face has as an image, or None."""
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping):
+        return None
+    images = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
+    return images[0] if len(images) == 1 else None
+
+
+def _column_names(dataset: Any) -> list[str]:
+    """Return the names of the columns of a Hugging Face data set, or nothing."""
+    names = getattr(dataset, "column_names", None)
+    return list(names) if isinstance(names, list) else []
+
+
+def _text_values(dataset: Any) -> dict[str, list[str]]:
+    """Return the distinct texts of each column of text with few values, of a Hugging Face set."""
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping) or not hasattr(dataset, "unique"):
+        return {}
+    texts = {}
+    for name, feature in features.items():
+        if getattr(feature, "dtype", None) in ("string", "large_string"):
+            values = sorted(value for value in dataset.unique(name) if value is not None)
+            if is_category(len(values), len(dataset)) or name in LABEL_NAMES:
+                texts[name] = values
+    return texts
+
+
+def _names(dataset: Any, key: str | Sequence[str] | None) -> list[str]:
+    """Return the names of the samples."""
+    if key is None:
+        return [str(index) for index in range(len(dataset))]
+    if not isinstance(key, str):
+        return [str(name) for name in key]
+    if key not in _column_names(dataset):
+        raise ValueError(
+            f"key: {key!r} is no column of a Hugging Face data set. Give a list of the names."
+        )
+    return [str(name) for name in dataset.select_columns([key])[key]]
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
+
+
+def _class_names(dataset: Any, label: str | None) -> list[str] | None:
+    """Return the names of the classes, if they are where torchvision or Hugging Face have them."""
+    names = getattr(dataset, "classes", None)
+    features = getattr(dataset, "features", None)
+    if names is None and isinstance(features, Mapping):
+        names = getattr(features.get(label or "label"), "names", None)
+    if isinstance(names, str) or not isinstance(names, (Sequence, np.ndarray)):
+        return None
+    return [str(name) for name in names]
+
+
+def _plain_image(image: Any) -> Any:
+    """Return an image of a data set as `Record` has it."""
+    if isinstance(image, Mapping):  # images that Hugging Face has not decoded
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, (str, os.PathLike)):
+        return Path(image)
+    # Tensors and their subclasses are recognized without importing torch.
+    if any(kind.__module__.partition(".")[0] == "torch" for kind in type(image).__mro__):
+        return image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
+    return image
+
+
+def _column(name: object, value: Any) -> Column:
+    """Return type and shape of a value. A single number becomes int64 or float64."""
+    try:
+        array = np.asarray(value)
+    # Lists of different lengths or a tensor on a device, for example. It may raise anything.
+    except Exception as error:
+        raise SourceError(
+            f"Column {name!r:.80} is not a number or an array of numbers: "
+            f"{describe_error(error):.500}"
+        ) from error
+    if array.dtype.kind not in "biuf":
+        raise SourceError(
+            f"Column {name!r:.80} is not a number or an array of numbers, but "
+            f"{type(value).__name__} {value!r:.40}. Turn it into numbers, or leave it out."
+        )
+    if array.ndim == 0:
+        return Column("<f8" if array.dtype.kind == "f" else "<i8")
+    return Column(array.dtype.newbyteorder("<").str, array.shape)

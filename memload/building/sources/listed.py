@@ -1,0 +1,75 @@
+"""Sources that list all of their samples when they are opened."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from memload.building.sources.columns import Columns
+from memload.building.sources.record import FileState, Record
+from memload.storage.keys import Keys
+
+
+class ListedSource:
+    """A source whose names and columns are all in memory. A subclass finds the image.
+
+    ``columns`` are the values of all samples (see `memload.building.sources.columns.Columns`).
+    """
+
+    def __init__(self, names: Sequence[str] | Keys, columns: Columns) -> None:
+        self.keys = names if isinstance(names, Keys) else Keys.of(names)
+        self.columns, self.schema = columns.values, columns.schema
+        self.classes, self.categories = columns.classes, columns.categories
+        self.notes: list[str] = columns.notes
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> Record:
+        return self.without_image(index)._replace(image=self._image(index))
+
+    def without_image(self, index: int) -> Record:
+        """Return a record whose image is left out. Nothing is read."""
+        columns = {name: values[index] for name, values in self.columns.items()}
+        return Record(self.keys[index], b"", columns, self._state(index))
+
+    def _image(self, index: int) -> Path | bytes | np.ndarray:
+        """Return the image of a sample."""
+        raise NotImplementedError
+
+    def _state(self, index: int) -> FileState | None:
+        """Return the state of the larger file that the image is taken from, if there is one."""
+        return None
+
+
+class Files(ListedSource):
+    """Image files below ``root``. No file is looked at."""
+
+    def __init__(self, root: Path, names: Sequence[str], columns: Columns) -> None:
+        super().__init__(names, columns)
+        self.root = root
+
+    def without_image(self, index: int) -> Record:
+        """Return a record. Its image is a path, and is not read here."""
+        return self[index]
+
+    def __getitem__(self, index: int) -> Record:
+        columns = {name: values[index] for name, values in self.columns.items()}
+        key = self.keys[index]
+        return Record(key, self.root / key, columns)
+
+
+def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[str]:
+    """Take the folders of images in an archive for classes, as in an image folder.
+
+    Returns the names without the folders that all of them share, as archives often have one. If an
+    image then lies in no folder, there are no labels.
+    """
+    parts = [name.split("/") for name in names]
+    while len({part[0] for part in parts}) == 1 and all(len(part) > 2 for part in parts):
+        parts = [part[1:] for part in parts]
+    if all(len(part) > 1 for part in parts):
+        columns.add_labels([part[0] for part in parts])
+    else:
+        columns.notes.append("no labels: not all images lie in a folder of their class")
+    return ["/".join(part) for part in parts]

@@ -1,0 +1,276 @@
+"""Parquet files as a source, such as those of Hugging Face data sets."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memload.building.sources.columns import MAX_CATEGORIES, Columns
+from memload.building.sources.listed import ListedSource
+from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
+from memload.building.sources.record import FileState
+from memload.errors import DecodeError, DependencyError, SourceError
+from memload.storage.format import RESERVED
+
+#: How many images are decoded from a file at a time, so that memory stays flat.
+_ROWS_AT_A_TIME = 32
+
+
+class _RowGroup(NamedTuple):
+    """A part of a file that is read by itself."""
+
+    file: int
+    number: int
+
+
+class ParquetFiles(ListedSource):
+    """The images of Parquet files: their bytes, or a column of paths.
+
+    ``image_column`` is the name of the column with the images. Its entries are bytes, Hugging
+    Face's struct of ``bytes`` and ``path``, or paths relative to the folder of the file. The
+    default is the column that Hugging Face marks as an image, else one named ``image``, ``img``,
+    ``jpg``, ``png`` or ``webp``, else the only column of bytes. ``label_column`` is the name of
+    the column with the labels, by default ``label``, ``labels``, ``fine_label``, ``cls`` or
+    ``target``. Names of classes are taken from Hugging Face's ClassLabel. Columns of numbers are
+    kept, and columns of text with few values become categories.
+
+    All files need the same columns. A key is the path in the struct if all images have one, else
+    the file and the number of the row, such as ``train.parquet/17``.
+
+    Opening reads all columns but the images. Images are read one row group after another, 32 rows
+    at a time. Needs pyarrow. Raises SourceError and DependencyError.
+
+    >>> source = memload.ParquetFiles(["train-0.parquet", "train-1.parquet"])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        image_column: str | None = None,
+        label_column: str | None = None,
+    ) -> None:
+        self._paths = [Path(path) for path in paths]
+        files = [_open(path) for path in self._paths]
+        schema = files[0].schema_arrow
+        for path, file in zip(self._paths, files, strict=True):
+            if file.schema_arrow.names != schema.names:
+                raise SourceError(
+                    f"{path} has the columns {', '.join(file.schema_arrow.names)}, but "
+                    f"{self._paths[0]} has {', '.join(schema.names)}. Build them one by one.",
+                    path=path,
+                )
+        self._states = [_state(path) for path in self._paths]
+        features = _features(schema)
+        self._image_name = image_column or _find_image(schema, features, self._paths[0])
+        _require_column(schema, self._image_name, self._paths[0])
+        self._list_row_groups(files)
+        columns = Columns()
+        label_name = label_column or next(
+            (name for name in LABEL_NAMES if name in schema.names), None
+        )
+        if label_name is not None:
+            _require_column(schema, label_name, self._paths[0])
+            _add_labels(columns, files, label_name, features)
+        else:
+            columns.notes.append("no labels: name their column with --label-column")
+        for name in schema.names:
+            if name not in (self._image_name, label_name):
+                _add_column(columns, files, name)
+        self._cursor: _Cursor | None = None
+        super().__init__(self._keys(files), columns.finish())
+
+    def _list_row_groups(self, files: Sequence[Any]) -> None:
+        self._groups: list[_RowGroup] = []
+        starts = [0]
+        for number, file in enumerate(files):
+            for group in range(file.num_row_groups):
+                self._groups.append(_RowGroup(number, group))
+                starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
+        self._starts = np.array(starts)
+        if not starts[-1]:
+            raise SourceError(f"{self._paths[0]} has no rows. Check the path.", path=self._paths[0])
+
+    def _keys(self, files: Sequence[Any]) -> list[str]:
+        field = files[0].schema_arrow.field(self._image_name).type
+        if _is_struct(field) and "path" in [field.field(i).name for i in range(field.num_fields)]:
+            leaf = f"{self._image_name}.path"
+            structs = [part for file in files for part in _parts(file, leaf)]
+            paths = [entry and entry["path"] for part in structs for entry in part.to_pylist()]
+            if all(paths) and len(set(paths)) == len(paths):
+                return paths
+        return [
+            f"{path.name}/{row}"
+            for path, file in zip(self._paths, files, strict=True)
+            for row in range(file.metadata.num_rows)
+        ]
+
+    def _image(self, index: int) -> Path | bytes:
+        group = int(np.searchsorted(self._starts, index, side="right")) - 1
+        place = self._groups[group]
+        row = index - int(self._starts[group])
+        if self._cursor is None or not self._cursor.can_reach(place, row):
+            self._cursor = _Cursor(self._paths[place.file], place, self._image_name)
+        image = self._cursor.read(row)
+        if isinstance(image, dict):
+            image = image.get("bytes") or image.get("path")
+        if image is None:
+            raise DecodeError("the image is missing")
+        return self._paths[place.file].parent / image if isinstance(image, str) else bytes(image)
+
+    def _state(self, index: int) -> FileState:
+        group = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._states[self._groups[group].file]
+
+
+class _Cursor:
+    """Reads the images of one row group in one process, forwards."""
+
+    def __init__(self, path: Path, group: _RowGroup, column: str) -> None:
+        self._process, self._group, self._path = os.getpid(), group, path
+        self._batches = _open(path).iter_batches(
+            _ROWS_AT_A_TIME, row_groups=[group.number], columns=[column], use_threads=False
+        )
+        self._start, self._images, self._damage = 0, None, ""
+
+    def can_reach(self, group: _RowGroup, row: int) -> bool:
+        """Return whether this process can read a row without going back."""
+        return self._process == os.getpid() and self._group == group and row >= self._start
+
+    def read(self, row: int) -> Any:
+        """Return a row, counted from the first row of the group. Raises DecodeError."""
+        while self._images is None or row >= self._start + len(self._images):
+            if self._damage:
+                raise DecodeError(f"{self._path} is damaged: {self._damage}")
+            try:
+                batch = next(self._batches)
+            except (OSError, StopIteration) as error:  # pyarrow's errors are among OSError
+                self._damage = str(error) or "rows are missing"
+                continue
+            self._start += 0 if self._images is None else len(self._images)
+            self._images = batch.column(0)
+        return self._images[row - self._start].as_py()
+
+
+def _open(path: Path) -> Any:
+    """Return a file, opened. Its metadata are read."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DependencyError(
+            f"{path} needs pyarrow. Install it with 'pip install memload[parquet]'.", name="pyarrow"
+        ) from error
+    try:
+        return parquet.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"{path} does not exist. Check the path.", path=path) from error
+    except (OSError, pyarrow.ArrowException) as error:
+        raise SourceError(
+            f"{path} is no Parquet file, or is truncated ({error}). Copy or download it again.",
+            path=path,
+        ) from error
+
+
+def _state(path: Path) -> FileState:
+    status = path.stat()
+    return FileState(status.st_size, status.st_mtime_ns)
+
+
+def _features(schema: Any) -> dict[str, Any]:
+    """Return what Hugging Face's library wrote about the columns, or nothing."""
+    try:
+        text = (schema.metadata or {})[b"huggingface"]
+        features = json.loads(text)["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _find_image(schema: Any, features: dict[str, Any], path: Path) -> str:
+    marked = [
+        name
+        for name, feature in features.items()
+        if isinstance(feature, dict) and feature.get("_type") == "Image" and name in schema.names
+    ]
+    if len(marked) == 1:
+        return marked[0]
+    named = [name for name in IMAGE_NAMES if name in schema.names]
+    if named:
+        return named[0]
+    holds_bytes = [field.name for field in schema if str(field.type) in ("binary", "large_binary")]
+    structs = [field.name for field in schema if _is_struct(field.type)]
+    for candidates in (holds_bytes, structs):
+        if len(candidates) == 1:
+            return str(candidates[0])
+    raise SourceError(
+        f"{path}: the column with the images is not clear among {', '.join(schema.names)}. Name it "
+        "with --image-column.",
+        path=path,
+    )
+
+
+def _require_column(schema: Any, name: str, path: Path) -> None:
+    if name not in schema.names:
+        raise SourceError(
+            f"{path} has no column {name!r}, only {', '.join(schema.names)}. Name one of them.",
+            path=path,
+        )
+
+
+def _is_struct(kind: Any) -> bool:
+    return str(kind).startswith("struct<")
+
+
+def _parts(file: Any, name: str) -> Iterator[Any]:
+    """Yield a column, one row group after another."""
+    for group in range(file.num_row_groups):
+        try:
+            yield file.read_row_group(group, columns=[name], use_threads=False).column(0)
+        except OSError as error:
+            raise SourceError(f"Column {name!r} cannot be read: {error}.") from error
+
+
+def _add_labels(
+    columns: Columns, files: Sequence[Any], name: str, features: dict[str, Any]
+) -> None:
+    parts = [part for file in files for part in _parts(file, name)]
+    missing = sum(part.null_count for part in parts)
+    if missing:
+        raise SourceError(f"{missing:,} labels are missing in column {name!r}. Fill them in.")
+    labels = [part.to_pylist() for part in parts]
+    flat = [label for part in labels for label in part]
+    is_number = all(isinstance(label, (bool, int, float)) for label in flat)
+    columns.add_labels(np.array(flat) if is_number else flat)
+    feature = features.get(name)
+    if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+        columns.classes = [str(text) for text in feature.get("names", [])] or None
+
+
+def _add_column(columns: Columns, files: Sequence[Any], name: str) -> None:
+    """Add a column of numbers or text. Text with too many values is not read to its end."""
+    kind = str(files[0].schema_arrow.field(name).type)
+    is_text = kind in ("string", "large_string") or kind.startswith("dictionary")
+    is_number = kind in ("bool", "float", "double", "halffloat") or "int" in kind.split("<")[0]
+    if name in columns.values or name in RESERVED or "/" in name:
+        columns.skip(name, "its name is taken")
+        return
+    if not (is_text or is_number):
+        columns.skip(name, f"of type {kind:.40}")
+        return
+    values: list[Any] = []
+    distinct = set[Any]()
+    for part in (part for file in files for part in _parts(file, name)):
+        if is_text:
+            distinct.update(part.unique().to_pylist())
+            if len(distinct) > MAX_CATEGORIES:
+                columns.skip(name, f"{values[0] if values else part[0].as_py()!r:.20}")
+                return
+        values += part.to_pylist()
+    if len(distinct - {None}) == 0 and is_text:
+        columns.skip(name, "empty")
+    else:
+        columns.add_values(name, values)

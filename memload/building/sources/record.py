@@ -1,0 +1,75 @@
+"""What a source is: records by position, and the columns that all of them have."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from PIL import Image
+
+#: The extensions that torchvision's ImageFolder takes for images, in any case.
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+class Column(NamedTuple):
+    """Type and shape of a column's entries. Points are pairs x, y that move with the image."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    points: bool = False
+
+
+class FileState(NamedTuple):
+    """Size in bytes and time of the last change (ns since 1970) of a file. They show a change."""
+
+    size: int
+    mtime_ns: int
+
+
+class Record(NamedTuple):
+    """One image, its name, and the values of its columns.
+
+    ``image`` is the path of a file, which is read when its turn comes, the bytes of one, a PIL
+    image, or an array ``(H, W)`` or ``(H, W, C)`` of uint8, or ``(H, W)`` of uint16. A build with
+    ``mode="array"`` takes only arrays, of uint8, uint16, int16, int32, float16 or float32 and with
+    any number of channels.
+
+    ``state`` is for an image that comes out of a larger file, such as a tar shard. If that file has
+    changed when a build continues, the image is converted again.
+    """
+
+    key: str
+    image: Path | bytes | Image.Image | np.ndarray
+    columns: Mapping[str, Any]
+    state: FileState | None = None
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What `memload.build` reads. Several processes ask for records by position.
+
+    A source may have two more attributes. ``categories`` maps the names of columns of int64 to the
+    texts that they count into. ``__getitems__(indices)`` returns several records at once, where
+    that is faster, as from a server. An exception in place of a record rejects that one record.
+    """
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """The names of the classes that the column ``label`` counts into, or None."""
+
+    @property
+    def schema(self) -> Mapping[str, Column]:
+        """The columns that every record has."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The names of the records."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know, such as what was skipped and why."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Record:
+        """Return one record. An exception rejects this one record."""

@@ -1,0 +1,357 @@
+"""A table as a source: a CSV or TSV file with paths of images, labels, numbers, landmarks."""
+
+import csv
+import fnmatch
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from memload.building.sources.columns import MAX_CATEGORIES, Columns
+from memload.building.sources.listed import Files
+from memload.building.sources.record import EXTENSIONS
+from memload.errors import SourceError
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+
+#: What may stand between the cells of a line.
+DELIMITERS = ",;\t"
+
+
+class Manifest(Files):
+    """A table (CSV or TSV in UTF-8, with a line of column names) that lists images, their labels,
+    and numbers.
+
+    The cells of a line are separated by commas, semicolons or tabs, whichever the first line has
+    most of. Spaces around a cell are ignored.
+
+    ``path_column`` has the paths of the images, relative to ``root``, which by default is the
+    folder of the table. By default it is the first column. ``extension``, such as ``".jpg"``, is
+    added to paths without the extension of an image. ``where``, such as ``{"split": "train"}``,
+    keeps only the lines with these texts.
+
+    ``label_column`` holds either names of classes, which are sorted and counted, or integers, which
+    are kept. By default it is ``label``, else the only other column of text with fewer than 10,000
+    different texts, else ``class``, which ``notes`` reports. Every other column of numbers becomes
+    a column of the data set under its own name: int64 if all its cells are integers, otherwise
+    float64 with NaN for empty cells. Columns of text with few values become categories (see
+    `memload.building.sources.columns`). Others are skipped, which ``notes`` reports.
+
+    ``points`` and ``arrays`` combine columns into one float32 array for each image. They are chosen
+    by patterns, as file names are:
+
+    - ``points={"landmarks": "part_*"}`` takes the matching columns in the file's order as x, y, x,
+      y, …;
+    - ``points={"landmarks": "x*,y*"}`` pairs the first column like ``x*`` with the first like
+      ``y*``, and so on;
+    - ``points={"landmarks": 2}`` takes all other columns of numbers as x, y, x, y, …;
+    - ``arrays={"pose": "r*:3x3"}`` gives the array a shape; without one it is flat.
+
+    Points are in pixels of the image as it is stored, and (0, 0) is the center of its top left
+    pixel. They become an array ``(k, 2)`` and stay on the same spot of the image when it is turned,
+    resized and cropped.
+
+    Raises SourceError, which names file and line, and ValueError for a pattern that fits no
+    columns.
+
+    >>> marks = {"landmarks": "x*,y*"}
+    >>> faces = memload.Manifest("faces.csv", root="images", points=marks)  # doctest: +SKIP
+    >>> memload.build(faces, "faces.bin", size=128)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        root: str | Path | None = None,
+        points: Mapping[str, str | int] | None = None,
+        arrays: Mapping[str, str] | None = None,
+        path_column: str | None = None,
+        label_column: str | None = None,
+        extension: str = "",
+        where: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        folder = self.path.parent if root is None else Path(root)
+        if not folder.is_dir():
+            raise SourceError(
+                f"The folder of the images, {folder}, does not exist. Check --root.", path=folder
+            )
+        names, columns = list_images(
+            self.path,
+            points=points,
+            arrays=arrays,
+            path_column=path_column,
+            label_column=label_column,
+            extension=extension,
+            where=where,
+        )
+        super().__init__(folder, names, columns)
+
+
+def list_images(
+    path: Path,
+    *,
+    points: Mapping[str, str | int] | None = None,
+    arrays: Mapping[str, str] | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
+    extension: str = "",
+    where: Mapping[str, str] | None = None,
+) -> tuple[list[str], Columns]:
+    """Return the paths in a table and its other columns. `Manifest` explains the arguments."""
+    table = _read_table(path, where or {})
+    paths = _take_column(table, path_column or next(iter(table.cells)))
+    columns = _columns(table, label_column, points or {}, arrays or {})
+    return [_with_extension(name, extension) for name in paths], columns
+
+
+class _Table:
+    """The cells of the columns by name, and the number of each row's line."""
+
+    def __init__(self, path: Path, cells: dict[str, list[str]], lines: list[int]) -> None:
+        self.path, self.cells, self.lines = path, cells, lines
+
+    def first_text(self, name: str) -> tuple[int, str]:
+        """Return line and text of the first cell because of which a column is not numbers."""
+        cells = list(zip(self.lines, self.cells[name], strict=True))
+        return next(((line, cell) for line, cell in cells if _numbers([cell]) is None), cells[0])
+
+    def error(self, problem: str, line: int | None = None) -> SourceError:
+        place = f"{self.path}" if line is None else f"{self.path}, line {line}"
+        return SourceError(f"{place}: {problem}", path=self.path)
+
+
+# ----------------------------------------------------------------------------------------- reading
+
+
+def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
+    """Read the lines that ``where`` keeps. Raises SourceError."""
+    table = _Table(path, {}, [])
+    rows: list[list[str]] = []
+    line = 1
+    try:
+        # Pipes are read, such as <(…) in a shell. Devices such as /dev/zero have no end.
+        if path.is_dir() or path.is_block_device() or path.is_char_device():
+            raise table.error("it is a folder or a device, not a CSV file. Check the path.")
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            first = file.readline()
+            delimiter = max(DELIMITERS, key=first.count)
+            header = _checked_header(next(csv.reader([first], delimiter=delimiter), []), table)
+            reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
+            kept = [
+                (header.index(_checked_name(table, header, name)), text)
+                for name, text in where.items()
+            ]
+            for row in reader:
+                line = reader.line_num + 1
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    count = "1 column" if len(row) == 1 else f"{len(row)} columns"
+                    raise table.error(
+                        f"it has {count}, but the first line has {len(header)}. Correct it.", line
+                    )
+                cells = [cell.strip() for cell in row]
+                if all(cells[column] == text for column, text in kept):
+                    rows.append(cells)
+                    table.lines.append(line)
+    except OSError as error:
+        raise table.error(f"it cannot be read: {error.strerror or error}") from error
+    except csv.Error as error:
+        raise table.error(f"this is not CSV: {error}. Correct it.", line + 1) from error
+    if not rows:
+        chosen = " and ".join(f"{name}={text}" for name, text in where.items())
+        raise table.error(f"it lists no images{' with ' if chosen else ''}{chosen}")
+    table.cells = {
+        name: list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)
+    }
+    return table
+
+
+def _checked_header(cells: Sequence[str], table: _Table) -> list[str]:
+    header = [name.strip() for name in cells]
+    if any("\0" in name or "\udcff" in name for name in header):
+        raise table.error("it is not a table in UTF-8, but perhaps in UTF-16. Save it as UTF-8.")
+    if header and header[0].lower().endswith(EXTENSIONS):
+        raise table.error(
+            f"the column names are missing: the first line has an image ({header[0]}). Put a "
+            "line such as 'path,label' above it.",
+            1,
+        )
+    if "" in header:
+        raise table.error("a column has no name. Name it.", 1)
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise table.error(f"two columns have the same name: {', '.join(twice)}. Rename one.", 1)
+    return header
+
+
+def _checked_name(table: _Table, names: Sequence[str], name: str) -> str:
+    if name not in names:
+        raise table.error(
+            f"there is no column {name!r}, only {', '.join(names)}. Name one of them."
+        )
+    return name
+
+
+def _take_column(table: _Table, name: str) -> list[str]:
+    """Take a column out of a table."""
+    return table.cells.pop(_checked_name(table, list(table.cells), name))
+
+
+def _with_extension(path: str, extension: str) -> str:
+    return path if path.lower().endswith(EXTENSIONS) else path + extension
+
+
+# ----------------------------------------------------------------------------------------- columns
+
+
+def _columns(
+    table: _Table,
+    label_column: str | None,
+    points: Mapping[str, str | int],
+    arrays: Mapping[str, str],
+) -> Columns:
+    """Return all columns but that of the paths."""
+    columns = Columns()
+    label = label_column or _find_label(table, columns)
+    if label is not None:
+        _add_labels(columns, _take_column(table, label), table)
+    others = list(table.cells)
+    used = set[str]()
+    for name, pattern in points.items():
+        numeric = [other for other in others if _numbers(table.cells[other][:1]) is not None]
+        chosen = _choose_points(name, pattern, numeric)
+        values = _stack(chosen, table)
+        columns.add(name, values.reshape(len(values), -1, 2), points=True)
+        used.update(chosen)
+    for name, array_pattern in arrays.items():
+        chosen, shape = _choose_array(name, array_pattern, others)
+        values = _stack(chosen, table)
+        columns.add(name, values.reshape(len(values), *shape))
+        used.update(chosen)
+    for name in others:
+        if name in used:
+            continue
+        if name in points or name in arrays:
+            raise table.error(f"two columns would be named {name!r}. Rename one.")
+        _add_column(columns, name, table)
+    return columns.finish()
+
+
+def _find_label(table: _Table, columns: Columns) -> str | None:
+    """Return the column of the labels, if none was named."""
+    if "label" in table.cells:
+        return "label"
+    texts = [
+        name
+        for name, cells in table.cells.items()
+        if len(set(cells)) < MAX_CATEGORIES and all(_numbers([cell]) is None for cell in cells)
+    ]
+    name = texts[0] if len(texts) == 1 else "class"
+    if name in table.cells:
+        columns.notes.append(f"the labels are taken from column {name!r}")
+        return name
+    columns.notes.append("no labels: name their column with --label-column")
+    return None
+
+
+def _add_labels(columns: Columns, cells: list[str], table: _Table) -> None:
+    empty = [line for line, cell in zip(table.lines, cells, strict=True) if not cell]
+    if empty:
+        missing = "1 label is" if len(empty) == 1 else f"{len(empty):,} labels are"
+        raise table.error(
+            f"{missing} missing, the first one here. Fill them in, or remove these lines.",
+            empty[0],
+        )
+    numbers = _numbers(cells)
+    columns.add_labels(cells if numbers is None else numbers)
+
+
+def _add_column(columns: Columns, name: str, table: _Table) -> None:
+    """Add a column of numbers or of text with few values."""
+    cells = table.cells[name]
+    values = _numbers(cells)
+    if name in columns.values:
+        columns.skip(name, "its name is taken")
+        return
+    if values is not None:
+        columns.add(name, values)
+        return
+    line, cell = table.first_text(name)
+    example = f"{cell!r:.20} in line {line}"
+    numeric = sum(_numbers([cell]) is not None for cell in cells)
+    if numeric > len(cells) // 2:  # a few cells are wrong
+        columns.skip(name, f"{example} is not a number")
+    else:
+        columns.add_text(name, cells, example)
+
+
+def _stack(names: Sequence[str], table: _Table) -> np.ndarray:
+    """Return some columns of numbers as one float32 array ``(images, columns)``."""
+    columns = []
+    for name in names:
+        values = _numbers(table.cells[name])
+        if values is None:
+            line, cell = table.first_text(name)
+            raise table.error(
+                f"{cell!r:.60} in column {name!r} is not a number. Correct it, or leave the "
+                "column out.",
+                line,
+            )
+        columns.append(values.astype(np.float32))
+    return np.stack(columns, axis=1)
+
+
+def _numbers(cells: Sequence[str]) -> np.ndarray | None:
+    """Return int64 or float64 values, or None if a cell is not a number."""
+    try:
+        if all(_INTEGER.fullmatch(cell) for cell in cells):
+            return np.array([int(cell) for cell in cells], np.int64)
+        if any("_" in cell for cell in cells):  # Python would read 1_000 as a number
+            return None
+        return np.array([float(cell) if cell.strip() else np.nan for cell in cells], np.float64)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _choose_points(name: str, pattern: str | int, columns: Sequence[str]) -> list[str]:
+    """Return the columns x, y, x, y, … that a pattern stands for."""
+    if str(pattern) == "2":
+        chosen = list(columns)
+    else:
+        groups = [fnmatch.filter(columns, part.strip()) for part in str(pattern).split(",")]
+        if len(groups) > 2 or len({len(group) for group in groups}) > 1:
+            counts = " and ".join(str(len(group)) for group in groups)
+            raise ValueError(
+                f"points {name!r}: {pattern!r} fits {counts} columns. Give one pattern, or one "
+                "for x and one for y that fit as many columns."
+            )
+        chosen = [column for pair in zip(*groups, strict=True) for column in pair]
+    if not chosen or len(chosen) % 2:
+        raise ValueError(
+            f"points {name!r}: {pattern!r} fits {len(chosen)} of the columns "
+            f"{', '.join(columns) or '(none)'}, but points are pairs of columns. Give another "
+            "pattern"
+        )
+    return chosen
+
+
+def _choose_array(
+    name: str, pattern: str, columns: Sequence[str]
+) -> tuple[list[str], tuple[int, ...]]:
+    """Return the columns that a pattern such as ``r*:3x3`` stands for, and the shape."""
+    glob, _, shape_text = pattern.partition(":")
+    chosen = fnmatch.filter(columns, glob)
+    sizes = shape_text.split("x") if shape_text else [str(len(chosen))]
+    shape = tuple(int(size) if size.isdecimal() else 0 for size in sizes)
+    if not chosen or math.prod(shape) != len(chosen):
+        raise ValueError(
+            f"arrays {name!r}: {pattern!r} fits {len(chosen)} of the columns "
+            f"{', '.join(columns) or '(none)'}. Give a pattern and a shape of as many columns, "
+            "such as 'r*:3x3'."
+        )
+    return chosen, shape

@@ -1,0 +1,176 @@
+"""Tar files and zips: samples, labels, columns, and what is wrong with them."""
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memload.building.sources.opening import open_source
+from memload.building.sources.tar import TarShards
+from memload.building.sources.zip import ZipArchive
+from memload.errors import DecodeError, SourceError
+
+
+def write_tar(path: Path, members: dict[str, bytes], **options: Any) -> Path:
+    with tarfile.open(path, "w", **options) as file:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_tar_samples_have_the_image_the_label_and_the_columns(containers: Any) -> None:
+    source = TarShards([containers.tar()])
+    assert source.classes == ["ant", "bee", "cat"]
+    assert source.categories == {"split": ["train", "val"]}
+    for record, content, label, age, split in zip(
+        source, containers.pictures.values(), containers.labels, containers.ages, containers.splits,
+        strict=True,
+    ):  # fmt: skip
+        assert record.image == content
+        assert record.columns["label"] == label
+        assert record.columns["age"] == age
+        assert source.categories["split"][record.columns["split"]] == split
+
+
+def test_several_tars_are_one_source_in_their_order(containers: Any) -> None:
+    containers.tar("part-8.tar", range(12))
+    containers.tar("part-9.tar", range(12, 20))
+    containers.tar("part-10.tar", range(20, 30))
+    pattern = str(containers.folder / "part-{8..10}.tar")
+    source = open_source(pattern)
+    assert [record.image for record in source] == list(containers.pictures.values())
+    assert source.keys[12] == "part-9.tar/000012.jpg"
+    assert open_source([containers.folder / "part-8.tar", containers.folder / "part-9.tar"]).keys[
+        19
+    ]
+
+
+def test_leading_zeros_of_a_range_are_kept(containers: Any) -> None:
+    containers.tar("s-00.tar", range(3))
+    containers.tar("s-01.tar", range(3, 5))
+    assert len(open_source(str(containers.folder / "s-{00..01}.tar"))) == 5
+
+
+def test_without_labels_the_folders_in_a_tar_are_classes(containers: Any) -> None:
+    source = TarShards([containers.tar(labels=False)])
+    assert source.classes == ["ant", "bee", "cat"]
+    assert source.columns["label"].tolist() == containers.labels
+
+
+def test_numbers_in_cls_files_stay_numbers(tmp_path: Path) -> None:
+    members = {"a.jpg": b"1", "a.cls": b"7\n", "b.jpg": b"2", "b.cls": b"3"}
+    source = TarShards([write_tar(tmp_path / "x.tar", members)])
+    assert source.classes is None
+    assert source.columns["label"].tolist() == [7, 3]
+
+
+def test_the_image_with_the_plain_extension_is_taken(tmp_path: Path) -> None:
+    members = {"d/a.seg.png": b"mask", "d/a.JPG": b"image", "d/a.txt": b"text", "b.x.jpg": b"other"}
+    source = TarShards([write_tar(tmp_path / "x.tar", members)])
+    assert [source[0].image, source[1].image] == [b"image", b"other"]
+    assert any(".txt (1)" in note for note in source.notes)
+
+
+def test_json_values_that_are_missing_become_nan(tmp_path: Path) -> None:
+    members = {"a.jpg": b"1", "a.json": b'{"w": 3}', "b.jpg": b"2", "b.json": b'{"v": [1]}'}
+    source = TarShards([write_tar(tmp_path / "x.tar", members)])
+    np.testing.assert_array_equal(source.columns["w"], [3.0, np.nan])
+    assert any("v (neither numbers nor text)" in note for note in source.notes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[: len(data) // 2], "truncated"),
+        (lambda data: b"no tar at all" * 100, "no tar file"),
+        (lambda data: data[:0], "no tar file"),
+    ],
+)
+def test_a_damaged_tar_is_an_error_that_names_it(
+    containers: Any, damage: Any, message: str
+) -> None:
+    path = containers.tar()
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(SourceError, match=message) as caught:
+        TarShards([path])
+    assert caught.value.path == str(path)
+
+
+def test_a_tar_cut_between_members_is_reported(containers: Any) -> None:
+    path = containers.tar()
+    data = path.read_bytes().rstrip(b"\0")
+    path.write_bytes(data + bytes(-len(data) % 512))
+    assert any("may be truncated" in note for note in TarShards([path]).notes)
+
+
+def test_a_compressed_tar_says_how_to_unpack_it(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w:gz") as file:
+        file.addfile(tarfile.TarInfo("a.jpg"))
+    with pytest.raises(SourceError, match="gunzip"):
+        TarShards([tmp_path / "x.tar"])
+
+
+def test_samples_without_a_label_are_named(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", {"a.jpg": b"1", "a.cls": b"7", "b.jpg": b"2"})
+    with pytest.raises(SourceError, match="1 of 2 samples have no label"):
+        TarShards([path])
+
+
+def test_a_tar_truncated_while_it_is_read_rejects_a_sample(containers: Any) -> None:
+    path = containers.tar()
+    source = TarShards([path])
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(DecodeError, match="truncated"):
+        source[29]
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_zip_is_read_like_a_folder(containers: Any, compression: int) -> None:
+    source = ZipArchive(containers.zip(compression=compression))
+    assert source.classes == ["ant", "bee", "cat"]
+    assert list(source.keys) == list(containers.pictures)
+    assert [record.image for record in source] == list(containers.pictures.values())
+
+
+def test_other_files_in_a_zip_are_left_out(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
+        for name in ("a.jpg", "notes.txt", "__MACOSX/._a.jpg", ".hidden.jpg"):
+            file.writestr(name, name)
+    source = ZipArchive(tmp_path / "x.zip")
+    assert list(source.keys) == ["a.jpg"]
+    assert source.schema == {}
+    assert any("skipped 3 other files" in note for note in source.notes)
+
+
+def test_an_encrypted_zip_is_an_error(containers: Any) -> None:
+    path = containers.zip()
+    data = bytearray(path.read_bytes())
+    start = data.index(b"PK\x01\x02")  # the flags of the first entry of the directory
+    data[start + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="encrypted"):
+        ZipArchive(path)
+
+
+def test_a_damaged_zip_is_an_error_or_rejects_the_sample(containers: Any) -> None:
+    path = containers.zip()
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    source = ZipArchive(path)
+    with pytest.raises(DecodeError, match="damaged"):
+        source[0]
+    path.write_bytes(data[:-100])
+    with pytest.raises(SourceError, match="truncated"):
+        ZipArchive(path)
+
+
+def test_files_of_other_kinds_are_not_built_together(containers: Any) -> None:
+    with pytest.raises(SourceError, match="one by one"):
+        open_source([containers.zip(), containers.tar()])

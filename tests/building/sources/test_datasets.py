@@ -1,0 +1,257 @@
+"""Map-style data sets, arrays, data sets of memload's, and lists of classes from elsewhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memload
+from memload.building.sources.arrays import ArrayFile
+from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
+from memload.building.sources.dataset import DatasetSource
+from memload.building.sources.existing import ExistingDataset
+from memload.building.sources.folder import ImageFolder
+from memload.building.sources.opening import open_source
+from memload.errors import DecodeError, SourceError
+
+
+class Samples:
+    """Samples made by a function of their number."""
+
+    def __init__(self, make: Callable[[int], Any], count: int = 4) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def image(number: int) -> np.ndarray:
+    return np.full((4, 5, 3), number, np.uint8)
+
+
+@pytest.mark.parametrize("entry", ["image", "img", "jpg", "png", "webp"])
+@pytest.mark.parametrize("label", ["label", "labels", "fine_label", "cls", "target"])
+def test_common_names_are_found(entry: str, label: str) -> None:
+    source = DatasetSource(Samples(lambda i: {entry: image(i), label: i % 2, "w": i / 2}))
+    assert source[3].columns == {"label": 1, "w": 1.5}
+    np.testing.assert_array_equal(source[3].image, image(3))
+
+
+def test_entries_may_be_named() -> None:
+    samples = Samples(lambda i: {"a": image(i), "image": image(9), "b": i, "c": i / 2, "d": 1})
+    source = DatasetSource(samples, image="a", columns={"label": "b", "weight": "c"})
+    assert source[2].columns == {"label": 2, "weight": 1.0}
+    np.testing.assert_array_equal(source[2].image, image(2))
+    assert DatasetSource(samples, image="a", columns=["c", "d"])[2].columns == {"c": 1.0, "d": 1}
+
+
+def test_a_missing_entry_is_told_with_what_is_there() -> None:
+    with pytest.raises(SourceError, match=r"only \['foto', 'label'\]"):
+        DatasetSource(Samples(lambda i: {"foto": image(i), "label": 0}))
+
+
+def test_texts_are_left_out_and_reported() -> None:
+    source = DatasetSource(Samples(lambda i: {"image": image(i), "label": 1, "caption": "a dog"}))
+    assert source[0].columns == {"label": 1}
+    assert source.notes == ["skipped columns of text: caption"]
+
+
+def test_labels_of_text_need_a_list_of_classes() -> None:
+    samples = Samples(lambda i: (image(i), "ab"[i % 2]))
+    with pytest.raises(SourceError, match="classes="):
+        DatasetSource(samples)
+    source = DatasetSource(samples, classes=["b", "a"])
+    assert [source[i].columns["label"] for i in range(4)] == [1, 0, 1, 0]
+    with pytest.raises(DecodeError, match="'b'"):
+        DatasetSource(samples, classes=["a", "c"])[1]
+
+
+def test_names_may_be_given() -> None:
+    source = DatasetSource(Samples(lambda i: (image(i), i)), key=["a", "b", "c", "d"])
+    assert source[2].key == source.keys[2] == "c"
+    with pytest.raises(ValueError, match="Hugging Face"):
+        DatasetSource(Samples(lambda i: (image(i), i)), key="name")
+
+
+def test_samples_are_asked_for_together_where_the_data_set_can() -> None:
+    asked = []
+
+    class Batched(Samples):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            asked.append(indices)
+            return [self[index] for index in indices]
+
+    source = DatasetSource(Batched(lambda i: (image(i), i)))
+    assert [record.columns["label"] for record in source.__getitems__([3, 1])] == [3, 1]
+    assert asked == [[3, 1]]
+    assert not hasattr(DatasetSource(Samples(lambda i: (image(i), i))), "__getitems__")
+
+
+class TestHuggingFace:
+    @pytest.fixture
+    def dataset(self, containers: Any) -> Any:
+        datasets = pytest.importorskip("datasets")
+        features = datasets.Features(
+            {
+                "img": datasets.Image(),
+                "fine_label": datasets.ClassLabel(names=["ant", "bee", "cat"]),
+                "split": datasets.Value("string"),
+                "caption": datasets.Value("string"),
+            }
+        )
+        columns = {
+            "img": [{"bytes": data, "path": None} for data in containers.pictures.values()],
+            "fine_label": containers.labels,
+            "split": containers.splits,
+            "caption": list(containers.pictures),
+        }
+        return datasets.Dataset.from_dict(columns, features=features)
+
+    def test_columns_classes_and_categories_are_found(self, dataset: Any, containers: Any) -> None:
+        source = DatasetSource(dataset)
+        assert source.classes == ["ant", "bee", "cat"]
+        assert source.categories == {"split": ["train", "val"]}
+        assert source.notes == ["skipped columns of text: caption"]
+        records = source.__getitems__(list(range(30)))
+        assert [record.columns["label"] for record in records] == containers.labels
+        splits = [source.categories["split"][record.columns["split"]] for record in records]
+        assert splits == containers.splits
+
+    def test_images_that_are_not_decoded_are_taken(self, dataset: Any, containers: Any) -> None:
+        import datasets
+
+        source = DatasetSource(dataset.cast_column("img", datasets.Image(decode=False)))
+        assert [source[i].image for i in range(30)] == list(containers.pictures.values())
+
+    def test_a_column_may_have_the_names(self, dataset: Any, containers: Any) -> None:
+        assert list(DatasetSource(dataset, key="caption").keys) == list(containers.pictures)
+
+    def test_labels_of_text_become_classes(self, dataset: Any, containers: Any) -> None:
+        source = DatasetSource(dataset.remove_columns("fine_label").rename_column("split", "label"))
+        assert source.classes == ["train", "val"]
+        assert source[0].columns["label"] == 1
+
+
+def test_an_iterable_is_refused_with_a_remedy() -> None:
+    with pytest.raises(TypeError, match=r"list\(source\)"):
+        open_source(iter([image(0)]))
+
+
+# ------------------------------------------------------------------------------------------ arrays
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 3), (5, 4, 3, 2)])
+def test_an_array_file_gives_its_images(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    images = np.random.default_rng(0).integers(0, 999, shape).astype(np.uint16)
+    np.save(tmp_path / "x.npy", images)
+    np.save(tmp_path / "y.npy", np.arange(5)[:, None])
+    source = open_source(tmp_path / "x.npy", labels=tmp_path / "y.npy")
+    assert source[3].columns == {"label": 3}
+    np.testing.assert_array_equal(source[3].image, images[3])
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((3, 3)), None, "shape"),
+        (np.zeros((0, 3, 3)), None, "shape"),
+        (np.zeros((3, 2, 2)), np.zeros(4), "y.npy"),
+        (np.zeros((3, 2, 2)), np.array(["a", "b", "c"]), "y.npy"),
+    ],
+)
+def test_wrong_arrays_are_errors(
+    tmp_path: Path, images: np.ndarray, labels: np.ndarray | None, message: str
+) -> None:
+    np.save(tmp_path / "x.npy", images)
+    if labels is not None:
+        np.save(tmp_path / "y.npy", labels)
+    with pytest.raises(SourceError, match=message):
+        ArrayFile(tmp_path / "x.npy", labels=None if labels is None else tmp_path / "y.npy")
+
+
+def test_a_file_that_is_no_array_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(b"nothing")
+    with pytest.raises(SourceError, match=r"not an \.npy file"):
+        ArrayFile(tmp_path / "x.npy")
+    np.savez(tmp_path / "z.npy", a=np.zeros(3))
+    (tmp_path / "z.npy.npz").rename(tmp_path / "z.npy")
+    with pytest.raises(SourceError, match=r"\.npz"):
+        ArrayFile(tmp_path / "z.npy")
+    with pytest.raises(SourceError, match="No such file"):
+        ArrayFile(tmp_path / "missing.npy")
+
+
+# ------------------------------------------------------------------------------ data sets, classes
+
+
+def test_a_data_set_is_a_source_with_all_it_has(tmp_path: Path, write_dataset: Any) -> None:
+    write_dataset(tmp_path, rows=(3, 4), points=("p",), columns={"label": np.arange(7) % 3, "p": np.zeros((7, 2, 2))})  # fmt: skip
+    dataset = memload.MemmapDataset(tmp_path / "made.bin")
+    source = ExistingDataset(tmp_path / "made.bin")
+    assert source.classes == list(dataset.classes)
+    assert list(source.keys) == list(dataset.keys)
+    assert source.schema["p"].points
+    for index in range(7):
+        np.testing.assert_array_equal(source[index].image, dataset.gather([index])[0].numpy())
+        assert source[index].columns["label"] == index % 3
+
+
+def test_a_row_that_has_changed_is_rejected(tmp_path: Path, write_dataset: Any) -> None:
+    write_dataset(tmp_path, rows=(5,))
+    with (tmp_path / "made.bin").open("r+b") as file:
+        file.seek(4096 + 2 * 72)
+        file.write(b"changed")
+    source = ExistingDataset(tmp_path / "made.bin")
+    assert source[1].image.shape == (4, 6, 3)
+    with pytest.raises(DecodeError, match="row 2"):
+        source[2]
+
+
+def test_labels_are_translated_to_a_given_list(folder: Path) -> None:
+    pinned = PinnedClasses(ImageFolder(folder), ["zebra", "cat", "ant", "bee"])
+    assert [pinned.classes[record.columns["label"]] for record in pinned] == [
+        name.split("/")[0] for name in pinned.keys
+    ]
+
+
+def test_an_unknown_class_is_named(folder: Path) -> None:
+    with pytest.raises(SourceError, match="cat"):
+        PinnedClasses(ImageFolder(folder), ["ant", "bee"])
+
+
+def test_numbers_get_names() -> None:
+    source = DatasetSource(Samples(lambda i: (image(i), i)))
+    pinned = PinnedClasses(source, list("abcd"))
+    assert (pinned.classes, pinned[3].columns["label"]) == (tuple("abcd"), 3)
+    with pytest.raises(SourceError, match="no labels"):
+        PinnedClasses(DatasetSource(Samples(image)), ["a"])
+
+
+def test_classes_are_read_from_anything_that_has_them(output: Path, tmp_path: Path) -> None:
+    names = ["ant", "bee", "cat"]
+    (tmp_path / "names.txt").write_text("ant\nbee\ncat\n")
+    dataset = memload.MemmapDataset(output)
+    for classes in (names, tuple(names), output, str(output), dataset, tmp_path / "names.txt"):
+        assert read_classes(classes) == names
+
+
+@pytest.mark.parametrize("classes", [[], ["a", "a"], [1, 2], {"a": 0}, 7])
+def test_wrong_lists_of_classes_are_errors(classes: Any) -> None:
+    with pytest.raises(ValueError, match="classes"):
+        read_classes(classes)
+
+
+@pytest.mark.parametrize("names", [["train", "val"], ["test"], ["Train", "VALIDATION", "test"]])
+def test_splits_are_not_classes(tmp_path: Path, folder: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "x.jpg").touch()
+    source = ImageFolder(tmp_path / "data")
+    with pytest.raises(SourceError, match=f"--classes {','.join(sorted(names))}"):
+        refuse_splits(source, "data")
+    refuse_splits(ImageFolder(folder), "images")

@@ -1,0 +1,123 @@
+"""Parquet files: images, labels, columns, and what is wrong with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memload.building.sources.parquet import ParquetFiles
+from memload.errors import DecodeError, SourceError
+
+pyarrow = pytest.importorskip("pyarrow")
+from pyarrow import parquet  # noqa: E402  # only if it is installed
+
+
+def write(path: Path, columns: dict[str, Any], features: dict[str, Any] | None = None) -> Path:
+    table = pyarrow.table(columns)
+    if features is not None:
+        text = json.dumps({"info": {"features": features}})
+        table = table.replace_schema_metadata({"huggingface": text})
+    parquet.write_table(table, path, row_group_size=2)
+    return path
+
+
+def test_all_columns_are_read(containers: Any) -> None:
+    source = ParquetFiles([containers.parquet()])
+    assert source.classes == ["ant", "bee", "cat"]
+    assert source.categories == {"split": ["train", "val"]}
+    assert list(source.keys) == list(containers.pictures)
+    assert [record.image for record in source] == list(containers.pictures.values())
+    assert source.columns["label"].tolist() == containers.labels
+    assert source.columns["age"].tolist() == containers.ages
+
+
+def test_rows_may_be_read_in_any_order(containers: Any) -> None:
+    source = ParquetFiles([containers.parquet()])
+    contents = list(containers.pictures.values())
+    for index in (29, 3, 4, 2, 2, 14, 0):
+        assert source[index].image == contents[index]
+
+
+def test_several_files_follow_each_other(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / f"{number}.parquet", {"jpg": [bytes([number, row]) for row in range(3)]})
+        for number in range(2)
+    ]
+    source = ParquetFiles(paths)
+    assert [record.image for record in source] == [
+        bytes([n, r]) for n in range(2) for r in range(3)
+    ]
+    assert list(source.keys)[2:4] == ["0.parquet/2", "1.parquet/0"]
+
+
+def test_a_column_of_paths_is_relative_to_the_file(tmp_path: Path) -> None:
+    source = ParquetFiles([write(tmp_path / "x.parquet", {"image": ["a/1.jpg", None]})])
+    assert source[0].image == tmp_path / "a" / "1.jpg"
+    with pytest.raises(DecodeError, match="missing"):
+        source[1]
+
+
+def test_what_hugging_face_says_of_the_columns_is_used(tmp_path: Path) -> None:
+    features = {
+        "photo": {"_type": "Image"},
+        "fine_label": {"_type": "ClassLabel", "names": ["x", "y"]},
+    }
+    columns = {"photo": [b"1", b"2"], "thumbnail": [b"3", b"4"], "fine_label": [1, 0]}
+    source = ParquetFiles([write(tmp_path / "x.parquet", columns, features)])
+    assert source[1].image == b"2"
+    assert source.classes == ["x", "y"]
+    assert source.columns["label"].tolist() == [1, 0]
+
+
+def test_named_columns_are_taken(tmp_path: Path) -> None:
+    columns = {"a": [b"1", b"2"], "b": [b"3", b"4"], "kind": [5, 6], "label": [7, 8]}
+    path = write(tmp_path / "x.parquet", columns)
+    with pytest.raises(SourceError, match="--image-column"):
+        ParquetFiles([path])
+    source = ParquetFiles([path], image_column="b", label_column="kind")
+    assert source[0].image == b"3"
+    assert source.columns["label"].tolist() == [5, 6]
+    with pytest.raises(SourceError, match="no column 'c'"):
+        ParquetFiles([path], image_column="c")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"image": [b"1", b"2"], "label": [0, None]}, "1 labels are missing"),
+        ({"image": pyarrow.array([], pyarrow.binary())}, "no rows"),
+    ],
+)
+def test_unusable_columns_are_errors(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        ParquetFiles([write(tmp_path / "x.parquet", columns)])
+
+
+def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.parquet", {"image": [b"1"]})
+    second = write(tmp_path / "b.parquet", {"image": [b"1"], "label": [1]})
+    with pytest.raises(SourceError, match=r"b\.parquet has the columns"):
+        ParquetFiles([first, second])
+
+
+def test_a_truncated_file_is_an_error(containers: Any) -> None:
+    path = containers.parquet()
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(SourceError, match="truncated"):
+        ParquetFiles([path])
+
+
+def test_a_damaged_row_group_rejects_its_own_rows(containers: Any) -> None:
+    path = containers.parquet(compression="gzip")
+    offset = parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    data = bytearray(path.read_bytes())
+    data[offset : offset + 200] = bytes(200)
+    path.write_bytes(data)
+    source = ParquetFiles([path])
+    contents = list(containers.pictures.values())
+    for index in (*range(7), *range(14, 30)):
+        assert source[index].image == contents[index]
+    for index in range(7, 14):
+        with pytest.raises(DecodeError, match="damaged"):
+            source[index]

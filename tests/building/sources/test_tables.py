@@ -1,0 +1,99 @@
+"""Tables: delimiters, columns by name, categories. Labels and points are tested with Manifest."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memload.building.sources.opening import open_source
+from memload.building.sources.table import Manifest
+from memload.errors import SourceError
+
+
+def write(path: Path, *lines: str, encoding: str = "utf-8") -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding=encoding)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter"), [("x.csv", ","), ("x.csv", ";"), ("x.tsv", "\t"), ("x.txt", "\t")]
+)
+def test_the_delimiter_is_found(containers: Any, name: str, delimiter: str) -> None:
+    containers.directory()
+    source = open_source(containers.table(name, delimiter))
+    assert source.classes == ["ant", "bee", "cat"]
+    assert source.categories == {"split": ["train", "val"]}
+    assert source.columns["age"].tolist() == containers.ages
+    assert [record.image.read_bytes() for record in source] == list(containers.pictures.values())
+
+
+def test_columns_may_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", "id,file,kind,fold", "7,a,dog,0", "8,b.PNG,cat,1")
+    source = Manifest(path, path_column="file", label_column="kind", extension=".jpg")
+    assert list(source.keys) == ["a.jpg", "b.PNG"]
+    assert source.classes == ["cat", "dog"]
+    assert source.columns["label"].tolist() == [1, 0]
+    assert source.columns["id"].tolist() == [7, 8]
+
+
+def test_the_only_column_of_text_has_the_labels(tmp_path: Path) -> None:
+    source = Manifest(write(tmp_path / "x.csv", "image_id,breed,fold", "a,dog,0", "b,cat,1"))
+    assert source.classes == ["cat", "dog"]
+    assert any("'breed'" in note for note in source.notes)
+
+
+def test_a_column_called_class_has_the_labels_if_there_are_several_of_text(tmp_path: Path) -> None:
+    source = Manifest(write(tmp_path / "x.csv", "id,split,class", "a,train,dog", "b,val,cat"))
+    assert source.classes == ["cat", "dog"]
+    assert any("'class'" in note for note in source.notes)
+
+
+def test_where_keeps_the_lines_with_a_text(tmp_path: Path) -> None:
+    lines = ["p,label,split,fold", "a,x,train,0", "b,y,val,1", "c,x,train,1", "d,y, train ,1"]
+    path = write(tmp_path / "x.csv", *lines)
+    source = Manifest(path, where={"split": "train", "fold": "1"})
+    assert list(source.keys) == ["c", "d"]
+    with pytest.raises(SourceError, match="split=test"):
+        Manifest(path, where={"split": "test"})
+    with pytest.raises(SourceError, match="no column 'part'"):
+        Manifest(path, where={"part": "test"})
+
+
+def test_spaces_around_cells_do_not_make_a_class(tmp_path: Path) -> None:
+    source = Manifest(write(tmp_path / "x.csv", "p,label", "a,cat", "b,cat ", "c, dog"))
+    assert source.classes == ["cat", "dog"]
+
+
+def test_a_wrong_number_leaves_its_column_out_and_names_the_line(tmp_path: Path) -> None:
+    lines = ["p;label;age", *[f"{n};1;{n}.5" for n in range(30)], 'x;1;"2,5"']
+    source = Manifest(write(tmp_path / "x.csv", *lines))
+    assert "age" not in source.schema
+    assert any("age ('2,5' in line 32 is not a number)" in note for note in source.notes)
+
+
+def test_text_with_many_values_is_left_out(tmp_path: Path) -> None:
+    lines = ["p,label,caption,site", *[f"{n},1,text {n},{'ab'[n % 2]}" for n in range(40)]]
+    source = Manifest(write(tmp_path / "x.csv", *lines))
+    assert source.categories == {"site": ["a", "b"]}
+    np.testing.assert_array_equal(source.columns["site"], np.arange(40) % 2)
+    assert any("caption" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_another_encoding_is_told(tmp_path: Path, encoding: str) -> None:
+    path = write(tmp_path / "x.csv", "path,label", "a,1", encoding=encoding)
+    with pytest.raises(SourceError, match="UTF-16"):
+        Manifest(path)
+
+
+@pytest.mark.parametrize("option", ["path_column", "label_column"])
+def test_an_unknown_column_is_named(tmp_path: Path, option: str) -> None:
+    path = write(tmp_path / "x.csv", "path,label", "a,1")
+    with pytest.raises(SourceError, match=r"no column 'nope', only .*label"):
+        Manifest(path, **{option: "nope"})
+
+
+def test_options_of_tables_do_not_apply_to_folders(containers: Any) -> None:
+    with pytest.raises(ValueError, match="where"):
+        open_source(containers.directory(), where={"a": "b"})
