@@ -27,6 +27,7 @@ pixels is done. So nothing has to reach the disk in order, and any number of wor
 `worker`                what a worker does with a chunk of rows
 `writer`                the shards under construction
 `journal`               which rows are done, provably
+`notes`                 what the report says about enlarged, transparent and deep pictures
 `workspace`             the folder ``out.building``: beginning, going on, and completing
 `lock`                  keeps two builds of one output apart
 `destination`           publishing: the finished files are renamed into place, the index last

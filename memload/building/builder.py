@@ -26,6 +26,7 @@ from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import publish
 from memload.building.first_samples import first_usable
 from memload.building.journal import DONE, REJECTED, is_intact
+from memload.building.notes import picture_notes
 from memload.building.pool import Chunk, run
 from memload.building.resizing import Fit, Interpolation
 from memload.building.sources.arrays import ArrayFile
@@ -64,7 +65,7 @@ class BuildReport:
     seconds: float  #: what that took
     num_workers: int
     libraries: Mapping[str, str]  #: what decoded, with versions
-    notes: Sequence[str]  #: what the source left out
+    notes: Sequence[str]  #: what the source left out, and what was done to pictures
     ledger: Path | None  #: where the rejected pictures are listed, if there are any
 
     @property
@@ -196,13 +197,14 @@ def build(
     records = _open_source(source, classes, num_workers, timeout)
     settings = _settings(records, mode, size, image_options, num_workers, timeout)
     workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
-    started, converted = time.perf_counter(), 0
+    started, converted, notes = time.perf_counter(), 0, list(records.notes)
     try:
         with workspace.opened() as index:
             if index is None:
                 _check_finished_samples(workspace, num_workers, timeout)
                 converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace)
+            notes += _picture_notes(workspace)
             publish(index, workspace.folder, output, overwrite)
             workspace.remove()
     except OSError as error:
@@ -211,7 +213,8 @@ def build(
             "the same command again: it goes on where it stopped.",
             path=workspace.output,
         ) from error
-    return _report(workspace, index, converted, time.perf_counter() - started, num_workers)
+    seconds = time.perf_counter() - started
+    return _report(workspace, index, converted, seconds, num_workers, notes)
 
 
 def _open_source(source: Any, classes: Any, num_workers: int, timeout: float) -> Source:
@@ -399,8 +402,22 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
     )
 
 
+def _picture_notes(workspace: Workspace) -> Sequence[str]:
+    """Return the notes on all pictures, including those that were converted by an earlier call."""
+    settings = workspace.settings
+    if not isinstance(settings, Settings):
+        return ()
+    workspace.journal.create()  # at full size, should the records be damaged
+    return tuple(picture_notes(workspace.journal.mapped(), settings.size, settings.background))
+
+
 def _report(
-    workspace: Workspace, index: Index, converted: int, seconds: float, num_workers: int
+    workspace: Workspace,
+    index: Index,
+    converted: int,
+    seconds: float,
+    num_workers: int,
+    notes: Sequence[str],
 ) -> BuildReport:
     rejected = index.image.rows - len(index)
     return BuildReport(
@@ -416,6 +433,6 @@ def _report(
         seconds=seconds,
         num_workers=num_workers,
         libraries=index.build["libraries"],
-        notes=tuple(workspace.source.notes),
+        notes=tuple(notes),
         ledger=workspace.ledger if rejected else None,
     )

@@ -22,6 +22,7 @@ from memload.building.decoders import (
     loaded_libraries,
     parse_color,
 )
+from memload.building.notes import ENLARGED, FLATTENED
 from memload.building.resizing import (
     FITS,
     INTERPOLATIONS,
@@ -53,6 +54,8 @@ class Row(NamedTuple):
     squares: np.ndarray  #: the sum of their squares; of floats, of their differences from the mean
     columns: Mapping[str, Any]
     file_state: FileState = NO_FILE
+    remarks: int = 0  #: what a note is to count it for, see `memload.building.notes`
+    value_range: tuple[int, int] = (0, 0)  #: of a picture whose depth was reduced, before that
 
 
 # ---------------------------------------------------------------------------------------- pictures
@@ -144,8 +147,9 @@ class Settings:
             flags |= FLAG_OUTSIDE * _any_outside(columns[name], self.size)
         counts = np.array(resized.histogram(), np.float64).reshape(-1, 256)
         total, squares = (counts @ _POWERS).T.astype(np.uint64)
+        remarks = ENLARGED * placement.enlarges | FLATTENED * picture.is_flattened
         pixels, size = resized.tobytes(), picture.size
-        return Row(pixels, flags, size, total, squares, columns, file_state)
+        return Row(pixels, flags, size, total, squares, columns, file_state, remarks)
 
     def _read(self, image: Any) -> tuple[bytes | Image.Image, FileState]:
         """Return an image for the decoder, and the state of its file."""

@@ -50,6 +50,7 @@ class Picture(NamedTuple):
     size: tuple[int, int]  #: width and height as stored, before any scaling by the decoder
     orientation: int  #: the EXIF orientation from which it was turned upright, 1 for none
     used_fallback: bool = False  #: whether the chosen library gave up and Pillow decoded the file
+    is_flattened: bool = False  #: whether the background shows through transparent pixels
 
 
 class Decoder:
@@ -117,14 +118,12 @@ class Decoder:
         if data and image.format in ("JPEG", "MPO"):
             return self._decode_jpeg(image, data, draft)
         if image.format == "TIFF":
-            image, orientation = self._load_tiff(image)
-        else:
-            transparent = _png_transparent_value(image)
-            image.load()
-            if transparent is not None:
-                image.info["transparency"] = transparent
-            orientation = _orientation(image)
-        return self._upright(image, image.size, orientation if self.exif else 1)
+            return self._decode_tiff(image)
+        transparent = _png_transparent_value(image)
+        image.load()
+        if transparent is not None:
+            image.info["transparency"] = transparent
+        return self._upright(image, image.size, _orientation(image) if self.exif else 1)
 
     def _decode_jpeg(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         if self.strict:
@@ -146,27 +145,28 @@ class Decoder:
         picture = self._upright(decoded, size, orientation, box)
         return picture._replace(used_fallback=used_fallback)
 
-    def _load_tiff(self, image: Image.Image) -> tuple[Image.Image, int]:
-        """Return a TIFF as it is stored, in its mode, and its orientation."""
+    def _decode_tiff(self, image: Image.Image) -> Picture:
         tags = getattr(image, "tag_v2", {})
         tile_pixels = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
         if tile_pixels > self.max_pixels:  # tiles are decoded whole
             raise self._too_large(tile_pixels)
         orientation = _orientation(image)
         image.load()  # Pillow turns it upright
-        image = to_mode(image, self.mode, self.background)
-        return turn(image, _INVERSE.get(orientation, orientation)), orientation
+        image, is_flattened = to_mode(image, self.mode, self.background)
+        image = turn(image, _INVERSE.get(orientation, orientation))  # as it is stored
+        picture = self._upright(image, image.size, orientation if self.exif else 1)
+        return picture._replace(is_flattened=is_flattened)
 
     def _upright(
         self, image: Image.Image, size: tuple[int, int], orientation: int, box: Box | None = None
     ) -> Picture:
         """Convert a loaded image to its mode, and turn it upright."""
-        image = to_mode(image, self.mode, self.background)
+        image, is_flattened = to_mode(image, self.mode, self.background)
         box = box or (0.0, 0.0, *image.size)
         if orientation > 1:
             box = turn_box(box, image.size, orientation)
             image = turn(image, orientation)
-        return Picture(image, box, size, orientation)
+        return Picture(image, box, size, orientation, is_flattened=is_flattened)
 
     def _too_large(self, pixels: int) -> DecodeError:
         return DecodeError(
@@ -175,8 +175,10 @@ class Decoder:
         )
 
 
-def to_mode(image: Image.Image, mode: Mode, background: tuple[int, int, int]) -> Image.Image:
-    """Convert a picture of any mode to RGB or L.
+def to_mode(
+    image: Image.Image, mode: Mode, background: tuple[int, int, int]
+) -> tuple[Image.Image, bool]:
+    """Convert a picture of any mode to RGB or L. Also return whether ``background`` shows in it.
 
     Transparent pixels show ``background`` (R, G, B). 16 bits are scaled to 8, not clipped. Raises
     DecodeError if the pixels have no declared range.
@@ -185,11 +187,13 @@ def to_mode(image: Image.Image, mode: Mode, background: tuple[int, int, int]) ->
         image = _scale_16_bit(image)
     if image.mode == "La":
         image = image.convert("LA")  # Pillow cannot convert premultiplied gray to anything else
+    is_flattened = False
     if image.has_transparency_data:
         image = image.convert("RGBA")
+        is_flattened = image.getchannel("A").getextrema() != (255, 255)
         canvas = Image.new("RGBA", image.size, (*background, 255))
         image = Image.alpha_composite(canvas, image).convert("RGB")
-    return image if image.mode == mode else image.convert(mode)
+    return image if image.mode == mode else image.convert(mode), is_flattened
 
 
 def parse_color(text: str, argument: str) -> tuple[int, int, int]:

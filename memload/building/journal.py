@@ -30,7 +30,9 @@ def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1")
     ``file_size`` and ``file_mtime_ns`` are those of the file that was read, or -1. ``given_crc32``
     is the checksum of the columns as the source gives them. ``total`` and ``squares`` are sums over
     the pixels, one a channel: exact for integers; for floats ``squares`` sums the squared
-    differences from the row's own mean.
+    differences from the row's own mean. ``remarks`` and ``value_range``, the lowest and
+    the highest value of a picture whose depth was reduced, are explained in
+    `memload.building.notes`.
     """
     sums = "<f8" if np.dtype(descr).kind == "f" else "<u8"
     fields: list[tuple[Any, ...]] = [
@@ -44,6 +46,8 @@ def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1")
         ("size", "<u4", (2,)),
         ("total", sums, (channels,)),
         ("squares", sums, (channels,)),
+        ("remarks", "|u1"),
+        ("value_range", "<i8", (2,)),
     ]
     return np.dtype(
         fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()]

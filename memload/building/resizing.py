@@ -63,6 +63,11 @@ class Placement:
         return cls(source, (resized_width, resized_height), target, left, top)
 
     @property
+    def enlarges(self) -> bool:
+        """Whether the picture grows in width or in height."""
+        return self.resized[0] > self.source[0] or self.resized[1] > self.source[1]
+
+    @property
     def visible(self) -> tuple[int, int, int, int]:
         """The box of the resized picture that lies inside the window."""
         return (

@@ -145,6 +145,7 @@ class RowWork:
         record["status"], record["flags"] = DONE, converted.flags
         record["size"], record["crc32"] = converted.source_size, zlib.crc32(converted.pixels)
         record["total"], record["squares"] = converted.total, converted.squares
+        record["remarks"], record["value_range"] = converted.remarks, converted.value_range
         record["file_size"], record["file_mtime_ns"] = sample.state or converted.file_state
         return converted.pixels, ""
 
