@@ -223,7 +223,7 @@ def test_random_samples_follow_from_the_seed_and_the_class(
 
 
 @pytest.mark.parametrize(
-    ("descr", "channels"), [("|u1", 1), ("<u2", 3), ("<f2", 2), ("<f4", 1), ("<f4", 4)]
+    ("descr", "channels"), [("|u1", 1), ("<u2", 3), ("<i2", 1), ("<f2", 2), ("<f4", 1), ("<f4", 4)]
 )
 def test_other_types_and_channels_are_shown_from_their_least_to_their_greatest_value(
     descr: str, channels: int, make_dataset: Make, tmp_path: Path

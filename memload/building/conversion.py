@@ -51,7 +51,7 @@ class Row(NamedTuple):
     flags: int
     source_size: tuple[int, int]  #: width and height of the image in its file
     total: np.ndarray  #: the sum of the pixels, one number a channel
-    squares: np.ndarray  #: the sum of their squares; of floats, of their differences from the mean
+    squares: np.ndarray  #: the sum of their squares, see `record_type`
     columns: Mapping[str, Any]
     file_state: FileState = NO_FILE
     remarks: int = 0  #: what a note is to count it for, see `memload.building.notes`
@@ -290,7 +290,7 @@ def _as_stored(image: Any) -> np.ndarray:
 
 def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return ``total`` and ``squares`` (see `Row`) of values ``(H × W, C)``."""
-    if values.dtype.kind == "u":
+    if values.dtype.kind == "u":  # 64 bits hold the squares of up to 2³² pixels of 16 bits
         integers = values.astype(np.uint64)
         return integers.sum(axis=0), (integers * integers).sum(axis=0)
     with np.errstate(all="ignore"):  # sums of NaN and infinities are NaN and infinities

@@ -29,12 +29,12 @@ def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1")
 
     ``file_size`` and ``file_mtime_ns`` are those of the file that was read, or -1. ``given_crc32``
     is the checksum of the columns as the source gives them. ``total`` and ``squares`` are sums over
-    the pixels, one a channel: exact for integers; for floats ``squares`` sums the squared
-    differences from the row's own mean. ``remarks`` and ``value_range``, the lowest and
+    the pixels, one a channel: exact for unsigned integers; for other types ``squares`` sums the
+    squared differences from the row's own mean. ``remarks`` and ``value_range``, the lowest and
     the highest value of a picture whose depth was reduced, are explained in
     `memload.building.notes`.
     """
-    sums = "<f8" if np.dtype(descr).kind == "f" else "<u8"
+    sums = "<u8" if np.dtype(descr).kind == "u" else "<f8"
     fields: list[tuple[Any, ...]] = [
         ("check", "<u4"),
         ("status", "|u1"),

@@ -13,17 +13,18 @@ _SIDES = (0, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 204
 def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str, Any]:
     """Return mean and standard deviation a channel, and the sizes of the sources.
 
-    Integers count as a share of their type's largest value, from 0 to 1, floats as they are.
+    Unsigned integers count as a share of their type's largest value, from 0 to 1. Signed integers
+    are measurements, such as Hounsfield units, and count as they are. So do floats.
     """
     sizes = records["size"][used]
     shorter = np.searchsorted(_SIDES, sizes.min(axis=1), side="right") - 1
     counts = np.bincount(shorter, minlength=len(_SIDES))
     pixels, dtype = array.shape[0] * array.shape[1], np.dtype(array.descr)
     totals, squares = records["total"][used], records["squares"][used]
-    if dtype.kind == "f":
-        moments = _moments_of_floats(totals, squares, pixels)
+    if dtype.kind == "u":
+        moments = _moments_of_pixels(totals, squares, pixels, int(np.iinfo(dtype).max))
     else:
-        moments = _moments_of_integers(totals, squares, pixels, int(np.iinfo(dtype).max))
+        moments = _moments_of_measurements(totals, squares, pixels)
     return moments | {
         "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
         "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
@@ -33,7 +34,7 @@ def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str,
     }
 
 
-def _moments_of_integers(
+def _moments_of_pixels(
     totals: np.ndarray, squares: np.ndarray, pixels: int, largest: int
 ) -> dict[str, Any]:
     # Python's integers are exact, so that no order of summing shows in the result, and hold the
@@ -50,7 +51,9 @@ def _moments_of_integers(
     }
 
 
-def _moments_of_floats(totals: np.ndarray, squares: np.ndarray, pixels: int) -> dict[str, Any]:
+def _moments_of_measurements(
+    totals: np.ndarray, squares: np.ndarray, pixels: int
+) -> dict[str, Any]:
     broken = int(np.count_nonzero(~np.isfinite(totals).all(axis=1)))
     if broken:  # JSON has no such numbers, and nobody could normalise with them
         return {

@@ -22,8 +22,9 @@ Shards
     ===================  =========================================================================
 
     The dictionary is ``{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }``,
-    with the shape ``(rows, H, W, C)``. ``descr`` is one of ``|u1``, ``<u2``, ``<f2``, ``<f4``. The
-    size of a shard is exactly ``4096 + rows × bytes of a row``.
+    with the shape ``(rows, H, W, C)``. ``descr`` is one of ``|u1``, ``<u2``, ``<i2``, ``<i4``,
+    ``<f2``, ``<f4``. Readers refuse other element types. The size of a shard is exactly
+    ``4096 + rows × bytes of a row``.
 
     The seal, such as ``# 0123456789abcdef``, distinguishes shards of the same shape. Its digits are
     the first 16 hexadecimal digits of the SHA-256 of the CRC-32 of the shard's rows: those that the
@@ -83,8 +84,9 @@ Index
                         content that is nested at most 64 levels deep.
     ``statistics``      For people and for normalisation. Like ``build``, of any content. ``mean``
                         and ``std`` have a number for each channel. They are computed over the rows
-                        in use, with the largest value of an integer type (255, 65535) taken as 1.
-                        They are absent if floats contain NaN or infinities.
+                        in use. The largest value of an unsigned type (255, 65535) counts as 1.
+                        Signed integers and floats count as they are. They are absent if floats
+                        contain NaN or infinities.
     ``fingerprint``     The SHA-256, in hexadecimal, of this JSON text without the fingerprint. It
                         identifies the data set.
     ==================  ===========================================================================
@@ -108,7 +110,7 @@ METADATA_KEY = "memload"
 MAX_DEPTH = 64
 
 #: Element types that a shard may have.
-DESCRS = ("|u1", "<u2", "<f2", "<f4")
+DESCRS = ("|u1", "<u2", "<i2", "<i4", "<f2", "<f4")
 
 #: Names that no column may have. The last one has a meaning in safetensors.
 RESERVED = ("row", "flags", "key", "__metadata__")

@@ -148,7 +148,7 @@ def test_without_columns_a_sample_is_the_image_alone(
     assert repr(MemmapDataset(path)).endswith("10 samples of 5×7×3, no columns)")
 
 
-@pytest.mark.parametrize("descr", ["<u2", "<f2", "<f4"])
+@pytest.mark.parametrize("descr", ["<u2", "<i2", "<i4", "<f2", "<f4"])
 def test_other_element_types_keep_their_values(
     write: Callable[..., Path], tmp_path: Path, descr: str
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import memload
 from memload.building.writer import ShardWriter
 from memload.errors import ChecksumError, FormatError, MissingError
+from memload.storage.format import DESCRS
 from memload.storage.index import Index
 from memload.storage.mapping import address_of, will_need
 from memload.storage.shards import Shards
@@ -40,7 +41,7 @@ def flip(path: Path, position: int) -> None:
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.tuples(*[st.integers(1, 4)] * 3),
-    st.sampled_from(["|u1", "<u2", "<f2", "<f4"]),
+    st.sampled_from(DESCRS),
     st.data(),
 )
 @settings(max_examples=50, deadline=None, database=None)
