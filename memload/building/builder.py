@@ -25,6 +25,7 @@ from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import publish
 from memload.building.first_samples import first_usable
+from memload.building.inherited import check_positions, positions
 from memload.building.journal import DONE, REJECTED, is_intact
 from memload.building.notes import picture_notes
 from memload.building.pool import Chunk, run
@@ -35,7 +36,7 @@ from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.opening import open_source
 from memload.building.sources.record import Source
 from memload.building.statistics import statistics
-from memload.building.worker import RowWork, SampleCheck
+from memload.building.worker import RowWork, SampleCheck, runs_user_code
 from memload.building.workspace import Workspace, size_text
 from memload.errors import BuildError, DecodeError
 from memload.machine import available_cores
@@ -289,6 +290,8 @@ def _convert(
         num_workers=min(num_workers, rows),
         timeout=timeout,
     )
+    is_read_by_workers = num_workers > 0 and runs_user_code(workspace.source)
+    before = positions() if is_read_by_workers else {}
     is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if it was closed
     is_shown = is_terminal if progress is None else progress
     converted = rejected = 0
@@ -304,6 +307,11 @@ def _convert(
             show(chunk.stop - chunk.start, rejected)
             if outcome.rejects and on_error == "raise":
                 _raise_reject(workspace.source, *outcome.rejects[0])
+    try:
+        check_positions(before)
+    except BuildError:
+        workspace.remove()  # it may hold mixed up samples, which no checksum would show
+        raise
     return converted
 
 

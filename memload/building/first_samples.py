@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from memload.building.inherited import check_positions, positions, reopen_files
 from memload.building.pool import Chunk, NoteRow, run
 from memload.errors import SourceError, describe_error
 
@@ -16,18 +17,20 @@ _MAX_FIRST_SAMPLES, _MAX_LOST_SAMPLES = 100, 3
 def first_usable(look: Callable[[int], Any], samples: int, num_workers: int, timeout: float) -> Any:
     """Return what ``look`` returns for the first sample for which it does not fail.
 
-    Unless ``num_workers`` is 0, it is called in a worker, since it runs the user's code. If that
-    opened files in this process, workers that are forked later would move each other's position in
-    them. Raises SourceError if ``look`` does, or if it fails for all of the first samples.
+    Unless ``num_workers`` is 0, it is called in a worker, since it runs the user's code. Raises
+    SourceError if ``look`` does, or if it fails for all of the first samples. Raises BuildError if
+    the worker moved the position in a file of this process.
     """
+    before = positions() if num_workers else {}
     results = run(
-        functools.partial(_Look, look, BaseException if num_workers else Exception),
+        functools.partial(_Look, look, in_worker=num_workers > 0),
         iter([Chunk(0, min(samples, _MAX_FIRST_SAMPLES))]),
         num_workers=min(num_workers, 1),
         timeout=timeout,
     )
     with contextlib.closing(results):
         _, (found, reasons) = next(results)
+    check_positions(before)
     if found is None:
         raise SourceError(
             f"None of the first {len(reasons)} samples of the data set can be used. The first is "
@@ -37,10 +40,16 @@ def first_usable(look: Callable[[int], Any], samples: int, num_workers: int, tim
 
 
 class _Look:
-    """The work of `first_usable`: finds what ``look`` returns first, and why it failed before."""
+    """The work of `first_usable`: finds what ``look`` returns first, and why it failed before.
 
-    def __init__(self, look: Callable[[int], Any], failures: type[BaseException]) -> None:
-        self.look, self.failures = look, failures
+    It is made in the worker.
+    """
+
+    def __init__(self, look: Callable[[int], Any], *, in_worker: bool) -> None:
+        self.look = look
+        self.failures = BaseException if in_worker else Exception
+        if in_worker:
+            reopen_files()
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[Any, list[str]]:
         reasons: list[str] = []

@@ -15,7 +15,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 #: Flags of an open file that a second opening keeps.
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK
 
-#: Descriptors up to this one are stdin, stdout and stderr, which workers share as any program does.
+#: Descriptors up to this one are stdin, stdout and stderr. Workers share what they write to them.
 _LAST_STANDARD = 2
 
 
@@ -34,6 +34,9 @@ def reopen_files() -> None:
     another process has asked for. Each regular file that is open for reading is opened again at
     the same position. Sockets and pipes stay shared. Linux only; other systems do not fork.
 
+    Descriptors that were duplicates of each other (``os.dup``) have positions of their own
+    afterwards.
+
     Raises BuildError, which names the file, if it cannot be opened again.
     """
     for file in _files():
@@ -51,23 +54,34 @@ def reopen_files() -> None:
 
 
 def positions() -> dict[int, tuple[str, int]]:
-    """Return name and position of each file that `reopen_files` would open, by its descriptor."""
-    return {file.descriptor: (file.name, file.position) for file in _files()}
+    """Return name and position of each file that a data set here may read, by its descriptor.
+
+    These are the files that Python has opened for reading only. Others are more likely the shell's,
+    or files such as logs, which this process itself goes on writing.
+    """
+    return {
+        file.descriptor: (file.name, file.position)
+        for file in _files()
+        if file.descriptor > _LAST_STANDARD
+        and file.flags & os.O_ACCMODE == os.O_RDONLY
+        and not os.get_inheritable(file.descriptor)
+    }
 
 
 def check_positions(before: dict[int, tuple[str, int]]) -> None:
     """Raise BuildError if a position has moved while only workers were reading.
 
-    Then a file was shared after all, and samples may be mixed up.
+    ``before`` are the `positions` of then. Then a file was shared after all, and samples may be
+    mixed up.
     """
-    after = positions()
+    after = positions() if before else {}
     for descriptor, (name, position) in before.items():
         found, moved_to = after.get(descriptor, (name, position))
         if found == name and moved_to != position:
             raise BuildError(
                 f"{name} was shared by workers: its position has moved from {position:,} to "
-                f"{moved_to:,}, so samples may be mixed up. Open it when the first sample is "
-                "read, or use num_workers=0.",
+                f"{moved_to:,}, so samples may be mixed up, and nothing is kept of them. Open the "
+                "file when the first sample is read, or use num_workers=0.",
                 path=name,
             )
 
@@ -76,13 +90,22 @@ def _files() -> Iterator[_OpenFile]:
     """Yield the regular files that this process has open for reading."""
     if sys.platform != "linux":
         return
-    for entry in sorted(int(path.name) for path in _DESCRIPTORS.iterdir()):
+    try:
+        entries = sorted(int(path.name) for path in _DESCRIPTORS.iterdir())
+    except OSError as error:
+        raise BuildError(
+            "Workers cannot tell which files the data set has open, because /proc cannot be read "
+            f"({error.strerror}). Mount it, or use num_workers=0."
+        ) from error
+    for entry in entries:
         try:
             is_regular = stat.S_ISREG(os.fstat(entry).st_mode)
             flags = fcntl.fcntl(entry, fcntl.F_GETFL)
             name = str((_DESCRIPTORS / str(entry)).readlink())
-        except OSError:  # the descriptor of the listing itself
+            position = os.lseek(entry, 0, os.SEEK_CUR)
+        except OSError:  # the descriptor of the listing itself, or a file without a position
             continue
-        is_readable = flags & os.O_ACCMODE != os.O_WRONLY
-        if entry > _LAST_STANDARD and is_regular and is_readable:
-            yield _OpenFile(entry, name, flags, os.lseek(entry, 0, os.SEEK_CUR))
+        access = flags & os.O_ACCMODE
+        is_read = access == os.O_RDONLY or (access == os.O_RDWR and entry > _LAST_STANDARD)
+        if is_regular and is_read:
+            yield _OpenFile(entry, name, flags, position)

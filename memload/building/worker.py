@@ -20,8 +20,9 @@ from memload.building.journal import (
     set_columns,
 )
 from memload.building.pool import Chunk, NoteRow
+from memload.building.sources.classes import PinnedClasses
 from memload.building.sources.listed import Files, ListedSource
-from memload.building.sources.record import FileState, Record
+from memload.building.sources.record import FileState, Record, Source
 from memload.building.sources.tar import TarShards
 from memload.building.sources.zip import ZipArchive
 from memload.building.workspace import Workspace
@@ -46,6 +47,20 @@ class ChunkResult(NamedTuple):
     rejects: list[tuple[int, str]]  #: row and reason
 
 
+def runs_user_code(source: Source) -> bool:
+    """Say whether a source may read files that were opened before the workers were forked.
+
+    memload's own sources open files in the worker.
+    """
+    source = _without_classes(source)
+    is_ours = type(source).__module__.startswith("memload.")
+    return not (is_ours and isinstance(source, ListedSource))
+
+
+def _without_classes(source: Source) -> Source:
+    return source.source if isinstance(source, PinnedClasses) else source
+
+
 class RowWork:
     """Converts chunks of rows. It is made in the worker."""
 
@@ -59,7 +74,7 @@ class RowWork:
         self.sample_errors = BaseException if in_worker else Exception
         if in_worker:
             _prepare_process(workspace)
-            if not isinstance(self.source, ListedSource):  # it is the user's code
+            if runs_user_code(self.source):
                 reopen_files()
         self.points = [name for name, column in self.schema.items() if column.points]
 
@@ -220,7 +235,7 @@ def _prepare_process(workspace: Workspace) -> None:
     # glibc maps large blocks anew each time, with page faults, until it has seen one as large
     # freed: 2 % of the time for a picture with Pillow, 10 % with pillow-simd.
     bytes(_LARGE_BLOCK)
-    settings, source = workspace.settings, workspace.source
+    settings, source = workspace.settings, _without_classes(workspace.source)
     is_ours = isinstance(source, (Files, TarShards, ZipArchive))
     if not isinstance(settings, Settings) or not is_ours:
         return  # other code may print, and hold any memory
@@ -228,7 +243,10 @@ def _prepare_process(workspace: Workspace) -> None:
     if sys.platform == "linux":  # beyond the limit, an allocation raises MemoryError
         import resource
 
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        try:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        except OSError:  # /proc is not mounted
+            return
         extra_bytes = _BYTES_PER_PIXEL * settings.max_pixels + _EXTRA_BYTES
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         largest = sys.maxsize if hard == resource.RLIM_INFINITY else hard
