@@ -32,6 +32,7 @@ from memload.reading.pipeline import Pipeline, make_pipeline
 from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler, check_integer
 from memload.reading.streams import current_stream, find_device
 from memload.transforms import evaluate, train
+from memload.transforms.foreign import draws_once_a_batch
 
 #: Bytes of columns in a chunk, at most.
 _MAX_CHUNK_BYTES = 8 << 20
@@ -116,7 +117,8 @@ class Loader:
 
     Raises ValueError and TypeError for wrong arguments, FeedError if a feed asked for by name
     cannot serve, and FormatError as `MemmapDataset` does. Warns if ``drop_last`` leaves nothing of
-    an epoch.
+    an epoch, and if ``transform`` has random transforms of torchvision, which draw only once for a
+    whole batch.
     """
 
     def __init__(
@@ -168,6 +170,8 @@ class Loader:
         self._next = Progress(0, 0)
         self._begin_in_this_process()
         _warn_if_empty(self._schedule())
+        if warning := draws_once_a_batch(transform):
+            warnings.warn(warning, stacklevel=2)
         if device is not None or feed != "auto":  # if it cannot be had, say so at once
             self._get_pipeline()
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import operator
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -18,6 +19,7 @@ from memload.reading.epochs import tell_epoch
 from memload.reading.samplers import ShuffledSampler, check_integer
 from memload.reading.streams import SideStream, current_stream, find_device, map_tensors
 from memload.transforms import Transform
+from memload.transforms.foreign import draws_once_a_batch
 from memload.transforms.transform import seed_offset
 
 T = TypeVar("T")
@@ -106,7 +108,8 @@ class CudaPrefetcher:
     of the iterable. An exception is raised after the batches before it. Leaving early leaves no
     threads behind.
 
-    Raises ValueError and TypeError for wrong arguments.
+    Raises ValueError and TypeError for wrong arguments. Warns if random transforms of torchvision
+    are to transform batches, since they draw only once for a whole batch.
     """
 
     def __init__(
@@ -127,6 +130,8 @@ class CudaPrefetcher:
                 "shuffle is for a dataset of samples, but an iterable has an order of its own. "
                 "Shuffle there."
             )
+        if not self._by_number and (warning := draws_once_a_batch(transform)):
+            warnings.warn(warning, stacklevel=2)
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
         self.transform = bind_dataset(transform, getattr(iterable, "dataset", None))
         #: What a DataLoader gives behind the images.

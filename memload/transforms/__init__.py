@@ -39,6 +39,7 @@ Each module imports only modules above it:
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix
     recipes     train and evaluate
+    foreign     the warning of torchvision's random transforms
 """
 
 from memload.transforms.color import ColorJitter, RandomGrayscale

@@ -49,7 +49,8 @@ def interval(
     """Return (low, high) from two numbers in ascending order and within bounds."""
     ends = value if isinstance(value, Sequence) and all(map(is_finite, value)) else ()
     if len(ends) != 2 or not minimum <= ends[0] <= ends[1] <= maximum:
-        expected = f"a pair (low, high), low <= high, both from {minimum:g} to {maximum:g}"
+        to = "" if maximum == math.inf else f" and at most {maximum:g}"
+        expected = f"a pair (low, high), low <= high, both at least {minimum:g}{to}"
         raise wrong(owner, argument, expected, repr(value))
     return float(ends[0]), float(ends[1])
 

@@ -12,6 +12,9 @@ from memload.transforms.fused import group
 from memload.transforms.prepared import Prepared
 from memload.transforms.transform import Transform
 
+#: The functions there return a Compose; they are no transforms.
+_RECIPES = "memload.transforms.recipes"
+
 
 class Compose(Transform):
     """Transforms one after another, like torchvision's ``v2.Compose``.
@@ -38,11 +41,14 @@ class Compose(Transform):
     def __init__(
         self,
         transforms: Sequence[Callable[..., Any]],
-        *,
+        *others: object,
         points: Sequence[str] = (),
         views: int = 1,
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
+        if others:
+            given = 1 + len(others)
+            raise TypeError(f"Compose takes one list, not {given} arguments. Write Compose([...]).")
         if isinstance(points, str) or not isinstance(points, Sequence):
             raise wrong(self, "points", "a list of column names", repr(points))
         if not isinstance(views, int | np.integer) or views < 1:
@@ -102,7 +108,9 @@ def _flatten(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
                     "Give them to the outer one."
                 )
             flat += step.transforms
-        elif callable(step) and not isinstance(step, type):
+        elif isinstance(step, type) or getattr(step, "__module__", "") == _RECIPES:
+            raise TypeError(f"Compose got {step.__name__} itself. Write {step.__name__}(...).")
+        elif callable(step):
             flat.append(step)
         else:
             expected = "a transform, such as Resize(224), nor a function of images"

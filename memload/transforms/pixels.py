@@ -2,11 +2,13 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from memload.storage.index import Index
 from memload.transforms.arguments import not_inplace, numbers, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import Plan
@@ -16,38 +18,52 @@ from memload.transforms.transform import Transform
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+class HasIndex(Protocol):
+    """A data set that was opened: a `MemmapDataset`, which this module must not import."""
+
+    index: Index
+
+
 class Normalize(Transform):
     """Compute ``(pixel - mean) / std`` for each channel, for pixels from 0 to 1.
 
     uint8 images ``(N, C, H, W)`` count as 0 to 1 too, so no ToDtype is needed before, and become
-    float32. Images of a floating dtype keep it. ``mean`` and ``std`` are one number, or one for
-    each channel. ``Normalize("imagenet")`` takes those of ImageNet. ``Normalize()`` takes those of
-    the data set, which a Loader fills in (see `bind`). torchvision's ``Normalize`` does the same
-    for floats.
+    float32. Images of a floating dtype keep it. torchvision's ``Normalize`` does the same for
+    floats. ``mean`` says where both come from:
+
+    - Numbers: ``mean`` and ``std`` are one number, or one for each channel.
+    - ``Normalize("imagenet")`` takes those of ImageNet.
+    - ``Normalize()`` takes those of the data set in a Loader, which fills them in (see `bind`).
+    - ``Normalize(dataset)`` and ``Normalize("train.bin")`` take those of another data set, a
+      `MemmapDataset` or the path of one. They are read here, once. Use it for validation, whose
+      images must be normalised like those of training. A subset has those of the whole data set.
+
+    Raises ValueError for other arguments, and FormatError if a data set cannot be opened.
 
     >>> images = Normalize([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])(images)
+    >>> validation = memload.Loader("val.bin", 256, transform=Normalize("train.bin"))
     """
 
     fuses_as = "pixels"
 
     def __init__(
         self,
-        mean: Sequence[float] | float | str | None = None,
+        mean: Sequence[float] | float | str | Path | HasIndex | None = None,
         std: Sequence[float] | float | None = None,
         inplace: bool = False,
     ) -> None:
         not_inplace(self, inplace)
-        if isinstance(mean, str):
-            if mean != "imagenet" or std is not None:
-                found = repr(mean) if std is None else f"{mean!r} with a std"
-                raise wrong(self, "mean", "numbers or 'imagenet'", found)
-            mean, std = _IMAGENET
-        if (mean is None) != (std is None):
-            raise ValueError(f"Normalize: mean is {mean}, but std is {std}. Give both or neither.")
         self.mean: tuple[float, ...] | None = None
         self.std: tuple[float, ...] | None = None
-        if mean is not None and std is not None:
-            means = numbers(self, "mean", np.ravel(mean).tolist())
+        given: Any = mean
+        if isinstance(given, str | Path) or isinstance(getattr(given, "index", None), Index):
+            if std is not None:
+                raise wrong(self, "std", f"left out, since mean is {given!r}", repr(std))
+            given, std = _IMAGENET if given == "imagenet" else self._read(given)
+        if (given is None) != (std is None):
+            raise ValueError(f"Normalize: mean is {given}, but std is {std}. Give both or neither.")
+        if given is not None and std is not None:
+            means = numbers(self, "mean", np.ravel(given).tolist())
             stds = numbers(self, "std", np.ravel(std).tolist())
             channels = max(len(means), len(stds))
             if {len(means), len(stds)} - {1, channels} or min(stds) <= 0:
@@ -56,6 +72,21 @@ class Normalize(Transform):
             self.mean, self.std = (
                 tuple(map(float, values)) * (channels // len(values)) for values in (means, stds)
             )
+
+    def _read(self, dataset: Any) -> tuple[list[float], list[float]]:
+        """Return mean and std of a data set, and keep its path for `repr`."""
+        if isinstance(dataset, str) and not dataset.endswith((".bin", ".idx")):
+            expected = "numbers, 'imagenet', or a data set such as 'train.bin'"
+            raise wrong(self, "mean", expected, repr(dataset))
+        index = Index.open(dataset) if isinstance(dataset, str | Path) else dataset.index
+        self.dataset = str(index.path)
+        try:
+            return index.statistics["mean"], index.statistics["std"]
+        except KeyError:
+            reason = index.statistics.get("left_out", "it was not written by a build")
+            raise ValueError(
+                f"Normalize: {index.path} has no mean and std ({reason}). Give them as numbers."
+            ) from None
 
     def bind(
         self,
@@ -75,8 +106,8 @@ class Normalize(Transform):
         """Normalise the channels."""
         if self.mean is None or self.std is None:
             raise ValueError(
-                "Normalize has no mean and std. Give them, or use it in a Loader, which takes "
-                "those of the data set."
+                "Normalize has no mean and std. Give them, or a data set as in "
+                "Normalize('train.bin'), or use it in a Loader, which takes those of its own."
             )
         channels = len(plan.fill)
         if len(self.mean) not in (1, channels):

@@ -188,6 +188,10 @@ class Prepared:
                     self._name, f"what {name} returns", "(images, columns)", describe(result)
                 )
             images, columns = result
+            for lost in set(self._points) - set(columns):
+                expected = f"images and columns with {lost!r}, since points names it"
+                returned = ", ".join(columns) or "no columns"
+                raise wrong(self._name, f"what {name} returns", expected, returned)
         else:
             images = step(images)
         is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.shape[0] == count

@@ -1,13 +1,15 @@
 """The usual recipes for training and evaluating on ImageNet."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from memload.transforms.arguments import wrong
 from memload.transforms.compose import Compose
 from memload.transforms.cropping import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from memload.transforms.pixels import Normalize, ToDtype
+from memload.transforms.pixels import HasIndex, Normalize, ToDtype
 
 
 def train(
@@ -15,19 +17,21 @@ def train(
     *,
     mean: Sequence[float] | str | None = "imagenet",
     std: Sequence[float] | None = None,
+    statistics: HasIndex | str | Path | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Compose:
     """Return RandomResizedCrop to ``size``, RandomHorizontalFlip, Normalize and ToDtype.
 
-    It takes uint8 images ``(N, C, H, W)``. ``mean=None`` takes the statistics of the data set in a
-    Loader. This is the training recipe of torchvision's references.
+    It takes uint8 images ``(N, C, H, W)``. ``statistics`` is a `MemmapDataset`, or the path of one,
+    whose mean and std take the place of ``mean`` and ``std``: give the training data to both
+    recipes. ``mean=None`` takes those of the data set in the Loader. See `Normalize`. This is the
+    training recipe of torchvision's references.
 
     >>> train(224)(images, samples=samples, seed=0, epoch=3).shape[2:]
     torch.Size([224, 224])
     """
-    return Compose(
-        [RandomResizedCrop(size), RandomHorizontalFlip(), Normalize(mean, std), ToDtype(dtype)]
-    )
+    normalize = _normalize("train", mean, std, statistics)
+    return Compose([RandomResizedCrop(size), RandomHorizontalFlip(), normalize, ToDtype(dtype)])
 
 
 def evaluate(
@@ -36,6 +40,7 @@ def evaluate(
     resize: int | None = None,
     mean: Sequence[float] | str | None = "imagenet",
     std: Sequence[float] | None = None,
+    statistics: HasIndex | str | Path | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Compose:
     """Return Resize to ``resize``, CenterCrop to ``size``, Normalize and ToDtype.
@@ -45,8 +50,18 @@ def evaluate(
 
     >>> evaluate(224)(images).shape[2:]
     torch.Size([224, 224])
+    >>> validation = memload.Loader("val.bin", 256, transform=evaluate(statistics="train.bin"))
     """
     if not isinstance(size, int):
         raise wrong("evaluate", "size", "an integer", repr(size))
     shorter = round(size * 8 / 7) if resize is None else resize
-    return Compose([Resize(shorter), CenterCrop(size), Normalize(mean, std), ToDtype(dtype)])
+    normalize = _normalize("evaluate", mean, std, statistics)
+    return Compose([Resize(shorter), CenterCrop(size), normalize, ToDtype(dtype)])
+
+
+def _normalize(recipe: str, mean: Any, std: Any, statistics: Any) -> Normalize:
+    if statistics is None:
+        return Normalize(mean, std)
+    if mean != "imagenet" or std is not None:
+        raise ValueError(f"{recipe}: statistics takes the place of mean and std. Leave them out.")
+    return Normalize(statistics)

@@ -18,15 +18,15 @@ from torch.nn import functional
 
 from memload import Loader, MemmapDataset, transforms
 
-#: These transform whole batches on their device. `Normalize` uses the statistics of the data set.
+#: This transforms whole batches on their device. `Normalize()` uses the statistics of the data set.
 TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
-EVALUATE = transforms.Normalize()
 
 
 def main() -> None:
     """Train, from the checkpoint if there is one, and evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
+    parser.add_argument("--validation", help="a data set to evaluate on; default: DATA.bin itself")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--checkpoint", type=Path)
@@ -35,6 +35,8 @@ def main() -> None:
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     dataset = MemmapDataset(args.data)
+    validation = MemmapDataset(args.validation) if args.validation else dataset
+    evaluate = transforms.Normalize(dataset)  # the statistics of the training data
     train = Loader(
         dataset, args.batch_size, shuffle=True, device=accelerator.device, transform=TRAIN
     )
@@ -71,7 +73,7 @@ def main() -> None:
     net = accelerator.unwrap_model(model)
     with torch.no_grad():
         for images, labels in Loader(
-            dataset, args.batch_size, device=accelerator.device, transform=EVALUATE
+            validation, args.batch_size, device=accelerator.device, transform=evaluate
         ):
             output = net(images)
             totals[0] += functional.cross_entropy(output, labels, reduction="sum")

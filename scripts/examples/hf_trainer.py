@@ -25,9 +25,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from memload import Loader, MemmapDataset, transforms
 
-#: These transform whole batches on their device. `Normalize` uses the statistics of the data set.
+#: This transforms whole batches on their device. `Normalize()` uses the statistics of the data set.
 TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
-EVALUATE = transforms.Normalize()
 
 
 class Net(nn.Module):
@@ -86,6 +85,7 @@ def main() -> None:
     """Train, from the checkpoint if there is one, and evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
+    parser.add_argument("--validation", help="a data set to evaluate on; default: DATA.bin itself")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--checkpoint", type=Path)
@@ -110,6 +110,8 @@ def main() -> None:
     )
     set_seed(0)
     dataset = MemmapDataset(args.data)
+    validation = MemmapDataset(args.validation) if args.validation else dataset
+    evaluate = transforms.Normalize(dataset)  # the statistics of the training data
     train = Loader(dataset, args.batch_size, shuffle=True, device=arguments.device, transform=TRAIN)
     last = (
         args.checkpoint and args.checkpoint.is_dir() and get_last_checkpoint(str(args.checkpoint))
@@ -127,7 +129,7 @@ def main() -> None:
     net = trainer.accelerator.unwrap_model(trainer.model).net.eval()
     with torch.no_grad():
         for images, labels in Loader(
-            dataset, args.batch_size, device=arguments.device, transform=EVALUATE
+            validation, args.batch_size, device=arguments.device, transform=evaluate
         ):
             output = net(images)
             totals[0] += functional.cross_entropy(output, labels, reduction="sum")

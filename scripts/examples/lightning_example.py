@@ -21,9 +21,8 @@ from torch.nn import functional
 
 from memload import Loader, MemmapDataset, transforms
 
-#: These transform whole batches on their device. `Normalize` uses the statistics of the data set.
+#: This transforms whole batches on their device. `Normalize()` uses the statistics of the data set.
 TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
-EVALUATE = transforms.Normalize()
 
 
 class Classifier(lightning.LightningModule):
@@ -62,6 +61,7 @@ def main() -> None:
     """Train, from the checkpoint if there is one, and evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
+    parser.add_argument("--validation", help="a data set to evaluate on; default: DATA.bin itself")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--devices", type=int, default=1)
@@ -73,8 +73,10 @@ def main() -> None:
 
     lightning.seed_everything(0, verbose=False)
     dataset = MemmapDataset(args.data)
+    validation = MemmapDataset(args.validation) if args.validation else dataset
+    evaluate = transforms.Normalize(dataset)  # the statistics of the training data
     train = Loader(dataset, args.batch_size, shuffle=True, transform=TRAIN)
-    test = Loader(dataset, args.batch_size, transform=EVALUATE)
+    test = Loader(validation, args.batch_size, transform=evaluate)
     model = Classifier(len(dataset.classes))
     saving = args.checkpoint and ModelCheckpoint(
         args.checkpoint.parent,

@@ -21,15 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memload import Loader, MemmapDataset, transforms
 
-#: These transform whole batches on their device. `Normalize` uses the statistics of the data set.
+#: This transforms whole batches on their device. `Normalize()` uses the statistics of the data set.
 TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize()])
-EVALUATE = transforms.Normalize()
 
 
 def main() -> None:
     """Train, from the checkpoint if there is one, and evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
+    parser.add_argument("--validation", help="a data set to evaluate on; default: DATA.bin itself")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--checkpoint", type=Path)
@@ -41,6 +41,8 @@ def main() -> None:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
     dataset = MemmapDataset(args.data)
+    validation = MemmapDataset(args.validation) if args.validation else dataset
+    evaluate = transforms.Normalize(dataset)  # the statistics of the training data
     train = Loader(dataset, args.batch_size, shuffle=True, transform=TRAIN)
     device = train.device  # the current GPU, or the CPU if there is none
     torch.manual_seed(0)
@@ -84,7 +86,9 @@ def main() -> None:
     # and call the net itself: the forward of DistributedDataParallel may communicate, too.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     with torch.no_grad():
-        for images, labels in Loader(dataset, args.batch_size, device=device, transform=EVALUATE):
+        for images, labels in Loader(
+            validation, args.batch_size, device=device, transform=evaluate
+        ):
             output = net(images)
             totals[0] += functional.cross_entropy(output, labels, reduction="sum")
             totals[1] += (output.argmax(1) == labels).sum()

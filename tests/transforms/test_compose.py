@@ -340,10 +340,14 @@ class Careless(transforms.Transform):
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
     # the list
-    (lambda: T.Compose(T.CenterCrop(4), T.Normalize()), "takes 2 positional arguments"),
+    (
+        lambda: T.Compose(T.CenterCrop(4), T.Normalize()),
+        r"one list, not 2 arguments. Write Compose\(\[...\]\)",
+    ),
     (lambda: T.Compose(T.Resize(8)), r"takes a list.*not Resize\(.*Write \[...\]"),
     (lambda: T.Compose([3]), "Compose got 3, which is neither a transform"),
-    (lambda: T.Compose([T.Resize]), "Compose got <class .*Resize'>, which is neither"),
+    (lambda: T.Compose([T.Resize]), r"Compose got Resize itself. Write Resize\(...\)"),
+    (lambda: T.Compose([T.train]), r"Compose got train itself. Write train\(...\)"),
     (lambda: T.Compose([T.Compose([], views=2)]), "Give them to the outer one"),
     (lambda: T.Compose([], points="at"), "Compose: points must be a list .*, not 'at'"),
     (lambda: T.Compose([], views=0), "Compose: views must be .* at least 1, not 0"),
@@ -359,12 +363,17 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.RandomCrop(8, fill=None), "RandomCrop: fill must be a number.*not None"),
     (lambda: T.RandomResizedCrop(4, scale=(1, 0)), r"scale must be .*, not \(1, 0\)"),
     (lambda: T.RandomHorizontalFlip(1.5), "p must be a number from 0 to 1, not 1.5"),
-    (lambda: T.Normalize("cifar"), "mean must be numbers or 'imagenet', not 'cifar'"),
+    (
+        lambda: T.Normalize("cifar"),
+        "mean must be numbers, 'imagenet', or a data set such as .*not 'cifar'",
+    ),
+    (lambda: T.Normalize("imagenet", 0.5), "std must be left out, since mean is 'imagenet'"),
     (lambda: T.Normalize([0.5]), "Normalize: mean is .*Give both or neither"),
     (lambda: T.Normalize([0.5] * 2, [0.5] * 3), "mean and std must be of equal length"),
     (lambda: T.Normalize(0.5, 0.5, inplace=True), "inplace must be False, not True"),
     (lambda: T.ToDtype(torch.int32), "ToDtype: dtype must be .*, not torch.int32"),
-    (lambda: T.ColorJitter(hue=0.6), "ColorJitter: hue .*-0.5 to 0.5, not"),
+    (lambda: T.RandomErasing(ratio=2), "ratio .*both at least 1e-06, not 2"),
+    (lambda: T.ColorJitter(hue=0.6), "ColorJitter: hue .*at least -0.5 and at most 0.5, not"),
     (lambda: T.MixUp(alpha=0), "MixUp: alpha must be a number above 0, not 0"),
     (lambda: T.MixUp(labels_getter=len), "labels_getter must be 'default', not"),
     (lambda: T.CutMix(num_classes=2.5), "num_classes must be an integer .*, not 2.5"),
@@ -400,6 +409,12 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     # what steps return
     (lambda: T.Compose([torch.sum])(IMAGES), r"what sum returns must be .* of shape \(\)"),
     (lambda: T.Compose([torch.Tensor.int])(IMAGES), "must be uint8 .*torch.int32"),
+    (
+        lambda: T.Compose([Careless((IMAGES, {}))], points=["at"])(
+            IMAGES, {"at": torch.zeros(2, 1, 2)}
+        ),
+        "what Careless returns must be .* with 'at', since points names it, not no columns",
+    ),
     (lambda: Careless(IMAGES)(IMAGES), r"Careless returns must be \(images, columns\)"),
     (lambda: T.Transform()(IMAGES), r"Transform has no method apply\(images"),
 ]

@@ -1,0 +1,94 @@
+"""Random transforms of torchvision, which would draw once for a whole batch, are warned of.
+
+torchvision is not needed: classes of the same names and modules stand for its own.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import memload
+from memload import Loader, transforms
+
+
+def make(
+    name: str, module: str = "v2._geometry", base: type = torch.nn.Module, **settings: Any
+) -> Any:
+    """Return a transform as torchvision has it: a class of this name, with these attributes."""
+    made = type(
+        name, (base,), {"__module__": f"torchvision.transforms.{module}", "__call__": abs}
+    )()
+    vars(made).update(settings)
+    return made
+
+
+FLIP, CROP = make("RandomHorizontalFlip", p=0.5), make("CenterCrop")
+V1_FLIP = make("RandomHorizontalFlip", "transforms", object, p=0.5)
+OWN = type("Own", (type(FLIP),), {"__module__": "__main__"})()
+
+
+class Augment:
+    """A class of the user's."""
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = {"all": steps}
+
+    def __call__(self, images: Any) -> Any:
+        return images
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        FLIP, V1_FLIP, OWN, Augment(CROP, FLIP), torch.nn.Sequential(CROP, FLIP),
+        make("Compose", "transforms", object, transforms=[CROP, V1_FLIP]),
+        make("Compose", "v2._container", transforms=[make("RandomApply", p=1.0, transforms=[FLIP])]),
+        transforms.Compose([transforms.CenterCrop(4), FLIP]),
+        transforms.Compose([torch.nn.Sequential(FLIP, FLIP)]),
+    ],
+)  # fmt: skip
+def test_one_warning_names_ours(transform: Any, make_dataset: Callable[..., Any]) -> None:
+    advice = r"would draw once .* Use memload\.transforms\.RandomHorizontalFlip instead\.$"
+    with pytest.warns(UserWarning, match=f"torchvision's RandomHorizontalFlip {advice}") as caught:
+        Loader(make_dataset().path, 5, transform=transform)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert "torchvision" not in sys.modules
+    with pytest.warns(UserWarning, match="RandomHorizontalFlip"):
+        memload.CudaPrefetcher([], transform=transform, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("RandomRotation", {}), ("RandAugment", {}), ("AutoAugment", {}), ("RandomPerspective", {"p": 1}),
+     ("GaussianBlur", {"sigma": [0.1, 2.0]})],
+)  # fmt: skip
+def test_what_has_no_equivalent_is_told(
+    name: str, settings: dict[str, Any], make_dataset: Callable[..., Any]
+) -> None:
+    step = torch.nn.Sequential(make(name, **settings), make("ColorJitter"))
+    with pytest.warns(
+        UserWarning, match=f"Use memload.transforms.ColorJitter instead. .*has no {name}:"
+    ):
+        Loader(make_dataset().path, 5, transform=step)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        CROP, make("Normalize"), make("Resize"), make("ToDtype", "v2._misc"), make("Grayscale"),
+        make("GaussianBlur", sigma=(1.0, 1.0)), make("RandomGrayscale", p=1.0), make("RandomErasing", p=0),
+        transforms.RandomHorizontalFlip(), torch.nn.Identity(), abs, None,
+    ],
+)  # fmt: skip
+def test_what_draws_nothing_or_for_each_sample_is_not_warned_of(
+    step: Any, make_dataset: Callable[..., Any]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(make_dataset().path, 5, transform=step)
+        if step is not None:
+            Loader(make_dataset().path, 5, transform=transforms.Compose([step]))
