@@ -22,8 +22,44 @@ FILE = click.Path(dir_okay=False)
 FOLDER = click.Path(file_okay=False)
 
 
+#: The options of `memload build` that say how a source is read, apart from those of the classes.
+_SOURCE_OPTIONS = (
+    *("extensions", "root", "path_column", "extension", "where", "image_column", "label_column"),
+    *("points", "arrays", "labels"),
+)
+
+#: The sections of a long help text, each with its options. The others come last.
+_SECTIONS = {
+    "How the source is read": (*_SOURCE_OPTIONS, "classes", "classes_from", "manifest"),
+    "How images are stored": (
+        *("size", "fit", "interpolation", "mode", "background", "fill", "no_exif", "shard_size"),
+    ),
+    "How images are decoded": ("fast", "decoder", "strict", "max_pixels"),
+}
+
+
+class _Command(click.Command):
+    """Shows options in sections, and a whole sentence about itself in the list of commands."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        return (self.help or "").partition("\n\n")[0].replace("\n", " ")
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        section_of = {name: title for title, names in _SECTIONS.items() for name in names}
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(context):
+            if record := option.get_help_record(context):
+                title = section_of.get(str(option.name), "Options")
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 class _CommandLine(click.Group):
     """Reports an error that a user can fix in one line. Exits with 1, or with 130 after Ctrl-C."""
+
+    command_class = _Command
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         _prepare_streams()
@@ -100,6 +136,16 @@ def _named(text: str) -> tuple[str, str]:
     return name, pattern
 
 
+def _condition(text: str) -> tuple[str, str]:
+    """Parse NAME=TEXT for ``--where``."""
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise click.BadParameter(
+            f"{text!r} is not NAME=TEXT. Give a column and its text such as split=train."
+        )
+    return name, value
+
+
 def _numbers(text: str) -> list[int]:
     """Parse numbers separated by commas for ``--indices``."""
     try:
@@ -111,8 +157,9 @@ def _numbers(text: str) -> list[int]:
 
 
 def _by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    if len(dict(pairs)) < len(pairs):
-        raise click.UsageError(f"{option} has the same name twice. Use different names.")
+    names = [name for name, _ in pairs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise click.UsageError(f"{option} has {twice.pop()!r} twice. Give each name once.")
     return dict(pairs)
 
 
@@ -133,9 +180,51 @@ def main() -> None:
 @main.command()
 @click.argument("arguments", metavar="SOURCE... OUT.BIN", nargs=-1, required=True)
 @click.option(
+    "--extensions", metavar="E,F,…",
+    help="Folders and zips: extensions of image files, such as .jpg,.gif. Default: torchvision's."
+)
+@click.option(
+    "--root", help="Tables: folder or URL that paths are relative to. Default: the table's folder."
+)
+@click.option("--path-column", help="Tables: column with the paths. Default: the first.")
+@click.option(
+    "--extension", help="Tables: extension to add to paths that have none, such as .jpg."
+)
+@click.option(
+    "--where", type=_condition, metavar="NAME=TEXT", multiple=True,
+    help="Tables: read only lines with this text, such as split=train. Repeatable."
+)
+@click.option(
+    "--image-column", help="Parquet: column with the images. Default: image, img, jpg, png or webp."
+)
+@click.option(
+    "--label-column",
+    help="Tables and Parquet: column with the labels. Default: label, or the only column of text."
+)
+@click.option(
+    "--points", type=_named, metavar="NAME=PATTERN", multiple=True,
+    help="Tables: columns that are x, y pairs, such as 'landmarks=part_*' (x, y, x, y, …), "
+    "'landmarks=x*,y*', or landmarks=2 for all. Repeatable."
+)
+@click.option(
+    "--array", "arrays", type=_named, metavar="NAME=PATTERN", multiple=True,
+    help="Tables: columns that form one array, such as 'pose=r*:3x3'. Repeatable."
+)
+@click.option("--labels", type=FILE, help="Arrays: file with the labels (.npy).")
+@click.option(
+    "--classes", metavar="A,B,…", help="Names of the classes. They are numbered in this order."
+)
+@click.option(
+    "--classes-from", type=FILE, metavar="FILE",
+    help="Number the classes as in this data set, or as in this text file with one name a line."
+)
+@click.option(
+    "--manifest", type=FILE, help="Table to read in place of SOURCE, whatever its name is."
+)
+@click.option(
     "-s", "--size", type=_size, metavar="SIDE|HxW",
-    help="Size of the stored images: one side, or height×width. Default: 256, or as it is for "
-    "arrays and for data sets of memload's."
+    help="Size of the stored images: one side, or height×width. Default: 256. Arrays and memload "
+    "data sets keep their size."
 )
 @click.option(
     "--fit", type=click.Choice(["crop", "squash", "pad"]), default="crop",
@@ -151,6 +240,13 @@ def main() -> None:
     help="RGB: color. L: grayscale. array: store arrays as they are. Default: array for arrays, "
     "else RGB."
 )
+@click.option("--background", default="white", help="Color behind transparent pixels.")
+@click.option("--fill", default="black", help="Color of the margin with --fit pad.")
+@click.option("--no-exif", is_flag=True, help="Ignore the EXIF orientation of images.")
+@click.option(
+    "--shard-size", type=_bytes, metavar="BYTES",
+    help="Split the pixels into files of at most this size, such as 4GB."
+)
 @click.option(
     "--fast", is_flag=True,
     help="Decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is still twice the stored size, "
@@ -164,45 +260,10 @@ def main() -> None:
     "--strict", is_flag=True,
     help="Reject damaged JPEGs that Pillow would decode without a warning (needs simplejpeg)."
 )
-@click.option("--no-exif", is_flag=True, help="Ignore the EXIF orientation of images.")
-@click.option("--background", default="white", help="Color behind transparent pixels.")
-@click.option("--fill", default="black", help="Color of the margin with --fit pad.")
 @click.option(
     "--max-pixels", type=click.IntRange(min=1), default=89_478_485,
     help="Reject larger images before they take memory."
 )
-@click.option(
-    "--extensions", help="Extensions of image files, such as .jpg,.gif. Default: torchvision's."
-)
-@click.option("--manifest", type=FILE, help="Table to read. The same as giving it as SOURCE.")
-@click.option(
-    "--root", help="Folder or URL that paths in a table are relative to. Default: the table's."
-)
-@click.option("--path-column", help="Column with the paths of images. Default: the first.")
-@click.option("--image-column", help="Column with the images of Parquet files.")
-@click.option(
-    "--label-column", help="Column with the labels. Default: label, or the only column of text."
-)
-@click.option("--extension", help="Extension to add to paths without one, such as .jpg.")
-@click.option(
-    "--where", type=_named, metavar="NAME=TEXT", multiple=True,
-    help="Read only lines of a table with this text, such as split=train."
-)
-@click.option(
-    "--points", type=_named, metavar="NAME=PATTERN", multiple=True,
-    help="Columns of a table that are x, y pairs, such as 'landmarks=part_*' "
-    "(x, y, x, y, …), 'landmarks=x*,y*', or landmarks=2 for all."
-)
-@click.option(
-    "--array", "arrays", type=_named, metavar="NAME=PATTERN", multiple=True,
-    help="Columns of a table that form one array, such as 'pose=r*:3x3'."
-)
-@click.option("--labels", type=FILE, help="Labels (.npy) beside a SOURCE that is an array.")
-@click.option(
-    "--classes-from", type=FILE, metavar="FILE",
-    help="Number the classes as in this data set, or as in this text file with one name a line."
-)
-@click.option("--classes", metavar="A,B,…", help="Number the classes in this order.")
 @click.option(
     "--on-error", type=click.Choice(["skip", "raise"]), default="skip",
     help="skip: list unusable images in OUT.rejects.csv and continue. raise: stop at the first."
@@ -210,10 +271,6 @@ def main() -> None:
 @click.option(
     "-j", "--num-workers", type=click.IntRange(min=0),
     help="Number of processes. Default: one for each core. 0: use this process."
-)
-@click.option(
-    "--shard-size", type=_bytes, metavar="BYTES",
-    help="Split the pixels into files of at most this size, such as 4GB."
 )
 @click.option(
     "--timeout", type=click.FloatRange(min=0.1), default=60,
@@ -224,13 +281,18 @@ def main() -> None:
 def build(arguments: tuple[str, ...], **options: Any) -> None:
     """Decode the images of SOURCE once, into the memory map OUT.BIN and its index OUT.idx.
 
-    SOURCE is a folder with one subfolder for each class, a table (.csv, .tsv), a .zip, .parquet or
-    .tar files, an array (.npy), a data set of memload's (.bin), or a URL of these.
+    SOURCE is a folder with one subfolder for each class, a table (.csv, .tsv, .txt), a .zip,
+    .parquet or .tar files, an array (.npy), a memload data set (.bin, .idx), or a URL of these.
+
+    \b
+      memload build images/ out.bin
+      memload build labels.csv train.bin --root images/ --where split=train
+      memload build 'shards/{000..123}.tar' out.bin -s 224
+      memload build val/ val.bin --classes-from train.bin
 
     If a build is interrupted, run the same command again: it continues where it stopped.
     """
-    *sources, output = arguments
-    source = _source(sources, options)
+    source, output = _open_source(arguments, options)
     import logging
 
     import memload
@@ -253,38 +315,43 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 # fmt: on
 
 
-#: The options of `memload build` that say how a source is read.
-_SOURCE_OPTIONS = (
-    *("root", "path_column", "image_column", "label_column", "extension", "labels"),
-    *("extensions", "where", "points", "arrays"),
-)
+def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any, str]:
+    """Return what to build from, and the output.
 
-
-def _source(sources: list[str], options: dict[str, Any]) -> Any:
-    """Return what to build from. Takes the options that describe it out of ``options``."""
-    manifest, names = options.pop("manifest"), options.pop("classes")
-    classes_from = options.pop("classes_from")
-    if bool(sources) == bool(manifest):
+    Takes the options that describe the source out of ``options``.
+    """
+    *sources, output = arguments
+    manifest = options.pop("manifest")
+    if manifest and sources:
         raise click.UsageError(
-            f"Give SOURCE and OUT.BIN, not {'two sources' if manifest else 'only one of them'}."
+            f"Give only OUT.BIN with --manifest {manifest}. These are given: {' '.join(arguments)}."
         )
-    if names and classes_from:
-        raise click.UsageError("Give either --classes or --classes-from.")
-    options["classes"] = names.split(",") if names else classes_from
+    if not manifest and not sources:
+        raise click.UsageError(f"Give SOURCE and OUT.BIN. Only one is given: {output}.")
+    options["classes"] = _classes(options.pop("classes"), options.pop("classes_from"))
     reading = {name: options.pop(name) for name in _SOURCE_OPTIONS}
-    for name in ("where", "points", "arrays"):
-        reading[name] = _by_name(f"--{name.removesuffix('s')}", reading[name])
+    for name, option in (("where", "--where"), ("points", "--points"), ("arrays", "--array")):
+        reading[name] = _by_name(option, reading[name])
     if reading["extensions"]:
         endings = reading["extensions"].split(",")
         reading["extensions"] = [f".{ending.strip().lstrip('.')}" for ending in endings]
     given = {name: value for name, value in reading.items() if value}
-    import memload
-
-    if manifest:
-        return memload.Manifest(manifest, **given)
     if len(sources) == 1 and not given:
-        return sources[0]
-    return memload.open_source(sources if len(sources) > 1 else sources[0], **given)
+        return sources[0], output
+    from memload.building.sources.opening import UsageError, open_paths, open_table
+
+    try:
+        if manifest:
+            return open_table(manifest, **given), output
+        return open_paths(sources, given), output
+    except UsageError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _classes(names: str | None, file: str | None) -> list[str] | str | None:
+    if names and file:
+        raise click.UsageError("Give either --classes or --classes-from.")
+    return [name.strip() for name in names.split(",")] if names else file
 
 
 @main.command()

@@ -146,11 +146,9 @@ def test_the_defaults_of_the_command_are_those_of_the_function(
 ) -> None:
     assert run("build", "images", "out.bin").status == 0
     assert (call.pop("source"), call.pop("output")) == ("images", "out.bin")
-    assert call.pop("size") == (256, 256)
     parameters = inspect.signature(build_function).parameters
-    assert parameters["size"].default is None  # 256 for images
     assert {name: parameters[name].default for name in call} == call
-    assert parameters.keys() - call.keys() == {"source", "output", "size"}
+    assert parameters.keys() - call.keys() == {"source", "output"}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +164,10 @@ def test_the_defaults_of_the_command_are_those_of_the_function(
         (["--background", "red"], "background", "red"),
         (["--fill", "blue"], "fill", "blue"),
         (["--max-pixels", "99"], "max_pixels", 99),
+        (["--classes", "a, b"], "classes", ["a", "b"]),
+        (["--classes-from", "a.bin"], "classes", "a.bin"),
+        (["-s", "32"], "size", (32, 32)),
+        (["-j", "3"], "num_workers", 3),
         (["--on-error", "raise"], "on_error", "raise"),
         (["--num-workers", "3"], "num_workers", 3),
         (["--timeout", "2.5"], "timeout", 2.5),
@@ -185,14 +187,23 @@ def test_options_reach_the_build(
     [
         ("convert", "No such command 'convert'"),
         ("build", "Missing argument"),
-        ("build out.bin", "Give IMAGES and OUT.BIN, not 1 argument: out.bin"),
-        ("build a b out.bin", "Give IMAGES and OUT.BIN, not 3 arguments: a b out.bin"),
-        ("build a out.bin --manifest m.csv", "Give only OUT.BIN with --manifest"),
-        ("build a out.bin --root there", "Add --manifest FILE"),
-        ("build a out.bin --points p=x*,y*", "Add --manifest FILE"),
-        ("build a out.bin --array p=x*", "Add --manifest FILE"),
-        ("build out.bin --manifest m.csv --extensions .gif", "--extensions does not go with --manifest"),
-        ("build out.bin --manifest m.csv --points a=2 --points a=x*,y*", "same name twice"),
+        ("build out.bin", "Give SOURCE and OUT.BIN. Only one is given: out.bin"),
+        ("build a b out.bin", "2 sources are given: a, b."),
+        ("build a.tar b.zip out.bin", "2 sources are given: a.tar, b.zip."),
+        ("build a out.bin --manifest m.csv", "Give only OUT.BIN with --manifest m.csv. These are given: a out.bin"),
+        ("build a out.bin --root there", "--root: a is read as a folder of images"),
+        ("build a.zip out.bin --where split=train", "--where: a.zip is read as a zip archive"),
+        ("build a.tar out.bin --points p=x*,y*", "--points: a.tar is read as tar shards"),
+        ("build a.npy out.bin --array p=x*", "--array: a.npy is read as an array"),
+        ("build a.npy out.bin --array p=x*", "or use --labels"),
+        ("build a.bin out.bin --label-column x --extension .jpg", "--extension, --label-column: a.bin is read as a memload data set"),
+        ("build a.csv out.bin --labels y.npy", "--labels: a.csv is read as a table"),
+        ("build a.parquet out.bin --path-column x", "--path-column: a.parquet is read as Parquet"),
+        ("build out.bin --manifest m.csv --extensions .gif", "--extensions: m.csv is read as a table"),
+        ("build out.bin --manifest m.csv --points a=2 --points a=x*,y*", "--points has 'a' twice"),
+        ("build m.csv out.bin --where a=1 --where a=2", "--where has 'a' twice"),
+        ("build m.csv out.bin --where split", "'split' is not NAME=TEXT"),
+        ("build a out.bin --classes a,b --classes-from b.bin", "either --classes or --classes-from"),
         ("build a out.bin --points landmarks", "'landmarks' is not NAME=PATTERN"),
         ("build a out.bin --array =x*", "'=x*' is not NAME=PATTERN"),
         ("build a out.bin --fit stretch", "'--fit'"),
@@ -306,7 +317,7 @@ def test_wrong_sources_and_outputs_are_reported_in_one_line(
     manifest.write_text("path,label\n")
     for source in (tmp_path / "missing", empty, image):
         assert_one_line(build(run, source, output), source)
-    assert_one_line(build(run, manifest, output), manifest, f"--manifest {manifest}")
+    assert_one_line(build(run, manifest, output), manifest, "it lists no images")
     assert_one_line(run("build", output, "--manifest", tmp_path / "none.csv"), "none.csv")
     assert_one_line(run("build", output, "--manifest", "/dev/zero"), "/dev/zero")
     assert_one_line(build(run, folder, existing), existing, "--overwrite")

@@ -1,6 +1,7 @@
 """The README and docs/: their Python and their memload commands run, and their links exist."""
 
 import importlib.util
+import io
 import json
 import re
 import shlex
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import tqdm
 from click.testing import CliRunner
 
 import memload
@@ -24,14 +27,28 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.fixture(scope="session")
+def tqdm_monitor() -> None:
+    """Let tqdm start its thread and make its lock before `nothing_left_behind` looks."""
+    tqdm.tqdm(range(1), file=io.StringIO()).close()
+
+
 @pytest.fixture
 def names(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    containers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, Any]]:
     """The names that the pages leave to the reader. The files that they mention are in this folder."""
     monkeypatch.chdir(tmp_path)
+    folder = containers.directory()
     for name in ("out.bin", "train.bin", "val.bin"):
         memload.build(folder, name, size=256, num_workers=0)
+    for name in ("train", "val"):
+        (tmp_path / name).symlink_to(folder)
+    for write in (containers.table, containers.tar, containers.zip):
+        write()
+    np.save("images.npy", np.zeros((6, 8, 8, 3), np.uint8))
+    np.save("labels.npy", np.arange(6))
+    memload.build("out.bin", "big.bin", num_workers=0)
     files = sorted(folder.rglob("*.jpg"))
     rows = [f"{path.relative_to(folder)},{n},{n + 1},3,4" for n, path in enumerate(files)]
     columns = "path,part_0_x,part_0_y,part_1_x,part_1_y"
@@ -49,11 +66,21 @@ def names(
     given.clear()  # close what a page has opened
 
 
+def write_more_sources(containers: Any) -> None:
+    """Write the files of docs/sources.md that need libraries. Skips the test if one is missing."""
+    containers.parquet()
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open("images.lmdb") as environment, environment.begin(write=True) as transaction:
+        for name, content in containers.pictures.items():
+            transaction.put(name.encode(), content)
+
+
 def run_commands(text: str) -> int:
     """Run the memload commands of a console block, and return how many there are."""
-    lines = re.findall(r"^\$ memload (.*)", text, re.MULTILINE)
-    commands = [line for line in lines if not line.startswith("bench")]  # see test_bench.py
+    commands = re.findall(r"^\$ memload (.*)", text, re.MULTILINE)
     for command in commands:
+        if command.startswith("bench") or "://" in command or "..123" in command:
+            continue  # see test_bench.py, building/sources/test_remote.py and test_archives.py
         overwrite = ["--overwrite"] if command.startswith("build") else []
         done = CliRunner().invoke(main, shlex.split(command, comments=True) + overwrite)
         assert done.exit_code == 0, f"{command}: {done.output}"
@@ -69,8 +96,19 @@ def run_python(text: str, names: dict[str, Any]) -> int:
     return 1
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_examples_of_a_page_run(page: Path, names: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name == "sources.md" else ())
+        for page in PAGES
+    ],
+    ids=lambda page: page.name,
+)
+def test_the_examples_of_a_page_run(
+    page: Path, names: dict[str, Any], containers: Any, tqdm_monitor: None
+) -> None:
+    if page.name == "sources.md":
+        write_more_sources(containers)
     blocks = BLOCK.findall(page.read_text())
     ran = {kind: 0 for kind, _ in blocks}
     for kind, text in blocks:
@@ -78,8 +116,8 @@ def test_the_examples_of_a_page_run(page: Path, names: dict[str, Any]) -> None:
     assert set(ran) <= {"console", "python"}
     assert all(ran.values()) or page.name == "bench.md"  # whose only command takes long
     if page.name == "README.md":
-        assert names["images"].shape == (12, 3, 256, 256)
-        assert memload.MemmapDataset("dataset.bin").labels.tolist() == [0, 1, 2] * 4
+        assert names["images"].shape == (30, 3, 256, 256)
+        assert memload.MemmapDataset("dataset.bin").labels.tolist() == [0, 1, 2] * 10
     if page.name == "reading.md":
         faces = memload.Manifest("faces.csv", root="images", points={"landmarks": "part_*"})
         memload.build(faces, "faces.bin", size=16)

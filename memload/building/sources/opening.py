@@ -18,7 +18,6 @@ from memload.building.sources.remote import RemoteFiles, RemoteFolder, download,
 from memload.building.sources.table import Manifest, list_images
 from memload.building.sources.tar import TarShards
 from memload.building.sources.zip import ZipArchive
-from memload.errors import SourceError
 
 #: What opens a file, by its ending.
 _KINDS: Mapping[str, type] = {
@@ -45,7 +44,23 @@ _OPTIONS: Mapping[type, tuple[str, ...]] = {
     ArrayFile: ("labels",),
 }
 
+#: What messages call a source that is opened by a class.
+_DESCRIPTIONS: Mapping[type, str] = {
+    ImageFolder: "a folder of images",
+    RemoteFolder: "a folder of images on a server",
+    ZipArchive: "a zip archive",
+    Manifest: "a table",
+    ParquetFiles: "Parquet",
+    TarShards: "tar shards",
+    ArrayFile: "an array",
+    ExistingDataset: "a memload data set",
+}
+
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class UsageError(ValueError):
+    """Sources that cannot be built together, or an option that a source does not have."""
 
 
 def open_source(
@@ -67,9 +82,9 @@ def open_source(
     """
     given = {name: value for name, value in options.items() if value not in (None, (), "", {})}
     if isinstance(source, (str, os.PathLike)):
-        return _open_paths([os.fspath(source)], given)
+        return open_paths([os.fspath(source)], given)
     if _is_list_of_files(source):
-        return _open_paths([os.fspath(path) for path in source], given)
+        return open_paths([os.fspath(path) for path in source], given)
     if given:
         raise ValueError(f"{', '.join(given)}: only for files and folders. Leave it out.")
     if isinstance(source, Source):
@@ -89,6 +104,11 @@ def open_source(
     )
 
 
+def open_table(path: str | Path, **options: Any) -> Source:
+    """Open a table whatever its name is, such as that of a pipe. See `Manifest` for ``options``."""
+    return _open_as(Manifest, [os.fspath(path)], options)
+
+
 def _is_list_of_files(source: Any) -> bool:
     """Return whether these are files that make up one source, and not a list of images."""
     return (
@@ -106,23 +126,28 @@ def _kind_of(path: str) -> type | None:
     return _KINDS.get(os.path.splitext(path.rstrip("/"))[1].lower())  # noqa: PTH122  # or a URL
 
 
-def _open_paths(given: Sequence[str], options: dict[str, Any]) -> Source:
+def open_paths(given: Sequence[str], options: dict[str, Any]) -> Source:
+    """Open paths or URLs that together are one source. Raises as `open_source` does."""
     paths = [path for name in given for path in _expand(name)]
-    kinds = {_kind_of(path) for path in paths}
-    is_folder = Path(paths[0]).is_dir()
-    kind = None if is_folder else kinds.pop()
+    kinds = {None if Path(path).is_dir() else _kind_of(path) for path in paths}
+    kind = kinds.pop()
     if len(paths) > 1 and (kinds or kind not in _SEVERAL):
-        raise SourceError(
-            f"{len(paths)} sources are given ({', '.join(paths[:3])}, …). Several files of one "
-            "kind can be built together if they are tar or Parquet files. Build others one by one."
+        names = ", ".join([*paths[:3], *["…"] * (len(paths) > 3)])
+        raise UsageError(
+            f"{len(paths)} sources are given: {names}. Several files of one kind can be built "
+            "together if they are tar or Parquet files. Build others one by one."
         )
+    return _open_as(kind, paths, options)
+
+
+def _open_as(kind: type | None, paths: Sequence[str], options: dict[str, Any]) -> Source:
+    """Open paths as files of this kind, or as a folder if it is None."""
     if is_url(paths[0]):
         return _open_urls(paths, kind, options)
-    if kind is Manifest and is_url(options.get("root")):
-        _check_options(Manifest, options, paths[0])
-        return _remote_table(paths[0], options)
     opener = kind or ImageFolder
     _check_options(opener, options, paths[0])
+    if opener is Manifest and is_url(options.get("root")):
+        return _remote_table(paths[0], options)
     opened: Source = opener(paths if opener in _SEVERAL else paths[0], **options)
     return opened
 
@@ -151,12 +176,18 @@ def _remote_table(path: str, options: dict[str, Any]) -> Source:
 
 def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
     known = _OPTIONS.get(kind, ())
-    unknown = [name for name in options if name not in known]
+    unknown = [_as_typed(name) for name in options if name not in known]
     if unknown:
-        raise ValueError(
-            f"{', '.join(unknown)}: {path} is opened as {kind.__name__}, which has no such option. "
-            f"It has: {', '.join(known) or 'none'}."
+        names = ", ".join(map(_as_typed, known))
+        raise UsageError(
+            f"{', '.join(unknown)}: {path} is read as {_DESCRIPTIONS[kind]}, to which this does "
+            f"not apply. Leave it out{f', or use {names}' if names else ''}."
         )
+
+
+def _as_typed(option: str) -> str:
+    """Return the name of an option on the command line."""
+    return "--array" if option == "arrays" else f"--{option.replace('_', '-')}"
 
 
 def _expand(path: str) -> list[str]:

@@ -172,5 +172,5 @@ def test_a_damaged_zip_is_an_error_or_rejects_the_sample(containers: Any) -> Non
 
 
 def test_files_of_other_kinds_are_not_built_together(containers: Any) -> None:
-    with pytest.raises(SourceError, match="one by one"):
+    with pytest.raises(ValueError, match="one by one"):
         open_source([containers.zip(), containers.tar()])
