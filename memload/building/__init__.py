@@ -23,6 +23,7 @@ pixels is done. So nothing has to reach the disk in order, and any number of wor
 `sources`, `manifest`   folders, data sets and CSV files as sequences of records
 `conversion`            a record to a row: its pixels, flags and sums
 `decoders`, `resizing`  bytes to a picture; a picture to a fixed shape
+`depth`                 pictures with more than 8 bits
 `pool`                  worker processes that survive a crash or a hang
 `worker`                what a worker does with a chunk of rows
 `writer`                the shards under construction

@@ -142,8 +142,10 @@ def build(
       CenterCrop. ``"squash"`` changes the aspect ratio. ``"pad"`` puts ``fill`` around the image.
     - ``fast`` resizes only the part that is kept, and decodes a JPEG at 1/2, 1/4 or 1/8 of its size
       if that leaves at least twice the stored size.
-    - ``decoder``, ``mode``, ``background``, ``exif``, ``max_pixels`` and ``strict`` are explained
-      in `memload.building.decoders.Decoder`.
+    - ``mode``: ``"RGB"``, ``"L"`` (gray) or ``"I;16"``, which stores gray of up to 16 bits as
+      uint16 ``(H, W, 1)``, with the values of the file. Colors become gray of 0 to 255 then.
+    - ``decoder``, ``background``, ``exif``, ``max_pixels`` and ``strict`` are explained in
+      `memload.building.decoders.Decoder`, and ``mode`` in more detail.
 
     ``mode="array"`` is for data sets whose samples are arrays ``(H, W)`` or ``(H, W, C)``, or
     tensors ``(C, H, W)``: uint8, uint16, int16, int32, float16 or float32 with any number of

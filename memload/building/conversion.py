@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,10 +19,11 @@ from memload.building.decoders import (
     MAX_PIXELS,
     MODES,
     Decoder,
+    Picture,
     loaded_libraries,
     parse_color,
 )
-from memload.building.notes import ENLARGED, FLATTENED
+from memload.building.notes import ENLARGED, FLATTENED, REDUCED, REDUCED_COLORS
 from memload.building.resizing import (
     FITS,
     INTERPOLATIONS,
@@ -88,7 +89,6 @@ class Settings:
     background: str = "white"
     fill: str = "black"
     max_pixels: int = MAX_PIXELS
-    descr: ClassVar[str] = "|u1"  #: the element type of a stored picture
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -113,6 +113,11 @@ class Settings:
     def shape(self) -> tuple[int, int, int]:
         """The shape (H, W, C) of a stored picture."""
         return (*self.size, 3 if self.mode == "RGB" else 1)
+
+    @property
+    def descr(self) -> str:
+        """The element type of a stored picture."""
+        return "<u2" if self.mode == "I;16" else "|u1"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings for the index, which is JSON. It names what resizes: Pillow."""
@@ -145,11 +150,18 @@ class Settings:
             source_points = turn_points(source_points, picture.size, picture.orientation)
             columns[name] = placement.points(source_points)
             flags |= FLAG_OUTSIDE * _any_outside(columns[name], self.size)
-        counts = np.array(resized.histogram(), np.float64).reshape(-1, 256)
-        total, squares = (counts @ _POWERS).T.astype(np.uint64)
-        remarks = ENLARGED * placement.enlarges | FLATTENED * picture.is_flattened
-        pixels, size = resized.tobytes(), picture.size
-        return Row(pixels, flags, size, total, squares, columns, file_state, remarks)
+        pixels, total, squares = _pixels_and_sums(resized)
+        return Row(
+            pixels,
+            flags,
+            picture.size,
+            total,
+            squares,
+            columns,
+            file_state,
+            _remarks(picture, placement),
+            picture.losses.reduced_range or (0, 0),
+        )
 
     def _read(self, image: Any) -> tuple[bytes | Image.Image, FileState]:
         """Return an image for the decoder, and the state of its file."""
@@ -170,6 +182,27 @@ class Settings:
     def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
         width, height = Placement.of(size, self.size[::-1], self.fit).resized
         return 2 * width, 2 * height
+
+
+def _pixels_and_sums(image: Image.Image) -> tuple[bytes, np.ndarray, np.ndarray]:
+    """Return the bytes of a resized picture, and ``total`` and ``squares`` (see `Row`)."""
+    if image.mode == "F":
+        values = np.rint(np.asarray(image)).clip(0, 65535).astype("<u2")
+        return values.tobytes(), *_sums(values.reshape(-1, 1))
+    counts = np.array(image.histogram(), np.float64).reshape(-1, 256)
+    total, squares = (counts @ _POWERS).T.astype(np.uint64)
+    return image.tobytes(), total, squares
+
+
+def _remarks(picture: Picture, placement: Placement) -> int:
+    losses = picture.losses
+    is_gray = losses.reduced_range is not None and not losses.is_color
+    return (
+        ENLARGED * placement.enlarges
+        | FLATTENED * losses.is_flattened
+        | REDUCED * is_gray
+        | REDUCED_COLORS * losses.is_color
+    )
 
 
 #: Errors that are the fault of this process or machine, not of the file.

@@ -7,12 +7,21 @@ import io
 import re
 from collections.abc import Callable
 from importlib import metadata
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import PIL
 from PIL import Image, ImageColor, UnidentifiedImageError, features
 
+from memload.building.depth import (
+    check_range,
+    color_range,
+    describe_tiff,
+    gray_values,
+    is_deep_gray,
+    largest_value,
+    to_8_bits,
+)
 from memload.building.resizing import Box, turn, turn_box, turn_size
 from memload.errors import DecodeError, DependencyError, describe_error
 
@@ -26,7 +35,7 @@ try:
 except ImportError:  # pragma: no cover
     simplejpeg = None
 
-Mode = Literal["RGB", "L"]
+Mode = Literal["RGB", "L", "I;16"]
 MODES: tuple[str, ...] = get_args(Mode)
 DECODERS = ("pillow", "jpeg4py")
 
@@ -42,24 +51,39 @@ MAX_PIXELS = 89_478_485
 Draft = Callable[[tuple[int, int]], tuple[int, int]]
 
 
+class Losses(NamedTuple):
+    """What was lost when a picture was converted to its mode."""
+
+    is_flattened: bool = False  #: whether the background shows through transparent pixels
+    #: the least and greatest value of more than 8 bits that were reduced to 8, or None
+    reduced_range: tuple[int, int] | None = None
+    is_color: bool = False  #: whether these are colors, whose range is known to 8 bits only
+
+
 class Picture(NamedTuple):
     """A decoded picture, and what is known of its file."""
 
-    image: Image.Image  #: upright, in the mode asked for
+    image: Image.Image  #: upright, in the mode asked for; F for I;16
     box: Box  #: the part of ``image`` that shows the whole picture
     size: tuple[int, int]  #: width and height as stored, before any scaling by the decoder
     orientation: int  #: the EXIF orientation from which it was turned upright, 1 for none
     used_fallback: bool = False  #: whether the chosen library gave up and Pillow decoded the file
-    is_flattened: bool = False  #: whether the background shows through transparent pixels
+    losses: Losses = Losses()
 
 
 class Decoder:
     """Decodes encoded images to pictures of one mode. Thread-safe.
 
+    ``mode`` is RGB, L (gray) or I;16 (gray of 16 bits). RGB and L scale values of more than 8 bits
+    to 8. In I;16, gray pictures keep the values that their file has, whether they go up to 255,
+    4,095 or 65,535: nothing is scaled. Colors become gray of 8 bits, from 0 to 255, as in mode L,
+    because Pillow reads only 8 bits of each color.
+
     ``name`` is ``pillow`` (or pillow-simd, if that is installed) or ``jpeg4py``. ``background`` is
-    the color behind transparent pixels, a CSS name or ``#rrggbb``. ``exif=False`` leaves pictures
-    as stored. ``max_pixels`` limits width × height, and is compared with the header before any
-    memory is taken. ``strict`` rejects JPEGs with damage that Pillow accepts silently.
+    the color behind transparent pixels, a CSS name or ``#rrggbb``. Behind gray of more than 8 bits,
+    white is 65,535. ``exif=False`` leaves pictures as stored. ``max_pixels`` limits width × height,
+    and is compared with the header before any memory is taken. ``strict`` rejects JPEGs with damage
+    that Pillow accepts silently.
 
     Raises ValueError for a wrong color, and DependencyError if a library is not installed.
     """
@@ -99,9 +123,8 @@ class Decoder:
             # Pillow's own limit. Its message has the number of pixels in parentheses, and no size.
             raise self._too_large(int(re.findall(r"\((\d+) pixels\)", str(error))[0])) from None
         except UnidentifiedImageError:
-            raise DecodeError(
-                f"not an image in a supported format ({', '.join(FORMATS)})"
-            ) from None
+            unknown = f"not an image in a supported format ({', '.join(FORMATS)})"
+            raise DecodeError(describe_tiff(cast("bytes", data)) or unknown) from None
         except MemoryError:
             raise DecodeError("there is not enough memory to decode it") from None
         # For bad files, Pillow raises OSError, ValueError, SyntaxError, struct.error and others.
@@ -119,11 +142,13 @@ class Decoder:
             return self._decode_jpeg(image, data, draft)
         if image.format == "TIFF":
             return self._decode_tiff(image)
-        transparent = _png_transparent_value(image)
+        largest, transparent = largest_value(image), _png_transparent_value(image)
         image.load()
         if transparent is not None:
             image.info["transparency"] = transparent
-        return self._upright(image, image.size, _orientation(image) if self.exif else 1)
+        orientation = _orientation(image) if self.exif else 1
+        converted, losses = to_mode(image, self.mode, self.background, largest)
+        return self._upright(converted, losses, image.size, orientation)
 
     def _decode_jpeg(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         if self.strict:
@@ -142,7 +167,8 @@ class Decoder:
         if decoded is None:
             image.load()
             decoded = image
-        picture = self._upright(decoded, size, orientation, box)
+        converted, losses = to_mode(decoded, self.mode, self.background)
+        picture = self._upright(converted, losses, size, orientation, box)
         return picture._replace(used_fallback=used_fallback)
 
     def _decode_tiff(self, image: Image.Image) -> Picture:
@@ -152,21 +178,24 @@ class Decoder:
             raise self._too_large(tile_pixels)
         orientation = _orientation(image)
         image.load()  # Pillow turns it upright
-        image, is_flattened = to_mode(image, self.mode, self.background)
+        image, losses = to_mode(image, self.mode, self.background, largest_value(image))
         image = turn(image, _INVERSE.get(orientation, orientation))  # as it is stored
-        picture = self._upright(image, image.size, orientation if self.exif else 1)
-        return picture._replace(is_flattened=is_flattened)
+        return self._upright(image, losses, image.size, orientation if self.exif else 1)
 
     def _upright(
-        self, image: Image.Image, size: tuple[int, int], orientation: int, box: Box | None = None
+        self,
+        image: Image.Image,
+        losses: Losses,
+        size: tuple[int, int],
+        orientation: int,
+        box: Box | None = None,
     ) -> Picture:
-        """Convert a loaded image to its mode, and turn it upright."""
-        image, is_flattened = to_mode(image, self.mode, self.background)
+        """Turn a converted picture upright."""
         box = box or (0.0, 0.0, *image.size)
         if orientation > 1:
             box = turn_box(box, image.size, orientation)
             image = turn(image, orientation)
-        return Picture(image, box, size, orientation, is_flattened=is_flattened)
+        return Picture(image, box, size, orientation, losses=losses)
 
     def _too_large(self, pixels: int) -> DecodeError:
         return DecodeError(
@@ -176,15 +205,17 @@ class Decoder:
 
 
 def to_mode(
-    image: Image.Image, mode: Mode, background: tuple[int, int, int]
-) -> tuple[Image.Image, bool]:
-    """Convert a picture of any mode to RGB or L. Also return whether ``background`` shows in it.
+    image: Image.Image, mode: Mode, background: tuple[int, int, int], largest: int = 255
+) -> tuple[Image.Image, Losses]:
+    """Convert a loaded picture of any mode to RGB or L, or to F for the mode I;16.
 
-    Transparent pixels show ``background`` (R, G, B). 16 bits are scaled to 8, not clipped. Raises
-    DecodeError if the pixels have no declared range.
+    Transparent pixels show ``background`` (R, G, B). ``largest`` is the picture's `largest_value`;
+    for RGB and L, values are scaled so that it becomes 255, not clipped. Raises DecodeError if the
+    pixels have no declared range.
     """
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _scale_16_bit(image)
+    if is_deep_gray(image):
+        return _convert_deep_gray(image, mode, background, largest)
+    reduced_range = color_range(image, largest) if largest > 255 else None
     if image.mode == "La":
         image = image.convert("LA")  # Pillow cannot convert premultiplied gray to anything else
     is_flattened = False
@@ -193,7 +224,33 @@ def to_mode(
         is_flattened = image.getchannel("A").getextrema() != (255, 255)
         canvas = Image.new("RGBA", image.size, (*background, 255))
         image = Image.alpha_composite(canvas, image).convert("RGB")
-    return image if image.mode == mode else image.convert(mode), is_flattened
+    if mode == "I;16":
+        image = image.convert("L").convert("F")
+    elif image.mode != mode:
+        image = image.convert(mode)
+    return image, Losses(is_flattened, reduced_range, is_color=reduced_range is not None)
+
+
+def _convert_deep_gray(
+    image: Image.Image, mode: Mode, background: tuple[int, int, int], largest: int
+) -> tuple[Image.Image, Losses]:
+    if mode != "I;16":
+        check_range(image)
+    values = gray_values(image, largest)
+    transparent = image.info.get("transparency")
+    is_transparent = np.asarray(image) == transparent if isinstance(transparent, int) else None
+    is_flattened = bool(np.any(is_transparent))
+    if mode == "I;16":
+        floats = values.astype(np.float32)
+        if is_transparent is not None:
+            (level,) = Image.new("RGB", (1, 1), background).convert("L").tobytes()
+            floats[is_transparent] = 257 * level
+        return Image.fromarray(floats), Losses(is_flattened)
+    gray = Image.fromarray(to_8_bits(values, largest))
+    if is_transparent is not None:
+        gray.putalpha(Image.fromarray(np.where(is_transparent, 0, 255).astype(np.uint8)))
+    value_range = int(values.min()), int(values.max())
+    return to_mode(gray, mode, background)[0], Losses(is_flattened, value_range)
 
 
 def parse_color(text: str, argument: str) -> tuple[int, int, int]:
@@ -252,8 +309,7 @@ def _orientation(image: Image.Image) -> int:
 
 # -------------------------------------------------------------------------- quirks of PNG and TIFF
 
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
-_TILE_WIDTH, _TILE_LENGTH = 322, 323
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 
 
 def _png_transparent_value(image: Image.Image) -> int | tuple[int, ...] | None:
@@ -271,26 +327,6 @@ def _png_transparent_value(image: Image.Image) -> int | tuple[int, ...] | None:
     if isinstance(value, tuple) and raw_mode == "RGB;16B":  # Pillow keeps the upper 8 bits
         return tuple(part >> 8 for part in value)
     return None
-
-
-def _scale_16_bit(image: Image.Image) -> Image.Image:
-    """Return a picture of one 16-bit channel in mode L, or LA if it has a transparent value."""
-    pixels = np.asarray(image)
-    tags = getattr(image, "tag_v2", {})  # those of a TIFF say more than the mode does
-    bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
-    is_signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
-    if image.mode == "F" or bits > 16 or is_signed or pixels.min() < 0 or pixels.max() > 65535:
-        raise DecodeError(f"pixels of mode {image.mode} have no declared range to scale from")
-    largest = (1 << bits) - 1
-    scaled = ((pixels.astype(np.uint32) * 255 + largest // 2) // largest).astype(np.uint8)
-    if tags.get(_PHOTOMETRIC) == 0:  # white is zero, which Pillow heeds only up to 8 bits
-        scaled = 255 - scaled
-    gray = Image.fromarray(scaled)
-    transparent = image.info.get("transparency")
-    if not isinstance(transparent, int):
-        return gray
-    alpha = Image.fromarray(np.where(pixels == transparent, 0, 255).astype(np.uint8))
-    return Image.merge("LA", (gray, alpha))
 
 
 # ------------------------------------------------------------------------------ optional libraries

@@ -10,8 +10,9 @@ import numpy as np
 from memload.building.journal import DONE
 
 #: Bits of a record's ``remarks``: the picture grew in width or in height; the background shows
-#: through its transparent pixels; it had more than 8 bits a pixel, which were reduced to 8.
-ENLARGED, FLATTENED, REDUCED = 1, 2, 4
+#: through its transparent pixels; it was gray with more than 8 bits, which were reduced to 8; it
+#: was in color, with more than 8 bits a channel.
+ENLARGED, FLATTENED, REDUCED, REDUCED_COLORS = 1, 2, 4, 8
 
 
 def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -> Iterator[str]:
@@ -30,8 +31,16 @@ def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -
         yield f"{count:,} of {total:,} pictures have transparent pixels, which are {background} now"
     ranges = records["value_range"][used & (remarks & REDUCED > 0)]
     if len(ranges):
+        low, high = ranges[:, 0].min(), ranges[:, 1].max()
         yield (
-            f"{len(ranges):,} of {total:,} pictures have more than 8 bits a pixel, which were "
-            f"reduced to 8. Their values range from {ranges[:, 0].min():,} to "
-            f"{ranges[:, 1].max():,}"
+            f"{len(ranges):,} of {total:,} pictures have up to 16 bits and were reduced to 8; "
+            f"their values go from {low:,} to {high:,}. Use --mode 'I;16' to keep them"
+        )
+    ranges = records["value_range"][used & (remarks & REDUCED_COLORS > 0)]
+    if len(ranges):
+        low, high = ranges[:, 0].min(), ranges[:, 1].max()
+        yield (
+            f"{len(ranges):,} of {total:,} pictures have colors of up to 16 bits, which were "
+            f"reduced to 8; their values go from about {low:,} to {high:,}. Only gray of 16 bits "
+            "can be kept, with --mode 'I;16'"
         )

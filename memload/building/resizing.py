@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from PIL import Image
@@ -94,7 +94,9 @@ def resize(
     fill: tuple[int, ...] = (0, 0, 0),
     box: Box | None = None,
 ) -> Image.Image:
-    """Return an upright picture in mode L or RGB at the placement's target size.
+    """Return an upright picture in mode L, RGB or F at the placement's target size.
+
+    ``fill`` is the color (R, G, B) of a margin. Mode F is for gray of 16 bits: white is 65,535.
 
     Pixels are those of Pillow's ``resize`` of the whole picture, then cropped or padded, to the
     bit.
@@ -117,7 +119,10 @@ def resize(
     )
     if image.size == placement.target:
         return image
-    padded = Image.new(image.mode, placement.target, fill if image.mode == "RGB" else fill[0])
+    color: Any = fill
+    if image.mode != "RGB":
+        color = fill[0] * (257 if image.mode == "F" else 1)
+    padded = Image.new(image.mode, placement.target, color)
     padded.paste(image, (max(0, -placement.left), max(0, -placement.top)))
     return padded
 

@@ -45,9 +45,8 @@ class ExistingDataset(ListedSource):
     @property
     def mode(self) -> str:
         """How images are stored by default: as pictures where that is possible."""
-        if self.descr != "|u1":
-            return "array"
-        return {1: "L", 3: "RGB"}.get(self.shape[2], "array")
+        modes = {("|u1", 1): "L", ("|u1", 3): "RGB", ("<u2", 1): "I;16"}
+        return modes.get((self.descr, self.shape[2]), "array")
 
     def _image(self, index: int) -> np.ndarray:
         row = int(self._row[index])

@@ -1,0 +1,124 @@
+"""Pictures with more than 8 bits a channel: their values, and how they become 8 bits.
+
+Pillow keeps the values of one channel, in its modes I, I;16, I;16B and F. Of colors, it keeps only
+the upper 8 bits.
+"""
+
+import contextlib
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image, TiffImagePlugin
+
+from memload.errors import DecodeError
+
+# Tags of TIFF.
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 258, 262, 277, 339
+
+#: What a TIFF's sample format says.
+_KINDS = {1: "unsigned integers", 2: "signed integers", 3: "floats", 5: "complex integers"}
+
+#: Where `largest_value` keeps the largest value of a PGM, which is lost when that is loaded.
+_MAXVAL = "maxval"
+
+_REMEDY = (
+    "Read such pictures in a data set that returns arrays, and build it with mode='array', which "
+    "stores values as they are"
+)
+
+
+def is_deep_gray(image: Image.Image) -> bool:
+    """Return whether Pillow keeps more than 8 bits of a picture, which then has one channel."""
+    return image.mode.startswith("I") or image.mode == "F"
+
+
+def largest_value(image: Image.Image) -> int:
+    """Return the largest value that a channel may have in the file: 255, 4095, 65535, …
+
+    Ask before the picture is loaded: that scales PGM and PPM, and forgets what they were.
+    """
+    bits = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE)
+    if bits:
+        return (1 << int(bits[0])) - 1
+    default = 65535 if is_deep_gray(image) else 255
+    if image.format == "PPM":
+        for tile in getattr(image, "tile", ()):
+            if tile[0] in ("ppm", "ppm_plain"):  # the decoders that scale
+                image.info[_MAXVAL] = tile[3][1]
+        return int(image.info.get(_MAXVAL, default))
+    if image.format == "PNG" and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
+        return 65535
+    return default
+
+
+def gray_values(image: Image.Image, largest: int) -> np.ndarray:
+    """Return the values of a loaded picture of one channel as in its file, uint16 ``(H, W)``.
+
+    ``largest`` is its `largest_value`. Raises DecodeError if the values do not fit in 16 bits.
+    """
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
+        raise DecodeError(
+            f"{_content(image)}, and mode I;16 stores whole numbers from 0 to 65,535. {_REMEDY}"
+        )
+    if image.format == "PPM" and largest < 65535:  # Pillow has scaled it to 65,535
+        return np.rint(pixels * (largest / 65535)).astype(np.uint16)
+    values: np.ndarray = pixels.astype(np.uint16)
+    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:
+        return min(largest, 65535) - values  # white is zero, which Pillow heeds only up to 8 bits
+    return values
+
+
+def check_range(image: Image.Image) -> None:
+    """Raise DecodeError if a picture of one channel does not say which value is white."""
+    tags = getattr(image, "tag_v2", {})
+    is_signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
+    if image.mode == "F" or largest_value(image) > 65535 or is_signed:
+        raise DecodeError(
+            f"{_content(image)}, without a declared range to scale to 8 bits. {_REMEDY}"
+        )
+
+
+def to_8_bits(values: np.ndarray, largest: int) -> np.ndarray:
+    """Return uint8 for uint16, where ``largest`` becomes 255."""
+    return ((values.astype(np.uint32) * 255 + largest // 2) // largest).astype(np.uint8)
+
+
+def color_range(image: Image.Image, largest: int) -> tuple[int, int]:
+    """Return about the least and greatest value of colors, of which Pillow has kept 8 bits."""
+    bands = np.asarray(image).reshape(image.height, image.width, -1)[:, :, :3]
+    step = (largest + 1) // 256
+    return int(bands.min()) * step, (int(bands.max()) + 1) * step - 1
+
+
+def describe_tiff(data: bytes) -> str:
+    """Say what a TIFF holds that Pillow cannot decode. Return "" if it is no TIFF."""
+    with contextlib.suppress(Exception):  # a damaged file may raise anything
+        file = io.BytesIO(data)
+        header = file.read(8)
+        tags = TiffImagePlugin.ImageFileDirectory_v2(header + file.read(8 * (header[2] == 43)))
+        file.seek(tags.next)
+        tags.load(file)
+        bands = tags.get(_SAMPLES_PER_PIXEL, 1)
+        count = f"{bands} band" if bands == 1 else f"{bands} bands"
+        return f"a TIFF with {count} of {_numbers(tags)}, which is not a picture. {_REMEDY}"
+    return ""
+
+
+def _numbers(tags: Any) -> str:
+    """Return, for example, ``16-bit signed integers``."""
+    kind = _KINDS.get(tags.get(_SAMPLE_FORMAT, (1,))[0], "numbers of an unknown kind")
+    return f"{tags.get(_BITS_PER_SAMPLE, (1,))[0]}-bit {kind}"
+
+
+def _content(image: Image.Image) -> str:
+    """Return, for example, ``a TIFF of 32-bit floats from -0.5 to 20``."""
+    tags = getattr(image, "tag_v2", None)
+    what = (
+        f"a picture of Pillow's mode {image.mode}"
+        if tags is None
+        else f"a TIFF of {_numbers(tags)}"
+    )
+    low, high = image.getextrema()
+    return f"{what} from {low:,.8g} to {high:,.8g}"
