@@ -54,6 +54,7 @@ def info(path: str | Path) -> dict[str, Any]:
     for array in index.arrays:
         for shard in array.shards:
             check_shard(index.path.parent / shard.file, shard, array, index.path)
+    categories = {name: list(texts) for name, texts in index.categories.items()}
     flags = {"oriented": FLAG_ORIENTED, "fallback": FLAG_FALLBACK, "points_outside": FLAG_OUTSIDE}
     return {
         "path": str(index.path),
@@ -75,6 +76,7 @@ def info(path: str | Path) -> dict[str, Any]:
             for name, column in index.columns.items()
         },
         "classes": None if index.classes is None else list(index.classes),
+        **({"categories": categories} if categories else {}),
         "flags": {name: int(np.count_nonzero(index.flags & bit)) for name, bit in flags.items()},
         "statistics": dict(index.statistics),
         "build": dict(index.build),

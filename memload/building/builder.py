@@ -402,6 +402,9 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
         crc32={"image": np.ascontiguousarray(records["crc32"])},
         classes=classes,
         points=tuple(name for name, column in source.schema.items() if column.points),
+        categories={
+            name: tuple(texts) for name, texts in getattr(source, "categories", {}).items()
+        },
         build={
             "memload": __version__,
             "settings": workspace.settings.as_dict(),

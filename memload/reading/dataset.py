@@ -4,8 +4,9 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -13,9 +14,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from memload.errors import FormatError
+from memload.reading.columns import choose_columns, having
 from memload.storage.index import Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
+
+#: Attributes that are lists of all samples. They are made when they are first asked for.
+_LISTS = ("targets", "samples")
 
 
 class MemmapDataset(Dataset[Any]):
@@ -26,9 +31,11 @@ class MemmapDataset(Dataset[Any]):
     changes neither the file nor what other processes see, but this process sees the change until
     it opens the data set again. Clone an image before you work on it in place.
 
-    The image is followed by the values of ``columns``: by default ``label`` if there is one,
-    otherwise all columns. A data set without columns gives the image alone. Single numbers are
-    Python numbers; arrays are tensors.
+    The image is followed by the values of all columns: ``label`` first, then the others in their
+    order. ``columns`` is a list of those that you want instead, in your order, or ``"all"``.
+    ``"index"`` in that list gives the number of the sample, its position in this data set or view,
+    unless a column has this name. A data set without columns gives the image alone. Single numbers
+    are Python numbers; arrays are tensors. Columns of text are numbers: see `categories`.
 
     ``transform`` is called with the image, and ``target_transform`` with the value of the first
     column, as in torchvision. ``transforms`` is called with the image and the columns together and
@@ -53,7 +60,7 @@ class MemmapDataset(Dataset[Any]):
         self,
         path: str | Path,
         *,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | Literal["all"] | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         transforms: Callable[..., Any] | None = None,
@@ -66,17 +73,8 @@ class MemmapDataset(Dataset[Any]):
         # Absolute, since the user may change the folder, and a worker may start in another one.
         index = replace(index, path=index.path.absolute())
         self._set_up(index, Shards(index), None)
-        if columns is None:
-            columns = ("label",) if "label" in self.columns else tuple(self.columns)
-        if isinstance(columns, str):
-            raise TypeError(f"columns is {columns!r} instead of a list. Write [{columns!r}].")
-        unknown = [name for name in columns if name not in self.columns]
-        if unknown:
-            raise ValueError(
-                f"columns names {unknown[0]!r}, which the data set does not have. It has "
-                f"{', '.join(self.columns) or 'no columns'}."
-            )
-        self.sample_columns = tuple(columns)
+        #: the names of the columns behind the image
+        self.sample_columns = choose_columns(columns, self.columns)
         self.transform = transform
         self.target_transform = target_transform
         self.transforms = transforms
@@ -85,6 +83,8 @@ class MemmapDataset(Dataset[Any]):
         """Set everything that is not pickled. ``chosen`` are the samples of a subset, int64."""
         self.index = index if chosen is None else index.subset(chosen)
         self._whole_index, self._chosen = index, chosen
+        for name in _LISTS:  # those of the data set that this is a view of
+            vars(self).pop(name, None)
         #: the mapped pixels: all rows, including those that no sample uses
         self.shards = shards
         self._images = [torch.from_numpy(pixels).permute(0, 3, 1, 2) for pixels in shards.maps]
@@ -118,9 +118,62 @@ class MemmapDataset(Dataset[Any]):
         return {name: label for label, name in enumerate(self.classes)}
 
     @property
+    def num_classes(self) -> int:
+        """How many classes there are, which is the number of outputs that a classifier needs.
+
+        Without names of classes it is the largest label plus one, of the whole file also in a view.
+        Raises ValueError if there are no labels, or if they are not integers of at least 0.
+        """
+        if self.index.classes is not None:
+            return len(self.index.classes)
+        labels = self._whole_index.columns.get("label")
+        if labels is None:
+            raise ValueError(f"{self.path} has no labels, and therefore no classes.")
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels.size and labels.min() < 0):
+            raise ValueError(
+                f"The labels of {self.path} do not number classes: they are {labels.dtype.name} of "
+                f"shape {labels.shape}, from {labels.min()}. Give the number of classes yourself."
+            )
+        return int(labels.max()) + 1 if labels.size else 0
+
+    @property
+    def categories(self) -> dict[str, list[str]]:
+        """The texts that columns of integers stand for, by the name of the column.
+
+        >>> dataset.categories["split"][dataset.columns["split"][0]]
+        'train'
+        """
+        return {name: list(texts) for name, texts in self.index.categories.items()}
+
+    @property
     def labels(self) -> Tensor | None:
         """The labels, ``(n,)`` and usually int64; None if there are none."""
         return self.columns.get("label")
+
+    @cached_property
+    def targets(self) -> list[Any]:
+        """The labels as a list of int, as in torchvision; float if the labels are.
+
+        The list is made when it is first asked for, and kept. `labels` is the same without a copy.
+        """
+        if self.labels is None:
+            raise AttributeError(f"{self.path} has no labels, and therefore no targets.")
+        targets: list[Any] = self.labels.tolist()
+        return targets
+
+    @cached_property
+    def samples(self) -> list[tuple[str, Any]]:
+        """(name, label) of each sample, as in torchvision's ImageFolder.
+
+        Names are those of `keys`, such as ``cat/1.jpg``: paths below the folder that was built. The
+        list is made when it is first asked for, and kept. It takes about 200 bytes a sample.
+        """
+        return list(zip(self.keys, self.targets, strict=True))
+
+    @property
+    def imgs(self) -> list[tuple[str, Any]]:
+        """The same as `samples`, as in torchvision's ImageFolder."""
+        return self.samples
 
     @property
     def keys(self) -> Keys:
@@ -154,8 +207,7 @@ class MemmapDataset(Dataset[Any]):
         image: Any = self._images[shard][row]
         if not self.sample_columns and self.transforms is None:
             return image if self.transform is None else self.transform(image)
-        columns = [self.columns[name] for name in self.sample_columns]
-        values = [one[position].item() if one.ndim == 1 else one[position] for one in columns]
+        values = [self._value(name, position) for name in self.sample_columns]
         if self.transforms is not None:
             return self.transforms(image, *values)
         if self.transform is not None:
@@ -163,6 +215,13 @@ class MemmapDataset(Dataset[Any]):
         if self.target_transform is not None:
             values[0] = self.target_transform(values[0])
         return (image, *values)
+
+    def _value(self, name: str, position: int) -> Any:
+        """Return the value of a sample in a column: a Python number, or a tensor."""
+        column = self.index.columns.get(name)
+        if column is None:  # "index"
+            return position % len(self)
+        return column[position].item() if column.ndim == 1 else self.columns[name][position]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[position] for position in range(len(self)))
@@ -209,6 +268,23 @@ class MemmapDataset(Dataset[Any]):
         view._set_up(self._whole_index, self.shards, chosen)
         return view
 
+    def where(self, **conditions: Any) -> "MemmapDataset":
+        """Return a view of the samples whose columns have these values. No pixel is copied.
+
+        A value is a text for a column with categories and for a label with class names, and a
+        number for any other column. A list means any of its values. All conditions must hold.
+        Values are compared exactly.
+
+        >>> train = dataset.where(split="train", label=["cat", "dog"])
+
+        Raises ValueError for a column or a value that the data set does not have, and TypeError
+        for a value of the wrong type. The message lists what there is.
+        """
+        chosen = np.ones(len(self), bool)
+        for name, wanted in conditions.items():
+            chosen &= having(self.index, name, wanted)
+        return self.subset(chosen)
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an index of these samples, in this order; ``MemmapDataset(path)`` opens it.
 
@@ -229,7 +305,7 @@ class MemmapDataset(Dataset[Any]):
         self.index.write(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened_again = ("index", "columns", "shards", "_whole_index", "_images")
+        opened_again = ("index", "columns", "shards", "_whole_index", "_images", *_LISTS)
         state = {name: value for name, value in vars(self).items() if name not in opened_again}
         whole = self._whole_index
         return {**state, "path": str(whole.path), "fingerprint": whole.fingerprint}

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from memload.feeds.interface import Samples
 from memload.machine import available_cores
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.batches import batch_maker, bind_dataset, copy_to_buffers
+from memload.reading.columns import choose_columns, column_values
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import (
     MAX_CHUNK,
@@ -133,7 +134,7 @@ class Loader:
         seed: int = 0,
         rank: int | None = None,
         num_replicas: int | None = None,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | Literal["all"] | None = None,
         device: torch.device | str | None = None,
         transform: Callable[[Any], Any] | None = None,
         num_threads: int | None = None,
@@ -151,7 +152,7 @@ class Loader:
         if static_buffers and not (drop_last or batch_sampler is not None):
             raise ValueError("static_buffers needs batches of one size. Use drop_last=True.")
         ranks.resolve(rank, num_replicas)  # raises ValueError
-        self.dataset = _open_dataset(dataset, columns)
+        self.dataset = _open_dataset(dataset)
         self.batch_size, self.drop_last, self.seed = int(batch_size), drop_last, int(seed)
         self.transform = bind_dataset(transform, self.dataset)
         self.num_threads, self.prefetch_factor = num_threads, prefetch_factor
@@ -349,7 +350,10 @@ class Loader:
         if not hasattr(self.sampler, "take") or hasattr(self.sampler, "__array__"):
             return IterableBatches(self.sampler, self.batch_size, self.drop_last, num_samples)
         # Columns go to the device a chunk at a time.
-        sample_bytes = sum(self.dataset.columns[name][:1].nbytes for name in self._columns)
+        stored = self.dataset.columns
+        sample_bytes = sum(
+            stored[name][:1].nbytes if name in stored else 8 for name in self._columns
+        )
         return OrderBatches(
             self.sampler,
             self.batch_size,
@@ -363,7 +367,7 @@ class Loader:
         with self._lock:
             if self._pipeline is None:
                 index = self.dataset.index
-                columns = tuple(index.columns[name] for name in self._columns)
+                columns = tuple(column_values(index, name) for name in self._columns)
                 self._pipeline = make_pipeline(
                     Samples(self.dataset.shards, index.row, columns),
                     find_device(self._given_device),
@@ -417,9 +421,9 @@ def _check_settings(seed: int, feed: str, transform: Any) -> None:
         raise TypeError(f"transform must be a function of images, not {transform!r}.")
 
 
-def _open_dataset(dataset: Any, columns: Sequence[str] | None) -> MemmapDataset:
+def _open_dataset(dataset: Any) -> MemmapDataset:
     if isinstance(dataset, str | Path):
-        return MemmapDataset(dataset, columns=columns)
+        return MemmapDataset(dataset)
     if not isinstance(dataset, MemmapDataset):
         is_part = isinstance(dataset, Subset)
         advice = " Write dataset.subset(part.indices) for a part of it." if is_part else ""
@@ -435,18 +439,12 @@ def _open_dataset(dataset: Any, columns: Sequence[str] | None) -> MemmapDataset:
 
 
 def _chosen_columns(
-    dataset: MemmapDataset, columns: Sequence[str] | None, transform: Any
+    dataset: MemmapDataset, columns: Sequence[str] | str | None, transform: Any
 ) -> tuple[str, ...]:
     """Return the columns of a batch; by default, also the points that the transform moves."""
-    names = dataset.sample_columns if columns is None else tuple(columns)
     if columns is None:
-        names += tuple(name for name in getattr(transform, "points", ()) if name not in names)
-    if any(name not in dataset.columns for name in names):
-        raise ValueError(
-            f"columns: {names!r} are not all columns of the data set. Give a list of names among "
-            f"{', '.join(dataset.columns) or 'none'}."
-        )
-    return names
+        columns = tuple(dict.fromkeys([*dataset.sample_columns, *getattr(transform, "points", ())]))
+    return choose_columns(columns, dataset.columns)
 
 
 def _is_of_memload(order: Any) -> bool:

@@ -80,6 +80,8 @@ Index
     ``classes``         The names of the classes in the order of their labels, or ``null``.
     ``points``          The names of the columns with points ``(n, k, 2)``: x and y in pixels of the
                         stored picture. The centre of its top left pixel is (0, 0).
+    ``categories``      Only where there are any. The texts that columns of I64 ``(n,)`` count
+                        into, in the order of their numbers: ``{"split": ["test", "train"]}``.
     ``build``           How the pixels were made: settings and versions. For people, and of any
                         content that is nested at most 64 levels deep.
     ``statistics``      For people and for normalisation. Like ``build``, of any content. ``mean``

@@ -85,6 +85,8 @@ class Index:
     ``row`` is int64 ``(n,)``, ``flags`` uint8 ``(n,)``, and ``keys`` has n names. ``columns`` maps
     names to arrays ``(n, …)``, and ``crc32`` the name of an array to uint32 ``(rows,)``. Of an
     index that was read, all of these are in memory, except for the names, which are mapped.
+
+    ``categories`` maps names of columns, int64 ``(n,)``, to the texts that they count into.
     """
 
     path: Path
@@ -96,6 +98,7 @@ class Index:
     crc32: Mapping[str, np.ndarray]
     classes: tuple[str, ...] | None = None
     points: tuple[str, ...] = ()
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     build: Mapping[str, Any] = field(default_factory=dict)
     statistics: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
@@ -203,6 +206,7 @@ class Index:
             "columns": list(self.columns),
             "classes": None if self.classes is None else list(self.classes),
             "points": list(self.points),
+            **self._categories_entry(),
             "build": dict(self.build),
             "statistics": dict(self.statistics),
         }
@@ -212,6 +216,11 @@ class Index:
         data = [_bytes_of(tensors[name]) for name in in_file_order(tensors)]
         _replace_file(path, [header, *data])
         return replace(self, path=path, fingerprint=fingerprint)
+
+    def _categories_entry(self) -> dict[str, Any]:
+        """Return the entry of the metadata; nothing for a data set without categories."""
+        texts = {name: list(names) for name, names in self.categories.items()}
+        return {"categories": texts} if texts else {}
 
     def _tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors of the file, contiguous and little-endian."""
@@ -291,6 +300,7 @@ def _read_index(path: Path, file: BufferedReader) -> Index:
         crc32={array.name: stored[f"crc32/{array.name}"] for array in arrays},
         classes=None if classes is None else tuple(classes),
         points=tuple(metadata["points"]),
+        categories={name: tuple(texts) for name, texts in metadata.get("categories", {}).items()},
         build=metadata["build"],
         statistics=metadata["statistics"],
         fingerprint=metadata["fingerprint"],
@@ -369,6 +379,13 @@ def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any, rows: int) 
     for name in metadata["points"]:
         require(name in metadata["columns"], f"its points {name!r} are no column")
         require(stored[name].shape[2:] == (2,), f"its points {name!r} are not (n, k, 2)")
+    for name, texts in metadata.get("categories", {}).items():
+        require(name in metadata["columns"], f"its categories {name!r} are no column")
+        are_texts = type(texts) is list and all(type(text) is str for text in texts)
+        require(are_texts, f"its categories {name!r} are no list of texts")
+        is_numbered = stored[name].dtype.str == "<i8" and stored[name].ndim == 1
+        require(is_numbered, f"its column {name!r} with categories is not int64 (n,)")
+        require(_in_range(stored[name], len(texts)), f"its {name!r} is beyond its categories")
     for name in ("build", "statistics"):
         require(type(metadata[name]) is dict, f"its {name} are no object")
         require(_depth(metadata[name]) <= MAX_DEPTH, f"its {name} are nested too deeply")

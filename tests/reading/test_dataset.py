@@ -1,5 +1,6 @@
 import copy
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def expected_batch(samples: Sequence[int]) -> torch.Tensor:
 def assert_is(dataset: MemmapDataset, samples: Sequence[int]) -> None:
     """Assert that a data set holds these samples of the whole, in all that it says of itself."""
     assert len(dataset) == len(samples)
-    for (image, label), sample in zip(dataset, samples, strict=True):
+    for (image, label, *_), sample in zip(dataset, samples, strict=True):
         assert torch.equal(image, expected_image(sample))
         assert label == LABELS[sample]
     assert list(dataset.keys) == [f"{sample:04d}.jpg" for sample in samples]
@@ -90,7 +91,7 @@ def assert_is(dataset: MemmapDataset, samples: Sequence[int]) -> None:
 def test_a_sample_is_an_image_and_its_label(path: Path) -> None:
     dataset = MemmapDataset(path)
     assert_is(dataset, range(SAMPLES))
-    image, label = dataset[3]
+    image, label = MemmapDataset(path, columns=["label"])[3]
     assert (image.dtype, image.shape) == (torch.uint8, (CHANNELS, HEIGHT, WIDTH))
     assert dataset.shape == (CHANNELS, HEIGHT, WIDTH)
     assert image.stride() == (1, WIDTH * CHANNELS, CHANNELS)
@@ -123,18 +124,127 @@ def test_columns_come_in_the_order_asked_for(path: Path) -> None:
     with pytest.raises(ValueError, match=r"columns names 'lable', which .* It has .*sharp"):
         MemmapDataset(path, columns=["label", "lable"])
     with pytest.raises(TypeError, match=r"columns is 'label' .* Write \['label'\]"):
-        MemmapDataset(path, columns="label")
+        MemmapDataset(path, columns="label")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Name each column once"):
+        MemmapDataset(path, columns=["label", "label"])
 
 
-def test_without_a_label_all_columns_come(write: Callable[..., Path], tmp_path: Path) -> None:
-    columns = {"angle": WEIGHTS, "landmarks": LANDMARKS}
-    dataset = MemmapDataset(write(tmp_path, columns=columns, classes=None))
-    image, angle, landmarks = dataset[4]
+@pytest.mark.parametrize("options", [{}, {"columns": "all"}], ids=["default", "all"])
+def test_all_columns_come_with_the_label_first(
+    write: Callable[..., Path], tmp_path: Path, options: Any
+) -> None:
+    columns = {"angle": WEIGHTS, "label": LABELS, "landmarks": LANDMARKS}
+    image, label, angle, landmarks = MemmapDataset(write(tmp_path, columns=columns), **options)[4]
     assert torch.equal(image, expected_image(4))
-    assert angle == WEIGHTS[4]
+    assert (label, angle) == (LABELS[4], WEIGHTS[4])
     np.testing.assert_array_equal(landmarks.numpy(), LANDMARKS[4])
+
+
+def test_a_data_set_without_labels_has_no_classes(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    dataset = MemmapDataset(write(tmp_path, columns={"angle": WEIGHTS}, classes=None))
+    assert dataset[4][1:] == (WEIGHTS[4],)
     assert dataset.labels is None
     assert (dataset.classes, dataset.class_to_idx) == ([], {})
+    assert not hasattr(dataset, "targets")
+    with pytest.raises(ValueError, match="has no labels, and therefore no classes"):
+        dataset.num_classes  # noqa: B018
+
+
+def test_the_numbers_of_samples_are_positions_in_the_view(
+    write: Callable[..., Path], path: Path, tmp_path: Path
+) -> None:
+    dataset = MemmapDataset(path, columns=["index", "label"])
+    assert [sample[1:] for sample in dataset[6:8]] == [(0, LABELS[6]), (1, LABELS[7])]
+    assert dataset[-1][1:] == (SAMPLES - 1, LABELS[-1])
+    own = write(tmp_path, columns={"label": LABELS, "index": LABELS + 40})
+    assert MemmapDataset(own, columns=["index"])[3][1] == LABELS[3] + 40
+
+
+def test_lists_of_labels_and_names_are_those_of_torchvision(path: Path) -> None:
+    dataset = MemmapDataset(path)
+    assert dataset.targets == LABELS.tolist()
+    assert dataset.samples[4] == ("0004.jpg", 1)
+    assert dataset.imgs is dataset.samples
+    for part in (dataset[4:6], pickle.loads(pickle.dumps(dataset[4:6]))):
+        assert part.samples == [("0004.jpg", 1), ("0005.jpg", 2)]
+        assert part.targets == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (LABELS + 4, 7),
+        (LABELS.astype(np.uint8), 3),
+        (WEIGHTS, "do not number classes: they are float64"),
+        (LABELS - 1, "int64 of shape (10,), from -1"),
+        (np.zeros((SAMPLES, 2), np.int64), "of shape (10, 2)"),
+    ],
+    ids=["int64", "uint8", "float", "negative", "two each"],
+)
+def test_numeric_labels_without_names_count_classes(
+    write: Callable[..., Path], tmp_path: Path, labels: np.ndarray, expected: int | str
+) -> None:
+    dataset = MemmapDataset(write(tmp_path, columns={"label": labels}, classes=None))
+    if isinstance(expected, int):
+        assert dataset.num_classes == expected
+        assert dataset[:1].num_classes == expected
+    else:
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            dataset.num_classes  # noqa: B018
+
+
+SPLITS = np.array([0, 0, 1, 0, 1, 1, 0, 0, 1, 0])
+
+
+@pytest.fixture
+def with_splits(write: Callable[..., Path], tmp_path: Path) -> Path:
+    """A data set with a column of text, ``split``."""
+    columns = COLUMNS | {"split": SPLITS}
+    return write(tmp_path, columns=columns, categories={"split": ("train", "val")})
+
+
+def test_a_view_is_chosen_by_the_values_of_columns(with_splits: Path) -> None:
+    def names(dataset: MemmapDataset) -> list[str]:
+        return [name.lstrip("0")[:-4] for name in dataset.keys]
+
+    dataset = MemmapDataset(with_splits)
+    assert dataset.categories == {"split": ["train", "val"]}
+    assert dataset.num_classes == 3
+    val = dataset.where(split="val")
+    assert names(val) == ["2", "4", "5", "8"]
+    assert val.categories == dataset.categories
+    assert names(val.where(label="cat")) == names(dataset.where(split="val", label="cat"))
+    assert names(dataset.where(split="val", label="cat")) == ["2", "5", "8"]
+    assert names(dataset.where(label=["ant", "bee"], sharp=True)) == ["4", "6", "7", "9"]
+    assert names(dataset.where(weight=1)) == ["9"]
+    assert names(dataset.where(split=[])) == []
+    assert len(dataset.where()) == SAMPLES
+    val.save(dataset.path.with_name("val.idx"))
+    saved = MemmapDataset(dataset.path.with_name("val.idx"))
+    assert (saved.categories, saved[1][-1]) == (dataset.categories, 1)
+
+
+@pytest.mark.parametrize(
+    ("condition", "error", "message"),
+    [
+        ({"splt": "train"}, ValueError, "no column 'splt'. .* label, .*, split"),
+        ({"split": "test"}, ValueError, "'split' has no value 'test'. It has train, val"),
+        ({"split": ["val", 2]}, ValueError, "'split' has no value 2. It has train, val"),
+        ({"split": None}, TypeError, "'split' has no value None. It has train, val"),
+        ({"label": "dog"}, ValueError, "'label' has no value 'dog'. It has ant, bee, cat"),
+        ({"weight": "1"}, TypeError, r"'weight' holds numbers \(float64\), not '1'"),
+        ({"weight": 3}, ValueError, "no sample has weight=3. There is 0.0, 0.1"),
+        ({"landmarks": 3}, ValueError, r"an array of shape \(4, 2\) for each sample"),
+    ],
+    ids=str,
+)
+def test_a_column_or_value_that_is_not_there_is_refused(
+    with_splits: Path, condition: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        MemmapDataset(with_splits).where(**condition)
 
 
 def test_without_columns_a_sample_is_the_image_alone(
@@ -316,7 +426,7 @@ def test_it_behaves_as_a_list_of_samples(
             with pytest.raises(IndexError):
                 dataset[index]
         else:
-            image, label = dataset[index]
+            image, label, *_ = dataset[index]
             assert torch.equal(image, expected_image(sample))
             assert label == LABELS[sample]
             assert torch.equal(dataset.gather([index]), expected_batch([sample]))
@@ -339,7 +449,7 @@ def test_a_data_set_rebuilt_since_it_was_pickled_is_refused(
 def test_writing_into_a_tensor_leaves_the_file_alone(path: Path) -> None:
     dataset, other = MemmapDataset(path), MemmapDataset(path)
     files = {file: file.read_bytes() for file in path.parent.glob("*.*")}
-    for image, _ in dataset:
+    for image, *_ in dataset:
         image.fill_(7)
     for column in dataset.columns.values():
         column.zero_()

@@ -88,7 +88,7 @@ class InOrder:
 def test_batches_are_the_samples_of_the_data_set_in_order(
     path: Path, batch_size: int, num_threads: int
 ) -> None:
-    dataset = MemmapDataset(path).subset([5, 3, 3, 22, *range(SIZE)])
+    dataset = MemmapDataset(path, columns=["label"]).subset([5, 3, 3, 22, *range(SIZE)])
     batches = list(Loader(dataset, batch_size, num_threads=num_threads))
     assert [len(batch.images) for batch in batches] == [
         min(batch_size, len(dataset) - start) for start in range(0, len(dataset), batch_size)
@@ -106,12 +106,21 @@ def test_columns_are_those_asked_for(path: Path, make_dataset: Callable[..., Any
     def fields(dataset: Any, **options: Any) -> tuple[str, ...]:
         return tuple(next(iter(Loader(dataset, 2, **options)))._fields)
 
-    assert fields(path) == ("images", "labels")
+    assert fields(path) == fields(path, columns="all") == ("images", "labels", "number")
+    assert fields(path, columns=["label"]) == ("images", "labels")
     assert fields(path, columns=["number", "label"]) == ("images", "number", "labels")
     assert fields(path, columns=[]) == ("images",)
     assert fields(MemmapDataset(path, columns=["number"])) == ("images", "number")
     bare = make_dataset("bare.bin", columns={}, classes=None)
     assert fields(bare.path) == ("images",)
+
+
+def test_the_numbers_of_samples_come_as_a_column(path: Path) -> None:
+    part = MemmapDataset(path)[3:]
+    for batch in Loader(part, 7, shuffle=True, columns=["label", "index"], device="cpu"):
+        assert (batch._fields, batch.index.dtype) == (("images", "labels", "index"), torch.int64)
+        assert torch.equal(batch.images.permute(0, 2, 3, 1), part.gather(batch.index))
+        assert batch.labels.tolist() == ((batch.index + 3) % 3).tolist()
 
 
 def test_a_loader_and_its_batches_can_be_pickled(path: Path) -> None:
@@ -552,7 +561,7 @@ def test_points_of_the_transform_come_without_being_asked_for(
     assert batch._fields == ("images", "labels", "eyes")
     assert batch.eyes[:, :, 0].unique().tolist() == [5.0]
     missing = transforms.Compose([transforms.RandomHorizontalFlip()], points=("nose",))
-    with pytest.raises(ValueError, match=r"'nose'.* names among label, eyes"):
+    with pytest.raises(ValueError, match=r"columns names 'nose'.* It has label, eyes"):
         Loader(path, 5, transform=missing)
 
 
@@ -693,7 +702,7 @@ os.kept = iterators  # which is deleted after the modules of memload were
         ({"batch_sampler": [[1]], "drop_last": True}, ValueError, "batch_sampler makes the batche"),
         ({"rank": 1}, ValueError, "rank=1 and num_replicas=None: give both of them or neither."),
         ({"rank": 2, "num_replicas": 2}, ValueError, "rank must be at least 0 and less than num"),
-        ({"columns": ["nothing"]}, ValueError, "columns: ('nothing',) are not all columns"),
+        ({"columns": ["nothing"]}, ValueError, "columns names 'nothing', which the data set"),
         ({"feed": "gpu"}, ValueError, "feed: there is no 'gpu'. Choose one of auto, resident, "),
         ({"device": "gpu"}, ValueError, "device: 'gpu' is not supported."),
         ({"device": "meta"}, ValueError, "device: 'meta' is not supported."),

@@ -374,7 +374,9 @@ def test_transforms_get_the_statistics_and_the_columns_of_a_data_set(
     ((before, _, _),) = batches
     torch.testing.assert_close(images, (before / 255 - 0.5) / 0.25)
     assert (labels.shape, ages.shape) == ((5,), (10,))
-    ((_, labels),) = prefetched(DataLoader(MemmapDataset(path), 5), transform=mix)
+    ((_, labels),) = prefetched(
+        DataLoader(MemmapDataset(path, columns=["label"]), 5), transform=mix
+    )
     assert labels.shape == (5, 3)
     turned = Loader(dataset, 5, columns=["age", "label"], device="cpu")
     mix = transforms.Compose([transforms.Normalize(0.5, 0.2), transforms.MixUp(num_classes=3)])

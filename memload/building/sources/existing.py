@@ -39,6 +39,7 @@ class ExistingDataset(ListedSource):
             columns.values[name] = values
             points = name in index.points
             columns.schema[name] = Column(values.dtype.str, values.shape[1:], points)
+        columns.categories = {name: list(texts) for name, texts in index.categories.items()}
         columns.classes = None if index.classes is None else list(index.classes)
         super().__init__(index.keys, columns)
 
