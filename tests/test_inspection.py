@@ -32,6 +32,11 @@ def flip(path: Path, *positions: int) -> None:
 # ---- info
 
 
+def test_info_says_which_texts_a_column_stands_for(make_dataset: Make) -> None:
+    index = make_dataset(categories={"label": ("ant", "bee", "cat")})
+    assert memload.info(index.path)["categories"] == {"label": ["ant", "bee", "cat"]}
+
+
 def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> None:
     index = make_dataset(
         rows=(3, 2),

@@ -53,6 +53,9 @@ def names(
     rows = [f"{path.relative_to(folder)},{n},{n + 1},3,4" for n, path in enumerate(files)]
     columns = "path,part_0_x,part_0_y,part_1_x,part_1_y"
     (tmp_path / "faces.csv").write_text("\n".join([columns, *rows]))
+    rows = [f"{path.relative_to(folder)},{pet},train" for path in files for pet in ("cat", "dog")]
+    (folder / "table.csv").write_text("\n".join(["path,label,split", *rows]))
+    memload.build(folder / "table.csv", "table.bin", size=16, num_workers=0)
     layers = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3)
     model = torch.nn.Sequential(*layers)
     given: dict[str, Any] = {

@@ -117,6 +117,13 @@ def check_source(source: Source) -> None:
                 raise SourceError(f"keys: {name!r:.40} cannot be encoded ({error}).") from None
     for name, column in source.schema.items():
         _check_column(name, column)
+    for name, texts in getattr(source, "categories", {}).items():
+        are_texts = all(isinstance(text, str) for text in texts)
+        if source.schema.get(name) != Column("<i8") or not are_texts:
+            raise SourceError(
+                f"categories: {name!r:.80} must be a column of int64 (Column('<i8')) that counts "
+                f"into a list of texts. It is {source.schema.get(name)}, with {texts!r:.80}."
+            )
     if source.classes is None:
         return
     if source.schema.get("label") != Column("<i8"):

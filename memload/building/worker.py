@@ -67,7 +67,9 @@ class RowWork:
     def __init__(self, workspace: Workspace, *, in_worker: bool) -> None:
         self.workspace = workspace
         self.source, self.schema = workspace.source, workspace.source.schema
-        self.num_classes = None if self.source.classes is None else len(self.source.classes)
+        texts = getattr(self.source, "categories", {}) | {"label": self.source.classes}
+        #: how many texts the columns of labels and categories count into
+        self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
         self.writer = ShardWriter(workspace.folder, workspace.array)
         # A worker ignores Ctrl-C. So a KeyboardInterrupt there was raised by a sample's code, and
         # rejects only that sample.
@@ -146,10 +148,10 @@ class RowWork:
             converted = self.workspace.settings.convert(sample, self.points)
             set_columns(record, self.schema, converted.columns)
             record["given_crc32"] = columns_crc32(self.schema, sample.columns)
-            if self.num_classes is not None and not 0 <= record["column/label"] < self.num_classes:
-                raise DecodeError(
-                    f"label {record['column/label']} is not within 0 to {self.num_classes - 1}"
-                )
+            for name, count in self.num_texts.items():
+                number = record[f"column/{name}"]
+                if not 0 <= number < count:
+                    raise DecodeError(f"{name} {number} is not within 0 to {count - 1}")
         except BuildError:  # this process has run out of something
             raise
         except self.sample_errors as error:  # a data set's own code may raise anything

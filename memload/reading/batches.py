@@ -1,5 +1,6 @@
 """What a Loader hands out: how a batch is made, its named tuple, and static buffers for it."""
 
+import contextlib
 import functools
 from collections import namedtuple
 from collections.abc import Callable
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor
 
 from memload.feeds.interface import Feed
+from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import BatchPart, Chunk
 from memload.reading.streams import map_tensors, tensors_of
-from memload.storage.index import Index
 from memload.transforms import Transform
 
 
@@ -105,13 +106,14 @@ def _describe(tensors: list[Tensor]) -> str:
 def bind_dataset(transform: Any, dataset: Any) -> Any:
     """Return a transform of memload's with the data set's statistics and number of classes.
 
-    Any other transform is returned as it is, as is any transform for a data set without an index.
+    Any other transform is returned as it is, as is any transform for another kind of data set.
     """
-    index = getattr(dataset, "index", None)
-    if not isinstance(transform, Transform) or not isinstance(index, Index):
+    if not isinstance(transform, Transform) or not isinstance(dataset, MemmapDataset):
         return transform
-    mean, std = index.statistics.get("mean"), index.statistics.get("std")
-    num_classes = len(index.classes) if index.classes else None
+    mean, std = dataset.index.statistics.get("mean"), dataset.index.statistics.get("std")
+    num_classes = None
+    with contextlib.suppress(ValueError):  # no labels that number classes
+        num_classes = dataset.num_classes or None
     if isinstance(mean, list) and isinstance(std, list):
         return transform.bind(mean=mean, std=std, num_classes=num_classes)
     return transform.bind(num_classes=num_classes)

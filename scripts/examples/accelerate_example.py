@@ -34,14 +34,16 @@ def main() -> None:
     args = parser.parse_args()
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    dataset = MemmapDataset(args.data)
-    validation = MemmapDataset(args.validation) if args.validation else dataset
+    dataset = MemmapDataset(args.data, columns=["label"])
+    validation = dataset
+    if args.validation:
+        validation = MemmapDataset(args.validation, columns=["label"])
     evaluate = transforms.Normalize(dataset)  # the statistics of the training data
     train = Loader(
         dataset, args.batch_size, shuffle=True, device=accelerator.device, transform=TRAIN
     )
     torch.manual_seed(0)
-    classes = len(dataset.classes)
+    classes = dataset.num_classes
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)
     )

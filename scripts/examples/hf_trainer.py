@@ -109,8 +109,10 @@ def main() -> None:
         disable_tqdm=True,
     )
     set_seed(0)
-    dataset = MemmapDataset(args.data)
-    validation = MemmapDataset(args.validation) if args.validation else dataset
+    dataset = MemmapDataset(args.data, columns=["label"])
+    validation = dataset
+    if args.validation:
+        validation = MemmapDataset(args.validation, columns=["label"])
     evaluate = transforms.Normalize(dataset)  # the statistics of the training data
     train = Loader(dataset, args.batch_size, shuffle=True, device=arguments.device, transform=TRAIN)
     last = (
@@ -119,7 +121,7 @@ def main() -> None:
     if last:
         train.load_state_dict(json.loads(Path(last, "loader.json").read_text()))
     trainer = LoaderTrainer(
-        train, model=Net(len(dataset.classes)), args=arguments, callbacks=[SaveLoader(train)]
+        train, model=Net(dataset.num_classes), args=arguments, callbacks=[SaveLoader(train)]
     )
     trainer.train(resume_from_checkpoint=last or None)
 

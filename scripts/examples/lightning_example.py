@@ -72,12 +72,14 @@ def main() -> None:
     args = parser.parse_args()
 
     lightning.seed_everything(0, verbose=False)
-    dataset = MemmapDataset(args.data)
-    validation = MemmapDataset(args.validation) if args.validation else dataset
+    dataset = MemmapDataset(args.data, columns=["label"])
+    validation = dataset
+    if args.validation:
+        validation = MemmapDataset(args.validation, columns=["label"])
     evaluate = transforms.Normalize(dataset)  # the statistics of the training data
     train = Loader(dataset, args.batch_size, shuffle=True, transform=TRAIN)
     test = Loader(validation, args.batch_size, transform=evaluate)
-    model = Classifier(len(dataset.classes))
+    model = Classifier(dataset.num_classes)
     saving = args.checkpoint and ModelCheckpoint(
         args.checkpoint.parent,
         args.checkpoint.stem,

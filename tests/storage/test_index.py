@@ -86,6 +86,17 @@ def indexes(draw: st.DrawFn) -> Index:
         crc32={"image": draw(hnp.arrays(np.uint32, sum(rows)))},
         classes=classes,
         points=points,
+        categories=draw(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    name: st.just(tuple(map(str, range(1 + max(column, default=0)))))
+                    for name, column in columns.items()
+                    if column.dtype.str == "<i8" and column.ndim == 1 and np.all(column >= 0)
+                    if max(column, default=0) < 100
+                },
+            )
+        ),
         build=draw(st.dictionaries(any_text, json_values, max_size=3)),
         statistics=draw(st.dictionaries(any_text, json_values, max_size=3)),
     )
@@ -99,7 +110,7 @@ def assert_same(found: Index, expected: Index) -> None:
     assert len(found) == len(expected)
     assert found.arrays == expected.arrays
     assert list(found.keys) == list(expected.keys)
-    for name in ("classes", "points", "build", "statistics"):
+    for name in ("classes", "points", "categories", "build", "statistics"):
         assert getattr(found, name) == getattr(expected, name), name
     theirs = tensors(expected)
     assert tensors(found).keys() == theirs.keys()
@@ -298,6 +309,36 @@ def test_names_with_wrong_offsets_are_never_read(
     for use in (lambda: keys[0], lambda: keys.take(np.array([2])).pack(), keys.check):
         with pytest.raises(FormatError, match=r"its key/offsets do not rise from 0 to 45\."):
             use()
+
+
+def test_categories_are_in_the_metadata_only_where_there_are_any(make_dataset: Make) -> None:
+    assert b"categories" not in make_dataset().path.read_bytes()
+    columns = {"label": np.arange(5) % 3, "split": np.array([1, 0, 1, 1, 0])}
+    index = make_dataset(columns=columns, categories={"split": ("test", "train")})
+    assert Index.read(index.path).categories == {"split": ("test", "train")}
+    assert index.subset(np.array([3])).categories == index.categories
+
+
+@pytest.mark.parametrize(
+    ("categories", "message"),
+    [
+        ({"nothing": ["a"]}, "'nothing' are no column"),
+        ({"label": ["a"]}, "'label' is beyond its categories"),
+        ({"label": ["a", "b", 3]}, "'label' are no list of texts"),
+        ({"label": "abc"}, "'label' are no list of texts"),
+        ({"age": ["a", "b", "c"]}, "'age' with categories is not int64"),
+        (["label"], "has no attribute"),
+        (None, "has no attribute"),
+    ],
+    ids=str,
+)
+def test_wrong_categories_are_refused(
+    make_dataset: Make, tamper: Tamper, categories: Any, message: str
+) -> None:
+    index = make_dataset(columns={"label": np.arange(5) % 3, "age": np.zeros(5)})
+    tamper(index.path, lambda metadata, _: metadata.update(categories=categories))
+    with pytest.raises(FormatError, match=message):
+        Index.read(index.path)
 
 
 def test_a_newer_format_says_to_upgrade_whatever_else_it_holds(

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import memload
 from memload.building.sources.opening import open_source
+from memload.building.sources.record import Column, Record
 from memload.building.sources.table import Manifest
 from memload.errors import SourceError
 
@@ -97,3 +99,35 @@ def test_an_unknown_column_is_named(tmp_path: Path, option: str) -> None:
 def test_options_of_tables_do_not_apply_to_folders(containers: Any) -> None:
     with pytest.raises(ValueError, match="where"):
         open_source(containers.directory(), where={"a": "b"})
+
+
+def test_categories_are_built_and_kept_when_a_data_set_is_built_again(
+    containers: Any, tmp_path: Path
+) -> None:
+    containers.directory()
+    memload.build(containers.table("x.csv"), tmp_path / "large.bin", size=16, num_workers=0)
+    memload.build(tmp_path / "large.bin", tmp_path / "small.bin", size=8, num_workers=0)
+    large, small = (memload.MemmapDataset(tmp_path / f"{name}.bin") for name in ("large", "small"))
+    assert large.categories == small.categories == {"split": ["train", "val"]}
+    names = list(small.where(split="val").keys)
+    assert names == list(large.where(split="val").keys)
+    assert 0 < len(names) < len(small)
+
+
+def test_a_category_without_a_text_rejects_its_sample(tmp_path: Path) -> None:
+    class Numbered:
+        classes, keys, notes = None, ["a", "b"], ()
+        schema, categories = {"split": Column("<i8")}, {"split": ["train"]}
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Record:
+            return Record(self.keys[index], np.zeros((4, 4, 3), np.uint8), {"split": index})
+
+    report = memload.build(Numbered(), tmp_path / "x.bin", size=4, num_workers=0)
+    assert (report.samples, report.rejected) == (1, 1)
+    assert "split 1 is not within 0 to 0" in (tmp_path / "x.rejects.csv").read_text()
+    Numbered.schema = {"split": Column("<f8")}
+    with pytest.raises(SourceError, match="'split' must be a column of int64"):
+        memload.build(Numbered(), tmp_path / "y.bin", size=4, num_workers=0)
