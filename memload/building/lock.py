@@ -19,11 +19,17 @@ def locked(folder: Path) -> Iterator[None]:
     On a file system without locks a warning is logged, and two builds of one output are not kept
     apart. Raises BuildError if another process holds the lock.
     """
+    # Another build may end at any moment, and then it removes its folder.
+    just_ended = BuildError(
+        f"{folder}: another build of this output has just ended. Look at its result, then run the "
+        "command again if it is still needed.",
+        path=folder,
+    )
     try:
         folder.mkdir(exist_ok=True)
-    except FileExistsError:  # an ending build has removed the folder just now
-        folder.mkdir()
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except (FileExistsError, FileNotFoundError):
+        raise just_ended from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,12 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
             )
         path = folder / "lock"
         if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
-            # That build ended, and removed its folder, just now.
-            raise BuildError(
-                f"{folder}: another build of this output has just ended. Look at its result, then "
-                "run the command again if it is still needed.",
-                path=folder,
-            )
+            raise just_ended
         with contextlib.suppress(OSError):  # for the message above only, and the disk may be full
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
