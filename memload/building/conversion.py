@@ -23,7 +23,14 @@ from memload.building.decoders import (
     loaded_libraries,
     parse_color,
 )
-from memload.building.notes import ENLARGED, FLATTENED, REDUCED, REDUCED_COLORS
+from memload.building.notes import (
+    ENLARGED,
+    FLATTENED,
+    MORE_BANDS,
+    MORE_PAGES,
+    REDUCED,
+    REDUCED_COLORS,
+)
 from memload.building.resizing import (
     FITS,
     INTERPOLATIONS,
@@ -202,6 +209,8 @@ def _remarks(picture: Picture, placement: Placement) -> int:
         | FLATTENED * losses.is_flattened
         | REDUCED * is_gray
         | REDUCED_COLORS * losses.is_color
+        | MORE_BANDS * losses.has_more_bands
+        | MORE_PAGES * losses.has_more_pages
     )
 
 

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Callable
 from importlib import metadata
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import PIL
@@ -18,9 +18,12 @@ from memload.building.depth import (
     color_range,
     describe_tiff,
     gray_values,
+    has_deep_alpha,
     is_deep_gray,
     largest_value,
+    load_gray_and_alpha,
     to_8_bits,
+    transparent_value,
 )
 from memload.building.resizing import Box, turn, turn_box, turn_size
 from memload.errors import DecodeError, DependencyError, describe_error
@@ -58,6 +61,8 @@ class Losses(NamedTuple):
     #: the least and greatest value of more than 8 bits that were reduced to 8, or None
     reduced_range: tuple[int, int] | None = None
     is_color: bool = False  #: whether these are colors, whose range is known to 8 bits only
+    has_more_bands: bool = False  #: whether bands besides colors and alpha were left out
+    has_more_pages: bool = False  #: whether the file holds more pictures
 
 
 class Picture(NamedTuple):
@@ -141,14 +146,19 @@ class Decoder:
         if data and image.format in ("JPEG", "MPO"):
             return self._decode_jpeg(image, data, draft)
         if image.format == "TIFF":
-            return self._decode_tiff(image)
+            return self._decode_tiff(image, is_ours=bool(data))
+        converted, losses = self._load_and_convert(image, is_ours=bool(data))
+        return self._upright(converted, losses, image.size, _orientation(image) if self.exif else 1)
+
+    def _load_and_convert(self, image: Image.Image, *, is_ours: bool) -> tuple[Image.Image, Losses]:
+        if is_ours and has_deep_alpha(image):
+            values, alpha = load_gray_and_alpha(image)
+            return _convert_deep_gray(values, alpha, 65535, self.mode, self.background)
         largest, transparent = largest_value(image), _png_transparent_value(image)
         image.load()
         if transparent is not None:
             image.info["transparency"] = transparent
-        orientation = _orientation(image) if self.exif else 1
-        converted, losses = to_mode(image, self.mode, self.background, largest)
-        return self._upright(converted, losses, image.size, orientation)
+        return to_mode(image, self.mode, self.background, largest)
 
     def _decode_jpeg(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         if self.strict:
@@ -171,14 +181,17 @@ class Decoder:
         picture = self._upright(converted, losses, size, orientation, box)
         return picture._replace(used_fallback=used_fallback)
 
-    def _decode_tiff(self, image: Image.Image) -> Picture:
-        tags = getattr(image, "tag_v2", {})
+    def _decode_tiff(self, image: Image.Image, *, is_ours: bool) -> Picture:
+        tags: Any = getattr(image, "tag_v2", {})
+        has_more_bands = _UNSPECIFIED in tags.get(_EXTRA_SAMPLES, ())
+        has_more_pages = is_ours and bool(tags.next)  # a data set's may be at another page
         tile_pixels = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
         if tile_pixels > self.max_pixels:  # tiles are decoded whole
             raise self._too_large(tile_pixels)
         orientation = _orientation(image)
         image.load()  # Pillow turns it upright
         image, losses = to_mode(image, self.mode, self.background, largest_value(image))
+        losses = losses._replace(has_more_bands=has_more_bands, has_more_pages=has_more_pages)
         image = turn(image, _INVERSE.get(orientation, orientation))  # as it is stored
         return self._upright(image, losses, image.size, orientation if self.exif else 1)
 
@@ -214,7 +227,10 @@ def to_mode(
     pixels have no declared range.
     """
     if is_deep_gray(image):
-        return _convert_deep_gray(image, mode, background, largest)
+        if mode != "I;16":
+            check_range(image)
+        values, alpha = gray_values(image, largest), transparent_value(image)
+        return _convert_deep_gray(values, alpha, largest, mode, background)
     reduced_range = color_range(image, largest) if largest > 255 else None
     if image.mode == "La":
         image = image.convert("LA")  # Pillow cannot convert premultiplied gray to anything else
@@ -232,23 +248,23 @@ def to_mode(
 
 
 def _convert_deep_gray(
-    image: Image.Image, mode: Mode, background: tuple[int, int, int], largest: int
+    values: np.ndarray,
+    alpha: np.ndarray | None,
+    largest: int,
+    mode: Mode,
+    background: tuple[int, int, int],
 ) -> tuple[Image.Image, Losses]:
-    if mode != "I;16":
-        check_range(image)
-    values = gray_values(image, largest)
-    transparent = image.info.get("transparency")
-    is_transparent = np.asarray(image) == transparent if isinstance(transparent, int) else None
-    is_flattened = bool(np.any(is_transparent))
+    """Convert uint16 gray ``(H, W)`` from 0 to ``largest``, with ``alpha`` from 0 to 65,535."""
+    is_flattened = alpha is not None and int(alpha.min()) < 65535
     if mode == "I;16":
         floats = values.astype(np.float32)
-        if is_transparent is not None:
+        if alpha is not None:
             (level,) = Image.new("RGB", (1, 1), background).convert("L").tobytes()
-            floats[is_transparent] = 257 * level
+            floats += (257 * level - floats) * (1 - alpha.astype(np.float32) / 65535)
         return Image.fromarray(floats), Losses(is_flattened)
     gray = Image.fromarray(to_8_bits(values, largest))
-    if is_transparent is not None:
-        gray.putalpha(Image.fromarray(np.where(is_transparent, 0, 255).astype(np.uint8)))
+    if alpha is not None:
+        gray.putalpha(Image.fromarray(to_8_bits(alpha, 65535)))
     value_range = int(values.min()), int(values.max())
     return to_mode(gray, mode, background)[0], Losses(is_flattened, value_range)
 
@@ -309,7 +325,8 @@ def _orientation(image: Image.Image) -> int:
 
 # -------------------------------------------------------------------------- quirks of PNG and TIFF
 
-_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
+_TILE_WIDTH, _TILE_LENGTH, _EXTRA_SAMPLES = 322, 323, 338  # tags of TIFF
+_UNSPECIFIED = 0  # an extra sample that is no alpha
 
 
 def _png_transparent_value(image: Image.Image) -> int | tuple[int, ...] | None:

@@ -14,7 +14,8 @@ from PIL import Image, TiffImagePlugin
 from memload.errors import DecodeError
 
 # Tags of TIFF.
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 258, 262, 277, 339
+_BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC = 258, 259, 262
+_SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 277, 339
 
 #: What a TIFF's sample format says.
 _KINDS = {1: "unsigned integers", 2: "signed integers", 3: "floats", 5: "complex integers"}
@@ -47,9 +48,13 @@ def largest_value(image: Image.Image) -> int:
             if tile[0] in ("ppm", "ppm_plain"):  # the decoders that scale
                 image.info[_MAXVAL] = tile[3][1]
         return int(image.info.get(_MAXVAL, default))
-    if image.format == "PNG" and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
-        return 65535
-    return default
+    return 65535 if ";16" in _png_raw_mode(image) else default
+
+
+def _png_raw_mode(image: Image.Image) -> str:
+    """Return how Pillow calls the pixels in the file of a PNG that is not loaded yet, else ""."""
+    tiles = getattr(image, "tile", None)
+    return str(tiles[0][3]) if image.format == "PNG" and tiles else ""
 
 
 def gray_values(image: Image.Image, largest: int) -> np.ndarray:
@@ -60,14 +65,39 @@ def gray_values(image: Image.Image, largest: int) -> np.ndarray:
     pixels = np.asarray(image)
     if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
         raise DecodeError(
-            f"{_content(image)}, and mode I;16 stores whole numbers from 0 to 65,535. {_REMEDY}"
+            f"{_content(image)}, but gray values are whole numbers from 0 to 65,535. {_REMEDY}"
         )
     if image.format == "PPM" and largest < 65535:  # Pillow has scaled it to 65,535
         return np.rint(pixels * (largest / 65535)).astype(np.uint16)
     values: np.ndarray = pixels.astype(np.uint16)
     if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:
-        return min(largest, 65535) - values  # white is zero, which Pillow heeds only up to 8 bits
+        return largest - values  # white is zero, which Pillow heeds only up to 8 bits
     return values
+
+
+def transparent_value(image: Image.Image) -> np.ndarray | None:
+    """Return the alpha of a loaded picture with a transparent gray value: 0 there, else 65535."""
+    transparent = image.info.get("transparency")
+    if not isinstance(transparent, int):
+        return None
+    return np.where(np.asarray(image) == transparent, 0, 65535).astype(np.uint16)
+
+
+def has_deep_alpha(image: Image.Image) -> bool:
+    """Return whether this is a PNG of gray and alpha with 16 bits each, not loaded yet."""
+    return _png_raw_mode(image) == "LA;16B"
+
+
+def load_gray_and_alpha(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
+    """Load a picture with `has_deep_alpha`. Return gray and alpha, uint16 ``(H, W)``.
+
+    Pillow would keep the upper 8 bits of both. The image is of no use afterwards.
+    """
+    # RGBA has 4 bytes a pixel, too, so that it keeps them all.
+    image.tile = [tile._replace(args="RGBA") for tile in image.tile]  # type: ignore[attr-defined]
+    image.load()
+    pairs = np.ascontiguousarray(image).view(">u2").astype(np.uint16)
+    return pairs[:, :, 0], pairs[:, :, 1]
 
 
 def check_range(image: Image.Image) -> None:
@@ -100,9 +130,13 @@ def describe_tiff(data: bytes) -> str:
         tags = TiffImagePlugin.ImageFileDirectory_v2(header + file.read(8 * (header[2] == 43)))
         file.seek(tags.next)
         tags.load(file)
+        compression = tags.get(_COMPRESSION, 1)
+        if compression not in TiffImagePlugin.COMPRESSION_INFO:
+            return f"a TIFF whose compression ({compression}) is not supported. Convert it"
         bands = tags.get(_SAMPLES_PER_PIXEL, 1)
         count = f"{bands} band" if bands == 1 else f"{bands} bands"
-        return f"a TIFF with {count} of {_numbers(tags)}, which is not a picture. {_REMEDY}"
+        if _BITS_PER_SAMPLE in tags:  # otherwise it is damaged
+            return f"a TIFF with {count} of {_numbers(tags)}, which is not a picture. {_REMEDY}"
     return ""
 
 

@@ -11,8 +11,8 @@ from memload.building.journal import DONE
 
 #: Bits of a record's ``remarks``: the picture grew in width or in height; the background shows
 #: through its transparent pixels; it was gray with more than 8 bits, which were reduced to 8; it
-#: was in color, with more than 8 bits a channel.
-ENLARGED, FLATTENED, REDUCED, REDUCED_COLORS = 1, 2, 4, 8
+#: was in color, with more than 8 bits a channel; it is a TIFF with more bands, or more pages.
+ENLARGED, FLATTENED, REDUCED, REDUCED_COLORS, MORE_BANDS, MORE_PAGES = 1, 2, 4, 8, 16, 32
 
 
 def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -> Iterator[str]:
@@ -43,4 +43,14 @@ def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -
             f"{len(ranges):,} of {total:,} pictures have colors of up to 16 bits, which were "
             f"reduced to 8; their values go from about {low:,} to {high:,}. Only gray of 16 bits "
             "can be kept, with --mode 'I;16'"
+        )
+    if count := np.count_nonzero(used & (remarks & MORE_BANDS > 0)):
+        yield (
+            f"{count:,} of {total:,} pictures have bands besides their colors, which were left out "
+            "(mode='array' in Python stores all bands of arrays)"
+        )
+    if count := np.count_nonzero(used & (remarks & MORE_PAGES > 0)):
+        yield (
+            f"{count:,} of {total:,} pictures are TIFFs with several pages, of which the first was "
+            "taken"
         )

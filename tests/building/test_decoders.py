@@ -283,6 +283,16 @@ def test_few_bits_of_grey_span_the_whole_range(depth: int) -> None:
     np.testing.assert_array_equal(found[0, :, 0], levels * 255 // top)
 
 
+def test_a_palette_becomes_the_gray_of_its_colors() -> None:
+    image = picture().quantize(16)
+    expected = np.asarray(image.convert("L"))
+    for format in ("PNG", "TIFF", "GIF", "BMP"):
+        np.testing.assert_array_equal(decode(encode(image, format), mode="L")[:, :, 0], expected)
+    # with a transparent color, which is laid on the background
+    found = decode(encode(image, "PNG", transparency=3), mode="L", background="black")
+    np.testing.assert_array_equal(found[:, :, 0], np.where(np.asarray(image) == 3, 0, expected))
+
+
 RAMP = np.linspace(0, 65535, 64 * 48).round().astype(np.uint16).reshape(48, 64)
 SCALED = np.round(RAMP / 257).astype(np.uint8)
 

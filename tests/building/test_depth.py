@@ -1,6 +1,8 @@
 """Gray pictures of more than 8 bits: kept as uint16 with mode I;16, and noted when they are reduced."""
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from PIL import Image, TiffImagePlugin
 
 import memload
 from memload.building.conversion import Row, Settings
+from memload.building.notes import FLATTENED
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
 from memload.building.sources.record import Record
 from memload.errors import DecodeError
@@ -42,6 +45,18 @@ def tiff(samples: bytes, size: tuple[int, int], tags: dict[int, Any]) -> bytes:
     return b"II\x2a\0\x08\0\0\0" + ifd.tobytes(8) + samples
 
 
+def png_with_alpha(gray: np.ndarray, alpha: np.ndarray) -> bytes:
+    """Return a PNG of 16-bit gray and alpha, which Pillow does not write."""
+    rows = np.stack([gray, alpha], 2).astype(">u2").reshape(len(gray), -1)
+    lines = b"".join(b"\0" + row.tobytes() for row in rows)
+    header = struct.pack(">IIBBBBB", gray.shape[1], gray.shape[0], 16, 4, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
 def packed(values: np.ndarray) -> bytes:
     """Return values of 12 bits, two in three bytes."""
     pairs = values.reshape(-1, 2).tolist()
@@ -60,6 +75,7 @@ FILES = {
     "PGM of 12 bits": (pgm(TWELVE, 4095), TWELVE),
     "plain PGM of 12 bits": (pgm(TWELVE, 4095, plain=True), TWELVE),
     "PGM up to 1,000": (pgm(TWELVE % 1001, 1000), TWELVE % 1001),
+    "PNG with alpha": (png_with_alpha(DEEP, DEEP | 65535), DEEP),
     "array": (DEEP, DEEP),
     "PNG of 8 bits": (encode(DEEP.astype(np.uint8), "PNG"), DEEP.astype(np.uint8)),
     "PNG of 1 bit": (encode(DEEP > 32767, "PNG"), (DEEP > 32767) * 255),
@@ -129,6 +145,17 @@ def test_a_transparent_value_becomes_the_background(background: str, level: int)
     np.testing.assert_array_equal(pixels(row, DEEP.shape), expected)
 
 
+def test_alpha_of_16_bits_lets_the_background_through() -> None:
+    alpha = DEEP[::-1].copy()
+    row = convert(png_with_alpha(DEEP, alpha), size=DEEP.shape)
+    expected = 65535 + (DEEP - 65535.0) * (alpha / 65535)
+    assert np.abs(pixels(row, DEEP.shape) - expected).max() < 0.6
+    assert row.remarks == FLATTENED
+    gray = convert(png_with_alpha(DEEP, alpha), size=DEEP.shape, mode="L")
+    assert np.abs(np.frombuffer(gray.pixels, np.uint8) - expected.ravel() / 257).max() < 2
+    assert gray.value_range == (DEEP.min(), DEEP.max())
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
 @pytest.mark.parametrize(
     ("data", "what"),
@@ -182,6 +209,20 @@ def test_reduced_pictures_are_noted_once_with_their_range(
         )
         assert colors.startswith("1 of 6 pictures have colors of up to 16 bits")
         assert "from about 0 to 1,023" in colors
+
+
+def test_bands_and_pages_that_are_left_out_are_noted(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    root.mkdir()
+    tags = {258: (8,) * 4, 262: 2, 277: 4, 338: 0}  # as infrared of a satellite
+    (root / "infrared.tif").write_bytes(tiff(bytes(20 * 30 * 4), (20, 30), tags))
+    pages = [Image.new("L", (30, 20)) for _ in range(3)]
+    pages[0].save(root / "pages.tif", save_all=True, append_images=pages[1:])
+    pages[0].save(root / "page.tif")
+    report = memload.build(root, tmp_path / "out.bin", size=16, num_workers=0)
+    bands, files = report.notes[-2:]
+    assert bands.startswith("1 of 3 pictures have bands besides their colors, which were left out")
+    assert files == "1 of 3 pictures are TIFFs with several pages, of which the first was taken"
 
 
 def test_a_data_set_of_16_bits_is_read_everywhere(scans: Path, tmp_path: Path) -> None:

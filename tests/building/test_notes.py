@@ -35,7 +35,7 @@ def test_enlarged_pictures_are_counted(
 
 @pytest.fixture
 def transparent(tmp_path: Path) -> Path:
-    """Four kinds of pictures with transparent pixels, and three without."""
+    """Four kinds of pictures with transparent pixels, and four without."""
     root = tmp_path / "images"
     root.mkdir()
     alpha = np.zeros((20, 20, 4), np.uint8)
@@ -44,6 +44,7 @@ def transparent(tmp_path: Path) -> Path:
     Image.fromarray(alpha[:, :, :2], "LA").save(root / "gray.png")
     Image.fromarray(alpha[:, :, 0]).convert("P").save(root / "palette.png", transparency=0)
     Image.fromarray(alpha | 255).save(root / "opaque.png")
+    Image.fromarray(alpha[:, :, 0]).convert("P").save(root / "unused.png", transparency=1)
     Image.fromarray(alpha[:, :, :3]).save(root / "plain.png")
     Image.fromarray(alpha[:, :, :3]).save(root / "plain.jpg")
     return root
@@ -52,7 +53,7 @@ def transparent(tmp_path: Path) -> Path:
 def test_transparency_is_noted_once(transparent: Path, tmp_path: Path) -> None:
     report = build(transparent, tmp_path, size=16, background="red", num_workers=2)
     (note,) = (note for note in report.notes if "transparent" in note)
-    assert note == "4 of 7 pictures have transparent pixels, which are red now"
+    assert note == "4 of 8 pictures have transparent pixels, which are red now"
 
 
 def test_notes_are_the_same_after_an_interruption(
@@ -65,9 +66,9 @@ def test_notes_are_the_same_after_an_interruption(
         with pytest.raises(KeyboardInterrupt):
             build(transparent, tmp_path, size=64, num_workers=0)
     report = build(transparent, tmp_path, size=64, num_workers=0)
-    assert report.converted < 7
+    assert report.converted < 8
     assert report.notes == expected
-    assert len([note for note in expected if "7 of 7" in note or "4 of 7" in note]) == 2
+    assert len([note for note in expected if "8 of 8" in note or "4 of 8" in note]) == 2
 
 
 _getitem = memload.ImageFolder.__getitem__
