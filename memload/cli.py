@@ -97,6 +97,10 @@ def _echo(text: str, *, err: bool = False) -> None:
     click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), err=err)
 
 
+def _print_json(facts: dict[str, Any]) -> None:
+    click.echo(json.dumps(facts, indent=1))
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -277,6 +281,9 @@ def main() -> None:
     help="Give up on an image after this many seconds."
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT.BIN once the new one is complete.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the report, with its notes, as JSON."
+)
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 def build(arguments: tuple[str, ...], **options: Any) -> None:
     """Decode the images of SOURCE once, into the memory map OUT.BIN and its index OUT.idx.
@@ -297,7 +304,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 
     import memload
 
-    quiet = options.pop("quiet")
+    quiet, as_json = options.pop("quiet"), options.pop("as_json")
     logger = logging.getLogger("memload")
     logger.addHandler(logging.NullHandler() if quiet else logging.StreamHandler())
     logger.setLevel(logging.INFO)
@@ -308,7 +315,9 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         progress=False if quiet else None,
         **options,
     )
-    if not quiet:
+    if as_json:
+        _print_json(report.as_dict())
+    elif not quiet:
         for note in report.notes:
             _echo(f"note: {note}", err=True)
         _echo(str(report))
@@ -370,7 +379,7 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
 
     facts: dict[str, Any] = inspection.environment() if path is None else inspection.info(path)
     if as_json:
-        click.echo(json.dumps(facts, indent=1))
+        _print_json(facts)
         return
     # An index that memload did not write may hold anything there: then it is shown as it is.
     with suppress(AttributeError, LookupError, TypeError, ValueError):
@@ -418,11 +427,15 @@ def _lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
     type=click.IntRange(min=1),
     help="Number of threads. Default: one for each core.",
 )
-def verify(path: str, num_threads: int | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def verify(path: str, num_threads: int | None, as_json: bool) -> None:
     """Read OUT.BIN and compare it with its checksums. The exit status is 1 if anything differs."""
     from memload import inspection
 
     report = inspection.verify(path, num_threads=num_threads)
+    if as_json:
+        _print_json({"path": path, **report.as_dict()})
+        sys.exit(0 if report.ok else 1)
     for problem in report.problems:
         _echo(f"memload: {problem}", err=True)
     if report.bad_rows:
@@ -484,7 +497,7 @@ def bench(path: str, images: str | None, as_json: bool, plot: str | None) -> Non
         measuring.check_plot(Path(plot))
     report = measuring.measure(path, images=images)
     if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=1))
+        _print_json(report.as_dict())
     else:
         for line in report.text().splitlines():
             _echo(line)

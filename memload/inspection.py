@@ -1,5 +1,6 @@
 """Describe, verify and picture a finished data set."""
 
+import io
 import platform
 import zlib
 from collections.abc import Sequence
@@ -39,8 +40,9 @@ _GAP, _CAPTION_HEIGHT = 4, 14
 def info(path: str | Path) -> dict[str, Any]:
     """Return a description of a data set that can be written as JSON.
 
-    Checks that the shards exist and have the right sizes, but does not read them; see `verify`.
-    Raises FormatError if a file is missing or damaged.
+    ``"path"`` is ``path`` as it is given, and ``"index"`` is the index file. The shards are not
+    read, but they have to exist and to have the right sizes; see `verify`. Raises FormatError if a
+    file is missing or damaged.
 
     >>> memload.info("out.bin")["samples"]
     1281167
@@ -57,7 +59,8 @@ def info(path: str | Path) -> dict[str, Any]:
     categories = {name: list(texts) for name, texts in index.categories.items()}
     flags = {"oriented": FLAG_ORIENTED, "fallback": FLAG_FALLBACK, "points_outside": FLAG_OUTSIDE}
     return {
-        "path": str(index.path),
+        "path": str(path),
+        "index": str(index.path),
         "format_version": FORMAT_VERSION,
         "fingerprint": index.fingerprint,
         "samples": len(index),
@@ -123,6 +126,18 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether all files are as they were written."""
         return not self.problems and not self.bad_rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON has it, with the path as ``"index"``."""
+        facts = {"ok": self.ok, **vars(self), "index": str(self.path)}
+        del facts["path"]
+        return facts
+
+    def __repr__(self) -> str:
+        found = "all as they were written"
+        if not self.ok:
+            found = f"{len(self.bad_rows):,} of them changed, {len(self.problems):,} problems"
+        return f"VerifyReport({self.path}: {self.rows:,} rows, {self.bytes:,} bytes, {found})"
 
 
 class _Part(NamedTuple):
@@ -212,17 +227,37 @@ def _bad_rows(part: _Part) -> tuple[list[int], list[str]]:
     return [rows[at] for at in np.flatnonzero(found != part.checksums).tolist()], []
 
 
+class Preview(list[int]):
+    """The numbers of the samples on a contact sheet, and the sheet, which a notebook shows.
+
+    >>> memload.preview("out.bin").image.size
+    (1060, 1172)
+    """
+
+    def __init__(self, samples: Sequence[int], image: Image.Image) -> None:
+        super().__init__(samples)
+        self.image = image  #: the contact sheet
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.image.save(file, "PNG")
+        return file.getvalue()
+
+
 def preview(
     path: str | Path,
-    output: str | Path,
+    output: str | Path | None = None,
     *,
     count: int = 64,
     seed: int = 0,
     indices: Sequence[int] | None = None,
     class_name: str | None = None,
     tile: int = 128,
-) -> list[int]:
-    """Write a contact sheet of samples with labels and points, and return which samples it shows.
+) -> Preview:
+    """Draw a contact sheet of samples with labels and points, and return which samples it shows.
+
+    The sheet is written to ``output``, if that is given. The result is a list of the samples'
+    numbers. Its ``image`` is the sheet, which a notebook shows.
 
     Shows ``count`` random samples, chosen by ``seed``, in the order of the data set. ``class_name``
     restricts them to one class. ``indices`` selects samples, in this order, instead. ``tile`` is
@@ -235,6 +270,12 @@ def preview(
     index = Index.open(path)
     chosen = _choose(index, count, seed, indices, class_name)
     sheet = _draw_sheet(index, chosen, tile)
+    if output is not None:
+        _save(sheet, output)
+    return Preview(chosen, sheet)
+
+
+def _save(sheet: Image.Image, output: str | Path) -> None:
     try:
         sheet.save(output)
     except (ValueError, KeyError) as error:  # KeyError: a format that Pillow can only read
@@ -248,7 +289,6 @@ def preview(
             "elsewhere",
             path=output,
         ) from error
-    return chosen
 
 
 def _choose(

@@ -330,6 +330,24 @@ def test_wrong_sources_and_outputs_are_reported_in_one_line(
     assert not output.exists()
 
 
+def test_the_report_of_a_build_is_json_if_asked_for(run: Run, folder: Path, tmp_path: Path) -> None:
+    (folder / "ant" / "notes.txt").write_text("not an image")
+    (folder / "bee" / "broken.jpg").write_bytes(b"not an image")
+    output = tmp_path / "out.bin"
+    done = build(run, folder, output, "--size", "8", "--json")
+    assert done.status == 0
+    facts = json.loads(done.out)
+    assert facts.keys() == {
+        "path", "samples", "classes", "columns", "rejected", "bytes", "shape", "dtype", "converted", "seconds",
+        "images_per_second", "num_workers", "libraries", "notes", "ledger",
+    }  # fmt: skip
+    assert (facts["path"], facts["samples"], facts["shape"]) == (str(output), 12, [8, 8, 3])
+    assert (facts["classes"], facts["columns"]) == (["ant", "bee", "cat"], ["label"])
+    assert (facts["rejected"], facts["ledger"]) == (1, str(tmp_path / "out.rejects.csv"))
+    assert "notes.txt" in str(facts["notes"])
+    assert build(run, folder, output, "--json").out == ""  # it exists: an error, on stderr
+
+
 def test_on_error_raise_stops_at_a_bad_image(run: Run, folder: Path, tmp_path: Path) -> None:
     (folder / "bee" / "broken.jpg").write_bytes(b"not an image")
     done = build(run, folder, tmp_path / "out.bin", "--size", "8", "--on-error", "raise")
@@ -349,7 +367,7 @@ def test_wrong_data_sets_are_reported_in_one_line(run: Run, output: Path, name: 
         return run(name, path, *(["-o", output.with_name("grid.png")] if name == "preview" else []))
 
     index, missing = output.with_suffix(".idx"), output.with_name("missing.bin")
-    assert_one_line(inspect_it(missing), missing.with_suffix(".idx"))
+    assert_one_line(inspect_it(missing), f"{missing} does not exist")
     content = index.read_bytes()
     index.write_bytes(b"x" * 100)
     assert_one_line(inspect_it(output), index)
@@ -372,7 +390,9 @@ def test_info_describes_a_data_set(run: Run, output: Path) -> None:
         "    from 0 pixels: 3 images",
         "    from 32 pixels: 9 images",
     ]
-    assert run("info", output.with_suffix(".idx")).out == done.out
+    index = output.with_suffix(".idx")
+    assert lines[:2] == [f"path: {output}", f"index: {index}"]
+    assert run("info", index).out.splitlines() == [f"path: {index}", *lines[1:]]
     assert json.loads(run("info", output, "--json").out) == memload.info(output)
 
 
@@ -425,6 +445,18 @@ def test_verify_accepts_intact_files_and_names_the_first_changed_rows_and_their_
     keys = memload.Index.read(output.with_suffix(".idx")).keys
     changed = f"2 of 12 rows changed after they were written: rows 2, 7 ({keys[2]}, {keys[7]})."
     assert_one_line(run("verify", output), f"{output} is damaged: {changed} Restore the file")
+    done = run("verify", output, "--json")
+    assert (done.status, done.err) == (1, "")
+    assert json.loads(done.out) == {
+        "path": str(output),
+        "index": str(output.with_suffix(".idx")),
+        "ok": False,
+        "rows": 12,
+        "bytes": 9216,
+        "problems": [],
+        "bad_rows": [2, 7],
+        "bad_keys": [keys[2], keys[7]],
+    }
     index = make_dataset(rows=(40,))
     data = bytearray(output.with_name("made.bin").read_bytes())
     data[4096 + 72 :] = bytes(39 * 72)

@@ -47,7 +47,8 @@ def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> 
         statistics={"mean": [0.5]},
     )
     assert memload.info(tmp_path / "made.bin") == {
-        "path": str(tmp_path / "made.idx"),
+        "path": str(tmp_path / "made.bin"),
+        "index": str(tmp_path / "made.idx"),
         "format_version": 1,
         "fingerprint": index.fingerprint,
         "samples": 5,
@@ -225,6 +226,30 @@ def test_random_samples_follow_from_the_seed_and_the_class(
     some = chosen("e.png", class_name="bee", count=4)
     assert len(some) == 4
     assert set(some) <= set(bees)
+
+
+def test_a_notebook_shows_a_preview_without_a_file(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    shown = memload.preview(index.path, indices=[3, 1], tile=12)
+    assert shown == [3, 1]
+    memload.preview(index.path, tmp_path / "grid.png", indices=[3, 1], tile=12)
+    with (
+        Image.open(io.BytesIO(shown._repr_png_())) as image,
+        Image.open(tmp_path / "grid.png") as file,
+    ):
+        assert np.array_equal(np.asarray(image), np.asarray(file))
+        assert np.array_equal(np.asarray(shown.image), np.asarray(file))
+
+
+def test_what_verify_found_is_one_line(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    report = memload.verify(index.path)
+    line = f"VerifyReport({index.path}: 5 rows, 360 bytes, all as they were written)"
+    assert repr(report) == line
+    data = bytearray((tmp_path / "made.bin").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "made.bin").write_bytes(data)
+    assert "1 of them changed" in repr(memload.verify(index.path))
 
 
 @pytest.mark.parametrize(

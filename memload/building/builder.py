@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import html
 import logging
 import sys
 import threading
@@ -74,8 +75,24 @@ class BuildReport:
         """Pictures converted a second."""
         return self.converted / self.seconds if self.seconds else 0.0
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON has it."""
+        paths = {
+            "path": str(self.path),
+            "ledger": None if self.ledger is None else str(self.ledger),
+        }
+        rate = round(self.images_per_second, 1)
+        return {**vars(self), **paths, "images_per_second": rate}
+
+    def __repr__(self) -> str:
+        notes = _counted(len(self.notes), "note", "notes")
+        return f"BuildReport({self._summary()}, {notes})"
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        return f"<p>{html.escape(str(self))}</p>" + (f"<ul>{notes}</ul>" if notes else "")
+
     def __str__(self) -> str:
-        shape = "×".join(map(str, self.shape))
         before = self.samples + self.rejected - self.converted
         kept = f", {before:,} done before" if before else ""
         ledger = f" (see {self.ledger})" if self.ledger else ""
@@ -83,17 +100,23 @@ class BuildReport:
         jpeg = [version for version in versions if version.startswith("libjpeg")]
         others = [version for version in versions if version not in jpeg]
         libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
+        workers = _counted(self.num_workers, "worker", "workers")
+        by = f"by {workers}" if self.num_workers else "in this process"
+        return (
+            f"{self._summary()}{ledger}; "
+            f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
+            f"{libraries}"
+        )
+
+    def _summary(self) -> str:
+        shape = "×".join(map(str, self.shape))
         labels = "" if "label" in self.columns else ", no labels"
         if self.classes is not None:
             names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
             labels = f", {_counted(len(self.classes), 'class', 'classes')} ({names})"
-        workers = _counted(self.num_workers, "worker", "workers")
-        by = f"by {workers}" if self.num_workers else "in this process"
         return (
             f"{self.path}: {_counted(self.samples, 'sample', 'samples')} of {shape} "
-            f"{self.dtype}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected{ledger}; "
-            f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
-            f"{libraries}"
+            f"{self.dtype}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
         )
 
 

@@ -312,7 +312,7 @@ class Workspace:
 def unfinished_build(path: str | Path) -> str | None:
     """Say how far the build of ``out.bin`` (or ``out.idx``) is. None if no row is known yet."""
     output = Path(path).with_suffix(".bin")
-    index, folder, _ = output_paths(output)
+    folder = output_paths(output)[1]
     keys = _read_keys(folder / "keys")
     try:
         records = np.fromfile(folder / "rows", np.uint8).reshape(len(keys or ()), -1)
@@ -323,7 +323,7 @@ def unfinished_build(path: str | Path) -> str | None:
     if is_locked(folder):
         return f"{output.name} is being built right now: {progress}"
     return (
-        f"{index} is missing: its build is not complete ({folder}): {progress}. Run the same "
+        f"{path} is missing: its build is not complete ({folder}): {progress}. Run the same "
         "'memload build' again; it goes on where it stopped."
     )
 

@@ -138,7 +138,10 @@ class Index:
         Otherwise a copy of ``out.bin`` and ``out.idx`` under another name would open the original.
         """
         path = Path(path)
-        index = cls.read(index_path(path))
+        try:
+            index = cls.read(index_path(path))
+        except FileNotFoundError:
+            raise _missing(index_path(path), path) from None
         arrays = [[shard.file for shard in array.shards] for array in index.arrays]
         if path.suffix == ".bin" and not any(
             path.name in files or files == shard_names(path, len(files)) for files in arrays
@@ -165,7 +168,7 @@ class Index:
             with path.open("rb") as file:
                 return _read_index(path, file)
         except FileNotFoundError:
-            raise _missing(path) from None
+            raise _missing(path, path) from None
         except OSError as error:
             raise FormatError(f"{path} cannot be read: {error}.", path=path) from error
         except _DAMAGE as error:
@@ -455,12 +458,15 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-def _missing(path: Path) -> MissingError:
-    """Return the error for an index that does not exist. The advice depends on what does."""
+def _missing(path: Path, given: Path) -> MissingError:
+    """Return the error for an index that does not exist. The advice depends on what does.
+
+    ``given`` is what the user named, such as ``out.bin``.
+    """
     pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
     if os.path.exists(building):  # noqa: PTH110  # no name is too long for os.path
         message = (
-            f"{path} is missing: its build is not complete ({building}). If it is running, wait "
+            f"{given} is missing: its build is not complete ({building}). If it is running, wait "
             "for it. Otherwise run the same 'memload build' again; it goes on where it stopped."
         )
     elif os.path.exists(pixels):  # noqa: PTH110
@@ -469,5 +475,7 @@ def _missing(path: Path) -> MissingError:
             "the index here too, or run 'memload build' again."
         )
     else:
-        message = f"{path} does not exist. Check the path, or make a data set with 'memload build'."
+        message = (
+            f"{given} does not exist. Check the path, or make a data set with 'memload build'."
+        )
     return MissingError(message, path=path)

@@ -236,6 +236,17 @@ def test_the_report_names_the_first_classes(tmp_path: Path) -> None:
         assert text in str(report)
 
 
+def test_a_notebook_shows_a_report_with_its_notes(folder: Path, tmp_path: Path) -> None:
+    (folder / "ant" / "a&b.txt").write_text("not an image")
+    report = build(folder, tmp_path, size=8)
+    start = f"BuildReport({report.path}: 12 samples of 8×8×3 uint8, 3 classes (ant, bee, cat), "
+    assert repr(report).startswith(start)
+    assert f", 0 rejected, {len(report.notes)} note" in repr(report)
+    page = report._repr_html_()
+    assert page.startswith(f"<p>{report}</p><ul><li>")
+    assert "a&amp;b.txt" in page
+
+
 def test_a_folder_that_cannot_be_written_to_is_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
