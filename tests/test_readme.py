@@ -15,6 +15,7 @@ import pytest
 import torch
 import tqdm
 from click.testing import CliRunner
+from PIL import Image
 
 import memload
 from memload.cli import main
@@ -46,6 +47,10 @@ def names(
         (tmp_path / name).symlink_to(folder)
     for write in (containers.table, containers.tar, containers.zip):
         write()
+    (tmp_path / "scans").mkdir()
+    for number in range(3):
+        scan = np.full((300, 280), 1000 * number, np.uint16)
+        Image.fromarray(scan).save(f"scans/{number}.tif")
     np.save("images.npy", np.zeros((6, 8, 8, 3), np.uint8))
     np.save("labels.npy", np.arange(6))
     memload.build("out.bin", "big.bin", num_workers=0)

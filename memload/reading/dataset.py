@@ -26,10 +26,11 @@ _LISTS = ("targets", "samples")
 class MemmapDataset(Dataset[Any]):
     """The samples of a data set: ``dataset[i]`` is ``(image, label)``, neither decoded nor copied.
 
-    ``image`` is a tensor ``(C, H, W)``, uint8 unless arrays of another dtype were built. Its memory
-    is channels-last (``H × W × C``) and is the mapped file itself. It can be written to. That
-    changes neither the file nor what other processes see, but this process sees the change until
-    it opens the data set again. Clone an image before you work on it in place.
+    ``image`` is a tensor ``(C, H, W)``: uint8, or uint16 for pictures built with mode I;16, or the
+    dtype of the arrays that were built. Its memory is channels-last (``H × W × C``) and is the
+    mapped file itself. It can be written to. That changes neither the file nor what other processes
+    see, but this process sees the change until it opens the data set again. Clone an image before
+    you work on it in place.
 
     The image is followed by the values of all columns: ``label`` first, then the others in their
     order. ``columns`` is a list of those that you want instead, in your order, or ``"all"``.
