@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from memload import __version__
-from memload.errors import MemloadError
+from memload.errors import MemloadError, shorten
 
 FILE = click.Path(dir_okay=False)
 FOLDER = click.Path(file_okay=False)
@@ -66,7 +66,7 @@ class _CommandLine(click.Group):
         try:
             return super().main(*arguments, **options)
         except (MemloadError, ValueError, IndexError, OSError) as error:
-            _echo(f"memload: {error}", err=True)
+            _echo(f"memload: {shorten(str(error))}", err=True)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 sys.stdout = None  # or Python tries again to flush it
             sys.exit(1)
@@ -273,6 +273,10 @@ def main() -> None:
     help="skip: list unusable images in OUT.rejects.csv and continue. raise: stop at the first."
 )
 @click.option(
+    "--max-rejects", metavar="SHARE%|COUNT", default="10%",
+    help="Publish nothing if more images than this cannot be used."
+)
+@click.option(
     "-j", "--num-workers", type=click.IntRange(min=0),
     help="Number of processes. Default: one for each core. 0: use this process."
 )
@@ -318,10 +322,18 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     if as_json:
         _print_json(report.as_dict())
     elif not quiet:
-        for note in report.notes:
-            _echo(f"note: {note}", err=True)
-        _echo(str(report))
+        _print_report(report)
 # fmt: on
+
+
+def _print_report(report: Any) -> None:
+    for note in report.notes:
+        _echo(f"note: {note}", err=True)
+    try:
+        _echo(str(report))
+    except OSError as error:  # stdout is a full disk, for example
+        error.strerror = f"{report.path} is complete, but this cannot be printed: {error.strerror}"
+        raise
 
 
 def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any, str]:

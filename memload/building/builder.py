@@ -1,15 +1,12 @@
 """The conversion of a source into a data set: `build`, from its arguments to its report."""
 
 import contextlib
+import errno
 import functools
 import html
-import logging
-import sys
-import threading
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +27,8 @@ from memload.building.inherited import check_positions, positions
 from memload.building.journal import DONE, REJECTED, is_intact
 from memload.building.notes import picture_notes
 from memload.building.pool import Chunk, run
+from memload.building.progress import progress as progress_display
+from memload.building.rejects import RejectLimit, frequent_reasons, sufficient_limit
 from memload.building.resizing import Fit, Interpolation
 from memload.building.sources.arrays import ArrayFile
 from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
@@ -41,9 +40,8 @@ from memload.building.worker import RowWork, SampleCheck, runs_user_code
 from memload.building.workspace import Workspace, size_text
 from memload.errors import BuildError, DecodeError
 from memload.machine import available_cores
+from memload.storage.format import output_paths
 from memload.storage.index import Index, class_counts
-
-logger = logging.getLogger("memload")
 
 OnError = Literal["skip", "raise"]
 
@@ -141,6 +139,7 @@ def build(
     fill: str = "black",
     max_pixels: int = MAX_PIXELS,
     on_error: OnError = "skip",
+    max_rejects: int | float | str = "10%",
     num_workers: int | None = None,
     shard_size: int | None = None,
     timeout: float = 60.0,
@@ -179,8 +178,13 @@ def build(
     there are NaN or infinite values.
 
     ``on_error="skip"`` lists images that cannot be used in ``out.rejects.csv`` and goes on.
-    ``"raise"`` stops at the first. ``shard_size`` splits the pixels into files of at most that many
-    bytes. ``progress`` shows a progress bar; by default, if stderr is a terminal.
+    ``"raise"`` stops at the first. If more than ``max_rejects`` cannot be used, nothing is
+    published, and the error shows the most frequent reasons. It is a share of all images, such as
+    ``"10%"`` or ``0.1``, or a count if it is an integer.
+
+    ``shard_size`` splits the pixels into files of at most that many bytes. ``progress`` shows a
+    progress bar; by default, if stderr is a terminal or this is a notebook. Elsewhere the logger
+    ``memload`` gets a line about every 30 seconds, of level INFO.
 
     ``num_workers`` processes convert the images, by default one per core. An image that crashes a
     worker, or takes longer than ``timeout`` seconds, is rejected. With 0, this process converts
@@ -199,7 +203,7 @@ def build(
     is ``"raise"``.
     """
     num_workers = available_cores() if num_workers is None else num_workers
-    output = check_arguments(
+    name, output = check_arguments(
         source,
         output,
         mode=mode,
@@ -221,27 +225,40 @@ def build(
     }
     if mode != "array":  # an error of the decoder's should not wait for the source
         Settings(mode=mode or "RGB", **image_options)
+    limit = RejectLimit(max_rejects)
     records = _open_source(source, classes, num_workers, timeout)
     settings = _settings(records, mode, size, image_options, num_workers, timeout)
-    workspace = Workspace(records, output, settings, shard_size=shard_size, overwrite=overwrite)
+    workspace = Workspace(
+        records, output, settings, name=name, shard_size=shard_size, overwrite=overwrite
+    )
+    num_workers = min(num_workers, len(records))  # of more, some would have nothing to do
     started, converted, notes = time.perf_counter(), 0, list(records.notes)
     try:
         with workspace.opened() as index:
             if index is None:
                 _check_finished_samples(workspace, num_workers, timeout)
-                converted = _convert(workspace, num_workers, timeout, on_error, progress)
-                index = _complete(workspace)
+                with _shared_files_noticed(workspace, num_workers):
+                    converted = _convert(workspace, num_workers, timeout, on_error, progress)
+                index = _complete(workspace, limit)
             notes += _picture_notes(workspace)
             publish(index, workspace.folder, output, overwrite)
             workspace.remove()
     except OSError as error:
-        raise BuildError(
-            f"{workspace.output}: cannot be written: {error}. Make room or mend that, then run "
-            "the same command again: it goes on where it stopped.",
-            path=workspace.output,
-        ) from error
+        raise _system_error(name, error) from error
     seconds = time.perf_counter() - started
     return _report(workspace, index, converted, seconds, num_workers, notes)
+
+
+def _system_error(output: Path, error: OSError) -> BuildError:
+    """Return the error for a call of the system that failed: a lack of something, or writing."""
+    goes_on = "then run the same command again: it goes on where it stopped."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        text = f"too many files are open ({error}). Raise that limit (ulimit -n), {goes_on}"
+    elif error.errno in (errno.EAGAIN, errno.ENOMEM):
+        text = f"the system has no memory or processes left ({error}). Free some, {goes_on}"
+    else:
+        text = f"cannot be written: {error}. Make room or mend that, {goes_on}"
+    return BuildError(f"{output}: {text}", path=output)
 
 
 def _open_source(source: Any, classes: Any, num_workers: int, timeout: float) -> Source:
@@ -304,7 +321,7 @@ def _convert(
     num_workers: int,
     timeout: float,
     on_error: OnError,
-    progress: bool | None,
+    is_shown: bool | None,
 ) -> int:
     """Convert all rows that are not done; return how many they were."""
     rows = len(workspace.source)
@@ -312,18 +329,14 @@ def _convert(
     results = run(
         functools.partial(RowWork, workspace, in_worker=num_workers > 0),
         (Chunk(start, min(start + size, rows)) for start in range(0, rows, size)),
-        num_workers=min(num_workers, rows),
+        num_workers=num_workers,
         timeout=timeout,
     )
-    is_read_by_workers = num_workers > 0 and runs_user_code(workspace.source)
-    before = positions() if is_read_by_workers else {}
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if it was closed
-    is_shown = is_terminal if progress is None else progress
     converted = rejected = 0
     with (
         contextlib.closing(results),
         warnings.catch_warnings(),
-        _progress_bar(rows, is_shown) as show,
+        progress_display(str(workspace.name), rows, is_shown) as show,
     ):
         warnings.filterwarnings("ignore", module=r"PIL\.")  # as errors they would reject pictures
         for chunk, outcome in results:
@@ -332,12 +345,20 @@ def _convert(
             show(chunk.stop - chunk.start, rejected)
             if outcome.rejects and on_error == "raise":
                 _raise_reject(workspace.source, *outcome.rejects[0])
+    return converted
+
+
+@contextlib.contextmanager
+def _shared_files_noticed(workspace: Workspace, num_workers: int) -> Iterator[None]:
+    """Raise BuildError, and keep nothing, if workers have moved the position in an open file."""
+    is_checked = num_workers > 0 and runs_user_code(workspace.source)
+    before = positions() if is_checked else {}
+    yield
     try:
         check_positions(before)
     except BuildError:
-        workspace.remove()  # it may hold mixed up samples, which no checksum would show
+        workspace.remove()  # samples may be mixed up, which no checksum would show
         raise
-    return converted
 
 
 def _raise_reject(source: Source, row: int, reason: str) -> None:
@@ -350,52 +371,34 @@ def _raise_reject(source: Source, row: int, reason: str) -> None:
     )
 
 
-def _complete(workspace: Workspace) -> Index:
-    """Write and return the index and the ledger of a build whose rows are all converted."""
+def _complete(workspace: Workspace, limit: RejectLimit) -> Index:
+    """Write and return the index and the ledger of a build whose rows are all converted.
+
+    Raises BuildError if more are rejected than ``limit`` allows.
+    """
     records = workspace.journal.mapped()
     used = np.flatnonzero(records["status"] == DONE)
     reasons = workspace.journal.reasons()
     rejected = {row: reasons[row] for row in np.flatnonzero(records["status"] == REJECTED).tolist()}
+    frequent = frequent_reasons(rejected, workspace.source.keys)
     if not used.size:
         workspace.remove()
-        samples = list(rejected.items())[:3]
-        examples = "; ".join(
-            f"{workspace.source.keys[row]}: {reason.removesuffix('.')}" for row, reason in samples
-        )
         raise BuildError(
-            f"{workspace.output}: none of {len(records):,} {_noun(workspace.source)} can be "
-            f"used: {examples}. Check them, and the folder (--root) if they come from a manifest.",
+            f"{workspace.name}: none of {len(records):,} {_noun(workspace.source)} can be "
+            f"used: {frequent}. Check them, and the folder (--root) if they come from a table.",
             path=workspace.output,
         )
-    if len(rejected) > used.size:
-        reason, times = Counter(rejected.values()).most_common(1)[0]
-        logger.warning(
-            f"{workspace.output}: {len(rejected):,} of {len(records):,} "
-            f"{_noun(workspace.source)} cannot be used, {times:,} of them because: "
-            f"{reason!r:.200}. See {workspace.ledger}"
+    if not limit.allows(len(rejected), len(records)):
+        share = sufficient_limit(len(rejected), len(records))
+        raise BuildError(
+            f"{workspace.name}: {len(rejected):,} of {len(records):,} {_noun(workspace.source)} "
+            f"cannot be used, and at most {limit} may be rejected: {frequent}. "
+            f"{workspace.write_ledger(rejected)} lists all. Mend them, or leave them out with "
+            f"--max-rejects {share} (max_rejects='{share}' in Python). Then run the same command "
+            "again: it goes on from what is done.",
+            path=workspace.output,
         )
     return workspace.complete(_make_index(workspace, records, used), rejected)
-
-
-@contextlib.contextmanager
-def _progress_bar(rows: int, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call with the number of rows just done and of all rejected ones."""
-    if not is_shown:
-        yield lambda done, rejected: None
-        return
-    from tqdm import tqdm  # 20 ms, a tenth of the time to start
-
-    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
-        monitor_interval = 0  # otherwise the first bar starts a thread that never ends
-        _lock = threading.RLock()  # tqdm's own would fix the user's multiprocessing start method
-
-    with Bar(total=rows, unit=" images", smoothing=0.1) as bar:
-
-        def show(done: int, rejected: int) -> None:
-            bar.set_postfix_str(f"{rejected} rejected", refresh=False)
-            bar.update(done)
-
-        yield show
 
 
 def _noun(source: Source) -> str:
@@ -458,7 +461,7 @@ def _report(
 ) -> BuildReport:
     rejected = index.image.rows - len(index)
     return BuildReport(
-        path=workspace.output,
+        path=workspace.name,
         samples=len(index),
         classes=index.classes,
         columns=tuple(index.columns),
@@ -471,5 +474,5 @@ def _report(
         num_workers=num_workers,
         libraries=index.build["libraries"],
         notes=tuple(notes),
-        ledger=workspace.ledger if rejected else None,
+        ledger=output_paths(workspace.name)[2] if rejected else None,
     )

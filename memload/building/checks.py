@@ -29,10 +29,11 @@ def check_arguments(
     on_error: str,
     num_workers: int,
     timeout: float,
-) -> Path:
-    """Return the output's path. Raises ValueError for a wrong argument.
+) -> tuple[Path, Path]:
+    """Return the output's path as it was given, and from the root, should the folder change.
 
-    Raises BuildError if this process may not start workers.
+    Raises ValueError for a wrong argument. Raises BuildError if the output's folder is missing, or
+    if this process may not start workers.
     """
     output = Path(output)
     is_path = isinstance(source, (str, Path))
@@ -42,10 +43,7 @@ def check_arguments(
             "they swapped?"
         )
     output_paths(output)
-    if not output.parent.is_dir():
-        raise BuildError(
-            f"{output.parent}: there is no such folder for the output. Make it first.", path=output
-        )
+    _check_folder(output)
     modes = (*get_args(Mode), "array")
     if mode is not None and mode not in modes:
         raise ValueError(f"mode: {mode!r} is not one of {', '.join(modes)}.")
@@ -67,7 +65,21 @@ def check_arguments(
             "Workers cannot be started here: this is a daemonic process, such as a worker of a "
             "DataLoader or of a Pool. Use num_workers=0, or build in the main process."
         )
-    return output
+    return output, output.absolute()
+
+
+def _check_folder(output: Path) -> None:
+    try:
+        is_folder, _ = output.parent.is_dir(), output.exists()
+    except OSError as error:  # the path is too long, for example
+        raise BuildError(
+            f"{output}: nothing can be stored there: {error.strerror}. Choose another output.",
+            path=output,
+        ) from error
+    if not is_folder:
+        raise BuildError(
+            f"{output.parent}: there is no such folder for the output. Make it first.", path=output
+        )
 
 
 def height_and_width(size: Any) -> tuple[int, int]:

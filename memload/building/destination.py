@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,6 +34,22 @@ def check_output(output: Path, shards: Iterable[str], overwrite: bool) -> None:
             f"{existing[0]} exists already. Choose another output, or say --overwrite.",
             path=output,
         )
+    replaced = {output.parent / name for name in _unused(shards_of(index), output)}
+    _check_owners(output, {*existing, *replaced})
+
+
+def _check_owners(output: Path, paths: Iterable[Path]) -> None:
+    """Raise BuildError if files cannot be replaced, as those of others in a folder like /tmp."""
+    folder, user = output.parent.stat(), os.geteuid()
+    if not folder.st_mode & stat.S_ISVTX or user in (0, folder.st_uid):
+        return
+    for path in sorted(paths):
+        if os.path.lexists(path) and path.lstat().st_uid != user:
+            raise BuildError(
+                f"{path} belongs to another user, and in {output.parent} only its owner may "
+                "replace it. Choose another output.",
+                path=output,
+            )
 
 
 def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:

@@ -90,12 +90,24 @@ def run(
             for chunk in chunks:
                 yield chunk, work(chunk, lambda row: None)
         return
-    pool = _Pool(make, chunks, num_workers, timeout)
+    try:
+        pool = _Pool(make, chunks, num_workers, timeout)
+    except OSError as error:
+        raise _cannot_start(error) from error
     try:
         yield from pool.results()
     finally:
         for worker in pool.workers:
             worker.stop()
+
+
+def _cannot_start(error: OSError) -> BuildError:
+    """Return the error for what the system refuses while workers are started."""
+    return BuildError(
+        f"A worker cannot be started: {error}. Use fewer workers (--num-workers), raise the limits "
+        "on processes and open files (ulimit -u, ulimit -n), or free memory. Then run the same "
+        "command again: it goes on where it stopped."
+    )
 
 
 class _Pool:
@@ -178,7 +190,10 @@ class _Worker:
     def __init__(self, number: int, make: Callable[[], Work], current_rows: Any) -> None:
         self.number, self.current_rows = number, current_rows
         current_rows[number] = _NO_ROW
-        self.connection, self.its_end = _CONTEXT.Pipe()
+        try:
+            self.connection, self.its_end = _CONTEXT.Pipe()
+        except OSError as error:
+            raise _cannot_start(error) from error
         arguments = (self.its_end, make, current_rows, number, os.getpid())
         self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         self.chunks: deque[Chunk] = deque()
@@ -191,10 +206,7 @@ class _Worker:
         try:
             self.process.start()
         except OSError as error:
-            raise BuildError(
-                f"Worker {self.number + 1} cannot be started: {error}. Use fewer workers, or "
-                "raise the limits on processes and open files."
-            ) from error
+            raise _cannot_start(error) from error
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise BuildError(
                 "The source cannot be pickled, which this system needs to start workers: "

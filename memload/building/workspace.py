@@ -65,11 +65,13 @@ class Workspace:
         output: Path,
         settings: Settings | ArraySettings,
         *,
+        name: Path,
         shard_size: int | None,
         overwrite: bool,
     ) -> None:
         self.source, self.settings = source, settings
-        self.output, self.overwrite = output, overwrite
+        #: ``output`` is absolute, and ``name`` is what messages call it
+        self.output, self.name, self.overwrite = output, name, overwrite
         self.index_path, self.folder, self.ledger = output_paths(output)
         self.row_bytes = row_bytes(settings.descr, settings.shape)
         self.rows_per_shard = None
@@ -193,7 +195,7 @@ class Workspace:
         self.journal.create()  # at full size, should they be damaged
         ShardWriter(self.folder, self.array).create()
         done = np.count_nonzero(self.journal.mapped()["status"] == DONE)
-        logger.info(f"{self.output}: going on with an unfinished build; {done:,} rows are done")
+        logger.info(f"{self.name}: going on with an unfinished build; {done:,} rows are done")
 
     def other_data_set(self, difference: str) -> BuildError:
         """Return the error for an unfinished build of another data set. It says what differs."""
@@ -221,7 +223,7 @@ class Workspace:
         rows = [former_rows.get(key, -1) for key in self.keys]
         kept = len(set(rows) - {-1})
         logger.warning(
-            f"{self.output}: the source has changed since the build began. Samples added: "
+            f"{self.name}: the source has changed since the build began. Samples added: "
             f"{rows.count(-1):,}, removed: {len(former_keys) - kept:,}, kept: {kept:,}. Rows of "
             "kept samples are reused if their files are unchanged."
         )
@@ -252,18 +254,23 @@ class Workspace:
         ShardWriter(self.folder, self.array).create(index.crc32[self.array.name])
         for shard in self.array.shards:
             sync(self.folder / shard.file)
-        path = self.folder / self.ledger.name
-        path.unlink(missing_ok=True)
+        (self.folder / self.ledger.name).unlink(missing_ok=True)
         if reasons:
-            with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-                ledger = csv.writer(file)
-                ledger.writerow(["path", "reason"])
-                for row, reason in reasons.items():
-                    # An exception's text may hold half a surrogate pair.
-                    text = reason.encode("utf-8", "backslashreplace").decode()
-                    ledger.writerow((self.source.keys[row], text))
-            sync(path)
+            self.write_ledger(reasons)
         return index.write(self.folder / self.index_path.name)
+
+    def write_ledger(self, reasons: Mapping[int, str]) -> Path:
+        """Write the list of rejected samples into the folder, and return its path."""
+        path = self.folder / self.ledger.name
+        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            ledger = csv.writer(file)
+            ledger.writerow(["path", "reason"])
+            for row, reason in reasons.items():
+                # An exception's text may hold half a surrogate pair.
+                text = reason.encode("utf-8", "backslashreplace").decode()
+                ledger.writerow((self.source.keys[row], text))
+        sync(path)
+        return path
 
     def remove(self) -> None:
         """Remove the folder.
@@ -295,18 +302,16 @@ class Workspace:
         for shard in self.array.shards:
             with contextlib.suppress(OSError):  # not begun yet
                 allocated += (self.folder / shard.file).stat().st_blocks * 512
-        needed, free = total - allocated, shutil.disk_usage(self.output.parent).free
+        needed, free = total - allocated, shutil.disk_usage(self.folder.parent).free
         rows = describe((len(self.source), *self.array.shape), self.array.descr)
         if needed > free:
             raise BuildError(
-                f"{self.output}: the disk is too small: {rows} need {size_text(needed)}, but "
+                f"{self.name}: the disk is too small: {rows} need {size_text(needed)}, but "
                 f"{size_text(free)} are free. Make room, or choose a smaller --size or another "
                 "disk.",
                 path=self.output,
             )
-        logger.info(
-            f"{self.output}: {rows}, {size_text(total)}; {size_text(free)} free on the disk"
-        )
+        logger.info(f"{self.name}: {rows}, {size_text(total)}; {size_text(free)} free on the disk")
 
 
 def unfinished_build(path: str | Path) -> str | None:

@@ -35,8 +35,9 @@ def spoiled(folder: Path) -> Path:
 
 
 def build(source: Any, folder: Path, **options: Any) -> memload.BuildReport:
-    """Build ``out.bin`` at 16×16, in shards of six rows."""
-    options = {"size": SIZE, "num_workers": 0, "shard_size": 4096 + 6 * ROW} | options
+    """Build ``out.bin`` at 16×16, in shards of six rows, however many pictures are rejected."""
+    defaults = {"size": SIZE, "num_workers": 0, "shard_size": 4096 + 6 * ROW, "max_rejects": "100%"}
+    options = defaults | options
     return memload.build(source, folder / "out.bin", **options)
 
 
@@ -152,7 +153,9 @@ def test_nothing_but_bad_pictures_is_an_error_and_leaves_the_old_data_set(
     before = files(tmp_path)
     for path in folder.glob("*/*.jpg"):
         path.write_bytes(b"x")
-    message = r"none of 12 pictures in .*images can be used: ant/00\.jpg: "
+    message = (
+        r"none of 12 pictures in .*images can be used: 12 × not an image in .*such as ant/00\.jpg"
+    )
     with pytest.raises(memload.BuildError, match=message):
         build(folder, tmp_path, num_workers=num_workers, overwrite=True)
     assert files(tmp_path) == before
@@ -160,7 +163,7 @@ def test_nothing_but_bad_pictures_is_an_error_and_leaves_the_old_data_set(
 
 
 def test_messages_call_what_is_in_a_data_set_samples(tmp_path: Path) -> None:
-    with pytest.raises(memload.BuildError, match="none of 3 samples can be used: 0: "):
+    with pytest.raises(memload.BuildError, match=r"none of 3 samples can be used: 3 × .*such as 0"):
         build([np.zeros((2, 2, 3))] * 3, tmp_path)
 
 

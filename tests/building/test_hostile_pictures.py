@@ -103,7 +103,7 @@ def build(
     """Run the command, check the good pictures, and return the ledger, without class."""
     output = root.parent.parent / "out.bin"
     arguments = ["build", str(root.parent), str(output), "--size", "8", "--quiet", *options]
-    arguments += ["--num-workers", str(num_workers)]
+    arguments += ["--num-workers", str(num_workers), "--max-rejects", "100%"]
     arguments += ["--extensions", ".png,.jpg,.gif,.webp,.bmp,.tif,.ppm"]
     command = [sys.executable, "-c", COMMAND.format(before), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)

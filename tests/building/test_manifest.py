@@ -207,7 +207,9 @@ def test_images_that_are_not_there_end_in_the_ledger(
     write: Write, folder: Path, tmp_path: Path
 ) -> None:
     path = write("path,label", "gone.jpg,x", "ant/00.jpg,y", '"",y', name="images/list.csv")
-    report = memload.build(memload.Manifest(path), tmp_path / "out.bin", size=8, num_workers=0)
+    report = memload.build(
+        memload.Manifest(path), tmp_path / "out.bin", size=8, num_workers=0, max_rejects="90%"
+    )
     assert (report.samples, report.rejected) == (1, 2)
     assert report.ledger is not None
     assert report.ledger.read_text().splitlines()[1].startswith("gone.jpg,no such file")

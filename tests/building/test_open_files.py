@@ -132,7 +132,7 @@ def test_workers_read_the_same_in_many_rounds(
     kind: Callable[[Path], OpenFile], num_workers: int, tmp_path: Path
 ) -> None:
     dataset = kind(tmp_path)
-    for _ in range(3 if kind is lazy_images else 25):
+    for _ in range(3 if kind is lazy_images else 10):
         check(dataset, tmp_path / "out.bin", num_workers=num_workers)
     close(dataset)
 

@@ -45,7 +45,8 @@ def die(number: int) -> None:
 
 
 def build(source: Any, folder: Path, **options: Any) -> memload.BuildReport:
-    return memload.build(source, folder / "out.bin", **{"size": 4, "num_workers": 2} | options)
+    defaults = {"size": 4, "num_workers": 2, "max_rejects": "100%"}
+    return memload.build(source, folder / "out.bin", **defaults | options)
 
 
 # Samples that do harm

@@ -65,7 +65,8 @@ def raise_at(row: int, error: type[BaseException]) -> Callable[[int], None]:
 
 
 def build(source: Any, folder: Path, **options: Any) -> memload.BuildReport:
-    return memload.build(source, folder / "out.bin", **{"size": 4, "num_workers": 0} | options)
+    defaults = {"size": 4, "num_workers": 0, "max_rejects": "100%"}
+    return memload.build(source, folder / "out.bin", **defaults | options)
 
 
 def interrupt(source: Any, folder: Path, **options: Any) -> None:

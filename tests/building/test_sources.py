@@ -185,7 +185,12 @@ def build(tmp_path: Path) -> Callable[..., tuple[memload.MemmapDataset, list[str
     def run(*samples: Any, **attributes: Any) -> tuple[memload.MemmapDataset, list[str]]:
         path = tmp_path / "samples.bin"
         report = memload.build(
-            Samples(*samples, **attributes), path, size=8, num_workers=0, overwrite=True
+            Samples(*samples, **attributes),
+            path,
+            size=8,
+            num_workers=0,
+            overwrite=True,
+            max_rejects="90%",
         )
         lines = report.ledger.read_text().splitlines()[1:] if report.ledger else []
         return memload.MemmapDataset(path), lines
@@ -327,7 +332,9 @@ def test_samples_that_are_none_or_raise_are_rejected(tmp_path: Path, mode: Any) 
         (),
     ]
     source = Samples(*errors, (PIXELS, 0), *errors, (PIXELS, 1))  # the first ones, and later ones
-    report = memload.build(source, tmp_path / "out.bin", mode=mode, num_workers=0)
+    report = memload.build(
+        source, tmp_path / "out.bin", mode=mode, num_workers=0, max_rejects="90%"
+    )
     assert memload.MemmapDataset(tmp_path / "out.bin").labels.tolist() == [0, 1]
     assert report.ledger is not None
     reasons = [line.partition(",")[2] for line in report.ledger.read_text().splitlines()[1:]]
@@ -440,7 +447,7 @@ def test_a_source_of_ones_own_is_built(tmp_path: Path) -> None:
         LABEL | {"p": Column("<f4", (1, 2), points=True)},
         ["a", "b"],
     )
-    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=0)
+    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=0, max_rejects="90%")
     dataset = memload.MemmapDataset(tmp_path / "out.bin")
     assert list(dataset.keys) == ["key 0", "key 1", "key 2"]
     assert dataset.index.points == ("p",)
@@ -455,7 +462,7 @@ def test_columns_are_stored_as_they_are(tmp_path: Path) -> None:
         {"label": 2**62 + 1, "f": 1e-3, "b": False, "u": 0, "big": True},
     ]
     source = Own(samples, {name: Column(dtype) for name, dtype in schema.items()})
-    memload.build(source, tmp_path / "out.bin", size=4, num_workers=0)
+    memload.build(source, tmp_path / "out.bin", size=4, num_workers=0, max_rejects="90%")
     columns = memload.MemmapDataset(tmp_path / "out.bin").index.columns
     assert columns["label"].tolist() == [3, 2**62 + 1]
     np.testing.assert_array_equal(columns["f"], np.array([np.nan, 1e-3], np.float32))
@@ -479,7 +486,7 @@ def test_a_sample_whose_value_would_become_another_is_rejected(
     tmp_path: Path, dtype: str, values: list[Any]
 ) -> None:
     source = Own([{"x": value} for value in [1, *values, 0]], {"x": Column(dtype)})
-    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=0)
+    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=0, max_rejects="90%")
     assert report.ledger is not None
     assert report.ledger.read_text().count("column 'x'") == report.rejected == len(values)
     assert memload.MemmapDataset(tmp_path / "out.bin").columns["x"].tolist() == [1, 0]
@@ -490,7 +497,7 @@ def test_a_record_that_breaks_the_promise_of_its_source_costs_itself_alone(
 ) -> None:
     wrong = [None, {}, {"label": 2}, {"label": -1}]
     source = Own([{"label": 1}, *wrong, {"label": 0}], LABEL, ["a", "b"])
-    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=0)
+    report = memload.build(source, tmp_path / "out.bin", size=4, num_workers=0, max_rejects="90%")
     assert report.rejected == len(wrong)
     assert memload.MemmapDataset(tmp_path / "out.bin").columns["label"].tolist() == [1, 0]
 
