@@ -263,11 +263,12 @@ def _system_error(output: Path, error: OSError) -> BuildError:
 
 def _open_source(source: Any, classes: Any, num_workers: int, timeout: float) -> Source:
     """Return the records. Their labels count into ``classes`` if these are given."""
-    records = open_source(source, num_workers=num_workers, timeout=timeout)
+    names = None if classes is None else read_classes(classes)
+    records = open_source(source, classes=names, num_workers=num_workers, timeout=timeout)
     check_source(records)
-    if classes is not None:
-        return PinnedClasses(records, read_classes(classes))
-    refuse_splits(records, str(source) if isinstance(source, (str, Path)) else "The source")
+    if names is not None:
+        return PinnedClasses(records, names)
+    refuse_splits(records)
     return records
 
 

@@ -133,6 +133,8 @@ class RowWork:
         note_row(rows[0])
         try:
             return dict(zip(rows, self.source.__getitems__(rows), strict=True))
+        except BuildError:  # a server is gone
+            raise
         except self.sample_errors:
             return {}
 

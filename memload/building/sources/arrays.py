@@ -8,10 +8,13 @@ from memload.building.sources.columns import Columns
 from memload.building.sources.listed import ListedSource
 from memload.building.sources.record import FileState
 from memload.errors import SourceError
+from memload.storage.format import DESCRS
+
+_NAMES = [np.dtype(descr).name for descr in DESCRS]
 
 
 class ArrayFile(ListedSource):
-    """The images of an NPY file: an array ``(N, H, W)`` or ``(N, H, W, C)``.
+    """The images of an NPY file: an array ``(N, H, W)`` or ``(N, H, W, C)`` of any byte order.
 
     They are stored as they are, so a build takes them with ``mode="array"``. ``labels`` is an NPY
     file of ``N`` numbers. A key is the number of the image. Opening maps the file and reads
@@ -32,6 +35,7 @@ class ArrayFile(ListedSource):
                 "Reshape it.",
                 path=path,
             )
+        _check_type(self._images.dtype, self.path)
         status = self.path.stat()
         self._file_state = FileState(status.st_size, status.st_mtime_ns)
         columns = Columns()
@@ -42,14 +46,14 @@ class ArrayFile(ListedSource):
         super().__init__([str(number) for number in range(len(self._images))], columns.finish())
 
     def _checked_labels(self, path: Path) -> np.ndarray:
-        values = np.squeeze(_load(path))
-        if values.shape != (len(self._images),) or values.dtype.kind not in "biuf":
+        values, count = _load(path), len(self._images)
+        if values.shape not in ((count,), (count, 1)) or values.dtype.kind not in "biuf":
             raise SourceError(
-                f"{path} has the shape {values.shape} and type {values.dtype}, but {self.path} "
-                f"needs ({len(self._images)},) of numbers.",
+                f"{path} has the shape {values.shape} and type {values.dtype}, but the labels of "
+                f"{self.path} are {count:,} numbers, of shape ({count},). Save them so.",
                 path=path,
             )
-        return np.array(values)
+        return np.array(values).reshape(count)
 
     def _image(self, index: int) -> np.ndarray:
         return np.asarray(self._images[index])
@@ -66,7 +70,31 @@ def _load(path: Path) -> np.ndarray:
             f"{path} cannot be read: {error.strerror or error}.", path=path
         ) from error
     except (ValueError, EOFError) as error:
-        raise SourceError(f"{path} is not an .npy file: {error}.", path=path) from error
+        if "Object arrays" in str(error):
+            problem = (
+                "holds Python objects, not numbers. Stack the images: numpy.stack(list(array))"
+            )
+        else:
+            problem = f"is no .npy file, or is truncated ({error}). Copy or download it again"
+        raise SourceError(f"{path} {problem}.", path=path) from error
     if not isinstance(array, np.ndarray):
-        raise SourceError(f"{path} is an .npz file. Save one array with numpy.save.", path=path)
+        names = ", ".join(array.files[:5])
+        array.close()
+        raise SourceError(
+            f"{path} is an .npz file, which holds several arrays ({names}). Save the images alone "
+            f"with numpy.save, and their labels too: numpy.save('x.npy', numpy.load({path.name!r})"
+            "['…']).",
+            path=path,
+        )
     return array
+
+
+def _check_type(dtype: np.dtype, path: Path) -> None:
+    if dtype.newbyteorder("<").str in DESCRS:
+        return
+    remedy = "float32" if dtype.kind == "f" else "uint8" if dtype.kind == "b" else "a type of them"
+    raise SourceError(
+        f"{path} is of {dtype}, and arrays are stored as {', '.join(_NAMES)}. Convert it to "
+        f"{remedy}: numpy.save(path, array.astype(…)).",
+        path=path,
+    )

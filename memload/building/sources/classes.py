@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from memload.building.sources.folder import ImageFolder
+from memload.building.sources.names import are_splits
 from memload.building.sources.record import Column, Record, Source
+from memload.building.sources.remote import RemoteFolder
+from memload.building.sources.table import Manifest
 from memload.errors import SourceError
 from memload.storage.index import Index
-
-#: Folders of these names hold parts of a data set, and are no classes.
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 
 class PinnedClasses:
@@ -57,7 +58,8 @@ def _translation(source: Source, classes: Sequence[str]) -> np.ndarray | None:
     """Return the new number of each class of a source, or None if its labels stay."""
     if source.schema.get("label") != Column("<i8"):
         raise SourceError(
-            "A list of classes is given, but the source has no labels that count into it."
+            "A list of classes is given, but the source has no labels that count into it. Leave it "
+            "out, or name the labels, such as with --label-column."
         )
     if source.classes is None or tuple(source.classes) == tuple(classes):
         return None
@@ -83,7 +85,8 @@ def read_classes(classes: Any) -> list[str]:
             names: Any = Index.open(path).classes
         else:
             try:
-                names = path.read_text(encoding="utf-8").splitlines()
+                lines = path.read_text(encoding="utf-8-sig").splitlines()
+                names = [line.strip() for line in lines if line.strip()]
             except (OSError, UnicodeDecodeError) as error:
                 raise SourceError(f"{path} cannot be read: {error}.", path=path) from error
     else:
@@ -95,12 +98,20 @@ def read_classes(classes: Any) -> list[str]:
     return list(names)
 
 
-def refuse_splits(source: Source, where: str) -> None:
+def refuse_splits(source: Source) -> None:
     """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
-    names = source.classes
-    if names and all(name.lower() in _SPLITS for name in names):
-        raise SourceError(
-            f"{where} holds the parts of a data set ({', '.join(names)}), not classes. Build each "
-            f"of them, such as {where.rstrip('/')}/{names[0]}. If they are classes, say "
-            f"--classes {','.join(names)}."
-        )
+    if not source.classes or not are_splits(source.classes):
+        return
+    names, first = list(source.classes), source.classes[0]
+    where, remedy = "The source", "Build each of them by itself."
+    if isinstance(source, (ImageFolder, RemoteFolder)):
+        where = str(source.root).rstrip("/")
+        remedy = f"Build each of them, such as {where}/{first}."
+    elif isinstance(source, Manifest):
+        where = str(source.path)
+        remedy = "Name the column of the classes with --label-column, and build each part with "
+        remedy += f"--where, such as --where split={first}."
+    raise SourceError(
+        f"{where} holds the parts of a data set ({', '.join(names)}), not classes. {remedy} If "
+        f"they are classes, say --classes {','.join(names)}."
+    )

@@ -63,7 +63,10 @@ class Columns:
         kinds = {type(value) for value in values} - {type(None)}
         if kinds and kinds <= {bool, int, float}:
             is_whole = float not in kinds and None not in values
-            self.add(name, np.array(values, np.int64 if is_whole else np.float64))
+            try:
+                self.add(name, np.array(values, np.int64 if is_whole else np.float64))
+            except OverflowError:
+                self.skip(name, "its numbers need more than 64 bits")
         elif kinds == {str}:
             self.add_text(name, [value or "" for value in values])
         else:

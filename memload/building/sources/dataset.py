@@ -26,14 +26,15 @@ class DatasetSource:
 
     Columns are numbers and arrays of numbers. The first sample that can be read fixes their names,
     types and shapes. A sample whose columns differ is rejected, but an integer may stand for a
-    float. Texts are left out, which ``notes`` reports. The text columns of a Hugging Face data set
-    become categories instead if they have few values.
+    float. Texts are left out, which ``notes`` reports. Of a Hugging Face data set, columns of text
+    with few values become categories, missing numbers become NaN, and lists of any length are left
+    out.
 
     - ``image`` is the name of the entry with the image. The default is Hugging Face's only column
       of type Image, else ``image``, ``img``, ``jpg``, ``png`` or ``webp``.
-    - ``columns`` are the names of the entries that are kept, or a mapping from the names of columns
-      to those of entries. By default all are kept, and the first of ``label``, ``labels``,
-      ``fine_label``, ``cls`` and ``target`` becomes ``label``.
+    - ``columns`` are the names of the entries of a dict that are kept, or a mapping from the names
+      of columns to those of entries. By default all are kept, and the first of ``label``,
+      ``labels``, ``fine_label``, ``cls`` and ``target`` becomes ``label``.
     - ``key`` is the name of a column of a Hugging Face data set with the samples' names, or a list
       of names. By default a sample's name is its number.
     - ``classes`` are the names of the classes. By default they are taken from the data set. Labels
@@ -59,20 +60,22 @@ class DatasetSource:
     ) -> None:
         if not len(dataset):
             raise SourceError("The data set has no samples.")
-        self._dataset = dataset
+        self._dataset, self._columns = dataset, columns
         self._image_name = _marked_image(dataset) if image is None else image
-        self._columns = columns
-        names = _column_names(dataset)
-        label = {column: entry for entry, column in self._columns_of(names).items()}.get("label")
+        self._is_named = image is not None or columns is not None
         texts = _text_values(dataset)
+        self._left_out = _left_out(dataset, texts) if columns is None else {}
+        self._nullable = _nullable(dataset)
+        label = self._label_entry(_column_names(dataset))
         self.classes = _class_names(dataset, label) if classes is None else list(classes)
         if self.classes is None:
-            self.classes = texts.pop(label or "", None)
+            self.classes = texts.pop(label, None)
         #: for each column of text, the number of each text
         self._numbers = {name: _numbered(values) for name, values in texts.items()}
         self._numbers["label"] = _numbered(self.classes or ())
         self.schema, skipped = first_usable(self._read_schema, len(dataset), num_workers, timeout)
-        self.notes = [f"skipped columns of text: {', '.join(skipped)}"] if skipped else []
+        self._left_out.pop(self._image_name or "", None)
+        self.notes = _notes(self._left_out | dict.fromkeys(skipped, "text"))
         self.categories = {name: texts[name] for name in self.schema if name in texts}
         if self.schema.get("label") != Column("<i8"):
             self.classes = None
@@ -92,7 +95,8 @@ class DatasetSource:
         return [self._record(index, sample) for index, sample in zip(indices, samples, strict=True)]
 
     def _record(self, index: int, sample: Any) -> Record:
-        image, columns = self._split(sample)
+        image, entries = self._entries(sample)
+        columns = self._columns_from(entries)
         if columns.keys() != self.schema.keys():
             raise DecodeError(
                 f"its columns are {sorted(columns)}, but those of the first sample are "
@@ -109,16 +113,17 @@ class DatasetSource:
                 )
         return Record(self.keys[index], _plain_image(image), columns)
 
-    def _split(self, sample: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the image and the columns of a sample. Texts become numbers, or are left out."""
-        image, entries = self._entries(sample)
-        columns = {}
+    def _columns_from(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of a sample. Texts become numbers, or are left out."""
+        columns: dict[str, Any] = {}
         for name, value in entries.items():
-            if not isinstance(value, str):
+            if name in self._nullable:
+                columns[name] = np.nan if value is None else float(value)
+            elif not isinstance(value, str) and not (value is None and self._numbers.get(name)):
                 columns[name] = value
             elif name in self._numbers:
-                columns[name] = self._number(name, value)
-        return image, columns
+                columns[name] = self._number(name, value or "")
+        return columns
 
     def _number(self, name: str, text: str) -> int:
         numbers = self._numbers[name]
@@ -137,6 +142,11 @@ class DatasetSource:
             raise DecodeError("the data set returned None")
         if isinstance(sample, Mapping):
             return self._entries_of_mapping(sample)
+        if self._is_named:
+            raise SourceError(
+                f"image= and columns= name the entries of dicts, but the samples of the data set "
+                f"are of type {type(sample).__name__}. Leave them out."
+            )
         if not isinstance(sample, (tuple, list)):
             return sample, {}
         image, *targets = sample
@@ -158,52 +168,129 @@ class DatasetSource:
                 f"The samples of the data set have no entry {' or '.join(candidates)}, only "
                 f"{sorted(sample)}. Name the image's: DatasetSource(dataset, image='…')."
             )
-        columns = self._columns_of([name for name in sample if name != image])
+        columns = self._columns_of(
+            [name for name in sample if name != image and name not in self._left_out]
+        )
+        lost = [entry for entry in columns if entry not in sample]
+        if lost:
+            raise SourceError(
+                f"The samples of the data set have no entry {lost[0]!r:.80}, only "
+                f"{sorted(sample)}. Name one of them in columns."
+            )
         return sample[image], {column: sample[entry] for entry, column in columns.items()}
+
+    def _label_entry(self, entries: Sequence[str]) -> str:
+        """Return the name of the entry with the label, or ``label`` if none is known."""
+        columns = self._columns_of(entries)
+        return next((entry for entry, column in columns.items() if column == "label"), "label")
 
     def _columns_of(self, entries: Sequence[str]) -> dict[str, str]:
         """Return the name of the column for each entry that is kept."""
         if isinstance(self._columns, Mapping):
             return {entry: column for column, entry in self._columns.items()}
-        kept = entries if self._columns is None else self._columns
+        named = [self._columns] if isinstance(self._columns, str) else self._columns
+        kept = entries if named is None else named
         label = next((name for name in LABEL_NAMES if name in kept), None)
         return {name: "label" if name == label else name for name in kept}
 
     def _read_schema(self, index: int) -> tuple[dict[str, Column], list[str]]:
         """Return the columns of a sample, and those that are left out."""
-        image, entries = self._entries(self._dataset[index])
-        columns = self._split((image, entries))[1]
+        entries = self._entries(self._dataset[index])[1]
+        columns = self._columns_from(entries)
         schema = {name: _column(name, value) for name, value in columns.items()}
         return schema, [name for name in entries if name not in schema]
 
 
+def has_classes(dataset: Any) -> bool:
+    """Return whether a data set has names of classes itself, or texts that are all known."""
+    label = next((name for name in LABEL_NAMES if name in _column_names(dataset)), "label")
+    has_texts = _is_text(_features(dataset).get(label)) and hasattr(dataset, "unique")
+    return has_texts or _class_names(dataset, label) is not None
+
+
+# ------------------------------------------------------------------------------------ Hugging Face
+
+
+def _features(dataset: Any) -> Mapping[str, Any]:
+    """Return what Hugging Face's data set says about its columns, or nothing."""
+    features = getattr(dataset, "features", None)
+    return features if isinstance(features, Mapping) else {}
+
+
 def _marked_image(dataset: Any) -> str | None:
     """Return the only column that Hugging Face has as an image, or None."""
-    features = getattr(dataset, "features", None)
-    if not isinstance(features, Mapping):
-        return None
-    images = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
+    features = _features(dataset).items()
+    images = [name for name, feature in features if type(feature).__name__ == "Image"]
     return images[0] if len(images) == 1 else None
 
 
 def _column_names(dataset: Any) -> list[str]:
-    """Return the names of the columns of a Hugging Face data set, or nothing."""
     names = getattr(dataset, "column_names", None)
     return list(names) if isinstance(names, list) else []
 
 
+def _is_text(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def _is_number(feature: Any) -> bool:
+    """Return whether a feature is a number, or an array of numbers of a fixed shape."""
+    dtype = str(getattr(feature, "dtype", ""))
+    if dtype.startswith(("int", "uint", "float", "bool")):
+        return True
+    inner, length = getattr(feature, "feature", None), getattr(feature, "length", -1)
+    return inner is not None and length > 0 and _is_number(inner)
+
+
 def _text_values(dataset: Any) -> dict[str, list[str]]:
-    """Return the distinct texts of each column of text with few values, of a Hugging Face set."""
-    features = getattr(dataset, "features", None)
-    if not isinstance(features, Mapping) or not hasattr(dataset, "unique"):
+    """Return the distinct texts of each column of text with few values. A missing one is empty."""
+    if not hasattr(dataset, "unique"):
         return {}
     texts = {}
-    for name, feature in features.items():
-        if getattr(feature, "dtype", None) in ("string", "large_string"):
-            values = sorted(value for value in dataset.unique(name) if value is not None)
+    for name, feature in _features(dataset).items():
+        if _is_text(feature):
+            values = sorted({value or "" for value in dataset.unique(name)})
             if is_category(len(values), len(dataset)) or name in LABEL_NAMES:
                 texts[name] = values
     return texts
+
+
+def _left_out(dataset: Any, texts: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the columns that cannot be kept, and why."""
+    reasons = {}
+    if not hasattr(dataset, "unique"):  # it is not of Hugging Face
+        return {}
+    for name, feature in _features(dataset).items():
+        if _is_text(feature) and name not in texts:
+            reasons[name] = "text"
+        elif not (_is_text(feature) or _is_number(feature)):
+            reasons[name] = f"of type {type(feature).__name__}"
+    return reasons
+
+
+def _nullable(dataset: Any) -> set[str]:
+    """Return the columns of single numbers some of which are missing."""
+    table: Any = getattr(dataset, "data", None)
+    if not hasattr(table, "column"):
+        return set()
+    return {
+        name
+        for name, feature in _features(dataset).items()
+        if type(feature).__name__ == "Value"
+        and _is_number(feature)
+        and table.column(name).null_count
+    }
+
+
+def _notes(left_out: Mapping[str, str]) -> list[str]:
+    if not left_out:
+        return []
+    kind = "1 column" if len(left_out) == 1 else f"{len(left_out)} columns"
+    shown = ", ".join(f"{name} ({why})" for name, why in list(left_out.items())[:5])
+    return [f"skipped {kind}: {shown}" + (", …" if len(left_out) > 5 else "")]
+
+
+# ------------------------------------------------------------------------------------ any data set
 
 
 def _names(dataset: Any, key: str | Sequence[str] | None) -> list[str]:
@@ -216,19 +303,18 @@ def _names(dataset: Any, key: str | Sequence[str] | None) -> list[str]:
         raise ValueError(
             f"key: {key!r} is no column of a Hugging Face data set. Give a list of the names."
         )
-    return [str(name) for name in dataset.select_columns([key])[key]]
+    return [str(name) for name in dataset.select_columns([key]).with_format(None)[key]]
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
-def _class_names(dataset: Any, label: str | None) -> list[str] | None:
+def _class_names(dataset: Any, label: str) -> list[str] | None:
     """Return the names of the classes, if they are where torchvision or Hugging Face have them."""
     names = getattr(dataset, "classes", None)
-    features = getattr(dataset, "features", None)
-    if names is None and isinstance(features, Mapping):
-        names = getattr(features.get(label or "label"), "names", None)
+    if names is None:
+        names = getattr(_features(dataset).get(label), "names", None)
     if isinstance(names, str) or not isinstance(names, (Sequence, np.ndarray)):
         return None
     return [str(name) for name in names]

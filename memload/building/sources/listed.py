@@ -59,17 +59,43 @@ class Files(ListedSource):
         return Record(key, self.root / key, columns)
 
 
-def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[str]:
-    """Take the folders of images in an archive for classes, as in an image folder.
+def without_shared_folders(names: Sequence[str]) -> list[str]:
+    """Return names without the folders that all of them share, as archives often have one.
 
-    Returns the names without the folders that all of them share, as archives often have one. If an
-    image then lies in no folder, there are no labels.
+    The last folder before a file stays, since it may be a class.
     """
     parts = [name.split("/") for name in names]
     while len({part[0] for part in parts}) == 1 and all(len(part) > 2 for part in parts):
         parts = [part[1:] for part in parts]
-    if all(len(part) > 1 for part in parts):
-        columns.add_labels([part[0] for part in parts])
-    else:
-        columns.notes.append("no labels: not all images lie in a folder of their class")
     return ["/".join(part) for part in parts]
+
+
+def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[int]:
+    """Take the first folder of each name for its class, and add the labels.
+
+    Returns the positions of the names that are kept, in the order of `memload.ImageFolder`. If no
+    image lies in a folder, there are no labels. If some do not, these are left out and told.
+    """
+    parts = [name.split("/") for name in names]
+    kept = [position for position, part in enumerate(parts) if len(part) > 1]
+    if not kept:
+        columns.notes.append("no labels: the images lie in no folders")
+        return sorted(range(len(names)), key=names.__getitem__)
+    flat = sorted(names[position] for position, part in enumerate(parts) if len(part) == 1)
+    if flat:
+        shown = ", ".join(flat[:3]) + (", …" if len(flat) > 3 else "")
+        columns.notes.append(f"skipped images outside the class folders ({len(flat):,}): {shown}")
+    kept.sort(key=lambda position: (parts[position][0], *names[position].rpartition("/")))
+    columns.add_labels([parts[position][0] for position in kept])
+    return kept
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file in an archive is hidden, or was added by macOS."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Return what keys call files: their names, or their paths if two have the same name."""
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]

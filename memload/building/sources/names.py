@@ -1,4 +1,15 @@
-"""The names that images and labels commonly have in data sets, in the order of preference."""
+"""The names that images, labels and parts of data sets commonly have."""
 
+from collections.abc import Iterable
+
+#: in the order of preference
 IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
 LABEL_NAMES = ("label", "labels", "fine_label", "cls", "target")
+
+#: Folders of these names hold parts of a data set, and are no classes.
+SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+
+
+def are_splits(names: Iterable[str]) -> bool:
+    """Return whether all of these are names of parts of a data set."""
+    return all(name.lower() in SPLITS for name in names)

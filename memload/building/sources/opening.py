@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from memload.building.sources.arrays import ArrayFile
-from memload.building.sources.dataset import DatasetSource
+from memload.building.sources.dataset import DatasetSource, has_classes
 from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.folder import ImageFolder
 from memload.building.sources.parquet import ParquetFiles
 from memload.building.sources.record import Source
-from memload.building.sources.remote import RemoteFiles, RemoteFolder, download, is_url
+from memload.building.sources.remote import RemoteFiles, RemoteFolder, download, file_name, is_url
 from memload.building.sources.table import Manifest, list_images
 from memload.building.sources.tar import TarShards
 from memload.building.sources.zip import ZipArchive
+from memload.errors import SourceError
 
 #: What opens a file, by its ending.
 _KINDS: Mapping[str, type] = {
@@ -28,6 +29,7 @@ _KINDS: Mapping[str, type] = {
     ".tar": TarShards,
     ".zip": ZipArchive,
     ".npy": ArrayFile,
+    ".npz": ArrayFile,  # which says what to do with it
     ".bin": ExistingDataset,
     ".idx": ExistingDataset,
 }
@@ -56,6 +58,7 @@ _DESCRIPTIONS: Mapping[type, str] = {
     ExistingDataset: "a memload data set",
 }
 
+_MAX_FILES = 1_000_000
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -64,21 +67,45 @@ class UsageError(ValueError):
 
 
 def open_source(
-    source: Any, *, num_workers: int = 0, timeout: float = 60.0, **options: Any
+    source: Any,
+    *,
+    classes: Sequence[str] | None = None,
+    num_workers: int = 0,
+    timeout: float = 60.0,
+    **options: Any,
 ) -> Source:
     """Open what `memload.build` reads.
 
     ``source`` is a path or a URL, a list of paths of tar or Parquet files, a `Source`, or a
-    map-style data set. A path is opened by its ending: a table (``.csv``, ``.tsv``, ``.txt``),
-    ``.parquet``, ``.tar``, ``.zip``, ``.npy``, a data set of memload's (``.bin``, ``.idx``), or a
-    folder. A name such as ``shards/{000..123}.tar`` stands for all of these files. Tables, archives
-    and arrays at a URL are copied into a temporary folder first.
+    map-style data set. A path is opened by its ending:
 
-    ``options`` are those of the class that opens the kind of file. One that is None or empty counts
-    as not given. ``num_workers`` and ``timeout`` are for `DatasetSource`.
+    ==========================  =================================================================
+    ending                      options
+    ==========================  =================================================================
+    ``.csv .tsv .txt``          ``root``, ``path_column``, ``label_column``, ``extension``,
+                                ``where``, ``points``, ``arrays``, see `Manifest`
+    ``.parquet``                ``image_column``, ``label_column``
+    ``.tar``                    none
+    ``.zip``                    ``extensions``
+    ``.npy``                    ``labels``, the path of another NPY file
+    ``.bin .idx``               none; a data set of memload's
+    a folder                    ``extensions``, see `ImageFolder`
+    ==========================  =================================================================
+
+    An option that is None or empty counts as not given. A name such as ``shards/{000..123}.tar``
+    stands for all of these files. Tables, archives and arrays at a URL are copied into a temporary
+    folder first, which is removed when the source is gone.
+
+    The other arguments are for a map-style data set. ``classes`` are names for labels that are
+    texts, if the data set has no list of its own. ``num_workers`` and ``timeout`` are those of the
+    build: unless ``num_workers`` is 0, a worker reads the first sample.
 
     Raises SourceError, DependencyError, TypeError for what is no source, and ValueError for options
     that the source does not have.
+
+    >>> source = memload.open_source("pets.csv", label_column="breed")  # doctest: +SKIP
+    >>> source.classes, source.notes  # doctest: +SKIP
+    (['beagle', 'pug'], [])
     """
     given = {name: value for name, value in options.items() if value not in (None, (), "", {})}
     if isinstance(source, (str, os.PathLike)):
@@ -86,21 +113,39 @@ def open_source(
     if _is_list_of_files(source):
         return open_paths([os.fspath(path) for path in source], given)
     if given:
-        raise ValueError(f"{', '.join(given)}: only for files and folders. Leave it out.")
+        raise ValueError(
+            f"{', '.join(map(_as_typed, given))}: only for files and folders. Leave it out."
+        )
     if isinstance(source, Source):
         return source
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return DatasetSource(source, num_workers=num_workers, timeout=timeout)
+    _check_map_style(source)
+    own = classes is None or has_classes(source)
+    return DatasetSource(
+        source, classes=None if own else classes, num_workers=num_workers, timeout=timeout
+    )
+
+
+def _check_map_style(source: Any) -> None:
+    """Raise TypeError for what cannot be read by number, with what to do instead."""
+    name = type(source).__name__
+    if isinstance(source, Mapping):
+        parts = ", ".join(map(str, list(source)[:5])) or "none"
+        raise TypeError(
+            f"source: {name} holds several data sets ({parts}). Build them one by one, such as "
+            f"source[{next(iter(source), 'train')!r}]."
+        )
+    is_iterable = any(kind.__name__ == "IterableDataset" for kind in type(source).__mro__)
+    if not is_iterable and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return
     remedy = ""
-    if hasattr(source, "__iter__"):
+    if is_iterable or hasattr(source, "__iter__"):
         remedy = (
             " It can only be read from its start to its end, but workers read samples by their "
             "number. Pass list(source) if it fits into memory. A streaming data set of Hugging "
             "Face is loaded with streaming=False; a WebDataset is given as its tar files."
         )
     raise TypeError(
-        f"source: {type(source).__name__} is neither a path nor a Source nor a map-style data "
-        f"set.{remedy}"
+        f"source: {name} is neither a path nor a Source nor a map-style data set.{remedy}"
     )
 
 
@@ -123,7 +168,8 @@ def _is_list_of_files(source: Any) -> bool:
 
 def _kind_of(path: str) -> type | None:
     """Return what opens a file of this name; None for a folder."""
-    return _KINDS.get(os.path.splitext(path.rstrip("/"))[1].lower())  # noqa: PTH122  # or a URL
+    name = file_name(path) if is_url(path) else path.rstrip("/")
+    return _KINDS.get(os.path.splitext(name)[1].lower())  # noqa: PTH122  # or a URL
 
 
 def open_paths(given: Sequence[str], options: dict[str, Any]) -> Source:
@@ -148,8 +194,25 @@ def _open_as(kind: type | None, paths: Sequence[str], options: dict[str, Any]) -
     _check_options(opener, options, paths[0])
     if opener is Manifest and is_url(options.get("root")):
         return _remote_table(paths[0], options)
+    if kind is None:
+        _check_folder(paths[0])
     opened: Source = opener(paths if opener in _SEVERAL else paths[0], **options)
     return opened
+
+
+def _check_folder(path: str) -> None:
+    """Raise SourceError for a file of a kind that memload does not read."""
+    if not Path(path).is_file():
+        return  # a folder, or nothing, as ImageFolder says
+    if path.lower().endswith((".gz", ".tgz", ".bz2", ".xz", ".zst")):
+        remedy = "Unpack it first"
+    else:
+        remedy = "In Python, any map-style data set that reads it can be built"
+    raise SourceError(
+        f"{path} is neither a folder nor a file of a kind that memload reads: "
+        f"{' '.join(kind for kind in _KINDS if kind != '.npz')}. {remedy}.",
+        path=path,
+    )
 
 
 def _open_urls(urls: Sequence[str], kind: type | None, options: dict[str, Any]) -> Source:
@@ -193,12 +256,19 @@ def _as_typed(option: str) -> str:
 def _expand(path: str) -> list[str]:
     """Return the names that ``shards/{000..123}.tar`` stands for, as in a shell."""
     match = _NUMBERS.search(path)
-    if match is None:
+    if match is None or Path(path).exists():
         return [path]
     first, last = match.groups()
+    numbers = range(int(first), int(last) + 1)
+    if not 0 < len(numbers) <= _MAX_FILES:
+        raise SourceError(
+            f"{path}: {match[0]} does not stand for 1 to {_MAX_FILES:,} files. Write the lower "
+            "number first, such as {000..123}."
+        )
     return [
-        f"{path[: match.start()]}{number:0{len(first)}}{path[match.end() :]}"
-        for number in range(int(first), int(last) + 1)
+        name
+        for number in numbers
+        for name in _expand(f"{path[: match.start()]}{number:0{len(first)}}{path[match.end() :]}")
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.building.sources.columns import MAX_CATEGORIES, Columns
-from memload.building.sources.listed import ListedSource
+from memload.building.sources.listed import ListedSource, names_of
 from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
 from memload.building.sources.record import FileState
 from memload.errors import DecodeError, DependencyError, SourceError
@@ -24,6 +24,11 @@ class _RowGroup(NamedTuple):
 
     file: int
     number: int
+
+
+class _OpenFile(NamedTuple):
+    path: Path
+    content: Any  #: a pyarrow.parquet.ParquetFile
 
 
 class ParquetFiles(ListedSource):
@@ -54,9 +59,9 @@ class ParquetFiles(ListedSource):
         label_column: str | None = None,
     ) -> None:
         self._paths = [Path(path) for path in paths]
-        files = [_open(path) for path in self._paths]
-        schema = files[0].schema_arrow
-        for path, file in zip(self._paths, files, strict=True):
+        files = [_OpenFile(path, _open(path)) for path in self._paths]
+        schema = files[0].content.schema_arrow
+        for path, file in files:
             if file.schema_arrow.names != schema.names:
                 raise SourceError(
                     f"{path} has the columns {', '.join(file.schema_arrow.names)}, but "
@@ -83,10 +88,10 @@ class ParquetFiles(ListedSource):
         self._cursor: _Cursor | None = None
         super().__init__(self._keys(files), columns.finish())
 
-    def _list_row_groups(self, files: Sequence[Any]) -> None:
+    def _list_row_groups(self, files: Sequence["_OpenFile"]) -> None:
         self._groups: list[_RowGroup] = []
         starts = [0]
-        for number, file in enumerate(files):
+        for number, (_, file) in enumerate(files):
             for group in range(file.num_row_groups):
                 self._groups.append(_RowGroup(number, group))
                 starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
@@ -94,17 +99,17 @@ class ParquetFiles(ListedSource):
         if not starts[-1]:
             raise SourceError(f"{self._paths[0]} has no rows. Check the path.", path=self._paths[0])
 
-    def _keys(self, files: Sequence[Any]) -> list[str]:
-        field = files[0].schema_arrow.field(self._image_name).type
+    def _keys(self, files: Sequence["_OpenFile"]) -> list[str]:
+        field = files[0].content.schema_arrow.field(self._image_name).type
         if _is_struct(field) and "path" in [field.field(i).name for i in range(field.num_fields)]:
             leaf = f"{self._image_name}.path"
-            structs = [part for file in files for part in _parts(file, leaf)]
-            paths = [entry and entry["path"] for part in structs for entry in part.to_pylist()]
+            parts = _parts(files, leaf)
+            paths = [entry and entry["path"] for part in parts for entry in part.to_pylist()]
             if all(paths) and len(set(paths)) == len(paths):
                 return paths
         return [
-            f"{path.name}/{row}"
-            for path, file in zip(self._paths, files, strict=True)
+            f"{name}/{row}"
+            for name, (_, file) in zip(names_of(self._paths), files, strict=True)
             for row in range(file.metadata.num_rows)
         ]
 
@@ -147,7 +152,7 @@ class _Cursor:
                 raise DecodeError(f"{self._path} is damaged: {self._damage}")
             try:
                 batch = next(self._batches)
-            except (OSError, StopIteration) as error:  # pyarrow's errors are among OSError
+            except (OSError, ValueError, StopIteration) as error:  # pyarrow's errors are of these
                 self._damage = str(error) or "rows are missing"
                 continue
             self._start += 0 if self._images is None else len(self._images)
@@ -225,19 +230,24 @@ def _is_struct(kind: Any) -> bool:
     return str(kind).startswith("struct<")
 
 
-def _parts(file: Any, name: str) -> Iterator[Any]:
-    """Yield a column, one row group after another."""
-    for group in range(file.num_row_groups):
+def _parts(files: Sequence[_OpenFile], name: str) -> Iterator[Any]:
+    """Yield a column, one row group after another. Raises SourceError."""
+    groups = [(path, file, n) for path, file in files for n in range(file.num_row_groups)]
+    for path, file, group in groups:
         try:
             yield file.read_row_group(group, columns=[name], use_threads=False).column(0)
-        except OSError as error:
-            raise SourceError(f"Column {name!r} cannot be read: {error}.") from error
+        except (OSError, ValueError) as error:  # pyarrow's errors are of these
+            raise SourceError(
+                f"{path}: row group {group} of column {name!r} is damaged ({error}). Copy or "
+                "download the file again.",
+                path=path,
+            ) from error
 
 
 def _add_labels(
-    columns: Columns, files: Sequence[Any], name: str, features: dict[str, Any]
+    columns: Columns, files: Sequence[_OpenFile], name: str, features: dict[str, Any]
 ) -> None:
-    parts = [part for file in files for part in _parts(file, name)]
+    parts = list(_parts(files, name))
     missing = sum(part.null_count for part in parts)
     if missing:
         raise SourceError(f"{missing:,} labels are missing in column {name!r}. Fill them in.")
@@ -250,9 +260,9 @@ def _add_labels(
         columns.classes = [str(text) for text in feature.get("names", [])] or None
 
 
-def _add_column(columns: Columns, files: Sequence[Any], name: str) -> None:
+def _add_column(columns: Columns, files: Sequence[_OpenFile], name: str) -> None:
     """Add a column of numbers or text. Text with too many values is not read to its end."""
-    kind = str(files[0].schema_arrow.field(name).type)
+    kind = str(files[0].content.schema_arrow.field(name).type)
     is_text = kind in ("string", "large_string") or kind.startswith("dictionary")
     is_number = kind in ("bool", "float", "double", "halffloat") or "int" in kind.split("<")[0]
     if name in columns.values or name in RESERVED or "/" in name:
@@ -263,7 +273,7 @@ def _add_column(columns: Columns, files: Sequence[Any], name: str) -> None:
         return
     values: list[Any] = []
     distinct = set[Any]()
-    for part in (part for file in files for part in _parts(file, name)):
+    for part in _parts(files, name):
         if is_text:
             distinct.update(part.unique().to_pylist())
             if len(distinct) > MAX_CATEGORIES:

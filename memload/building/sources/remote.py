@@ -5,25 +5,43 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 from memload.building.sources.columns import Columns
-from memload.building.sources.listed import ListedSource, add_folder_labels
+from memload.building.sources.listed import ListedSource, add_folder_labels, is_hidden
 from memload.building.sources.record import EXTENSIONS, FileState, Record
-from memload.errors import DependencyError, SourceError, describe_error
+from memload.errors import BuildError, DependencyError, SourceError, describe_error
 
-#: How often a file is asked for again, and how many seconds are waited before each time.
+Result = TypeVar("Result")
+
+#: How many seconds are waited before a file is asked for again, each time.
 _WAITS = (0.5, 1.0, 2.0)
+
+#: After so many files in a row have failed, the server is taken for gone.
+_MAX_FAILURES = 32
+
+#: Files that are fetched at a time.
+_AT_A_TIME = 32
+
+#: An HTTP server has so many seconds to send anything. Four times that is below the default of
+#: ``timeout``, so that a file that hangs costs itself alone.
+_HTTP_SECONDS = 10
+
+#: What stays as it is in the path of an HTTP URL: names may have been quoted before.
+_UNQUOTED = "/%?=&+"
 
 
 class RemoteFiles(ListedSource):
     """Image files below a URL, such as ``s3://bucket/train``.
 
     Workers fetch 32 files at a time. A file that cannot be fetched is tried three times more, and
-    then rejected. Needs fsspec, and its library for the protocol, such as s3fs. Access keys are
-    found as that library does.
+    then rejected. One that does not exist is rejected at once. If 32 files in a row fail, the build
+    stops, and goes on when it is started again. Needs fsspec, and its library for the protocol,
+    such as s3fs. Access keys are found as that library does.
     """
 
     def __init__(
@@ -36,6 +54,7 @@ class RemoteFiles(ListedSource):
         super().__init__(names, columns)
         self.root = root
         self._states = states
+        self._failures = 0  # in a row
 
     def __getitem__(self, index: int) -> Record:
         record = self.__getitems__([index])[0]
@@ -56,27 +75,36 @@ class RemoteFiles(ListedSource):
         return None if self._states is None else self._states[index]
 
     def _fetch(self, indices: Sequence[int]) -> list[bytes | Exception]:
-        """Return the content of each file, or why it cannot be fetched."""
+        """Return the content of each file, or why it cannot be fetched. Raises BuildError."""
         # fsspec keeps one object for each process: one from before a fork does not work.
         file_system, root = _file_system(self.root)
-        paths = {index: f"{root.rstrip('/')}/{self.keys[index]}" for index in indices}
+        paths = {index: _join(root, self.keys[index]) for index in indices}
         contents: dict[int, bytes | Exception] = {}
         missing = list(indices)
         for wait in (*_WAITS, None):
-            found = _cat(file_system, [paths[index] for index in missing])
-            contents |= {index: found[paths[index]] for index in missing}
-            missing = [index for index in missing if isinstance(contents[index], Exception)]
+            found = _read_files(file_system, [paths[index] for index in missing])
+            contents |= dict(zip(missing, found, strict=True))
+            missing = [index for index in missing if _may_be_there(contents[index])]
             if not missing or wait is None:
                 break
             time.sleep(wait)
+        self._failures = self._failures + len(missing) if len(missing) == len(indices) else 0
+        if self._failures >= _MAX_FAILURES:
+            raise BuildError(
+                f"{self.root}: {self._failures} files in a row cannot be fetched: "
+                f"{describe_error(contents[missing[0]])}. Check the connection, then run the same "  # type: ignore[arg-type]  # it has failed
+                "command again: it goes on where it stopped.",
+                path=self.root,
+            )
         return [contents[index] for index in indices]
 
 
 class RemoteFolder(RemoteFiles):
     """The images below a URL, with one folder for each class, as in `memload.ImageFolder`.
 
-    Images in no folder have no labels. Other files are left out, which ``notes`` reports. Opening
-    lists the files and reads none. See `RemoteFiles` for what is fetched when.
+    A flat folder has no labels. Hidden files, other files, and images beside the class folders are
+    left out, which ``notes`` reports. Opening lists the files and reads none. See `RemoteFiles` for
+    what is fetched when.
 
     Raises SourceError if the URL cannot be listed or has no images, and DependencyError.
 
@@ -85,11 +113,11 @@ class RemoteFolder(RemoteFiles):
 
     def __init__(self, url: str, *, extensions: Sequence[str] = EXTENSIONS) -> None:
         file_system, root = _file_system(url)
-        try:
-            found = file_system.find(root, detail=True)
-        except Exception as error:  # each protocol's library has its own errors
-            raise SourceError(f"{url} cannot be listed: {describe_error(error)}.") from error
-        images = sorted(path for path in found if path.lower().endswith(tuple(extensions)))
+        found = _retried(lambda: file_system.find(root, detail=True), f"{url} cannot be listed")
+        endings = tuple(extension.lower() for extension in extensions)
+        prefix = root.rstrip("/") + "/"
+        files = {_name(path.removeprefix(prefix), root): path for path in found}
+        images = [name for name in files if name.lower().endswith(endings) and not is_hidden(name)]
         if not images:
             raise SourceError(
                 f"{url} has no image files ({' '.join(extensions)}), but {len(found):,} other "
@@ -98,10 +126,9 @@ class RemoteFolder(RemoteFiles):
         columns = Columns()
         if len(images) < len(found):
             columns.notes.append(f"skipped {len(found) - len(images):,} other files below {url}")
-        prefix = root.rstrip("/") + "/"
-        names = [path.removeprefix(prefix) for path in images]
-        add_folder_labels(columns, names)
-        super().__init__(url, names, columns.finish(), [_state(found[path]) for path in images])
+        names = [images[position] for position in add_folder_labels(columns, images)]
+        states = [_state(found[files[name]]) for name in names]
+        super().__init__(url, names, columns.finish(), states)
 
 
 def is_url(text: object) -> bool:
@@ -109,10 +136,19 @@ def is_url(text: object) -> bool:
     return isinstance(text, str) and "://" in text
 
 
+def file_name(url: str) -> str:
+    """Return the name of the file at a URL, without what may follow its ``?``."""
+    path = url.partition("?")[0] if url.startswith("http") else url
+    return unquote(path.rstrip("/").rpartition("/")[2])
+
+
 def download(urls: Sequence[str]) -> tuple[Path, list[str]]:
     """Copy files into a temporary folder. Returns the folder and the paths. Raises SourceError."""
     folder = Path(tempfile.mkdtemp(prefix="memload-"))
-    paths = [str(folder / url.rstrip("/").rpartition("/")[2]) for url in urls]
+    names = [file_name(url) for url in urls]
+    if len(set(names)) < len(names):
+        names = [f"{number}-{name}" for number, name in enumerate(names)]
+    paths = [str(folder / name) for name in names]
     try:
         for url, path in zip(urls, paths, strict=True):
             _download_one(url, path)
@@ -124,24 +160,64 @@ def download(urls: Sequence[str]) -> tuple[Path, list[str]]:
 
 def _download_one(url: str, path: str) -> None:
     file_system, remote = _file_system(url)
+
+    def copy() -> FileState | None:
+        file_system.get_file(remote, path)
+        return _state(file_system.info(remote))
+
+    state = _retried(copy, f"{url} cannot be copied")
+    # The same time as on the server lets a build continue after a second copy.
+    os.utime(path, ns=(0, state.mtime_ns if state else 0))
+
+
+def _retried(call: Callable[[], Result], problem: str) -> Result:
+    """Return what ``call`` returns, at the fourth attempt at the latest. Raises SourceError."""
     for wait in (*_WAITS, None):
         try:
-            file_system.get_file(remote, path)
-            state = _state(file_system.info(remote))
+            return call()
         except Exception as error:  # each protocol's library has its own errors
-            if wait is None:
-                raise SourceError(f"{url} cannot be copied: {describe_error(error)}.") from error
+            if wait is None or not _may_be_there(error):
+                raise SourceError(f"{problem}: {describe_error(error)}. Check the URL.") from error
             time.sleep(wait)
-        else:
-            # The same time as on the server lets a build continue after a second copy.
-            os.utime(path, ns=(0, state.mtime_ns if state else 0))
-            return
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _cat(file_system: Any, paths: Sequence[str]) -> dict[str, bytes | Exception]:
-    found = file_system.cat(list(paths), on_error="return")
-    # Of a single path, some file systems return the content itself.
-    return found if isinstance(found, dict) else {paths[0]: found}
+def _may_be_there(outcome: object) -> bool:
+    """Return whether it is an error that another attempt may avoid."""
+    lasting = (FileNotFoundError, IsADirectoryError, PermissionError)
+    return isinstance(outcome, Exception) and not isinstance(outcome, lasting)
+
+
+def _read_files(file_system: Any, paths: Sequence[str]) -> list[bytes | Exception]:
+    """Return the contents of files, or errors in their place."""
+    if file_system.async_impl:
+        # Unlike cat(), cat_ranges() does not take [ and * in a name for a pattern.
+        found: list[bytes | Exception] = file_system.cat_ranges(
+            list(paths), None, None, on_error="return"
+        )
+        return found
+    with ThreadPoolExecutor(_AT_A_TIME) as threads:
+        return list(threads.map(lambda path: _read_file(file_system, path), paths))
+
+
+def _read_file(file_system: Any, path: str) -> bytes | Exception:
+    try:
+        content: bytes = file_system.cat_file(path)
+    except Exception as error:  # noqa: BLE001  # each protocol's library has its own errors
+        return error
+    return content
+
+
+def _join(root: str, name: str) -> str:
+    """Return the path of a file below a root."""
+    if root.startswith("http"):
+        name = quote(name, _UNQUOTED, errors="surrogateescape")
+    return f"{root.rstrip('/')}/{name}"
+
+
+def _name(path: str, root: str) -> str:
+    """Return a name as the server's files have it. In HTTP URLs it is quoted."""
+    return unquote(path, errors="surrogateescape") if root.startswith("http") else path
 
 
 def _state(information: dict[str, Any]) -> FileState | None:
@@ -162,12 +238,20 @@ def _file_system(url: str) -> tuple[Any, str]:
     protocol = url.partition("://")[0]
     try:
         import fsspec
+
+        options = {}
+        if protocol in ("http", "https"):
+            from aiohttp import ClientTimeout
+
+            timeout = ClientTimeout(None, sock_connect=_HTTP_SECONDS, sock_read=_HTTP_SECONDS)
+            options["client_kwargs"] = {"timeout": timeout}
     except ImportError as error:
         raise DependencyError(
-            f"{url} needs fsspec. Install it with 'pip install memload[remote]'.", name="fsspec"
+            f"{url} needs {error.name}. Install it with 'pip install memload[remote]'.",
+            name=error.name or "fsspec",
         ) from error
     try:
-        file_system, path = fsspec.core.url_to_fs(url)
+        file_system, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:  # its message names the package, such as s3fs
         raise DependencyError(f"{url}: {error}", name=protocol) from error
     except ValueError as error:

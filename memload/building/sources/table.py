@@ -11,6 +11,7 @@ import numpy as np
 
 from memload.building.sources.columns import MAX_CATEGORIES, Columns
 from memload.building.sources.listed import Files
+from memload.building.sources.names import are_splits
 from memload.building.sources.record import EXTENSIONS
 from memload.errors import SourceError
 
@@ -28,7 +29,8 @@ class Manifest(Files):
     most of. Spaces around a cell are ignored.
 
     ``path_column`` has the paths of the images, relative to ``root``, which by default is the
-    folder of the table. By default it is the first column. ``extension``, such as ``".jpg"``, is
+    folder of the table. By default it is the first column, or else the first with an image's
+    extension, which ``notes`` reports. ``extension``, such as ``".jpg"``, is
     added to paths without the extension of an image. ``where``, such as ``{"split": "train"}``,
     keeps only the lines with these texts.
 
@@ -103,9 +105,12 @@ def list_images(
 ) -> tuple[list[str], Columns]:
     """Return the paths in a table and its other columns. `Manifest` explains the arguments."""
     table = _read_table(path, where or {})
-    paths = _take_column(table, path_column or next(iter(table.cells)))
+    notes: list[str] = []
+    paths = _take_column(table, path_column or _find_paths(table, extension, notes))
     columns = _columns(table, label_column, points or {}, arrays or {})
-    return [_with_extension(name, extension) for name in paths], columns
+    columns.notes[:0] = notes
+    ending = f".{extension.lstrip('.')}" if extension else ""
+    return [_with_extension(name, ending) for name in paths], columns
 
 
 class _Table:
@@ -138,8 +143,8 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
             raise table.error("it is a folder or a device, not a CSV file. Check the path.")
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             first = file.readline()
-            delimiter = max(DELIMITERS, key=first.count)
-            header = _checked_header(next(csv.reader([first], delimiter=delimiter), []), table)
+            delimiter = max(DELIMITERS, key=lambda mark: len(_split(first, mark)))
+            header = _checked_header(_split(first, delimiter), table)
             reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
             kept = [
                 (header.index(_checked_name(table, header, name)), text)
@@ -147,7 +152,7 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
             ]
             for row in reader:
                 line = reader.line_num + 1
-                if not row:
+                if not any(row) and len(row) <= 1:  # a blank line
                     continue
                 if len(row) != len(header):
                     count = "1 column" if len(row) == 1 else f"{len(row)} columns"
@@ -171,13 +176,18 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
     return table
 
 
+def _split(line: str, delimiter: str) -> list[str]:
+    return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
+
+
 def _checked_header(cells: Sequence[str], table: _Table) -> list[str]:
     header = [name.strip() for name in cells]
     if any("\0" in name or "\udcff" in name for name in header):
         raise table.error("it is not a table in UTF-8, but perhaps in UTF-16. Save it as UTF-8.")
-    if header and header[0].lower().endswith(EXTENSIONS):
+    image = next((name for name in header if name.lower().endswith(EXTENSIONS)), None)
+    if image is not None:
         raise table.error(
-            f"the column names are missing: the first line has an image ({header[0]}). Put a "
+            f"the column names are missing: the first line has an image ({image}). Put a "
             "line such as 'path,label' above it.",
             1,
         )
@@ -195,6 +205,16 @@ def _checked_name(table: _Table, names: Sequence[str], name: str) -> str:
             f"there is no column {name!r}, only {', '.join(names)}. Name one of them."
         )
     return name
+
+
+def _find_paths(table: _Table, extension: str, notes: list[str]) -> str:
+    """Return the column of the paths, if none was named: the first, or else the first of images."""
+    names = list(table.cells)
+    images = [name for name in names if table.cells[name][0].lower().endswith(EXTENSIONS)]
+    if extension or not images or names[0] in images:
+        return names[0]
+    notes.append(f"the paths are taken from column {images[0]!r}")
+    return images[0]
 
 
 def _take_column(table: _Table, name: str) -> list[str]:
@@ -249,7 +269,9 @@ def _find_label(table: _Table, columns: Columns) -> str | None:
     texts = [
         name
         for name, cells in table.cells.items()
-        if len(set(cells)) < MAX_CATEGORIES and all(_numbers([cell]) is None for cell in cells)
+        if len(set(cells)) < MAX_CATEGORIES
+        and all(_numbers([cell]) is None for cell in cells)
+        and not are_splits(cells)
     ]
     name = texts[0] if len(texts) == 1 else "class"
     if name in table.cells:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import posixpath
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,14 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.building.sources.columns import Columns
-from memload.building.sources.listed import ListedSource, add_folder_labels
+from memload.building.sources.listed import (
+    ListedSource,
+    add_folder_labels,
+    is_hidden,
+    names_of,
+    without_shared_folders,
+)
 from memload.building.sources.positional import PositionalFile
 from memload.building.sources.record import EXTENSIONS, FileState
 from memload.errors import DecodeError, SourceError
 from memload.storage.format import RESERVED
 
-#: A tar file ends with at least one block of zeros of this many bytes.
-_BLOCK_BYTES = 512
+#: A tar file ends with at least one block of zeros of this many bytes, and with no data in so many.
+_BLOCK_BYTES, _TAIL_BYTES = 512, 1 << 20
 
 
 class _Member(NamedTuple):
@@ -28,9 +36,10 @@ class _Member(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The files of one stem: the image and its name, and the contents of the other files."""
+    """The files of one stem: the image, by its name, and the contents of the other files."""
 
-    key: str
+    shard: int
+    name: str
     image: _Member
     texts: dict[str, str]
 
@@ -39,12 +48,13 @@ class TarShards(ListedSource):
     """The images of tar files, such as WebDataset's shards.
 
     Files of one stem are a sample: ``000123.jpg``, ``000123.cls`` and ``000123.json`` belong
-    together. The stem is the name up to its first dot. Of several images, the one whose extension
-    is just that, such as ``.jpg``, is taken. ``.cls`` has the label: a number, or the name of a
-    class. Numbers in the object of ``.json`` become columns. So do texts with few values. Other
-    files are left out, which ``notes`` reports. Without any ``.cls``, the folders in the tar are
-    the classes, as in an image folder. A key is the name of the tar and of the image, such as
-    ``00000.tar/000123.jpg``.
+    together. The stem is the name up to its first dot. Of several images, the first one whose
+    extension is just that, such as ``.jpg``, is taken. Without one, as in ``cat.1.jpg`` and
+    ``cat.2.jpg``, each image without other files is a sample. ``.cls`` has the label: a number, or
+    the name of a class. Numbers in the object of ``.json`` become columns. So do texts with few
+    values. Other files are left out, which ``notes`` reports. Without any ``.cls``, the folders in
+    the tar are the classes, as in `memload.ZipArchive`. A key is the name of the tar and of the
+    image, such as ``00000.tar/000123.jpg``. Links to images within a tar are followed.
 
     Opening reads all headers and all small files, which takes some 0.1 ms a sample. A sample is
     read by its position, so samples may be in any order. Compressed tar files cannot be read so.
@@ -56,34 +66,38 @@ class TarShards(ListedSource):
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self._paths = [Path(path) for path in paths]
-        self._states: list[FileState] = []
         self._file = PositionalFile(self._paths[0])
         columns = Columns()
         samples: list[_Sample] = []
-        shards: list[int] = []
-        skipped: dict[str, int] = {}
+        self._states: list[FileState] = []
+        skipped = Counter[str]()
         for number, path in enumerate(self._paths):
-            status = _stat(path)
-            self._states.append(FileState(status.st_size, status.st_mtime_ns))
-            found = list(_samples(path, skipped, columns.notes))
-            samples += found
-            shards += [number] * len(found)
+            shard = _Shard(path)
+            samples += shard.samples(number)
+            self._states.append(shard.state)
+            skipped += shard.skipped
         if not samples:
-            names = ", ".join(path.name for path in self._paths[:3])
-            raise SourceError(f"{names}: no images in it. Check the path.", path=self._paths[0])
-        self._shard = np.array(shards, np.int32)
-        self._start = np.array([sample.image.start for sample in samples], np.int64)
-        self._size = np.array([sample.image.size for sample in samples], np.int64)
-        keys = [sample.key for sample in samples]
+            shown = ", ".join(path.name for path in self._paths[:3])
+            raise SourceError(f"{shown}: no images in it. Check the path.", path=self._paths[0])
+        names = [sample.name for sample in samples]
         if any("cls" in sample.texts for sample in samples):
             _add_classes(columns, samples)
         else:
-            keys = add_folder_labels(columns, keys)
+            names = without_shared_folders(names)
+            order = add_folder_labels(columns, names)
+            samples, names = [samples[n] for n in order], [names[n] for n in order]
         _add_json(columns, samples)
         if skipped:
-            kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(skipped.items())[:5])
+            kinds = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
             columns.notes.append(f"skipped files in tars: {kinds}")
-        keys = [f"{self._paths[n].name}/{key}" for n, key in zip(shards, keys, strict=True)]
+        self._shard = np.array([sample.shard for sample in samples], np.int32)
+        self._start = np.array([sample.image.start for sample in samples], np.int64)
+        self._size = np.array([sample.image.size for sample in samples], np.int64)
+        shard_names = names_of(self._paths)
+        keys = [
+            f"{shard_names[sample.shard]}/{name}"
+            for sample, name in zip(samples, names, strict=True)
+        ]
         super().__init__(keys, columns.finish())
 
     def _image(self, index: int) -> bytes:
@@ -99,45 +113,74 @@ class TarShards(ListedSource):
         return self._states[int(self._shard[index])]
 
 
-def _stat(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}.", path=path) from error
+class _Shard:
+    """What one tar file holds: images, texts beside them, and how much else. Raises SourceError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped = Counter[str]()
+        self._images: dict[str, _Member] = {}
+        self._texts: dict[str, dict[str, str]] = {}
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                for member in _members(path, file):
+                    self._take(file, member)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read: {error.strerror}.", path=path) from error
+        self.state = FileState(status.st_size, status.st_mtime_ns)
+
+    def _take(self, file: Any, member: tarfile.TarInfo) -> None:
+        name = _relative(member.name)
+        stem, extension = _split(name)
+        last = "." + extension.rpartition(".")[2]
+        place = self._place(name, member)
+        if is_hidden(name):
+            self.skipped["hidden files"] += 1
+        elif place is None:
+            self.skipped["links to what is not an image of the tar"] += 1
+        elif last in EXTENSIONS:
+            self._images[name] = place
+        elif extension in ("cls", "json"):
+            content = os.pread(file.fileno(), place.size, place.start)
+            self._texts.setdefault(stem, {})[extension] = content.decode("utf-8", "replace")
+        else:
+            self.skipped[last] += 1
+
+    def _place(self, name: str, member: tarfile.TarInfo) -> _Member | None:
+        """Return where the content is. That of a link has come before."""
+        if member.isreg() and not member.issparse():
+            return _Member(member.offset_data, member.size)
+        target = member.linkname
+        if member.issym():
+            target = posixpath.join(posixpath.dirname(name), target)
+        return self._images.get(_relative(target))
+
+    def samples(self, number: int) -> Iterator[_Sample]:
+        """Yield the samples, which belong to the shard of this number."""
+        names: dict[str, list[str]] = {}
+        for name in self._images:
+            names.setdefault(_split(name)[0], []).append(name)
+        for stem, candidates in names.items():
+            plain = [name for name in candidates if "." not in _split(name)[1]]
+            chosen = plain[:1] or (candidates[:1] if stem in self._texts else candidates)
+            if len(chosen) < len(candidates):
+                self.skipped["other images of a sample"] += len(candidates) - len(chosen)
+            for name in chosen:
+                yield _Sample(number, name, self._images[name], self._texts.get(stem, {}))
+        without = len(self._texts.keys() - names.keys())
+        if without:
+            self.skipped["samples without an image"] += without
 
 
-def _samples(path: Path, skipped: dict[str, int], notes: list[str]) -> Iterator[_Sample]:
-    """Yield the samples of one tar file. Counts files that are left out by their extension."""
-    images: dict[str, tuple[str, _Member]] = {}
-    texts: dict[str, dict[str, str]] = {}
-    with path.open("rb") as file:
-        for name, member in _members(path, file, notes):
-            stem, extension = _split(name)
-            last = "." + extension.rpartition(".")[2]
-            if last in EXTENSIONS:
-                is_plain = last == f".{extension}"
-                if stem not in images or (is_plain and _split(images[stem][0])[1].count(".")):
-                    images[stem] = (name, member)
-            elif extension in ("cls", "json"):
-                content = os.pread(file.fileno(), member.size, member.start)
-                texts.setdefault(stem, {})[extension] = content.decode("utf-8", "replace")
-            else:
-                skipped[last] = skipped.get(last, 0) + 1
-    without = [stem for stem in texts if stem not in images]
-    if without:
-        notes.append(f"skipped {len(without):,} samples of {path} without an image: {without[0]}")
-    for stem, (name, member) in images.items():
-        yield _Sample(name, member, texts.get(stem, {}))
-
-
-def _members(path: Path, file: Any, notes: list[str]) -> Iterator[tuple[str, _Member]]:
-    """Yield name and place of each regular file. Raises SourceError."""
+def _members(path: Path, file: Any) -> Iterator[tarfile.TarInfo]:
+    """Yield the files and links in a tar. Raises SourceError if it is not read to its end."""
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # it would keep 1 KB for each member
-                if member.isreg():
-                    yield member.name.removeprefix("./"), _Member(member.offset_data, member.size)
+                if member.isreg() or member.issym() or member.islnk():
+                    yield member
             end = tar.offset
     except (tarfile.TarError, EOFError) as error:
         with path.open("rb") as start:
@@ -145,8 +188,24 @@ def _members(path: Path, file: Any, notes: list[str]) -> Iterator[tuple[str, _Me
         problem = "is compressed" if is_gzip else f"is no tar file, or is truncated ({error})"
         remedy = f"Unpack it with 'gunzip {path}'" if is_gzip else "Copy or download it again"
         raise SourceError(f"{path} {problem}. {remedy}.", path=path) from error
-    if os.pread(file.fileno(), _BLOCK_BYTES, end) != bytes(_BLOCK_BYTES):
-        notes.append(f"{path} has no mark at its end. It may be truncated")
+    mark, rest = (os.pread(file.fileno(), size, end) for size in (_BLOCK_BYTES, _TAIL_BYTES))
+    if mark != bytes(_BLOCK_BYTES):
+        raise SourceError(
+            f"{path} is truncated or damaged: after {end:,} bytes there is neither a file nor the "
+            "mark of its end. Copy or download it again, or unpack and pack it anew.",
+            path=path,
+        )
+    if any(rest):
+        raise SourceError(
+            f"{path} has more data after the mark of its end, as if two tars had been joined. "
+            f"Unpack it with 'tar --ignore-zeros -xf {path}', and build the folder.",
+            path=path,
+        )
+
+
+def _relative(name: str) -> str:
+    """Return a name without ``./``, ``../`` and a leading ``/``."""
+    return posixpath.normpath("/" + name).lstrip("/")
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -161,7 +220,7 @@ def _add_classes(columns: Columns, samples: Sequence[_Sample]) -> None:
     if "" in texts:
         raise SourceError(
             f"{texts.count(''):,} of {len(texts):,} samples have no label in a .cls file; the "
-            f"first is {samples[texts.index('')].key}. Add them, or remove all .cls files."
+            f"first is {samples[texts.index('')].name}. Add them, or remove all .cls files."
         )
     is_number = all(text.lstrip("+-").isdecimal() for text in texts)
     columns.add_labels(np.array([int(text) for text in texts]) if is_number else texts)
@@ -182,5 +241,5 @@ def _parse(sample: _Sample) -> dict[str, Any]:
     try:
         entries = json.loads(sample.texts.get("json", "{}"))
     except ValueError as error:
-        raise SourceError(f"The JSON beside {sample.key} cannot be read: {error}.") from error
+        raise SourceError(f"The JSON beside {sample.name} cannot be read: {error}.") from error
     return entries if isinstance(entries, dict) else {}

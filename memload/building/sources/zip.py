@@ -9,7 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from memload.building.sources.columns import Columns
-from memload.building.sources.listed import ListedSource, add_folder_labels
+from memload.building.sources.listed import (
+    ListedSource,
+    add_folder_labels,
+    is_hidden,
+    without_shared_folders,
+)
 from memload.building.sources.positional import PositionalFile
 from memload.building.sources.record import EXTENSIONS, FileState
 from memload.errors import DecodeError, SourceError
@@ -25,8 +30,9 @@ _ENCRYPTED = 1  # bit of the flags
 class ZipArchive(ListedSource):
     """The images of a zip file, with one folder for each class, as in `memload.ImageFolder`.
 
-    A folder that all images share is ignored. Images in no folder have no labels. Other files are
-    left out, which ``notes`` reports. A key is the name of the image within the zip.
+    A folder that all images share is ignored. If no image lies in a folder, there are no labels.
+    Files that are not images or are hidden are left out, and so are images beside the class
+    folders. ``notes`` reports it. A key is the name of the image within the zip.
 
     Opening reads the directory of the zip, and no image. Raises SourceError if the file is not a
     zip, is encrypted, or has no images.
@@ -37,7 +43,10 @@ class ZipArchive(ListedSource):
     def __init__(self, path: str | Path, *, extensions: Sequence[str] = EXTENSIONS) -> None:
         self.path = Path(path)
         columns = Columns()
-        images = _find_images(self.path, tuple(extensions), columns)
+        members = _find_images(self.path, extensions, columns)
+        names = without_shared_folders([member.filename for member in members])
+        kept = add_folder_labels(columns, names)
+        images = [members[position] for position in kept]
         self._offset = np.array([member.header_offset for member in images], np.int64)
         self._size = np.array([member.compress_size for member in images], np.int64)
         self._crc = np.array([member.CRC for member in images], np.uint32)
@@ -47,8 +56,7 @@ class ZipArchive(ListedSource):
         status = self.path.stat()
         self._file_state = FileState(status.st_size, status.st_mtime_ns)
         self._file = PositionalFile(self.path)
-        names = add_folder_labels(columns, [member.filename for member in images])
-        super().__init__(names, columns.finish())
+        super().__init__([names[position] for position in kept], columns.finish())
 
     def _image(self, index: int) -> bytes:
         start = int(self._offset[index])
@@ -58,7 +66,10 @@ class ZipArchive(ListedSource):
         start += _HEADER_BYTES + sum(_LENGTHS.unpack(header))
         data = self._file.read(start, int(self._size[index]))
         if self._is_deflated[index]:
-            data = zlib.decompress(data, -zlib.MAX_WBITS)
+            try:
+                data = zlib.decompress(data, -zlib.MAX_WBITS)
+            except zlib.error as error:
+                raise DecodeError(f"{self.path} is damaged: {error}") from error
         if zlib.crc32(data) != self._crc[index]:
             raise DecodeError(f"{self.path} is damaged: the image has another checksum")
         return data
@@ -67,10 +78,9 @@ class ZipArchive(ListedSource):
         return self._file_state
 
 
-def _find_images(
-    path: Path, extensions: tuple[str, ...], columns: Columns
-) -> list[zipfile.ZipInfo]:
-    """Return the images in a zip by name. Raises SourceError."""
+def _find_images(path: Path, extensions: Sequence[str], columns: Columns) -> list[zipfile.ZipInfo]:
+    """Return the images in a zip. Raises SourceError."""
+    endings = tuple(extension.lower() for extension in extensions)
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
@@ -84,8 +94,7 @@ def _find_images(
     images = [
         member
         for member in members
-        if member.filename.lower().endswith(extensions)
-        and not any(part.startswith((".", "__MACOSX")) for part in member.filename.split("/"))
+        if member.filename.lower().endswith(endings) and not is_hidden(member.filename)
     ]
     if not images:
         raise SourceError(f"{path} has no image files ({' '.join(extensions)}).", path=path)
@@ -103,4 +112,4 @@ def _find_images(
         )
     if len(images) < len(members):
         columns.notes.append(f"skipped {len(members) - len(images):,} other files in {path}")
-    return sorted(images, key=lambda member: member.filename)
+    return images

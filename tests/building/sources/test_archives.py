@@ -71,10 +71,11 @@ def test_numbers_in_cls_files_stay_numbers(tmp_path: Path) -> None:
 
 
 def test_the_image_with_the_plain_extension_is_taken(tmp_path: Path) -> None:
-    members = {"d/a.seg.png": b"mask", "d/a.JPG": b"image", "d/a.txt": b"text", "b.x.jpg": b"other"}
+    members = {"d/a.seg.png": b"mask", "d/a.JPG": b"image", "d/a.txt": b"", "d/b.x.jpg": b"other"}
+    members |= {"d/b.y.jpg": b"one more"}
     source = TarShards([write_tar(tmp_path / "x.tar", members)])
-    assert [source[0].image, source[1].image] == [b"image", b"other"]
-    assert any(".txt (1)" in note for note in source.notes)
+    assert [record.image for record in source] == [b"image", b"other", b"one more"]
+    assert "skipped files in tars: .txt (1), other images of a sample (1)" in source.notes
 
 
 def test_json_values_that_are_missing_become_nan(tmp_path: Path) -> None:
@@ -102,11 +103,19 @@ def test_a_damaged_tar_is_an_error_that_names_it(
     assert caught.value.path == str(path)
 
 
-def test_a_tar_cut_between_members_is_reported(containers: Any) -> None:
+@pytest.mark.parametrize(
+    ("tail", "message"), [(b"", "truncated"), (b"x" * 100, "truncated"), (None, "more data")]
+)
+def test_a_tar_that_is_not_read_to_its_end_is_an_error(
+    containers: Any, tail: bytes | None, message: str
+) -> None:
     path = containers.tar()
-    data = path.read_bytes().rstrip(b"\0")
-    path.write_bytes(data + bytes(-len(data) % 512))
-    assert any("may be truncated" in note for note in TarShards([path]).notes)
+    whole = path.read_bytes()
+    data = whole.rstrip(b"\0")
+    path.write_bytes(whole * 2 if tail is None else data + bytes(-len(data) % 512) + tail)
+    with pytest.raises(SourceError, match=message) as caught:
+        TarShards([path])
+    assert caught.value.path == str(path)
 
 
 def test_a_compressed_tar_says_how_to_unpack_it(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_missing_entry_is_told_with_what_is_there() -> None:
 def test_texts_are_left_out_and_reported() -> None:
     source = DatasetSource(Samples(lambda i: {"image": image(i), "label": 1, "caption": "a dog"}))
     assert source[0].columns == {"label": 1}
-    assert source.notes == ["skipped columns of text: caption"]
+    assert source.notes == ["skipped 1 column: caption (text)"]
 
 
 def test_labels_of_text_need_a_list_of_classes() -> None:
@@ -116,7 +116,7 @@ class TestHuggingFace:
         source = DatasetSource(dataset)
         assert source.classes == ["ant", "bee", "cat"]
         assert source.categories == {"split": ["train", "val"]}
-        assert source.notes == ["skipped columns of text: caption"]
+        assert source.notes == ["skipped 1 column: caption (text)"]
         records = source.__getitems__(list(range(30)))
         assert [record.columns["label"] for record in records] == containers.labels
         splits = [source.categories["split"][record.columns["split"]] for record in records]
@@ -160,8 +160,11 @@ def test_an_array_file_gives_its_images(tmp_path: Path, shape: tuple[int, ...]) 
     [
         (np.zeros((3, 3)), None, "shape"),
         (np.zeros((0, 3, 3)), None, "shape"),
-        (np.zeros((3, 2, 2)), np.zeros(4), "y.npy"),
-        (np.zeros((3, 2, 2)), np.array(["a", "b", "c"]), "y.npy"),
+        (np.zeros((3, 2, 2), np.uint8), np.zeros(4), "y.npy"),
+        (np.zeros((3, 2, 2), np.uint8), np.array(["a", "b", "c"]), "y.npy"),
+        (np.zeros((3, 2, 2)), None, "float64.*Convert it to float32"),
+        (np.zeros((3, 2, 2), bool), None, "bool.*Convert it to uint8"),
+        (np.array([image(1), image(2)[1:], None], object), None, "Python objects"),
     ],
 )
 def test_wrong_arrays_are_errors(
@@ -176,7 +179,7 @@ def test_wrong_arrays_are_errors(
 
 def test_a_file_that_is_no_array_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"nothing")
-    with pytest.raises(SourceError, match=r"not an \.npy file"):
+    with pytest.raises(SourceError, match=r"no \.npy file"):
         ArrayFile(tmp_path / "x.npy")
     np.savez(tmp_path / "z.npy", a=np.zeros(3))
     (tmp_path / "z.npy.npz").rename(tmp_path / "z.npy")
@@ -253,5 +256,5 @@ def test_splits_are_not_classes(tmp_path: Path, folder: Path, names: list[str]) 
         (tmp_path / "data" / name / "x.jpg").touch()
     source = ImageFolder(tmp_path / "data")
     with pytest.raises(SourceError, match=f"--classes {','.join(sorted(names))}"):
-        refuse_splits(source, "data")
-    refuse_splits(ImageFolder(folder), "images")
+        refuse_splits(source)
+    refuse_splits(ImageFolder(folder))
