@@ -48,7 +48,8 @@ class _Command(click.Command):
         section_of = {name: title for title, names in _SECTIONS.items() for name in names}
         sections: dict[str, list[tuple[str, str]]] = {}
         for option in self.get_params(context):
-            if record := option.get_help_record(context):
+            record = option.get_help_record(context)
+            if isinstance(option, click.Option) and record:  # not an argument
                 title = section_of.get(str(option.name), "Options")
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
@@ -182,7 +183,7 @@ def main() -> None:
 
 # fmt: off
 @main.command()
-@click.argument("arguments", metavar="SOURCE... OUT.BIN", nargs=-1, required=True)
+@click.argument("arguments", metavar="SOURCE... OUT.BIN", nargs=-1)
 @click.option(
     "--extensions", metavar="E,F,…",
     help="Folders and zips: extensions of image files, such as .jpg,.gif. Default: torchvision's."
@@ -341,8 +342,11 @@ def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any
 
     Takes the options that describe the source out of ``options``.
     """
-    *sources, output = arguments
     manifest = options.pop("manifest")
+    if not arguments:
+        what = f"OUT.BIN with --manifest {manifest}" if manifest else "SOURCE and OUT.BIN"
+        raise click.UsageError(f"Give {what}.")
+    *sources, output = arguments
     if manifest and sources:
         raise click.UsageError(
             f"Give only OUT.BIN with --manifest {manifest}. These are given: {' '.join(arguments)}."
@@ -357,8 +361,8 @@ def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any
         endings = reading["extensions"].split(",")
         reading["extensions"] = [f".{ending.strip().lstrip('.')}" for ending in endings]
     given = {name: value for name, value in reading.items() if value}
-    if len(sources) == 1 and not given:
-        return sources[0], output
+    if len(sources) == 1 and not (given and output.endswith(".bin")):
+        return sources[0], output  # if the output's name is wrong, memload.build says so
     from memload.building.sources.opening import UsageError, open_paths, open_table
 
     try:

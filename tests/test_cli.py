@@ -186,7 +186,8 @@ def test_options_reach_the_build(
     ("arguments", "part"),
     [
         ("convert", "No such command 'convert'"),
-        ("build", "Missing argument"),
+        ("build", "Give SOURCE and OUT.BIN."),
+        ("build --manifest m.csv", "Give OUT.BIN with --manifest m.csv."),
         ("build out.bin", "Give SOURCE and OUT.BIN. Only one is given: out.bin"),
         ("build a b out.bin", "2 sources are given: a, b."),
         ("build a.tar b.zip out.bin", "2 sources are given: a.tar, b.zip."),
@@ -325,6 +326,7 @@ def test_wrong_sources_and_outputs_are_reported_in_one_line(
     assert existing.read_bytes() == b"of value"
     assert_one_line(build(run, folder, tmp_path / "nowhere" / "out.bin"), tmp_path / "nowhere")
     assert_one_line(build(run, folder, tmp_path / "out.npy"), ".bin")
+    assert_one_line(build(run, output, folder, "--where", "a=b"), "Are they swapped?")
     assert_one_line(build(run, folder, output, "--shard-size", "100"), "shard_size")
     assert_one_line(build(run, folder, output, "--background", "no color", "--quiet"), "'no color'")
     assert_one_line(build(run, tmp_path / "no\nsuch\udc80", output), r"no\nsuch\udc80")
@@ -503,6 +505,23 @@ def test_help_has_two_names(run: Run, arguments: list[str]) -> None:
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("Usage: memload ")
     assert run(*arguments, "-h") == done
+
+
+def test_the_list_of_commands_has_whole_sentences(run: Run) -> None:
+    commands = run("--help").out.partition("Commands:\n")[2]
+    assert "…" not in commands
+    assert "..." not in commands
+    assert " ".join(commands.split()).count(". ") >= 5
+
+
+def test_the_options_that_describe_a_source_come_first(run: Run) -> None:
+    text = run("build", "--help").out
+    titles = re.findall(r"^(\w.*):\n  ", text, re.MULTILINE)
+    assert titles[0] == "How the source is read"
+    assert titles[-1] == "Options"
+    first = text.partition("How images are stored:")[0]
+    for option in ("--root", "--path-column", "--where", "--labels", "--classes-from"):
+        assert f"\n  {option} " in first
 
 
 def test_the_version_is_that_of_the_package(run: Run) -> None:

@@ -214,9 +214,18 @@ class Loader:
         return ranks.resolve(*self._given_ranks)[1]
 
     def __repr__(self) -> str:
-        feed = self._given_feed if self._pipeline is None else self._pipeline.feed.name
-        settings = f"batch_size={self.batch_size}, order={self._order_text()}, feed={feed!r}"
-        return f"Loader({self.dataset!r}, {settings})"
+        pipeline = self._pipeline
+        if pipeline is None:  # then they are not chosen yet
+            device, feed = str(self._given_device or "auto"), str(self._given_feed)
+        else:
+            device, feed = str(pipeline.feed.device), pipeline.feed.name
+        lines = [
+            f"{self.dataset!r}",
+            f"batch_size={self.batch_size}, order={self._order_text()}",
+            f"transform={self.transform!r}".replace("\n", "\n    "),
+            f"device={device!r}, feed={feed!r}",
+        ]
+        return "Loader(" + "".join(f"\n    {line}," for line in lines) + "\n)"
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank, also if one is resumed."""

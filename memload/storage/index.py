@@ -106,6 +106,11 @@ class Index:
     def __len__(self) -> int:
         return len(self.row)
 
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.image.shape))
+        columns = ", ".join(self.columns) or "no columns"
+        return f"Index({str(self.path)!r}: {len(self):,} samples of {shape}, {columns})"
+
     @property
     def image(self) -> Array:
         """The array of the pixels."""

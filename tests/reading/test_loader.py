@@ -724,12 +724,20 @@ def test_a_loader_says_what_it_is_and_what_feeds_it(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = Loader(path, np.int64(4), shuffle=True, seed=2)  # type: ignore[arg-type]
-    assert "batch_size=4, order=ShuffledSampler(size=23, seed=2), feed='auto')" in repr(loader)
+    assert repr(loader).splitlines() == [
+        "Loader(",
+        f"    {loader.dataset!r},",
+        "    batch_size=4, order=ShuffledSampler(size=23, seed=2),",
+        "    transform=None,",
+        "    device='auto', feed='auto',",
+        ")",
+    ]
     with caplog.at_level("INFO", logger="memload"):
-        cpu = Loader(path, 4, device="cpu")
+        cpu = Loader(path, 4, device="cpu", transform=transforms.Normalize("imagenet"))
         assert cpu.feed.name == "cpu"
     assert [str(cpu.feed) in record.message for record in caplog.records] == [True]
-    assert "feed='cpu'" in repr(cpu)
+    assert "\n    transform=Normalize(mean=(0.485, " in repr(cpu)
+    assert "\n    device='cpu', feed='cpu',\n" in repr(cpu)
     assert cpu.device == torch.device("cpu")
 
 
