@@ -18,10 +18,9 @@ from memload.building.depth import (
     color_range,
     describe_tiff,
     gray_values,
-    has_deep_alpha,
     is_deep_gray,
     largest_value,
-    load_gray_and_alpha,
+    load_deep,
     to_8_bits,
     transparent_value,
 )
@@ -147,14 +146,14 @@ class Decoder:
             return self._decode_jpeg(image, data, draft)
         if image.format == "TIFF":
             return self._decode_tiff(image, is_ours=bool(data))
-        converted, losses = self._load_and_convert(image, is_ours=bool(data))
+        converted, losses = self._load_and_convert(image, data)
         return self._upright(converted, losses, image.size, _orientation(image) if self.exif else 1)
 
-    def _load_and_convert(self, image: Image.Image, *, is_ours: bool) -> tuple[Image.Image, Losses]:
-        if is_ours and has_deep_alpha(image):
-            values, alpha = load_gray_and_alpha(image)
-            return _convert_deep_gray(values, alpha, 65535, self.mode, self.background)
+    def _load_and_convert(self, image: Image.Image, data: bytes) -> tuple[Image.Image, Losses]:
         largest, transparent = largest_value(image), _png_transparent_value(image)
+        deep = load_deep(image, data) if data else None
+        if deep is not None:
+            return _convert_deep_gray(*deep, largest, self.mode, self.background)
         image.load()
         if transparent is not None:
             image.info["transparency"] = transparent

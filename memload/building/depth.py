@@ -44,17 +44,22 @@ def largest_value(image: Image.Image) -> int:
         return (1 << int(bits[0])) - 1
     default = 65535 if is_deep_gray(image) else 255
     if image.format == "PPM":
-        for tile in getattr(image, "tile", ()):
-            if tile[0] in ("ppm", "ppm_plain"):  # the decoders that scale
-                image.info[_MAXVAL] = tile[3][1]
+        for decoder, _, _, arguments in _tiles(image):
+            if decoder in ("ppm", "ppm_plain"):  # which scale
+                image.info[_MAXVAL] = arguments[1]
         return int(image.info.get(_MAXVAL, default))
     return 65535 if ";16" in _png_raw_mode(image) else default
 
 
 def _png_raw_mode(image: Image.Image) -> str:
     """Return how Pillow calls the pixels in the file of a PNG that is not loaded yet, else ""."""
-    tiles = getattr(image, "tile", None)
+    tiles = _tiles(image)
     return str(tiles[0][3]) if image.format == "PNG" and tiles else ""
+
+
+def _tiles(image: Image.Image) -> list[tuple[str, Any, int, Any]]:
+    """Return decoder, box, offset and arguments of what is left to load."""
+    return list(getattr(image, "tile", ()))
 
 
 def gray_values(image: Image.Image, largest: int) -> np.ndarray:
@@ -83,21 +88,25 @@ def transparent_value(image: Image.Image) -> np.ndarray | None:
     return np.where(np.asarray(image) == transparent, 0, 65535).astype(np.uint16)
 
 
-def has_deep_alpha(image: Image.Image) -> bool:
-    """Return whether this is a PNG of gray and alpha with 16 bits each, not loaded yet."""
-    return _png_raw_mode(image) == "LA;16B"
+def load_deep(image: Image.Image, data: bytes) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """Load what Pillow would load with a loss, or slowly, out of the ``data`` of its file.
 
-
-def load_gray_and_alpha(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
-    """Load a picture with `has_deep_alpha`. Return gray and alpha, uint16 ``(H, W)``.
-
-    Pillow would keep the upper 8 bits of both. The image is of no use afterwards.
+    Return gray and alpha, uint16 ``(H, W)``, or None for all other pictures. The image is of no use
+    afterwards. Raises ValueError if the file is truncated.
     """
-    # RGBA has 4 bytes a pixel, too, so that it keeps them all.
-    image.tile = [tile._replace(args="RGBA") for tile in image.tile]  # type: ignore[attr-defined]
-    image.load()
-    pairs = np.ascontiguousarray(image).view(">u2").astype(np.uint16)
-    return pairs[:, :, 0], pairs[:, :, 1]
+    if _png_raw_mode(image) == "LA;16B":  # Pillow keeps the upper 8 bits of gray and alpha
+        # RGBA has 4 bytes a pixel, too, so that it keeps them all.
+        image.tile = [(*tile[:3], "RGBA") for tile in _tiles(image)]  # type: ignore[attr-defined]
+        image.load()
+        pairs = np.ascontiguousarray(image).view(">u2").astype(np.uint16)
+        return pairs[:, :, 0], pairs[:, :, 1]
+    if image.format == "PPM" and image.mode == "I":
+        decoder, _, offset, arguments = _tiles(image)[0]
+        if decoder == "ppm":  # Pillow takes 2 µs a pixel
+            values = np.frombuffer(data, ">u2", image.width * image.height, offset)
+            values = values.reshape(image.height, image.width).astype(np.uint16)
+            return np.minimum(values, arguments[1]), None
+    return None
 
 
 def check_range(image: Image.Image) -> None:
@@ -118,8 +127,8 @@ def to_8_bits(values: np.ndarray, largest: int) -> np.ndarray:
 def color_range(image: Image.Image, largest: int) -> tuple[int, int]:
     """Return about the least and greatest value of colors, of which Pillow has kept 8 bits."""
     bands = np.asarray(image).reshape(image.height, image.width, -1)[:, :, :3]
-    step = (largest + 1) // 256
-    return int(bands.min()) * step, (int(bands.max()) + 1) * step - 1
+    low, high = int(bands.min()), int(bands.max()) + 1
+    return low * (largest + 1) // 256, high * (largest + 1) // 256 - 1
 
 
 def describe_tiff(data: bytes) -> str:
@@ -136,7 +145,8 @@ def describe_tiff(data: bytes) -> str:
         bands = tags.get(_SAMPLES_PER_PIXEL, 1)
         count = f"{bands} band" if bands == 1 else f"{bands} bands"
         if _BITS_PER_SAMPLE in tags:  # otherwise it is damaged
-            return f"a TIFF with {count} of {_numbers(tags)}, which is not a picture. {_REMEDY}"
+            what = f"a TIFF with {count} of {_numbers(tags)}"
+            return f"{what}, which cannot be decoded as a picture. {_REMEDY}"
     return ""
 
 
@@ -149,10 +159,8 @@ def _numbers(tags: Any) -> str:
 def _content(image: Image.Image) -> str:
     """Return, for example, ``a TIFF of 32-bit floats from -0.5 to 20``."""
     tags = getattr(image, "tag_v2", None)
-    what = (
-        f"a picture of Pillow's mode {image.mode}"
-        if tags is None
-        else f"a TIFF of {_numbers(tags)}"
-    )
+    what = f"a picture of Pillow's mode {image.mode}"
+    if tags is not None:
+        what = f"a TIFF of {_numbers(tags)}"
     low, high = image.getextrema()
     return f"{what} from {low:,.8g} to {high:,.8g}"

@@ -101,6 +101,13 @@ def test_16_bits_are_kept_as_in_the_file(name: str) -> None:
     assert row.remarks == 0
 
 
+@pytest.mark.parametrize("mode", ["L", "I;16"])
+@pytest.mark.parametrize("name", ["PNG with alpha", "PGM", "PGM of 12 bits", "TIFF of 12 bits"])
+def test_a_truncated_file_of_16_bits_is_rejected(name: str, mode: str) -> None:
+    with pytest.raises(DecodeError):
+        convert(FILES[name][0][:-100], mode=mode)
+
+
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("size", [(16, 16), (13, 50), (64, 64)])
