@@ -597,3 +597,15 @@ def test_what_libraries_print_does_not_end_up_in_a_file(folder: Path, tmp_path: 
     assert done.returncode == 0
     assert memload.verify(out).ok
     assert memload.info(out)["rejected"] == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_closing_line_that_cannot_be_printed_does_not_hide_that_all_is_complete(
+    folder: Path, tmp_path: Path
+) -> None:
+    command = [*COMMAND, "build", str(folder), str(tmp_path / "out.bin"), "-s", "8", "-j", "0"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert f"{tmp_path / 'out.bin'} is complete" in done.stderr.splitlines()[-1]
+    assert memload.verify(tmp_path / "out.bin").ok

@@ -107,5 +107,7 @@ def _files() -> Iterator[_OpenFile]:
             continue
         access = flags & os.O_ACCMODE
         is_read = access == os.O_RDONLY or (access == os.O_RDWR and entry > _LAST_STANDARD)
-        if is_regular and is_read:
+        # Memory that processes share, of multiprocessing and torch. It is mapped, and never read.
+        is_memory = name.startswith("/dev/shm/") and name.endswith(" (deleted)")
+        if is_regular and is_read and not is_memory:
             yield _OpenFile(entry, name, flags, position)

@@ -352,3 +352,66 @@ def test_a_shard_does_not_take_the_place_of_another_data_set(folder: Path, tmp_p
     with pytest.raises(memload.BuildError, match="is the data set of out-00000-of-00002"):
         build(folder, tmp_path, overwrite=True)
     assert memload.verify(tmp_path / "out-00000-of-00002.bin").ok
+
+
+# Troubles that are not of the pictures
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_data_set_may_change_the_working_folder(
+    num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(pixels: np.ndarray) -> np.ndarray:
+        os.chdir(tmp_path / "elsewhere")
+        return pixels
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    report = memload.build(Samples(change), "out.bin", size=4, num_workers=num_workers)
+    assert report.path == Path("out.bin")
+    assert str(report).startswith("out.bin: 3 samples")
+    assert set(files(tmp_path)) == {"out.bin", "out.idx"}
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_files_of_others_in_a_sticky_folder_are_told_before_the_first_picture(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(folder, tmp_path)
+    before = files(tmp_path)
+    tmp_path.chmod(0o1777)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    monkeypatch.setattr(memload.ImageFolder, "__getitem__", None)
+    with pytest.raises(memload.BuildError, match="belongs to another user"):
+        build(folder, tmp_path, overwrite=True)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("output", ["a" * 8000 + "/out.bin", "a/" * 4000 + "out.bin", "a" * 300])
+def test_a_path_that_is_too_long_is_an_error_of_one_short_line(
+    folder: Path, tmp_path: Path, output: str
+) -> None:
+    with pytest.raises(memload.BuildError, match="File name too long") as caught:
+        memload.build(folder, tmp_path / f"{output}.bin")
+    assert len(str(caught.value)) < 800
+
+
+def test_what_keeps_workers_from_starting_is_not_told_as_writing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    for function in ("multiprocessing.popen_fork.Popen._launch", "socket.socketpair"):
+        with monkeypatch.context() as patch:
+            patch.setattr(function, refuse)
+            with pytest.raises(memload.BuildError, match=r"worker cannot be started: .*open files"):
+                build(folder, tmp_path, num_workers=2)
+    assert build(folder, tmp_path, num_workers=2).samples == 12
+
+
+def test_the_closing_line_counts_the_workers_that_there_were(folder: Path, tmp_path: Path) -> None:
+    report = build(folder, tmp_path, num_workers=100_000)
+    assert report.num_workers == 12
+    assert " by 12 workers" in str(report)

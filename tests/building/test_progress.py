@@ -1,0 +1,74 @@
+"""How far a build is: a bar in terminals and notebooks, and a line in the log elsewhere."""
+
+import logging
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import tqdm
+
+import memload
+
+
+def build(folder: Path, tmp_path: Path, **options: Any) -> memload.BuildReport:
+    return memload.build(folder, tmp_path / "out.bin", size=8, num_workers=0, **options)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if " left, " in message]
+
+
+@pytest.mark.parametrize("progress", [None, False, True])
+def test_without_a_terminal_lines_tell_rate_and_time_left(
+    folder: Path,
+    tmp_path: Path,
+    progress: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (folder / "ant" / "empty.jpg").touch()
+    monkeypatch.setattr("memload.building.progress._LINE_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO, "memload"):
+        build(folder, tmp_path, progress=progress)
+    shown = lines(caplog)
+    assert len(shown) == (5 if progress is None else 0)  # one for each chunk
+    if shown:
+        pattern = r".*out\.bin: 3 of 13 done \(23%\), [\d,.]+ images/s, 0:00:\d\d left, 0 rejected"
+        assert re.fullmatch(pattern, shown[0])
+        assert "13 of 13 done (100%)" in shown[-1]
+        assert shown[-1].endswith("0:00:00 left, 1 rejected")
+
+
+def test_a_short_build_logs_no_line(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "memload"):
+        build(folder, tmp_path)
+    assert caplog.messages
+    assert not lines(caplog)
+
+
+def test_a_notebook_gets_its_own_bar(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = []
+
+    class NotebookBar(tqdm.tqdm):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            totals.append(options["total"])
+            super().__init__(*arguments, **options)
+
+    ipython, automatic = ModuleType("IPython"), ModuleType("tqdm.auto")
+    shell = SimpleNamespace(config={"IPKernelApp": {}})
+    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    automatic.tqdm = NotebookBar  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", automatic)
+    build(folder, tmp_path)
+    build(folder, tmp_path, overwrite=True, progress=False)
+    shell.config = {}  # IPython in a terminal
+    build(folder, tmp_path, overwrite=True)
+    assert totals == [12]
