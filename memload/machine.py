@@ -1,7 +1,11 @@
-"""The cores and the memory that this process may use."""
+"""The cores, the memory and the threads that this process may use."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from memload.errors import MemloadError
 
 
 def available_cores() -> int:
@@ -9,6 +13,20 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def starting_threads(advice: str) -> Iterator[None]:
+    """Turn Python's error for a thread that cannot be started into a MemloadError with advice."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise MemloadError(
+            "No thread can be started: the limit on processes of this user or of this container "
+            f"is reached (see 'ulimit -u' and the container's pids.max). Raise it, or {advice}."
+        ) from error
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -26,6 +26,7 @@ from torch import Tensor
 from memload.errors import FeedError, FormatError
 from memload.feeds.interface import Fetch, Samples, require_cuda
 from memload.feeds.pinned import PinnedFeed, register, unregister
+from memload.machine import starting_threads
 from memload.storage.format import HEADER_BYTES
 from memload.storage.mapping import fault_in
 from memload.storage.shards import Shards
@@ -128,7 +129,8 @@ class Pages:
             name="memload-register",
             daemon=True,
         )
-        self._thread.start()
+        with starting_threads("use feed='pinned' with num_threads=0"):
+            self._thread.start()
         self._stop_thread = weakref.finalize(self, _stop, stop, self._thread)
 
     def addresses(self, rows: np.ndarray) -> np.ndarray:

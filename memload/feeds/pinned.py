@@ -17,6 +17,7 @@ from torch import Tensor
 
 from memload.errors import FeedError
 from memload.feeds.interface import Fetch, Samples, require_cuda
+from memload.machine import starting_threads
 from memload.upload import upload
 
 #: Each thread gathers at least this much of a batch, which takes half a millisecond.
@@ -86,10 +87,11 @@ class PinnedFeed:
         parts = 1 + math.ceil(self._helpers / self._callers)
         parts = min(parts, max(1, out.nbytes // _BYTES_PER_THREAD))
         ends = [len(rows) * part // parts for part in range(parts + 1)]
-        helped = [
-            pool.submit(gather, rows[start:stop], out[start:stop])
-            for start, stop in itertools.pairwise(ends[1:])
-        ]
+        with starting_threads("use num_threads=0, which gathers on your own thread"):
+            helped = [
+                pool.submit(gather, rows[start:stop], out[start:stop])
+                for start, stop in itertools.pairwise(ends[1:])
+            ]
         try:
             gather(rows[: ends[1]], out[: ends[1]])
         finally:

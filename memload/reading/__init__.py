@@ -22,7 +22,10 @@ The way of a batch, from top to bottom; each step calls the next one only:
 
 Beside it:
 
+    arguments.py  what a Loader takes, and what it says to everything else
+    columns.py    which columns are handed out, and which samples have some values
     dataset.py    MemmapDataset: one sample at a time, for torch's DataLoader
     collate.py    fast_collate: samples to a batch, in one copy
+    dropped.py    says that fast_collate has dropped samples
     prefetch.py   CudaPrefetcher, ThreadPrefetcher, background: any iterable, through ahead.py
 """

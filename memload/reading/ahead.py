@@ -17,8 +17,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from memload.machine import starting_threads
 
 T = TypeVar("T")
 
@@ -58,7 +60,7 @@ def ahead(
                     if job is None:
                         more_jobs = False
                     else:
-                        begun.append(job() if pool is None else pool.submit(job))
+                        begun.append(job() if pool is None else _submit(pool, job))
                     job = None  # its memory may be what the next item takes
                 except Exception as error:  # noqa: BLE001  # raised below, when its turn comes
                     failure, more_jobs = error, False
@@ -88,7 +90,8 @@ def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None,
     producer = _Producer(iterable, prefetch_factor)
     del iterable  # the thread alone holds it
     try:
-        producer.start()
+        with starting_threads("iterate without a prefetcher"):
+            producer.start()
         while True:
             is_item, value = producer.items.get()
             if not is_item:
@@ -104,6 +107,11 @@ def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None,
         value = None  # the traceback of an exception holds this frame
         if not is_finalizing():
             producer.end()
+
+
+def _submit(pool: ThreadPoolExecutor, job: Callable[[], T]) -> Future[T]:
+    with starting_threads("use num_threads=0, which makes batches on your own thread"):
+        return pool.submit(job)
 
 
 class _Producer(threading.Thread):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
 from memload.feeds.buffers import BufferPool
+from memload.reading.dropped import report_dropped
 
 #: A consumer that asks for the next batch while it holds one needs two buffers.
 _pool = BufferPool(2)
@@ -27,7 +28,8 @@ def fast_collate(samples: Sequence[Any]) -> Any:
     - NumPy arrays ``(H, W)``, such as masks, become ``(N, H, W)``.
 
     Samples that are None, or whose first entry (in a dict, ``"image"``) is None, are dropped. If no
-    sample is left, the batch is None.
+    sample is left, the batch is None. The log ``memload`` has a warning for the first of a data
+    set, and at the level DEBUG how many were dropped when an epoch ends, by each worker.
 
     The memory of a batch is reused once nothing refers to it any more. In a worker process it is
     shared memory, so that the batch is not copied again on its way. Thread-safe. Raises ValueError
@@ -36,6 +38,8 @@ def fast_collate(samples: Sequence[Any]) -> Any:
     >>> loader = DataLoader(dataset, batch_size=32, collate_fn=memload.fast_collate)
     """
     kept = [sample for sample in samples if not _is_broken(sample)]
+    if len(kept) < len(samples):
+        report_dropped(len(samples) - len(kept), len(samples))
     return _collate(kept) if kept else None
 
 

@@ -7,17 +7,22 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
-import numpy as np
 import torch
-from torch.utils.data import Subset
 
 from memload import ranks
-from memload.feeds.choice import FEEDS, Choice, FeedName
+from memload.feeds.choice import Choice, FeedName
 from memload.feeds.interface import Samples
 from memload.machine import available_cores
 from memload.reading.ahead import ahead, on_thread
+from memload.reading.arguments import (
+    check_order,
+    check_settings,
+    open_dataset,
+    points_left_behind,
+    refuse_unsupported,
+)
 from memload.reading.batches import batch_maker, bind_dataset, copy_to_buffers
 from memload.reading.columns import choose_columns, column_values
 from memload.reading.dataset import MemmapDataset
@@ -32,7 +37,6 @@ from memload.reading.epochs import (
 from memload.reading.pipeline import Pipeline, make_pipeline
 from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler, check_integer
 from memload.reading.streams import current_stream, find_device
-from memload.transforms import evaluate, train
 from memload.transforms.foreign import draws_once_a_batch
 
 #: Bytes of columns in a chunk, at most.
@@ -46,11 +50,16 @@ class Loader:
     >>> for images, labels in loader:
     ...     ...
 
-    Each batch is a named tuple ``(images, labels)``, or images and the ``columns`` that you ask
-    for. If the data set has no columns, batches are ``(images,)``: write ``for (images,) in
-    loader`` or use ``batch.images``. Images are tensors ``(N, C, H, W)`` of the data set's dtype,
-    channels-last in memory, unless ``transform`` returns something else. Columns are tensors with
-    one row for each image.
+    Each batch is a named tuple of images and columns, such as ``(images, labels)`` for an image
+    folder. All columns of the data set are handed out: ``label`` first, then the others in their
+    order. ``columns`` is a list of those that you want instead, or ``"all"``. ``"index"`` in that
+    list gives the numbers of the samples, int64 ``(N,)``: their positions in ``dataset``, which may
+    be a view. A data set with a column of that name gives the column. If there are no columns,
+    batches are ``(images,)``: write ``for (images,) in loader`` or use ``batch.images``.
+
+    Images are tensors ``(N, C, H, W)`` of the data set's dtype, channels-last in memory, unless
+    ``transform`` returns something else. Columns are tensors with one row for each image, on the
+    same device. Columns of text are integers (see `MemmapDataset.categories`).
 
     **Device.** ``device`` is by default the CUDA device that is current when the first batch is
     asked for, or the CPU if there is none. ``feed`` is the way samples take to the device. The
@@ -116,10 +125,14 @@ class Loader:
     leaves no threads behind. In a forked child, iterate anew: an iterator from before the fork
     raises RuntimeError.
 
-    Raises ValueError and TypeError for wrong arguments, FeedError if a feed asked for by name
-    cannot serve, and FormatError as `MemmapDataset` does. Warns if ``drop_last`` leaves nothing of
-    an epoch, and if ``transform`` has random transforms of torchvision, which draw only once for a
-    whole batch.
+    Raises ValueError and TypeError for wrong arguments. Those of torch's DataLoader that a Loader
+    does not need, such as ``num_workers``, are a TypeError that says what it does instead. Raises
+    MemloadError if no thread can be started, FeedError if a feed asked for by name cannot serve,
+    and FormatError as `MemmapDataset` does.
+
+    Warns if ``drop_last`` leaves nothing of an epoch, if ``transform`` has random transforms of
+    torchvision, which draw only once for a whole batch, and if it moves images but not the points
+    that belong to them.
     """
 
     def __init__(
@@ -141,27 +154,29 @@ class Loader:
         prefetch_factor: int = 2,
         feed: FeedName = "auto",
         static_buffers: bool = False,
+        **unsupported: Never,
     ) -> None:
+        refuse_unsupported(unsupported)
         if num_threads is None:  # all processes of torchrun on this host share its cores
             num_threads = max(1, min(8, available_cores() // ranks.local_replicas()))
-        _check_order(shuffle, sampler, batch_sampler, batch_size, drop_last)
+        check_order(shuffle, sampler, batch_sampler, batch_size, drop_last)
         check_integer("batch_size", batch_size, 1)
         check_integer("prefetch_factor", prefetch_factor, 1)
         check_integer("num_threads", num_threads, 0)
-        _check_settings(seed, feed, transform)
+        check_settings(seed, feed, transform)
         if static_buffers and not (drop_last or batch_sampler is not None):
             raise ValueError("static_buffers needs batches of one size. Use drop_last=True.")
         ranks.resolve(rank, num_replicas)  # raises ValueError
-        self.dataset = _open_dataset(dataset)
+        self.dataset = open_dataset(dataset, columns)
         self.batch_size, self.drop_last, self.seed = int(batch_size), drop_last, int(seed)
         self.transform = bind_dataset(transform, self.dataset)
         self.num_threads, self.prefetch_factor = num_threads, prefetch_factor
         self.static_buffers = static_buffers
         self.batch_sampler = batch_sampler
-        self.sampler: Any = sampler
+        self._order: Any = sampler
         if sampler is None:
             size = len(self.dataset)
-            self.sampler = ShuffledSampler(size, seed=seed) if shuffle else SequentialSampler(size)
+            self._order = ShuffledSampler(size, seed=seed) if shuffle else SequentialSampler(size)
         self._columns = _chosen_columns(self.dataset, columns, transform)
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
@@ -171,8 +186,13 @@ class Loader:
         self._next = Progress(0, 0)
         self._begin_in_this_process()
         _warn_if_empty(self._schedule())
-        if warning := draws_once_a_batch(transform):
-            warnings.warn(warning, stacklevel=2)
+        points = self.dataset.index.points
+        for warning in (
+            draws_once_a_batch(transform),
+            points_left_behind(transform, points, self._columns),
+        ):
+            if warning:
+                warnings.warn(warning, stacklevel=2)
         if device is not None or feed != "auto":  # if it cannot be had, say so at once
             self._get_pipeline()
 
@@ -191,6 +211,17 @@ class Loader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._begin_in_this_process()
+
+    @property
+    def sampler(self) -> Any:
+        """The order of the samples. If that is sequential, torch's sampler of this name.
+
+        By that, other libraries know that nothing is shuffled, such as Lightning for
+        ``overfit_batches``.
+        """
+        if type(self._order) is SequentialSampler:
+            return torch.utils.data.SequentialSampler(range(len(self._order)))
+        return self._order
 
     @property
     def device(self) -> torch.device:
@@ -275,7 +306,7 @@ class Loader:
 
     def _order_text(self) -> str:
         """Return a text that differs for different orders, as far as it can be known."""
-        order: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+        order: Any = self._order if self.batch_sampler is None else self.batch_sampler
         if _is_of_memload(order):
             return repr(order)
         seed = getattr(order, "seed", None)
@@ -309,7 +340,7 @@ class Loader:
     ) -> Generator[Callable[[], Any], None, None]:
         """Yield a function for each batch of an epoch, which makes it, or begins to."""
         feed, side_stream = pipeline.feed, pipeline.side_stream
-        if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self.sampler):
+        if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self._order):
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
             chunks = on_thread(chunks, 1)
@@ -356,15 +387,15 @@ class Loader:
         if self.batch_sampler is not None:
             return IterableBatches(self.batch_sampler, None, False, num_samples)
         # Arrays and tensors of sample numbers have a take() too, a different one.
-        if not hasattr(self.sampler, "take") or hasattr(self.sampler, "__array__"):
-            return IterableBatches(self.sampler, self.batch_size, self.drop_last, num_samples)
+        if not hasattr(self._order, "take") or hasattr(self._order, "__array__"):
+            return IterableBatches(self._order, self.batch_size, self.drop_last, num_samples)
         # Columns go to the device a chunk at a time.
         stored = self.dataset.columns
         sample_bytes = sum(
             stored[name][:1].nbytes if name in stored else 8 for name in self._columns
         )
         return OrderBatches(
-            self.sampler,
+            self._order,
             self.batch_size,
             self.drop_last,
             *ranks.resolve(*self._given_ranks),
@@ -400,51 +431,6 @@ def _warn_if_empty(schedule: OrderBatches | IterableBatches) -> None:
             "Use a smaller batch_size, or drop_last=False.",
             stacklevel=3,
         )
-
-
-def _check_order(
-    shuffle: bool, sampler: Any, batch_sampler: Any, batch_size: int, drop_last: bool
-) -> None:
-    if sum((bool(shuffle), sampler is not None, batch_sampler is not None)) > 1:
-        raise ValueError("shuffle, sampler and batch_sampler exclude each other. Give one of them.")
-    if batch_sampler is not None and (batch_size != 1 or drop_last):
-        raise ValueError("batch_sampler makes the batches itself. Remove batch_size and drop_last.")
-    for name, iterable in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if isinstance(iterable, Iterator):
-            raise TypeError(
-                f"{name} is a {type(iterable).__name__}, which gives its numbers only once: every "
-                "epoch after the first would be empty. Give a list, or an object whose __iter__ "
-                "begins anew."
-            )
-
-
-def _check_settings(seed: int, feed: str, transform: Any) -> None:
-    if not isinstance(seed, int | np.integer):
-        raise TypeError(f"seed must be an integer, not {seed!r}.")
-    if feed not in FEEDS:
-        raise ValueError(f"feed: there is no {feed!r}. Choose one of {', '.join(FEEDS)}.")
-    if isinstance(transform, type) or transform is train or transform is evaluate:
-        name = transform.__name__
-        raise TypeError(f"transform is {name} itself, which only makes one. Write {name}(…).")
-    if transform is not None and not callable(transform):
-        raise TypeError(f"transform must be a function of images, not {transform!r}.")
-
-
-def _open_dataset(dataset: Any) -> MemmapDataset:
-    if isinstance(dataset, str | Path):
-        return MemmapDataset(dataset)
-    if not isinstance(dataset, MemmapDataset):
-        is_part = isinstance(dataset, Subset)
-        advice = " Write dataset.subset(part.indices) for a part of it." if is_part else ""
-        raise TypeError(
-            f"dataset must be a MemmapDataset or its path, not a {type(dataset).__name__}.{advice}"
-        )
-    if (dataset.transform, dataset.target_transform, dataset.transforms) != (None, None, None):
-        raise ValueError(
-            "dataset has a transform, which is for single samples. Give the Loader a transform of "
-            "batches instead."
-        )
-    return dataset
 
 
 def _chosen_columns(

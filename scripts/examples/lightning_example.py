@@ -4,7 +4,8 @@ python lightning_example.py DATA.bin --epochs 3 --devices 2 --checkpoint checkpo
 
 It trains on GPUs, or on the CPU if there are none. Lightning uses the Loader unchanged, and the Loader finds its rank
 itself. Lightning saves the Loader's state in its checkpoints, so training continues at the exact sample. Neither
-`use_distributed_sampler` nor `set_epoch` is needed.
+`use_distributed_sampler` nor `set_epoch` is needed. With `overfit_batches`, leave out `shuffle=True`: Lightning cannot
+replace the order of a Loader.
 """
 # ruff: noqa: D101, D102 - Lightning prescribes these names
 

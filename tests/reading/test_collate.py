@@ -1,3 +1,4 @@
+import logging
 import threading
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -208,6 +209,46 @@ def test_broken_samples_are_dropped_with_their_labels() -> None:
     assert batch["label"].tolist() == [1]
     for broken in ([None, None], [(None, 1)], [{"image": None}], []):
         assert fast_collate(broken) is None
+
+
+class Numbers:
+    """Samples that are numbers; every fourth one is None."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> int | None:
+        return None if index % 4 == 3 else index
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "datasets"), [(number, (Numbers(), Numbers())) for number in (0, 2)]
+)
+def test_dropped_samples_are_reported_once_and_counted_after_each_epoch(
+    num_workers: int, datasets: Any, tmp_path: Path
+) -> None:
+    log = logging.FileHandler(tmp_path / "log")  # which workers write to as well
+    logger = logging.getLogger("memload")
+    logger.addHandler(log)
+    logger.setLevel(logging.DEBUG)
+    try:
+        loaders = [
+            DataLoader(dataset, 8, num_workers=num_workers, collate_fn=fast_collate)
+            for dataset in datasets
+        ]
+        for loader in loaders:
+            for _ in range(3):
+                assert sum(len(batch) for batch in loader) == 18
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(log)
+        log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    warnings = [line for line in lines if "drops samples that are None" in line]
+    assert len(warnings) == 2
+    assert "2 of the 8 in this batch" in warnings[0]
+    counts = [int(line.split()[3]) for line in lines if "has dropped" in line]
+    assert (len(counts), sum(counts)) == (6 * max(1, num_workers), 6 * 6)
 
 
 @pytest.mark.parametrize(

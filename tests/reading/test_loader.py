@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, Subset, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DistributedSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
-from memload import Loader, MemmapDataset, ShuffledSampler, WeightedSampler, transforms
+from memload import (
+    Loader,
+    MemloadError,
+    MemmapDataset,
+    SequentialSampler,
+    ShuffledSampler,
+    ThreadPrefetcher,
+    WeightedSampler,
+    transforms,
+)
 from memload.machine import available_cores
 
 SIZE, HEIGHT, WIDTH = 23, 4, 6
@@ -709,6 +726,18 @@ os.kept = iterators  # which is deleted after the modules of memload were
         ({"transform": 3}, TypeError, "transform must be a function of images, not 3."),
         ({"transform": transforms.train}, TypeError, "transform is train itself, which only makes"),
         ({"dataset": Subset([1, 2], [0])}, TypeError, "dataset must be a MemmapDataset or its pat"),
+        ({"nothing": 1}, TypeError, "Loader has no argument 'nothing'."),
+        (
+            {"num_workers": 0, "pin_memory": True},
+            TypeError,
+            "The Loader takes no num_workers: it has no worker processes, since nothing is left to "
+            "decode; num_threads=… sets how many threads read rows. The Loader takes no pin_memory"
+            ": its batches are on the device already, and ",
+        ),
+        ({"collate_fn": list}, TypeError, "The Loader takes no collate_fn: it reads each batch as"),
+        ({"persistent_workers": True}, TypeError, "The Loader takes no persistent_workers: it has"),
+        ({"generator": None}, TypeError, "The Loader takes no generator: seed=… and the epoch al"),
+        ({"worker_init_fn": print}, TypeError, "The Loader takes no worker_init_fn: it has no wor"),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -718,6 +747,61 @@ def test_wrong_arguments_are_refused(
         Loader(**{"dataset": _shared[0], **arguments})
     with pytest.raises(ValueError, match=r"^dataset has a transform"):
         Loader(MemmapDataset(path, transform=str))
+
+
+def test_other_kinds_of_data_sets_are_refused_with_a_remedy(path: Path) -> None:
+    dataset = MemmapDataset(path)
+    several = r"a Loader for each, or give a ConcatDataset of them to a DataLoader with collate_fn="
+    for other, remedy in (
+        (Subset(dataset, [1, 2]), r"not a Subset\. .*part\.dataset\.subset\(part\.indices\)"),
+        (ConcatDataset([dataset, dataset]), rf"not a ConcatDataset\. .*{several}"),
+        ([dataset, dataset], rf"not a list\. .*{several}"),
+        (TensorDataset(torch.zeros(3)), r"not a TensorDataset\. .* memload\.build\(dataset, 'out"),
+        (iter([1]), r"not a list_iterator\. Build one first: memload\.build\('images/'"),
+    ):
+        with pytest.raises(TypeError, match=remedy):
+            Loader(other)  # type: ignore[arg-type]
+
+
+def test_points_that_the_transform_leaves_behind_are_warned_of(
+    make_dataset: Callable[..., Any],
+) -> None:
+    columns = {"label": np.arange(5) % 3, "eyes": np.zeros((5, 2, 2), np.float32)}
+    path = make_dataset(columns=columns, points=("eyes",)).path
+    flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")])
+    with pytest.warns(UserWarning, match=r"RandomHorizontalFlip would move .* points=\['eyes'\]"):
+        Loader(path, transform=flip)
+    with pytest.warns(UserWarning, match=r"would move"):
+        Loader(path, transform=transforms.RandomHorizontalFlip())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(path, transform=flip, columns=["label"])
+        Loader(path, transform=transforms.Compose(flip.transforms, points=["eyes"]))
+        Loader(path, transform=transforms.Normalize("imagenet"))
+
+
+def test_only_a_loader_that_does_not_shuffle_has_a_sequential_sampler() -> None:
+    # This is how Lightning finds out whether overfit_batches has to change anything.
+    sequential = torch.utils.data.SequentialSampler
+    for loader in (make(), make(sampler=SequentialSampler(5))):
+        assert isinstance(loader.sampler, sequential)
+        assert list(loader.sampler) == flat(visits(loader))
+    assert not isinstance(make(shuffle=True).sampler, sequential)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_thread_that_cannot_be_started_is_explained(
+    num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(MemloadError, match=r"limit on processes .* or use num_threads=0"):
+        list(make(num_threads=num_threads))
+    with pytest.raises(MemloadError, match="iterate without a prefetcher"):
+        list(ThreadPrefetcher([1]))
+    assert flat(visits(make(num_threads=0))) == list(range(SIZE))
 
 
 def test_a_loader_says_what_it_is_and_what_feeds_it(

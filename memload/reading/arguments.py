@@ -1,0 +1,134 @@
+"""Check what a Loader is given, before anything is opened."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from memload.feeds.choice import FEEDS
+from memload.reading.dataset import MemmapDataset
+from memload.transforms import Transform, evaluate, train
+
+#: What a Loader does instead of what these arguments of torch's DataLoader are for.
+_INSTEAD = {
+    "num_workers": "it has no worker processes, since nothing is left to decode; num_threads=… "
+    "sets how many threads read rows",
+    "pin_memory": "its batches are on the device already, and it page-locks memory itself where "
+    "that is faster",
+    "collate_fn": "it reads each batch as whole tensors, so there is nothing to collate; "
+    "transform=… changes whole batches",
+    "persistent_workers": "it has no worker processes that could persist, and keeps its feed from "
+    "epoch to epoch",
+    "generator": "seed=… and the epoch alone determine the order and what transforms draw",
+    "worker_init_fn": "it has no worker processes to initialise, and its random numbers follow "
+    "from seed=…",
+    "multiprocessing_context": "it has no worker processes; num_threads=… sets how many threads "
+    "read rows",
+    "timeout": "it has no worker processes that it would have to wait for",
+    "pin_memory_device": "device=… says where its batches are made",
+    "in_order": "its batches always come in order",
+}
+
+
+def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that the Loader does not have, with what it does instead."""
+    unknown = [name for name in arguments if name not in _INSTEAD]
+    if unknown:
+        raise TypeError(f"Loader has no argument {unknown[0]!r}. See help(memload.Loader).")
+    if arguments:
+        reasons = (f"The Loader takes no {name}: {_INSTEAD[name]}." for name in arguments)
+        raise TypeError(" ".join(reasons))
+
+
+def check_order(
+    shuffle: bool, sampler: Any, batch_sampler: Any, batch_size: int, drop_last: bool
+) -> None:
+    """Raise ValueError for arguments that exclude each other, and TypeError for an iterator."""
+    if sum((bool(shuffle), sampler is not None, batch_sampler is not None)) > 1:
+        raise ValueError("shuffle, sampler and batch_sampler exclude each other. Give one of them.")
+    if batch_sampler is not None and (batch_size != 1 or drop_last):
+        raise ValueError("batch_sampler makes the batches itself. Remove batch_size and drop_last.")
+    for name, iterable in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if isinstance(iterable, Iterator):
+            raise TypeError(
+                f"{name} is a {type(iterable).__name__}, which gives its numbers only once: every "
+                "epoch after the first would be empty. Give a list, or an object whose __iter__ "
+                "begins anew."
+            )
+
+
+def check_settings(seed: int, feed: str, transform: Any) -> None:
+    """Raise TypeError or ValueError for a wrong seed, feed or transform."""
+    if not isinstance(seed, int | np.integer):
+        raise TypeError(f"seed must be an integer, not {seed!r}.")
+    if feed not in FEEDS:
+        raise ValueError(f"feed: there is no {feed!r}. Choose one of {', '.join(FEEDS)}.")
+    if isinstance(transform, type) or transform is train or transform is evaluate:
+        name = transform.__name__
+        raise TypeError(f"transform is {name} itself, which only makes one. Write {name}(…).")
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform must be a function of images, not {transform!r}.")
+
+
+def open_dataset(dataset: Any, columns: Any) -> MemmapDataset:
+    """Return the data set that a Loader is given, opened if it is a path.
+
+    Raises TypeError for any other kind of data set, and ValueError if it has a transform.
+    """
+    if isinstance(dataset, str | Path):
+        return MemmapDataset(dataset, columns=columns)
+    if not isinstance(dataset, MemmapDataset):
+        kind = type(dataset).__name__
+        raise TypeError(
+            f"dataset must be a MemmapDataset or its path, not a {kind}. {_remedy(dataset)}"
+        )
+    if (dataset.transform, dataset.target_transform, dataset.transforms) != (None, None, None):
+        raise ValueError(
+            "dataset has a transform, which is for single samples. Give the Loader a transform of "
+            "batches instead."
+        )
+    return dataset
+
+
+def _remedy(dataset: Any) -> str:
+    """Return what to do with a data set that a Loader does not take."""
+    whole = dataset
+    while isinstance(whole, Subset):
+        whole = whole.dataset
+    if whole is not dataset and isinstance(whole, MemmapDataset):
+        return "For a part of it, write part.dataset.subset(part.indices): no pixels are copied."
+    if isinstance(dataset, ConcatDataset | list | tuple):
+        return (
+            "A Loader reads one data set. Build the pictures of all of them into one, iterate over "
+            "a Loader for each, or give a ConcatDataset of them to a DataLoader with "
+            "collate_fn=memload.fast_collate, in a CudaPrefetcher."
+        )
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return "Build one of it first: memload.build(dataset, 'out.bin')."
+    return "Build one first: memload.build('images/', 'out.bin')."
+
+
+def points_left_behind(transform: Any, points: Iterable[str], columns: Sequence[str]) -> str:
+    """Return a warning about points among the columns that a transform does not move with images.
+
+    It is empty if there are none.
+    """
+    if not isinstance(transform, Transform):
+        return ""
+    steps = getattr(transform, "transforms", (transform,))
+    moving = [
+        type(step).__name__
+        for step in steps
+        if getattr(step, "fuses_as", "no") in ("crop", "resize", "flip")
+    ]
+    moved = getattr(transform, "points", ())
+    left = [name for name in points if name in columns and name not in moved]
+    if not moving or not left:
+        return ""
+    return (
+        f"transform: {', '.join(moving)} would move the images, but not the points in "
+        f"{', '.join(left)}. Use transforms.Compose([…], points={left!r}), or leave them out with "
+        "columns=…."
+    )
