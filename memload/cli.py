@@ -131,6 +131,19 @@ def _bytes(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
+def _reject_limit(text: str) -> str:
+    """Check the value of ``--max-rejects``."""
+    from memload.building.rejects import RejectLimit
+
+    try:
+        RejectLimit(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither a share such as 50% nor a count such as 20."
+        ) from None
+    return text
+
+
 def _named(text: str) -> tuple[str, str]:
     """Parse NAME=PATTERN for ``--points`` and ``--array``."""
     name, _, pattern = text.partition("=")
@@ -271,11 +284,12 @@ def main() -> None:
 )
 @click.option(
     "--on-error", type=click.Choice(["skip", "raise"]), default="skip",
-    help="skip: list unusable images in OUT.rejects.csv and continue. raise: stop at the first."
+    help="skip: list images that cannot be used in OUT.rejects.csv, and continue. raise: stop at "
+    "the first."
 )
 @click.option(
-    "--max-rejects", metavar="SHARE%|COUNT", default="10%",
-    help="Publish nothing if more images than this cannot be used."
+    "--max-rejects", type=_reject_limit, metavar="SHARE%|COUNT", default="10%",
+    help="Publish nothing if more images than this cannot be used, such as 50% or 20."
 )
 @click.option(
     "-j", "--num-workers", type=click.IntRange(min=0),
