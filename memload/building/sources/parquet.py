@@ -170,7 +170,7 @@ def _open(path: Path) -> Any:
             f"{path} needs pyarrow. Install it with 'pip install memload[parquet]'.", name="pyarrow"
         ) from error
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path, page_checksum_verification=True)
     except FileNotFoundError as error:
         raise SourceError(f"{path} does not exist. Check the path.", path=path) from error
     except (OSError, pyarrow.ArrowException) as error:

@@ -113,7 +113,7 @@ class RemoteFolder(RemoteFiles):
 
     def __init__(self, url: str, *, extensions: Sequence[str] = EXTENSIONS) -> None:
         file_system, root = _file_system(url)
-        found = _retried(lambda: file_system.find(root, detail=True), f"{url} cannot be listed")
+        found = _retried(lambda: _list(file_system, root), f"{url} cannot be listed")
         endings = tuple(extension.lower() for extension in extensions)
         prefix = root.rstrip("/") + "/"
         files = {_name(path.removeprefix(prefix), root): path for path in found}
@@ -180,6 +180,21 @@ def _retried(call: Callable[[], Result], problem: str) -> Result:
                 raise SourceError(f"{problem}: {describe_error(error)}. Check the URL.") from error
             time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _list(file_system: Any, root: str) -> dict[str, Any]:
+    """Return what is known of each file below a root, by its path."""
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    # By default, fsspec leaves out a folder that cannot be listed. Some protocols list in a way of
+    # their own, which has no such option and raises.
+    kind = type(file_system)
+    is_usual = getattr(kind, "_find", None) is AsyncFileSystem._find
+    is_usual = is_usual or (kind.find is AbstractFileSystem.find and not kind.async_impl)
+    options = {"on_error": "raise"} if is_usual else {}
+    found: dict[str, Any] = file_system.find(root, detail=True, **options)
+    return found
 
 
 def _may_be_there(outcome: object) -> bool:

@@ -86,7 +86,13 @@ def _find_images(path: Path, extensions: Sequence[str], columns: Columns) -> lis
             members = [member for member in archive.infolist() if not member.is_dir()]
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}.", path=path) from error
-    except zipfile.BadZipFile as error:
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{path} has names that are said to be UTF-8, and are not. Unpack it, and build the "
+            "folder.",
+            path=path,
+        ) from error
+    except (zipfile.BadZipFile, NotImplementedError) as error:
         raise SourceError(
             f"{path} is no zip file, or is truncated ({error}). Copy or download it again.",
             path=path,

@@ -125,7 +125,7 @@ def test_a_category_without_a_text_rejects_its_sample(tmp_path: Path) -> None:
         def __getitem__(self, index: int) -> Record:
             return Record(self.keys[index], np.zeros((4, 4, 3), np.uint8), {"split": index})
 
-    report = memload.build(Numbered(), tmp_path / "x.bin", size=4, num_workers=0)
+    report = memload.build(Numbered(), tmp_path / "x.bin", size=4, num_workers=0, max_rejects=1)
     assert (report.samples, report.rejected) == (1, 1)
     assert "split 1 is not within 0 to 0" in (tmp_path / "x.rejects.csv").read_text()
     Numbered.schema = {"split": Column("<f8")}
