@@ -327,13 +327,11 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     logger = logging.getLogger("memload")
     logger.addHandler(logging.NullHandler() if quiet else logging.StreamHandler())
     logger.setLevel(logging.INFO)
-    report = memload.build(
-        source,
-        output,
-        exif=not options.pop("no_exif"),
-        progress=False if quiet else None,
-        **options,
-    )
+    exif, progress = not options.pop("no_exif"), False if quiet else None
+    try:
+        report = memload.build(source, output, exif=exif, progress=progress, **options)
+    except ValueError as error:
+        raise ValueError(_with_typed_option(str(error))) from None
     if as_json:
         _print_json(report.as_dict())
     elif not quiet:
@@ -349,6 +347,15 @@ def _print_report(report: Any) -> None:
     except OSError as error:  # stdout is a full disk, for example
         error.strerror = f"{report.path} is complete, but this cannot be printed: {error.strerror}"
         raise
+
+
+def _with_typed_option(message: str) -> str:
+    """Return a message that begins with the name of an argument with that of the option."""
+    name, colon, rest = message.partition(":")
+    for option in click.get_current_context().command.params:
+        if option.name == name:
+            return f"{option.opts[-1]}{colon}{rest}"
+    return message
 
 
 def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any, str]:
@@ -394,7 +401,7 @@ def _classes(names: str | None, file: str | None) -> list[str] | str | None:
 
 
 @main.command()
-@click.argument("path", required=False)
+@click.argument("path", metavar="[OUT.BIN]", required=False)
 @click.option(
     "--environment",
     is_flag=True,
@@ -451,7 +458,7 @@ def _lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", metavar="OUT.BIN")
 @click.option(
     "--num-threads",
     type=click.IntRange(min=1),
@@ -486,7 +493,7 @@ def _first(items: Sequence[object], limit: int) -> str:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", metavar="OUT.BIN")
 @click.option(
     "-o", "--output", type=FILE, required=True, help="Image file to write, such as grid.png."
 )
@@ -495,7 +502,7 @@ def _first(items: Sequence[object], limit: int) -> str:
 @click.option(
     "--indices", type=_numbers, metavar="I,J,…", help="Show these samples instead of random ones."
 )
-@click.option("--class", "class_name", help="Show only samples of this class.")
+@click.option("--class", "class_name", help="Show only samples of this class, or with this label.")
 @click.option(
     "--tile",
     type=click.IntRange(min=8, max=2048),
@@ -511,7 +518,7 @@ def preview(path: str, output: str, **options: Any) -> None:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", metavar="OUT.BIN")
 @click.option(
     "--images", type=FOLDER, help="Folder that OUT.BIN was built from, to measure decoding, too."
 )

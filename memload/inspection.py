@@ -260,9 +260,10 @@ def preview(
     numbers. Its ``image`` is the sheet, which a notebook shows.
 
     Shows ``count`` random samples, chosen by ``seed``, in the order of the data set. ``class_name``
-    restricts them to one class. ``indices`` selects samples, in this order, instead. ``tile`` is
-    the width of each sample in pixels. Raises FormatError if a file is missing or damaged or
-    ``output`` cannot be written, ValueError or IndexError for wrong arguments.
+    restricts them to one class, or to one label if classes have no names. ``indices`` selects
+    samples, in this order, instead. ``tile`` is the width of each sample in pixels. Raises
+    FormatError if a file is missing or damaged or ``output`` cannot be written, ValueError or
+    IndexError for wrong arguments.
 
     >>> memload.preview("out.bin", "grid.png", indices=[5, 17])
     [5, 17]
@@ -313,6 +314,9 @@ def _samples_of(index: Index, class_name: str) -> np.ndarray:
     classes = index.classes or ()
     if class_name in classes:
         return np.flatnonzero(index.columns["label"] == classes.index(class_name))
+    labels = index.columns.get("label")
+    if not classes and class_name.isdecimal() and labels is not None and labels.ndim == 1:
+        return np.flatnonzero(labels == int(class_name))
     names = ", ".join(f"{name:.60}" for name in classes[:20])
     more = f" and {len(classes) - 20:,} more" if len(classes) > 20 else ""
     known = f"the classes are {names}{more}" if classes else "this data set has no classes"

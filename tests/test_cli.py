@@ -330,7 +330,7 @@ def test_wrong_sources_and_outputs_are_reported_in_one_line(
     assert_one_line(build(run, folder, tmp_path / "nowhere" / "out.bin"), tmp_path / "nowhere")
     assert_one_line(build(run, folder, tmp_path / "out.npy"), ".bin")
     assert_one_line(build(run, output, folder, "--where", "a=b"), "Are they swapped?")
-    assert_one_line(build(run, folder, output, "--shard-size", "100"), "shard_size")
+    assert_one_line(build(run, folder, output, "--shard-size", "100"), "--shard-size: ")
     assert_one_line(build(run, folder, output, "--background", "no color", "--quiet"), "'no color'")
     assert_one_line(build(run, tmp_path / "no\nsuch\udc80", output), r"no\nsuch\udc80")
     assert not output.exists()
@@ -352,6 +352,12 @@ def test_the_report_of_a_build_is_json_if_asked_for(run: Run, folder: Path, tmp_
     assert (facts["rejected"], facts["ledger"]) == (1, str(tmp_path / "out.rejects.csv"))
     assert "notes.txt" in str(facts["notes"])
     assert build(run, folder, output, "--json").out == ""  # it exists: an error, on stderr
+
+
+def test_an_option_without_effect_is_named_as_it_was_typed(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 4, 4, 3), np.uint8))
+    done = build(run, tmp_path / "x.npy", tmp_path / "out.bin", "--max-pixels", "99")
+    assert_one_line(done, "--max-pixels: 99 has no effect", "arrays")
 
 
 def test_on_error_raise_stops_at_a_bad_image(run: Run, folder: Path, tmp_path: Path) -> None:

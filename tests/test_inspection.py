@@ -330,6 +330,13 @@ def test_any_name_can_be_a_caption(name: str, make_dataset: Make, tmp_path: Path
     assert memload.preview(index.path, tmp_path / "grid.png", tile=60) == [0, 1, 2, 3, 4]
 
 
+def test_a_preview_may_be_of_one_label_without_a_name(make_dataset: Make) -> None:
+    index = make_dataset(classes=None)
+    assert memload.preview(index.path, class_name="1") == [1, 4]
+    with pytest.raises(ValueError, match="no sample"):
+        memload.preview(index.path, class_name="7")
+
+
 @pytest.mark.parametrize("position", [5, -6, 10**30])
 def test_an_index_out_of_range_is_an_error(
     position: int, make_dataset: Make, tmp_path: Path

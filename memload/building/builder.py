@@ -386,7 +386,8 @@ def _complete(workspace: Workspace, limit: RejectLimit) -> Index:
         workspace.remove()
         raise BuildError(
             f"{workspace.name}: none of {len(records):,} {_noun(workspace.source)} can be "
-            f"used: {frequent}. Check them, and the folder (--root) if they come from a table.",
+            f"used: {frequent}. Check them. If a table lists them, check --root, --path-column and "
+            "--extension.",
             path=workspace.output,
         )
     if not limit.allows(len(rejected), len(records)):
