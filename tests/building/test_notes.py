@@ -1,6 +1,9 @@
 """What a build says about its pictures: enlarged ones, and transparent ones."""
 
+import pkgutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,25 +59,38 @@ def test_transparency_is_noted_once(transparent: Path, tmp_path: Path) -> None:
     assert note == "4 of 8 pictures have transparent pixels, which are red now"
 
 
+@pytest.mark.parametrize(
+    ("function", "done_before"),
+    [("memload.ImageFolder.__getitem__", 2), ("memload.building.destination.move", 8)],
+    ids=["while converting", "while publishing"],
+)
 def test_notes_are_the_same_after_an_interruption(
-    transparent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    function: str,
+    done_before: int,
+    transparent: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "whole").mkdir()
     expected = build(transparent, tmp_path / "whole", size=64, num_workers=0).notes
     with monkeypatch.context() as patch:
-        patch.setattr(memload.ImageFolder, "__getitem__", _interrupted_at_five)
+        patch.setattr(function, _interrupted(pkgutil.resolve_name(function), calls=3))
         with pytest.raises(KeyboardInterrupt):
-            build(transparent, tmp_path, size=64, num_workers=0)
-    report = build(transparent, tmp_path, size=64, num_workers=0)
-    assert report.converted < 8
+            # Two rows are a chunk, and also a shard.
+            build(transparent, tmp_path, size=64, num_workers=0, shard_size=30_000)
+    report = build(transparent, tmp_path, size=64, num_workers=0, shard_size=30_000)
+    assert report.converted == 8 - done_before
     assert report.notes == expected
-    assert len([note for note in expected if "8 of 8" in note or "4 of 8" in note]) == 2
+    assert sum(" of 8 pictures" in note for note in expected) >= 2
 
 
-_getitem = memload.ImageFolder.__getitem__
+def _interrupted(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
+    """Return the function, which is interrupted when it was called so many times."""
+    remaining = iter(range(calls))
 
+    def run(*arguments: Any) -> Any:
+        if next(remaining, None) is None:
+            raise KeyboardInterrupt
+        return function(*arguments)
 
-def _interrupted_at_five(source: memload.ImageFolder, row: int) -> object:
-    if row == 5:
-        raise KeyboardInterrupt
-    return _getitem(source, row)
+    return run
