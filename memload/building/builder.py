@@ -47,6 +47,8 @@ OnError = Literal["skip", "raise"]
 
 #: A chunk has at most this many rows, and fewer if some workers would get less than four chunks.
 _CHUNK_ROWS = 32
+#: A chunk of rows that are read together has at most so many. A killed build loses a chunk.
+_MAX_GROUP_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -326,10 +328,9 @@ def _convert(
 ) -> int:
     """Convert all rows that are not done; return how many they were."""
     rows = len(workspace.source)
-    size = max(1, min(_CHUNK_ROWS, rows // (4 * max(1, num_workers))))
     results = run(
         functools.partial(RowWork, workspace, in_worker=num_workers > 0),
-        (Chunk(start, min(start + size, rows)) for start in range(0, rows, size)),
+        _chunks(workspace.source, num_workers),
         num_workers=num_workers,
         timeout=timeout,
     )
@@ -360,6 +361,28 @@ def _shared_files_noticed(workspace: Workspace, num_workers: int) -> Iterator[No
     except BuildError:
         workspace.remove()  # samples may be mixed up, which no checksum would show
         raise
+
+
+def _chunks(source: Source, num_workers: int) -> Iterator[Chunk]:
+    """Yield chunks of rows, so many that all workers are done at about the same time.
+
+    Rows that a source reads together, such as a row group of a Parquet file, stay in one chunk if
+    they are not too many. Otherwise every worker would read the whole group.
+    """
+    rows = len(source)
+    largest = max(1, rows // (4 * max(1, num_workers)))
+    size = min(_CHUNK_ROWS, largest)
+    groups: Sequence[int] = getattr(source, "group_starts", None) or (0, rows)
+    start = 0
+    for end in groups[1:]:
+        if end - start > min(largest, _MAX_GROUP_ROWS):
+            for first in range(start, end, size):
+                yield Chunk(first, min(first + size, end))
+        elif end - start >= size or end == rows:
+            yield Chunk(start, end)
+        else:  # a small group joins the next one
+            continue
+        start = end
 
 
 def _raise_reject(source: Source, row: int, reason: str) -> None:

@@ -28,6 +28,7 @@ class PinnedClasses:
         self.schema, self.keys, self.notes = source.schema, source.keys, source.notes
         self.categories = getattr(source, "categories", {})
         self.root = getattr(source, "root", None)
+        self.group_starts = getattr(source, "group_starts", None)
         self._numbers = _translation(source, self.classes)
         if hasattr(source, "__getitems__"):
             self.__getitems__ = self._get_several

@@ -46,7 +46,9 @@ class ParquetFiles(ListedSource):
     the file and the number of the row, such as ``train.parquet/17``.
 
     Opening reads all columns but the images. Images are read one row group after another, 32 rows
-    at a time. Needs pyarrow. Raises SourceError and DependencyError.
+    at a time. A build gives each row group to one worker, if there are enough of them; of row
+    groups with more than 4,096 rows, every worker reads all. Needs pyarrow. Raises SourceError and
+    DependencyError.
 
     >>> source = memload.ParquetFiles(["train-0.parquet", "train-1.parquet"])  # doctest: +SKIP
     """
@@ -96,6 +98,8 @@ class ParquetFiles(ListedSource):
                 self._groups.append(_RowGroup(number, group))
                 starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
         self._starts = np.array(starts)
+        #: The first row of each row group, and the number of all rows: a build reads by groups.
+        self.group_starts = starts
         if not starts[-1]:
             raise SourceError(f"{self._paths[0]} has no rows. Check the path.", path=self._paths[0])
 
@@ -118,7 +122,7 @@ class ParquetFiles(ListedSource):
         place = self._groups[group]
         row = index - int(self._starts[group])
         if self._cursor is None or not self._cursor.can_reach(place, row):
-            self._cursor = _Cursor(self._paths[place.file], place, self._image_name)
+            self._cursor = _Cursor(self._paths[place.file], place, self._image_name, self._cursor)
         image = self._cursor.read(row)
         if isinstance(image, dict):
             image = image.get("bytes") or image.get("path")
@@ -134,12 +138,20 @@ class ParquetFiles(ListedSource):
 class _Cursor:
     """Reads the images of one row group in one process, forwards."""
 
-    def __init__(self, path: Path, group: _RowGroup, column: str) -> None:
+    def __init__(
+        self, path: Path, group: _RowGroup, column: str, previous: "_Cursor | None"
+    ) -> None:
         self._process, self._group, self._path = os.getpid(), group, path
-        self._batches = _open(path).iter_batches(
+        is_open = previous is not None and previous.has_opened(path)
+        self._file: Any = previous._file if previous and is_open else _open(path)
+        self._batches = self._file.iter_batches(
             _ROWS_AT_A_TIME, row_groups=[group.number], columns=[column], use_threads=False
         )
         self._start, self._images, self._damage = 0, None, ""
+
+    def has_opened(self, path: Path) -> bool:
+        """Return whether this process has opened a file: reading its metadata takes long."""
+        return self._process == os.getpid() and self._path == path
 
     def can_reach(self, group: _RowGroup, row: int) -> bool:
         """Return whether this process can read a row without going back."""

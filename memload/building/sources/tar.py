@@ -26,6 +26,8 @@ from memload.storage.format import RESERVED
 
 #: A tar file ends with at least one block of zeros of this many bytes, and with no data in so many.
 _BLOCK_BYTES, _TAIL_BYTES = 512, 1 << 20
+#: What makes an extended header matter: another name or size, or a file with holes.
+_NOT_PLAIN = (b" path=", b" size=", b" GNU.")
 
 
 class _Member(NamedTuple):
@@ -177,10 +179,15 @@ def _members(path: Path, file: Any) -> Iterator[tarfile.TarInfo]:
     """Yield the files and links in a tar. Raises SourceError if it is not read to its end."""
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            while (member := tar.next()) is not None:
+            member = tar.next()
+            while member is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # it would keep 1 KB for each member
                 if member.isreg() or member.issym() or member.islnk():
                     yield member
+                while plain := _plain_file(file.fileno(), tar.offset):
+                    yield plain
+                    tar.offset = _block_after(plain)
+                member = tar.next()
             end = tar.offset
     except (tarfile.TarError, EOFError) as error:
         with path.open("rb") as start:
@@ -206,6 +213,44 @@ def _members(path: Path, file: Any) -> Iterator[tarfile.TarInfo]:
 def _relative(name: str) -> str:
     """Return a name without ``./``, ``../`` and a leading ``/``."""
     return posixpath.normpath("/" + name).lstrip("/")
+
+
+def _plain_file(descriptor: int, offset: int) -> tarfile.TarInfo | None:
+    """Return the file whose header is at ``offset``, if it is of the usual kind.
+
+    `tarfile` takes ten times as long. It is left what is not plain: links, folders, long names,
+    sizes above 8 GB, and the end. An extended header is passed over if it has neither a name nor a
+    size, such as that of a time with fractions of a second, as WebDataset writes them.
+    """
+    for _ in range(2):  # an extended header, and the header of the file
+        header = os.pread(descriptor, _BLOCK_BYTES, offset)
+        kind = header[156:157]
+        if len(header) != _BLOCK_BYTES or header[257:262] != b"ustar" or kind not in (b"0", b"x"):
+            return None
+        try:
+            size, checksum = int(header[124:135], 8), int(header[148:156].rstrip(b" \0"), 8)
+        except ValueError:  # such as a large size, which is binary
+            return None
+        # In the sum of all bytes, the checksum itself counts as eight spaces.
+        if sum(header) - sum(header[148:156]) + sum(b" " * 8) != checksum or size < 0:
+            return None
+        name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+        member = tarfile.TarInfo(name)
+        member.size, member.offset_data = size, offset + _BLOCK_BYTES
+        if kind == b"0":
+            # A byte at 345 begins the first part of a long name, one at 135 ends a long size.
+            is_plain = header[345] == 0 and header[135] in b" \0" and not name.endswith("/")
+            return member if is_plain else None
+        extended = os.pread(descriptor, min(size, _BLOCK_BYTES), member.offset_data)
+        if size > _BLOCK_BYTES or any(key in extended for key in _NOT_PLAIN):
+            return None
+        offset = _block_after(member)
+    return None
+
+
+def _block_after(member: tarfile.TarInfo) -> int:
+    """Return where the header behind a file's content begins."""
+    return member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _split(name: str) -> tuple[str, str]:

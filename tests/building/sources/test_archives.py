@@ -38,6 +38,31 @@ def test_tar_samples_have_the_image_the_label_and_the_columns(containers: Any) -
         assert source.categories["split"][record.columns["split"]] == split
 
 
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_headers_of_every_kind_are_read_as_tarfile_reads_them(tmp_path: Path, kind: int) -> None:
+    long = f"{'d' * 90}/{'e' * 60}.jpg"
+    names = ["k/a.jpg", "./k/b.jpg", long, "ü/c.jpg", "folder/", "k/last.jpg"]
+    with tarfile.open(tmp_path / "x.tar", "w", format=kind) as file:
+        for number, name in enumerate(names):
+            member = tarfile.TarInfo(name)
+            is_folder = name.endswith("/")
+            member.type = tarfile.DIRTYPE if is_folder else tarfile.REGTYPE
+            member.size, member.mtime = 0 if is_folder else 700 * number, 1.5 if number % 2 else 0
+            file.addfile(member, io.BytesIO(bytes([number]) * member.size))
+        link = tarfile.TarInfo("k/link.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "a.jpg"
+        file.addfile(link)
+    source = TarShards([tmp_path / "x.tar"])
+    with tarfile.open(tmp_path / "x.tar") as file:
+        expected = {
+            f"x.tar/{member.name.removeprefix('./')}": file.extractfile(member).read()
+            for member in file.getmembers()
+            if not member.isdir()
+        }
+    assert {record.key: record.image for record in source} == expected
+    assert len(expected) == 6
+
+
 def test_several_tars_are_one_source_in_their_order(containers: Any) -> None:
     containers.tar("part-8.tar", range(12))
     containers.tar("part-9.tar", range(12, 20))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from memload.building.builder import _chunks
 from memload.building.sources.parquet import ParquetFiles
 from memload.errors import DecodeError, SourceError
 
@@ -121,3 +122,23 @@ def test_a_damaged_row_group_rejects_its_own_rows(containers: Any) -> None:
     for index in range(7, 14):
         with pytest.raises(DecodeError, match="damaged"):
             source[index]
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "num_workers", "expected"),
+    [
+        (100, None, 1, [(0, 25), (25, 50), (50, 75), (75, 100)]),
+        (1000, [0, 100, 200, 300, 1000], 1, [(0, 100), (100, 200), (200, 300)]),
+        (300, [0, *range(10, 301, 10)], 1, [(0, 40), (40, 80), (80, 120)]),
+        (50, [0, 20, 50], 2, [(0, 6), (6, 12), (12, 18), (18, 20), (20, 26)]),
+    ],
+)
+def test_row_groups_stay_together_if_there_are_enough_for_all_workers(
+    rows: int, groups: Any, num_workers: int, expected: list[tuple[int, int]]
+) -> None:
+    class Rows(list[int]):
+        group_starts = groups
+
+    chunks = [chunk[:2] for chunk in _chunks(Rows(range(rows)), num_workers)]
+    assert chunks[: len(expected)] == expected
+    assert [number for start, stop in chunks for number in range(start, stop)] == list(range(rows))
