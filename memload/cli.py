@@ -332,21 +332,22 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         report = memload.build(source, output, exif=exif, progress=progress, **options)
     except ValueError as error:
         raise ValueError(_with_typed_option(str(error))) from None
-    if as_json:
-        _print_json(report.as_dict())
-    elif not quiet:
-        _print_report(report)
+    try:
+        if as_json:
+            _print_json(report.as_dict())
+        elif not quiet:
+            _print_report(report)
+    except OSError as error:  # stdout is a full disk, for example
+        error.strerror = f"{report.path} is complete, but this cannot be printed: {error.strerror}"
+        raise
 # fmt: on
 
 
 def _print_report(report: Any) -> None:
     for note in report.notes:
-        _echo(f"note: {note}", err=True)
-    try:
-        _echo(str(report))
-    except OSError as error:  # stdout is a full disk, for example
-        error.strerror = f"{report.path} is complete, but this cannot be printed: {error.strerror}"
-        raise
+        with suppress(OSError):  # stderr is full; the closing line is worth more
+            _echo(f"note: {note}", err=True)
+    _echo(str(report))
 
 
 def _with_typed_option(message: str) -> str:

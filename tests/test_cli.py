@@ -609,10 +609,12 @@ def test_what_libraries_print_does_not_end_up_in_a_file(folder: Path, tmp_path: 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_closing_line_that_cannot_be_printed_does_not_hide_that_all_is_complete(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_report_that_cannot_be_printed_does_not_hide_that_all_is_complete(
+    options: list[str], folder: Path, tmp_path: Path
 ) -> None:
     command = [*COMMAND, "build", str(folder), str(tmp_path / "out.bin"), "-s", "8", "-j", "0"]
+    command += options
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
