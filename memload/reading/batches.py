@@ -65,6 +65,8 @@ def batch_maker(
 def batch_type(columns: tuple[str, ...]) -> Any:
     """Return the named tuple of images and these columns. Batches can be pickled.
 
+    A name that no attribute can have, such as ``image id``, becomes its position: ``_2``.
+
     >>> batch_type(("label", "width"))._fields
     ('images', 'labels', 'width')
     """

@@ -269,7 +269,7 @@ class MemmapDataset(Dataset[Any]):
         view._set_up(self._whole_index, self.shards, chosen)
         return view
 
-    def where(self, **conditions: Any) -> "MemmapDataset":
+    def where(self, /, **conditions: Any) -> "MemmapDataset":
         """Return a view of the samples whose columns have these values. No pixel is copied.
 
         A value is a text for a column with categories and for a label with class names, and a

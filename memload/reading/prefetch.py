@@ -11,10 +11,12 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from memload.reading.ahead import ahead, on_thread
+from memload.reading.arguments import points_left_behind
 from memload.reading.batches import bind_dataset
+from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import tell_epoch
 from memload.reading.samplers import ShuffledSampler, check_integer
 from memload.reading.streams import SideStream, current_stream, find_device, map_tensors
@@ -132,12 +134,15 @@ class CudaPrefetcher:
             )
         if not self._by_number and (warning := draws_once_a_batch(transform)):
             warnings.warn(warning, stacklevel=2)
+        dataset = _stored_dataset(iterable)
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
-        self.transform = bind_dataset(transform, getattr(iterable, "dataset", None))
+        self.transform = bind_dataset(transform, dataset)
         #: What a DataLoader gives behind the images.
         self._columns: tuple[str, ...] = ()
-        if isinstance(iterable, DataLoader):
-            self._columns = getattr(iterable.dataset, "sample_columns", ())
+        if isinstance(iterable, DataLoader) and dataset is not None:
+            self._columns = dataset.sample_columns
+            if warning := points_left_behind(transform, dataset.index.points, self._columns):
+                warnings.warn(warning, stacklevel=2)
         self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
         self.device = find_device(device)
         is_cuda = self.device.type == "cuda"
@@ -257,6 +262,14 @@ class _Mover:
         columns = dict(zip(names, values, strict=True))
         images, columns = transform(images, columns)  # MixUp changes labels too
         return images, [columns[name] for name in names]
+
+
+def _stored_dataset(iterable: Any) -> MemmapDataset | None:
+    """Return the data set that a loader reads, or reads parts of with torch's Subset."""
+    dataset = getattr(iterable, "dataset", None)
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset if isinstance(dataset, MemmapDataset) else None
 
 
 def _is_dataset(iterable: Any) -> bool:

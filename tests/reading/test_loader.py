@@ -568,6 +568,18 @@ def test_a_transform_gets_what_the_data_set_knows_and_may_make_views(
     torch.testing.assert_close(batch.images, expected.float(), rtol=1e-5, atol=1e-5)
 
 
+def test_labels_without_names_and_other_columns_go_through_transforms(
+    make_dataset: Callable[..., Any],
+) -> None:
+    columns = {"label": np.arange(5) % 4, "age": np.arange(5), "box": np.ones((5, 4), np.int16)}
+    path = make_dataset(columns=columns, classes=None).path
+    mix = transforms.Compose([transforms.Normalize("imagenet"), transforms.MixUp()])
+    (batch,) = Loader(path, 5, columns=["index", "label", "age", "box"], transform=mix)
+    assert batch.labels.shape == (5, 4)  # the largest label is 3
+    assert batch.index.tolist() == batch.age.tolist() == [0, 1, 2, 3, 4]
+    assert (batch.box.dtype, batch.box.shape) == (torch.int16, (5, 4))
+
+
 def test_points_of_the_transform_come_without_being_asked_for(
     make_dataset: Callable[..., Any],
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Subset
 
 from memload import (
     CudaPrefetcher,
@@ -374,10 +374,9 @@ def test_transforms_get_the_statistics_and_the_columns_of_a_data_set(
     ((before, _, _),) = batches
     torch.testing.assert_close(images, (before / 255 - 0.5) / 0.25)
     assert (labels.shape, ages.shape) == ((5,), (10,))
-    ((_, labels),) = prefetched(
-        DataLoader(MemmapDataset(path, columns=["label"]), 5), transform=mix
-    )
-    assert labels.shape == (5, 3)
+    for whole in (MemmapDataset(path), Subset(MemmapDataset(path), range(5))):
+        ((_, labels, ages),) = prefetched(DataLoader(whole, 5), transform=mix)
+        assert (labels.shape, ages.tolist()) == ((5, 3), [0, 1, 2, 3, 4])
     turned = Loader(dataset, 5, columns=["age", "label"], device="cpu")
     mix = transforms.Compose([transforms.Normalize(0.5, 0.2), transforms.MixUp(num_classes=3)])
     with pytest.raises(ValueError, match=r"MixUp: columns\['label'\] must be .*not None"):
