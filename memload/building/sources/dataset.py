@@ -60,28 +60,46 @@ class DatasetSource:
     ) -> None:
         if not len(dataset):
             raise SourceError("The data set has no samples.")
-        self._dataset, self._columns = dataset, columns
+        self._columns = columns
         self._image_name = _marked_image(dataset) if image is None else image
         self._is_named = image is not None or columns is not None
-        texts = _text_values(dataset)
-        self._left_out = _left_out(dataset, texts) if columns is None else {}
-        self._nullable = _nullable(dataset)
-        label = self._label_entry(_column_names(dataset))
+        column_of = self._columns_of(_column_names(dataset))
+        texts = {
+            column_of[name]: values
+            for name, values in _text_values(dataset).items()
+            if name in column_of
+        }
+        self._nullable = {column_of[name] for name in _nullable(dataset) if name in column_of}
+        if "label" in self._nullable:
+            raise SourceError("Some labels are missing. Fill them in, or leave these samples out.")
+        left_out = _left_out(dataset, texts) if columns is None else {}
+        left_out.pop(self._image_name or "", None)
+        #: without them, nothing of them is read
+        unused = list(left_out) or self._unused(dataset)
+        self._dataset = dataset.remove_columns(unused) if unused else dataset
+        label = next((name for name, column in column_of.items() if column == "label"), "label")
         self.classes = _class_names(dataset, label) if classes is None else list(classes)
         if self.classes is None:
-            self.classes = texts.pop(label, None)
+            self.classes = texts.pop("label", None)
         #: for each column of text, the number of each text
         self._numbers = {name: _numbered(values) for name, values in texts.items()}
         self._numbers["label"] = _numbered(self.classes or ())
         self.schema, skipped = first_usable(self._read_schema, len(dataset), num_workers, timeout)
-        self._left_out.pop(self._image_name or "", None)
-        self.notes = _notes(self._left_out | dict.fromkeys(skipped, "text"))
+        self.notes = _notes(left_out | dict.fromkeys(skipped, "text"))
         self.categories = {name: texts[name] for name in self.schema if name in texts}
         if self.schema.get("label") != Column("<i8"):
             self.classes = None
         self.keys = Keys.of(_names(dataset, key))
         if hasattr(dataset, "__getitems__"):
             self.__getitems__ = self._get_several
+
+    def _unused(self, dataset: Any) -> list[str]:
+        """Return the stored columns that are neither the image nor among the named ones."""
+        names = list(_stored(dataset))
+        if self._columns is None or not set(self._columns_of(names)) <= set(names):
+            return []
+        images = IMAGE_NAMES if self._image_name is None else (self._image_name,)
+        return [name for name in names if name not in (*images, *self._columns_of(names))]
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -168,9 +186,7 @@ class DatasetSource:
                 f"The samples of the data set have no entry {' or '.join(candidates)}, only "
                 f"{sorted(sample)}. Name the image's: DatasetSource(dataset, image='…')."
             )
-        columns = self._columns_of(
-            [name for name in sample if name != image and name not in self._left_out]
-        )
+        columns = self._columns_of([name for name in sample if name != image])
         lost = [entry for entry in columns if entry not in sample]
         if lost:
             raise SourceError(
@@ -178,11 +194,6 @@ class DatasetSource:
                 f"{sorted(sample)}. Name one of them in columns."
             )
         return sample[image], {column: sample[entry] for entry, column in columns.items()}
-
-    def _label_entry(self, entries: Sequence[str]) -> str:
-        """Return the name of the entry with the label, or ``label`` if none is known."""
-        columns = self._columns_of(entries)
-        return next((entry for entry, column in columns.items() if column == "label"), "label")
 
     def _columns_of(self, entries: Sequence[str]) -> dict[str, str]:
         """Return the name of the column for each entry that is kept."""
@@ -204,8 +215,7 @@ class DatasetSource:
 def has_classes(dataset: Any) -> bool:
     """Return whether a data set has names of classes itself, or texts that are all known."""
     label = next((name for name in LABEL_NAMES if name in _column_names(dataset)), "label")
-    has_texts = _is_text(_features(dataset).get(label)) and hasattr(dataset, "unique")
-    return has_texts or _class_names(dataset, label) is not None
+    return _is_text(_stored(dataset).get(label)) or _class_names(dataset, label) is not None
 
 
 # ------------------------------------------------------------------------------------ Hugging Face
@@ -217,9 +227,16 @@ def _features(dataset: Any) -> Mapping[str, Any]:
     return features if isinstance(features, Mapping) else {}
 
 
+def _stored(dataset: Any) -> Mapping[str, Any]:
+    """Return the features if samples are as they are stored, and not what a transform returns."""
+    form = getattr(dataset, "format", None)
+    is_stored = isinstance(form, Mapping) and form.get("type") != "custom"
+    return _features(dataset) if is_stored else {}
+
+
 def _marked_image(dataset: Any) -> str | None:
     """Return the only column that Hugging Face has as an image, or None."""
-    features = _features(dataset).items()
+    features = _stored(dataset).items()
     images = [name for name, feature in features if type(feature).__name__ == "Image"]
     return images[0] if len(images) == 1 else None
 
@@ -244,10 +261,8 @@ def _is_number(feature: Any) -> bool:
 
 def _text_values(dataset: Any) -> dict[str, list[str]]:
     """Return the distinct texts of each column of text with few values. A missing one is empty."""
-    if not hasattr(dataset, "unique"):
-        return {}
     texts = {}
-    for name, feature in _features(dataset).items():
+    for name, feature in _stored(dataset).items():
         if _is_text(feature):
             values = sorted({value or "" for value in dataset.unique(name)})
             if is_category(len(values), len(dataset)) or name in LABEL_NAMES:
@@ -258,9 +273,7 @@ def _text_values(dataset: Any) -> dict[str, list[str]]:
 def _left_out(dataset: Any, texts: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the columns that cannot be kept, and why."""
     reasons = {}
-    if not hasattr(dataset, "unique"):  # it is not of Hugging Face
-        return {}
-    for name, feature in _features(dataset).items():
+    for name, feature in _stored(dataset).items():
         if _is_text(feature) and name not in texts:
             reasons[name] = "text"
         elif not (_is_text(feature) or _is_number(feature)):
@@ -270,15 +283,12 @@ def _left_out(dataset: Any, texts: Mapping[str, Sequence[str]]) -> dict[str, str
 
 def _nullable(dataset: Any) -> set[str]:
     """Return the columns of single numbers some of which are missing."""
-    table: Any = getattr(dataset, "data", None)
-    if not hasattr(table, "column"):
-        return set()
     return {
         name
-        for name, feature in _features(dataset).items()
+        for name, feature in _stored(dataset).items()
         if type(feature).__name__ == "Value"
         and _is_number(feature)
-        and table.column(name).null_count
+        and dataset.data.column(name).null_count
     }
 
 
@@ -298,6 +308,8 @@ def _names(dataset: Any, key: str | Sequence[str] | None) -> list[str]:
     if key is None:
         return [str(index) for index in range(len(dataset))]
     if not isinstance(key, str):
+        if len(key) != len(dataset):
+            raise ValueError(f"key: {len(key):,} names are given for {len(dataset):,} samples.")
         return [str(name) for name in key]
     if key not in _column_names(dataset):
         raise ValueError(

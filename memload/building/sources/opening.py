@@ -201,7 +201,13 @@ def _open_as(kind: type | None, paths: Sequence[str], options: dict[str, Any]) -
 
 
 def _check_folder(path: str) -> None:
-    """Raise SourceError for a file of a kind that memload does not read."""
+    """Raise SourceError for a file or folder of a kind that memload does not read."""
+    if Path(path, "dataset_info.json").is_file() and Path(path, "state.json").is_file():
+        raise SourceError(
+            f"{path} was saved by Hugging Face's save_to_disk. Build it in Python: "
+            f"memload.build(datasets.load_from_disk({path!r}), …).",
+            path=path,
+        )
     if not Path(path).is_file():
         return  # a folder, or nothing, as ImageFolder says
     if path.lower().endswith((".gz", ".tgz", ".bz2", ".xz", ".zst")):

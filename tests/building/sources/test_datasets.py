@@ -136,10 +136,76 @@ class TestHuggingFace:
         assert source.classes == ["train", "val"]
         assert source[0].columns["label"] == 1
 
+    @pytest.mark.parametrize("form", ["torch", "numpy"])
+    def test_formats_give_the_same(self, dataset: Any, tmp_path: Path, form: str) -> None:
+        for name, rows in {"a": dataset, "b": dataset.with_format(form)}.items():
+            memload.build(rows, tmp_path / f"{name}.bin", size=16, num_workers=0)
+        assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+        a, b = (memload.Index.open(tmp_path / f"{name}.bin").columns for name in "ab")
+        assert {name: values.tolist() for name, values in a.items()} == {
+            name: values.tolist() for name, values in b.items()
+        }
 
-def test_an_iterable_is_refused_with_a_remedy() -> None:
+    def test_columns_that_cannot_be_kept_are_told_and_missing_numbers_become_nan(
+        self, dataset: Any
+    ) -> None:
+        lists = [[1] * (number % 3) for number in range(30)]
+        ages = [None, *range(29)]
+        rows = dataset.add_column("lists", lists).add_column("age", ages).with_format("numpy")
+        source = DatasetSource(rows)
+        assert source.notes == ["skipped 2 columns: caption (text), lists (of type List)"]
+        np.testing.assert_array_equal(
+            [record.columns["age"] for record in source], [np.nan, *ages[1:]]
+        )
+        with pytest.raises(SourceError, match="labels are missing"):
+            DatasetSource(rows, columns={"label": "age"})
+
+    def test_named_columns_keep_their_texts(self, dataset: Any) -> None:
+        source = DatasetSource(dataset, columns={"part": "split"}, image="img")
+        assert source.categories == {"part": ["train", "val"]}
+
+    def test_what_a_transform_returns_is_taken(self, dataset: Any) -> None:
+        rows = dataset.with_transform(
+            lambda rows: {"image": rows["img"], "age": rows["fine_label"]}
+        )
+        assert DatasetSource(rows)[29].columns == {"age": 2}
+
+    def test_several_or_streamed_data_sets_are_refused(self, dataset: Any, tmp_path: Path) -> None:
+        import datasets
+
+        with pytest.raises(TypeError, match=r"\(train, test\)\. .*source\['train'\]"):
+            open_source(datasets.DatasetDict(train=dataset, test=dataset))
+        with pytest.raises(TypeError, match="streaming=False"):
+            open_source(dataset.to_iterable_dataset())
+        dataset.save_to_disk(tmp_path / "saved")
+        with pytest.raises(SourceError, match="load_from_disk"):
+            open_source(tmp_path / "saved")
+
+
+class IterableDataset:
+    """As torch's, which has all methods of map-style data sets."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+@pytest.mark.parametrize("source", [iter(()), (x for x in ()), IterableDataset()])
+def test_an_iterable_is_refused_with_a_remedy(source: Any) -> None:
     with pytest.raises(TypeError, match=r"list\(source\)"):
-        open_source(iter([image(0)]))
+        open_source(source)
+
+
+def test_labels_of_text_count_into_the_classes_of_the_build(tmp_path: Path) -> None:
+    samples = [(image(number), "ab"[number % 2]) for number in range(4)]
+    memload.build(samples, tmp_path / "out.bin", size=4, num_workers=0, classes=["b", "c", "a"])
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    assert (dataset.classes, dataset.labels.tolist()) == (["b", "c", "a"], [2, 0, 2, 0])
 
 
 # ------------------------------------------------------------------------------------------ arrays
