@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import tqdm
 from PIL import Image
 
 import memload
@@ -158,6 +159,12 @@ def output(folder: Path, tmp_path: Path) -> Path:
     path = tmp_path / "out.bin"
     memload.build(folder, path, size=16, num_workers=0)
     return path
+
+
+@pytest.fixture(scope="session")
+def tqdm_monitor() -> None:
+    """Let tqdm start its thread and make its lock before `nothing_left_behind` looks."""
+    tqdm.tqdm(range(1), file=io.StringIO()).close()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """The README and docs/: their Python and their memload commands run, and their links exist."""
 
 import importlib.util
-import io
 import json
 import re
 import shlex
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import tqdm
 from click.testing import CliRunner
 from PIL import Image
 
@@ -26,12 +24,6 @@ import report  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(scope="session")
-def tqdm_monitor() -> None:
-    """Let tqdm start its thread and make its lock before `nothing_left_behind` looks."""
-    tqdm.tqdm(range(1), file=io.StringIO()).close()
 
 
 @pytest.fixture

@@ -73,7 +73,8 @@ class DatasetSource:
         if "label" in self._nullable:
             raise SourceError("Some labels are missing. Fill them in, or leave these samples out.")
         left_out = _left_out(dataset, texts) if columns is None else {}
-        left_out.pop(self._image_name or "", None)
+        names = IMAGE_NAMES if self._image_name is None else (self._image_name,)
+        left_out.pop(next((name for name in names if name in left_out), ""), None)
         #: without them, nothing of them is read
         unused = list(left_out) or self._unused(dataset)
         self._dataset = dataset.remove_columns(unused) if unused else dataset

@@ -94,7 +94,7 @@ def test_samples_are_asked_for_together_where_the_data_set_can() -> None:
 
 class TestHuggingFace:
     @pytest.fixture
-    def dataset(self, containers: Any) -> Any:
+    def dataset(self, containers: Any, tqdm_monitor: None) -> Any:
         datasets = pytest.importorskip("datasets")
         features = datasets.Features(
             {
