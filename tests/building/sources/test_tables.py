@@ -131,3 +131,21 @@ def test_a_category_without_a_text_rejects_its_sample(tmp_path: Path) -> None:
     Numbered.schema = {"split": Column("<f8")}
     with pytest.raises(SourceError, match="'split' must be a column of int64"):
         memload.build(Numbered(), tmp_path / "y.bin", size=4, num_workers=0)
+
+
+def test_parts_of_a_data_set_are_no_classes_unless_they_are_named(
+    containers: Any, tmp_path: Path
+) -> None:
+    containers.directory()
+    table = containers.table()
+    message = r"--label-column.*--where split=train.*--classes train,val"
+    with pytest.raises(SourceError, match=message):
+        memload.build(open_source(table, label_column="split"), tmp_path / "x.bin", num_workers=0)
+    memload.build(
+        open_source(table, label_column="split"),
+        tmp_path / "x.bin",
+        size=8,
+        num_workers=0,
+        classes=["train", "val"],
+    )
+    assert memload.MemmapDataset(tmp_path / "x.bin").classes == ["train", "val"]
