@@ -20,15 +20,19 @@ pixels is done. So nothing has to reach the disk in order, and any number of wor
 ======================  ============================================================================
 `builder`               `build`: the steps above, and the report
 `checks`                wrong arguments and unusable sources
-`sources`, `manifest`   folders, data sets and CSV files as sequences of records
+`sources`               folders, tables, archives, data sets and more as sequences of records
 `conversion`            a record to a row: its pixels, flags and sums
 `decoders`, `resizing`  bytes to a picture; a picture to a fixed shape
 `depth`                 pictures with more than 8 bits
 `pool`                  worker processes that survive a crash or a hang
 `worker`                what a worker does with a chunk of rows
+`inherited`             files that a data set has open, opened again in each worker
+`first_samples`         looks at the first samples of a data set, in a worker
 `writer`                the shards under construction
 `journal`               which rows are done, provably
 `notes`                 what the report says about enlarged, transparent and deep pictures
+`rejects`               how many samples may be rejected, and the most frequent reasons
+`progress`              a bar, or a line in the log
 `workspace`             the folder ``out.building``: beginning, going on, and completing
 `lock`                  keeps two builds of one output apart
 `destination`           publishing: the finished files are renamed into place, the index last
