@@ -1,5 +1,6 @@
 """Check what a Loader is given, before anything is opened."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,23 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
     if arguments:
         reasons = (f"The Loader takes no {name}: {_INSTEAD[name]}." for name in arguments)
         raise TypeError(" ".join(reasons))
+
+
+def refuse_overfitting(order: Any) -> None:
+    """Raise ValueError if it is Lightning's ``overfit_batches`` that asks for the sampler.
+
+    Lightning replaces a sampler that shuffles, which works with torch's DataLoader only. Its own
+    error does not say what to do. Nothing but the name of the calling function tells what it wants.
+    """
+    frame = sys._getframe(1).f_back
+    for _ in range(2):
+        if frame is not None and frame.f_code.co_name == "_resolve_overfit_batches":
+            raise ValueError(
+                "overfit_batches needs the same batches in every epoch, but the order of this "
+                f"Loader is {type(order).__name__}. Make the Loader without shuffle and sampler: "
+                "Loader(dataset, batch_size, shuffle=not overfit_batches)."
+            )
+        frame = None if frame is None else frame.f_back
 
 
 def check_order(

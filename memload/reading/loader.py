@@ -21,6 +21,7 @@ from memload.reading.arguments import (
     check_settings,
     open_dataset,
     points_left_behind,
+    refuse_overfitting,
     refuse_unsupported,
 )
 from memload.reading.batches import batch_maker, bind_dataset, copy_to_buffers
@@ -221,6 +222,8 @@ class Loader:
         """
         if type(self._order) is SequentialSampler:
             return torch.utils.data.SequentialSampler(range(len(self._order)))
+        if not isinstance(self._order, torch.utils.data.SequentialSampler):
+            refuse_overfitting(self._order)
         return self._order
 
     @property

@@ -44,8 +44,8 @@ def test_overfit_batches_needs_a_loader_that_does_not_shuffle(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    if shuffle:  # docs/reading.md explains this message
-        with pytest.raises(ValueError, match=r"The dataloader Loader\(.* needs to subclass"):
+    if shuffle:
+        with pytest.raises(ValueError, match=r"ShuffledSampler\. .*shuffle=not overfit_batches"):
             trainer.fit(Model(), loader)
     else:
         trainer.fit(Model(), loader)
