@@ -71,8 +71,8 @@ def positions() -> dict[int, tuple[str, int]]:
 def check_positions(before: dict[int, tuple[str, int]]) -> None:
     """Raise BuildError if a position has moved while only workers were reading.
 
-    ``before`` are the `positions` of then. Then a file was shared after all, and samples may be
-    mixed up.
+    ``before`` are the positions at the start. If one has moved, a file was shared after all, and
+    samples may be mixed up. A thread of this process that reads a file meanwhile looks the same.
     """
     after = positions() if before else {}
     for descriptor, (name, position) in before.items():
