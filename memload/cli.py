@@ -385,6 +385,8 @@ def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any
     given = {name: value for name, value in reading.items() if value}
     if len(sources) == 1 and not (given and output.endswith(".bin")):
         return sources[0], output  # if the output's name is wrong, memload.build says so
+    if not output.endswith(".bin"):  # known before many files are opened
+        raise click.UsageError(f"OUT.BIN comes last, and ends in .bin. {output} is given.")
     from memload.building.sources.opening import UsageError, open_paths, open_table
 
     try:

@@ -192,6 +192,7 @@ def test_options_reach_the_build(
         ("build out.bin", "Give SOURCE and OUT.BIN. Only one is given: out.bin"),
         ("build a b out.bin", "2 sources are given: a, b."),
         ("build a.tar b.zip out.bin", "2 sources are given: a.tar, b.zip."),
+        ("build a.tar b.tar c.tar", "OUT.BIN comes last, and ends in .bin. c.tar is given."),
         ("build a out.bin --manifest m.csv", "Give only OUT.BIN with --manifest m.csv. These are given: a out.bin"),
         ("build a out.bin --root there", "--root: a is read as a folder of images"),
         ("build a.zip out.bin --where split=train", "--where: a.zip is read as a zip archive"),
