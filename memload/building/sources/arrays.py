@@ -92,9 +92,9 @@ def _load(path: Path) -> np.ndarray:
 def _check_type(dtype: np.dtype, path: Path) -> None:
     if dtype.newbyteorder("<").str in DESCRS:
         return
-    remedy = "float32" if dtype.kind == "f" else "uint8" if dtype.kind == "b" else "a type of them"
+    other = {"f": "float32", "b": "uint8"}.get(dtype.kind, "one of them")
     raise SourceError(
         f"{path} is of {dtype}, and arrays are stored as {', '.join(_NAMES)}. Convert it to "
-        f"{remedy}: numpy.save(path, array.astype(…)).",
+        f"{other} with array.astype, and save it again.",
         path=path,
     )

@@ -11,6 +11,8 @@ from memload.building.sources.names import are_splits
 from memload.building.sources.record import Column, Record, Source
 from memload.building.sources.remote import RemoteFolder
 from memload.building.sources.table import Manifest
+from memload.building.sources.tar import TarShards
+from memload.building.sources.zip import ZipArchive
 from memload.errors import SourceError
 from memload.storage.index import Index
 
@@ -70,7 +72,7 @@ def _translation(source: Source, classes: Sequence[str]) -> np.ndarray | None:
         names = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
         raise SourceError(
             f"The source has classes that are not among the {len(classes):,} given: {names}. "
-            "Remove or rename them, or leave out the list."
+            "Add them to the list, remove them from the source, or leave out the list."
         )
     return np.array([number[name] for name in source.classes], np.int64)
 
@@ -112,6 +114,9 @@ def refuse_splits(source: Source) -> None:
         where = str(source.path)
         remedy = "Name the column of the classes with --label-column, and build each part with "
         remedy += f"--where, such as --where split={first}."
+    elif isinstance(source, (TarShards, ZipArchive)):
+        where = str(source.path)
+        remedy = "Unpack it, and build each of its folders by itself."
     raise SourceError(
         f"{where} holds the parts of a data set ({', '.join(names)}), not classes. {remedy} If "
         f"they are classes, say --classes {','.join(names)}."

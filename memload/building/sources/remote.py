@@ -177,7 +177,9 @@ def _retried(call: Callable[[], Result], problem: str) -> Result:
             return call()
         except Exception as error:  # each protocol's library has its own errors
             if wait is None or not _may_be_there(error):
-                raise SourceError(f"{problem}: {describe_error(error)}. Check the URL.") from error
+                raise SourceError(
+                    f"{problem}: {describe_error(error)}. Check the URL and the connection."
+                ) from error
             time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
 

@@ -90,6 +90,12 @@ class Manifest(Files):
             extension=extension,
             where=where,
         )
+        if "://" in names[0]:
+            raise SourceError(
+                f"{path} lists URLs, such as {names[0]:.200}. Write what follows their common "
+                "beginning into the table, and that URL as --root.",
+                path=path,
+            )
         super().__init__(folder, names, columns)
 
 

@@ -68,6 +68,7 @@ class TarShards(ListedSource):
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self._paths = [Path(path) for path in paths]
+        self.path = self._paths[0]
         self._file = PositionalFile(self._paths[0])
         columns = Columns()
         samples: list[_Sample] = []

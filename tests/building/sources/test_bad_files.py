@@ -215,6 +215,24 @@ def test_tables_are_read_or_their_line_is_named(tmp_path: Path, text: bytes, exp
         assert len(source) == 1
 
 
+def test_a_table_of_urls_says_how_to_write_it(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("path,label\nhttps://h/a.jpg,x\n")
+    with pytest.raises(SourceError, match="--root"):
+        open_source(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("kind", ["x.zip", "x.tar"])
+def test_archives_of_parts_of_a_data_set_are_to_be_unpacked(tmp_path: Path, kind: str) -> None:
+    if kind == "x.zip":
+        with zipfile.ZipFile(tmp_path / kind, "w") as file:
+            file.writestr("data/train/0.jpg", b"")
+            file.writestr("data/val/0.jpg", b"")
+    else:
+        pack(tmp_path / kind, [("train/0.jpg", b""), ("val/0.jpg", b"")])
+    with pytest.raises(SourceError, match=f"{kind} holds the parts .*train, val.*Unpack it"):
+        memload.build(tmp_path / kind, tmp_path / "out.bin", num_workers=0)
+
+
 def test_what_is_guessed_of_a_table_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("id,file,split,breed\n1,a.jpg,train,pug\n2,b.jpg,val,pug\n")
     source = open_source(tmp_path / "x.csv")
