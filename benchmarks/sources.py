@@ -2,7 +2,8 @@
 
 All are built in this process and its workers, one after another, from the call to the finished data
 set: libraries are loaded by then, and files are warm. Images/s of the sources differ by how they
-find and read the encoded pictures; decoding is the same. An array and a data set of memload's hold
+find and read the encoded pictures; decoding is the same. CPU time is that of all processes, for an
+image. An array and a data set of memload's hold
 pixels of the stored size instead, so nothing is decoded. `--images` is a folder of JPEGs, by default
 made ones of ImageNet's sizes; they are repeated under other names until there are `--count`. Parquet
 has `--group` rows in a row group. Sources whose libraries are missing are left out.
@@ -11,8 +12,10 @@ has `--group` rows in a row group. Sources whose libraries are missing are left 
 import csv
 import io
 import os
+import resource
 import sys
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -21,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from build import photographs
-from harness import Way, rate, run_benchmark
+from harness import Way, run_benchmark
 
 import memload
 
@@ -128,6 +131,22 @@ def hugging_face(path: str, *, decode: bool) -> Any:
     return found.cast_column("image", datasets.Image(decode=decode))
 
 
+def measured(build: Callable[[], int]) -> Way:
+    """Return a way that measures a build: its rate, and what it costs."""
+
+    def cpu_seconds() -> float:
+        usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+    def way() -> dict[str, float]:
+        start, cpu_start = time.perf_counter(), cpu_seconds()
+        images = build()
+        seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
+        return {"images/s": images / seconds, "CPU time (ms)": 1000 * cpu / images}
+
+    return way
+
+
 def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return a build from each source."""
     root = photographs(options.images, folder, options.count)
@@ -160,7 +179,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         "npy": lambda: np.save(files, pixels) or str(files.with_suffix(".npy")),
         "memload": lambda: work / "stored.bin",
     }
-    found = {"folder": rate(lambda: build(root))}
+    found = {"folder": measured(lambda: build(root))}
     for name, package in NEEDS.items():
         if find_spec(package) is None:
             print(f"{name} is left out: {package} is not installed.", file=sys.stderr)
@@ -168,7 +187,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         if options.only and name not in options.only:
             continue
         source, is_array = make[name](), name == "npy"
-        found[name] = rate(
+        found[name] = measured(
             lambda source=source, size=None if is_array else options.side: build(source, size)
         )
         build(source, None if is_array else options.side)
@@ -180,8 +199,8 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 if __name__ == "__main__":
     run_benchmark(
         ways,
-        options={"images": None, "count": 1040, "side": 256, "group": 100, "only": [], "rounds": 5},
-        quick={"count": 260, "rounds": 3},
-        ratios={f"{name} / folder": (name, "folder") for name in NEEDS},
+        options={"images": None, "count": 260, "side": 256, "group": 50, "only": [], "rounds": 5},
+        quick={"rounds": 2},
+        ratios={f"{name} / folder": (f"{name} › images/s", "folder › images/s") for name in NEEDS},
         facts={"files": "warm"},
     )

@@ -20,6 +20,8 @@ TINY = {
     "collate --images 64 --side 16 --batch 8": ["fast_collate", "ratio"],
     "loader --images 64 --side 16": ["np.take", "one thread / np.take"],
     "opening --samples 2000": ["memload build --help (ms)", "open", "subset of all"],
+    "records --records 60": ["tar"],
+    "sources --count 12 --side 32 --only tar memload": ["folder", "tar", "tar / folder"],
     "shards --megabytes 20 --rows 16": ["12 KiB", "147 KiB"],
     "starting --samples 2000 --permutation 1000 --epochs 2": ["first batch (s)", "permutation"],
     "train_step --toy --images 64 --seconds 0.01 --workers 1": [

@@ -274,13 +274,20 @@ def _add_classes(columns: Columns, samples: Sequence[_Sample]) -> None:
 
 def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
     """Add the entries of the samples' JSON objects."""
-    objects = [_parse(sample) for sample in samples]
-    for name in dict.fromkeys(name for entries in objects for name in entries):
-        values = [entries.get(name) for entries in objects]
+    found: dict[str, tuple[list[int], list[Any]]] = {}
+    for number, sample in enumerate(samples):  # not a list of all objects: it takes 0.4 KB a sample
+        for name, value in _parse(sample).items():
+            numbers, values = found.setdefault(name, ([], []))
+            numbers.append(number)
+            values.append(value)
+    for name, (numbers, values) in found.items():
         if name in columns.values or name in RESERVED or "/" in name:
             columns.skip(name, "its name is taken")
-        else:
-            columns.add_values(name, values)
+            continue
+        column = [None] * len(samples)
+        for number, value in zip(numbers, values, strict=True):
+            column[number] = value
+        columns.add_values(name, column)
 
 
 def _parse(sample: _Sample) -> dict[str, Any]:
