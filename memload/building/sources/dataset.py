@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
 from memload.building.sources.record import Column, Record
 from memload.errors import DecodeError, SourceError, describe_error
 from memload.storage.keys import Keys
+
+Value = TypeVar("Value")
 
 
 class DatasetSource:
@@ -64,18 +66,12 @@ class DatasetSource:
         self._image_name = _marked_image(dataset) if image is None else image
         self._is_named = image is not None or columns is not None
         column_of = self._columns_of(_column_names(dataset))
-        texts = {
-            column_of[name]: values
-            for name, values in _text_values(dataset).items()
-            if name in column_of
-        }
-        self._nullable = {column_of[name] for name in _nullable(dataset) if name in column_of}
+        texts = _renamed(_text_values(dataset), column_of)
+        self._nullable = _renamed(_nullable(dataset), column_of)
         if "label" in self._nullable:
             raise SourceError("Some labels are missing. Fill them in, or leave these samples out.")
-        left_out = _left_out(dataset, texts) if columns is None else {}
-        names = IMAGE_NAMES if self._image_name is None else (self._image_name,)
-        left_out.pop(next((name for name in names if name in left_out), ""), None)
-        #: without them, nothing of them is read
+        left_out = self._find_left_out(dataset, column_of, texts) if columns is None else {}
+        # They are removed, so that they are not read.
         unused = list(left_out) or self._unused(dataset)
         self._dataset = dataset.remove_columns(unused) if unused else dataset
         label = next((name for name, column in column_of.items() if column == "label"), "label")
@@ -94,13 +90,33 @@ class DatasetSource:
         if hasattr(dataset, "__getitems__"):
             self.__getitems__ = self._get_several
 
+    @property
+    def _image_names(self) -> Sequence[str]:
+        """What the image may be called. The first one that is there is the image."""
+        return IMAGE_NAMES if self._image_name is None else (self._image_name,)
+
+    def _find_left_out(
+        self, dataset: Any, column_of: Mapping[str, str], texts: Mapping[str, Sequence[str]]
+    ) -> dict[str, str]:
+        """Return the stored columns that cannot be kept, and why."""
+        features = _stored(dataset)
+        image = next((name for name in self._image_names if name in features), None)
+        reasons = {}
+        for name, feature in features.items():
+            is_kept = column_of[name] in texts if _is_text(feature) else _is_number(feature)
+            if name != image and not is_kept:
+                kind = "text" if _is_text(feature) else f"of type {type(feature).__name__}"
+                reasons[name] = kind
+        return reasons
+
     def _unused(self, dataset: Any) -> list[str]:
         """Return the stored columns that are neither the image nor among the named ones."""
         names = list(_stored(dataset))
         if self._columns is None or not set(self._columns_of(names)) <= set(names):
             return []
-        images = IMAGE_NAMES if self._image_name is None else (self._image_name,)
-        return [name for name in names if name not in (*images, *self._columns_of(names))]
+        return [
+            name for name in names if name not in (*self._image_names, *self._columns_of(names))
+        ]
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -180,7 +196,7 @@ class DatasetSource:
         return image, dict(zip(names, target, strict=True))
 
     def _entries_of_mapping(self, sample: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        candidates = IMAGE_NAMES if self._image_name is None else (self._image_name,)
+        candidates = self._image_names
         image = next((name for name in candidates if name in sample), None)
         if image is None:
             raise SourceError(
@@ -271,26 +287,19 @@ def _text_values(dataset: Any) -> dict[str, list[str]]:
     return texts
 
 
-def _left_out(dataset: Any, texts: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the columns that cannot be kept, and why."""
-    reasons = {}
-    for name, feature in _stored(dataset).items():
-        if _is_text(feature) and name not in texts:
-            reasons[name] = "text"
-        elif not (_is_text(feature) or _is_number(feature)):
-            reasons[name] = f"of type {type(feature).__name__}"
-    return reasons
-
-
-def _nullable(dataset: Any) -> set[str]:
-    """Return the columns of single numbers some of which are missing."""
-    return {
-        name
+def _nullable(dataset: Any) -> dict[str, int]:
+    """Return the columns of single numbers some of which are missing, and how many are."""
+    counts = {
+        name: dataset.data.column(name).null_count
         for name, feature in _stored(dataset).items()
-        if type(feature).__name__ == "Value"
-        and _is_number(feature)
-        and dataset.data.column(name).null_count
+        if type(feature).__name__ == "Value" and _is_number(feature)
     }
+    return {name: count for name, count in counts.items() if count}
+
+
+def _renamed(values: Mapping[str, Value], column_of: Mapping[str, str]) -> dict[str, Value]:
+    """Return values by the names of columns instead of entries, of those that are kept."""
+    return {column_of[name]: value for name, value in values.items() if name in column_of}
 
 
 def _notes(left_out: Mapping[str, str]) -> list[str]:

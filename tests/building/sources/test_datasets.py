@@ -131,8 +131,9 @@ class TestHuggingFace:
     def test_a_column_may_have_the_names(self, dataset: Any, containers: Any) -> None:
         assert list(DatasetSource(dataset, key="caption").keys) == list(containers.pictures)
 
-    def test_labels_of_text_become_classes(self, dataset: Any, containers: Any) -> None:
-        source = DatasetSource(dataset.remove_columns("fine_label").rename_column("split", "label"))
+    @pytest.mark.parametrize("name", ["label", "target"])
+    def test_labels_of_text_become_classes(self, dataset: Any, name: str) -> None:
+        source = DatasetSource(dataset.remove_columns("fine_label").rename_column("split", name))
         assert source.classes == ["train", "val"]
         assert source[0].columns["label"] == 1
 

@@ -45,7 +45,7 @@ def hugging_face(path: Path, *, decode: bool) -> Any:
 
 
 @pytest.fixture
-def expected(containers: Any, tmp_path: Path) -> bytes:
+def expected(containers: Any, tmp_path: Path, tqdm_monitor: None) -> bytes:
     """The pixels of the pictures, built from a folder."""
     memload.build(containers.directory(), tmp_path / "folder.bin", size=24, num_workers=0)
     return pixels(tmp_path / "folder.bin")
