@@ -38,7 +38,7 @@ from memload.building.sources.record import Source
 from memload.building.statistics import statistics
 from memload.building.worker import RowWork, SampleCheck, runs_user_code
 from memload.building.workspace import Workspace, size_text
-from memload.errors import BuildError, DecodeError
+from memload.errors import BuildError, DecodeError, SourceError
 from memload.machine import available_cores
 from memload.storage.format import output_paths
 from memload.storage.index import Index, class_counts
@@ -266,7 +266,12 @@ def _system_error(output: Path, error: OSError) -> BuildError:
 def _open_source(source: Any, classes: Any, num_workers: int, timeout: float) -> Source:
     """Return the records. Their labels count into ``classes`` if these are given."""
     names = None if classes is None else read_classes(classes)
-    records = open_source(source, classes=names, num_workers=num_workers, timeout=timeout)
+    try:
+        records = open_source(source, classes=names, num_workers=num_workers, timeout=timeout)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise SourceError(f"{source}: this path is too long. Check it.") from error
+        raise
     check_source(records)
     if names is not None:
         return PinnedClasses(records, names)

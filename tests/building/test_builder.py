@@ -395,6 +395,9 @@ def test_a_path_that_is_too_long_is_an_error_of_one_short_line(
     with pytest.raises(memload.BuildError, match="File name too long") as caught:
         memload.build(folder, tmp_path / f"{output}.bin")
     assert len(str(caught.value)) < 800
+    with pytest.raises(memload.SourceError, match="too long") as caught_source:
+        memload.build(tmp_path / output, tmp_path / "out.bin")
+    assert len(str(caught_source.value)) < 800
 
 
 def test_what_keeps_workers_from_starting_is_not_told_as_writing(
