@@ -69,7 +69,9 @@ def test_no_batch_is_overwritten_while_the_consumer_is_behind(
 
 @every_feed
 def test_held_batches_stay(path: Path, feed: Any) -> None:
-    batches = list(Loader(path, 8, feed=feed))
+    batches = list(Loader(path, 8, feed=feed, columns=["index"]))
+    index = torch.cat([batch.index for batch in batches])
+    assert (index.is_cuda, index.tolist()) == (True, list(range(SIZE)))
     images = torch.cat([batch.images for batch in batches]).cpu()
     assert torch.equal(images, MemmapDataset(path).gather(np.arange(SIZE)).permute(0, 3, 1, 2))
 

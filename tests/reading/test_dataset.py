@@ -512,7 +512,7 @@ class Collated:
 
 @pytest.mark.slow
 def test_a_subset_reaches_workers_that_do_not_fork(path: Path) -> None:
-    dataset = MemmapDataset(path)[2:]
+    dataset = MemmapDataset(path, columns=["label"])[2:]
     loader = DataLoader(
         dataset, 3, num_workers=2, collate_fn=Collated(), multiprocessing_context="forkserver"
     )
