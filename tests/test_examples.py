@@ -191,3 +191,18 @@ def test_an_example_learns_classes_that_differ_in_colour(
     memload.build(tmp_path / "photographs", tmp_path / "photographs.bin", size=16, num_workers=0)
     accuracy = run(name, data=tmp_path / "photographs.bin").accuracy
     assert accuracy > 0.9  # 0.38 with bytes that are only scaled to 0 … 1
+
+
+@pytest.mark.parametrize("name", list(PACKAGES))
+def test_an_example_trains_on_labels_without_names_beside_other_columns(
+    name: str, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    class Samples:
+        def __len__(self) -> int:
+            return SAMPLES
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, dict[str, Any]]:
+            return np.full((8, 8, 3), index, np.uint8), {"age": index / 7, "label": index % 5}
+
+    memload.build(Samples(), tmp_path / "numbers.bin", size=8, num_workers=0)
+    assert run(name, data=tmp_path / "numbers.bin").count == SAMPLES
