@@ -9,6 +9,9 @@ from memload.building.sources.columns import Columns
 from memload.building.sources.record import FileState, Record
 from memload.storage.keys import Keys
 
+#: The note of an archive or server without folders.
+NO_FOLDERS = "no labels: the images lie in no folders"
+
 
 class ListedSource:
     """A source whose names and columns are all in memory. A subclass finds the image.
@@ -79,7 +82,7 @@ def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[int]:
     parts = [name.split("/") for name in names]
     kept = [position for position, part in enumerate(parts) if len(part) > 1]
     if not kept:
-        columns.notes.append("no labels: the images lie in no folders")
+        columns.notes.append(NO_FOLDERS)
         return sorted(range(len(names)), key=names.__getitem__)
     flat = sorted(names[position] for position, part in enumerate(parts) if len(part) == 1)
     if flat:

@@ -13,6 +13,7 @@ import numpy as np
 
 from memload.building.sources.columns import Columns
 from memload.building.sources.listed import (
+    NO_FOLDERS,
     ListedSource,
     add_folder_labels,
     is_hidden,
@@ -55,9 +56,10 @@ class TarShards(ListedSource):
     extension is just that, such as ``.jpg``, is taken. Without one, as in ``cat.1.jpg`` and
     ``cat.2.jpg``, each image without other files is a sample. ``.cls`` has the label: a number, or
     the name of a class. Numbers in the object of ``.json`` become columns. So do texts with few
-    values. Other files are left out, which ``notes`` reports. Without any ``.cls``, the folders in
-    the tar are the classes, as in `memload.ZipArchive`. A key is the name of the tar and of the
-    image, such as ``00000.tar/000123.jpg``. Links to images within a tar are followed.
+    values, and those called ``label`` are names of classes. Other files are left out, which
+    ``notes`` reports. Without any ``.cls``, the folders in the tar are the classes, as in
+    `memload.ZipArchive`. A key is the name of the tar and of the image, such as
+    ``00000.tar/000123.jpg``. Links to images within a tar are followed.
 
     Opening reads all headers and all small files, which takes some 0.1 ms a sample. A sample is
     read by its position, so samples may be in any order. Compressed tar files cannot be read so.
@@ -91,6 +93,8 @@ class TarShards(ListedSource):
             order = add_folder_labels(columns, names)
             samples, names = [samples[n] for n in order], [names[n] for n in order]
         _add_json(columns, samples)
+        if "label" in columns.values and NO_FOLDERS in columns.notes:
+            columns.notes.remove(NO_FOLDERS)
         if skipped:
             kinds = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
             columns.notes.append(f"skipped files in tars: {kinds}")
@@ -293,7 +297,10 @@ def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
         column = [None] * len(samples)
         for number, value in zip(numbers, values, strict=True):
             column[number] = value
-        columns.add_values(name, column)
+        if name == "label" and all(isinstance(value, str) for value in column):
+            columns.add_labels(column)
+        else:
+            columns.add_values(name, column)
 
 
 def _parse(sample: _Sample) -> dict[str, Any]:

@@ -88,6 +88,16 @@ def test_without_labels_the_folders_in_a_tar_are_classes(containers: Any) -> Non
     assert source.columns["label"].tolist() == containers.labels
 
 
+@pytest.mark.parametrize(("first", "classes"), [('"b"', ["a", "b"]), ("1", None)])
+def test_labels_may_be_in_json(tmp_path: Path, first: str, classes: list[str] | None) -> None:
+    second = '"a"' if classes else "0"
+    members = {"0.jpg": b"", "0.json": f'{{"label": {first}}}'.encode()}
+    members |= {"1.jpg": b"", "1.json": f'{{"label": {second}}}'.encode()}
+    source = TarShards([write_tar(tmp_path / "x.tar", members)])
+    assert (source.classes, source.columns["label"].tolist()) == (classes, [1, 0])
+    assert source.notes == []
+
+
 def test_numbers_in_cls_files_stay_numbers(tmp_path: Path) -> None:
     members = {"a.jpg": b"1", "a.cls": b"7\n", "b.jpg": b"2", "b.cls": b"3"}
     source = TarShards([write_tar(tmp_path / "x.tar", members)])
