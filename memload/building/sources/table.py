@@ -12,10 +12,12 @@ import numpy as np
 from memload.building.sources.columns import MAX_CATEGORIES, Columns
 from memload.building.sources.listed import Files
 from memload.building.sources.names import are_splits
+from memload.building.sources.places import check_places
 from memload.building.sources.record import EXTENSIONS
 from memload.errors import SourceError
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*(,[0-9]+)?([eE][+-]?[0-9]+)?")
 
 #: What may stand between the cells of a line.
 DELIMITERS = ",;\t"
@@ -26,7 +28,9 @@ class Manifest(Files):
     and numbers.
 
     The cells of a line are separated by commas, semicolons or tabs, whichever the first line has
-    most of. Spaces around a cell are ignored.
+    most of. Spaces around a cell are ignored. Numbers have a decimal point, so ``1.000`` is 1. If
+    semicolons or tabs separate the cells, a column whose cells are all like ``0,50`` is read with
+    decimal commas, which ``notes`` reports.
 
     ``path_column`` has the paths of the images, relative to ``root``, which by default is the
     folder of the table. By default it is the first column, or else the first with an image's
@@ -96,6 +100,7 @@ class Manifest(Files):
                 "beginning into the table, and that URL as --root.",
                 path=path,
             )
+        check_places(self.path, folder, names)
         super().__init__(folder, names, columns)
 
 
@@ -113,6 +118,7 @@ def list_images(
     table = _read_table(path, where or {})
     notes: list[str] = []
     paths = _take_column(table, path_column or _find_paths(table, extension, notes))
+    _read_decimal_commas(table, notes)
     columns = _columns(table, label_column, points or {}, arrays or {})
     columns.notes[:0] = notes
     ending = f".{extension.lstrip('.')}" if extension else ""
@@ -122,8 +128,10 @@ def list_images(
 class _Table:
     """The cells of the columns by name, and the number of each row's line."""
 
-    def __init__(self, path: Path, cells: dict[str, list[str]], lines: list[int]) -> None:
-        self.path, self.cells, self.lines = path, cells, lines
+    def __init__(self, path: Path) -> None:
+        self.path, self.delimiter = path, ","
+        self.cells: dict[str, list[str]] = {}
+        self.lines: list[int] = []
 
     def first_text(self, name: str) -> tuple[int, str]:
         """Return line and text of the first cell because of which a column is not numbers."""
@@ -140,7 +148,7 @@ class _Table:
 
 def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
     """Read the lines that ``where`` keeps. Raises SourceError."""
-    table = _Table(path, {}, [])
+    table = _Table(path)
     rows: list[list[str]] = []
     line = 1
     try:
@@ -150,6 +158,7 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             first = file.readline()
             delimiter = max(DELIMITERS, key=lambda mark: len(_split(first, mark)))
+            table.delimiter = delimiter
             header = _checked_header(_split(first, delimiter), table)
             reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
             kept = [
@@ -165,6 +174,7 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
                     raise table.error(
                         f"it has {count}, but the first line has {len(header)}. Correct it.", line
                     )
+                _check_text(row, table, line)
                 cells = [cell.strip() for cell in row]
                 if all(cells[column] == text for column, text in kept):
                     rows.append(cells)
@@ -197,12 +207,32 @@ def _checked_header(cells: Sequence[str], table: _Table) -> list[str]:
             "line such as 'path,label' above it.",
             1,
         )
+    _check_text(header, table, 1)
     if "" in header:
-        raise table.error("a column has no name. Name it.", 1)
+        raise table.error(
+            "a column has no name. Name it, or leave out its column; with pandas: "
+            "to_csv(index=False).",
+            1,
+        )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise table.error(f"two columns have the same name: {', '.join(twice)}. Rename one.", 1)
     return header
+
+
+def _check_text(cells: Sequence[str], table: _Table, line: int) -> None:
+    """Raise SourceError if a cell has bytes that are not UTF-8."""
+    if "".join(cells).isascii():
+        return
+    for cell in cells:
+        try:
+            cell.encode()
+        except UnicodeEncodeError:
+            raise table.error(
+                f"{ascii(cell.strip())[:60]} is not in UTF-8, but perhaps in Latin-1. Save the "
+                "table as UTF-8.",
+                line,
+            ) from None
 
 
 def _checked_name(table: _Table, names: Sequence[str], name: str) -> str:
@@ -233,6 +263,24 @@ def _with_extension(path: str, extension: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------- columns
+
+
+def _read_decimal_commas(table: _Table, notes: list[str]) -> None:
+    """Write numbers such as ``0,50`` with a point, where commas do not separate the cells.
+
+    A column is taken for such numbers if all of its cells have the form.
+    """
+    if table.delimiter == ",":
+        return
+    changed = []
+    for name, cells in table.cells.items():
+        example = next((cell for cell in cells if "," in cell), None)
+        if example is not None and all(map(_DECIMAL_COMMA.fullmatch, cells)):
+            table.cells[name] = [cell.replace(",", ".") for cell in cells]
+            changed.append(f"{name} ({example} is {float(example.replace(',', '.'))})")
+    if changed:
+        more = ", …" if len(changed) > 3 else ""
+        notes.append(f"commas are read as decimal points: {', '.join(changed[:3])}{more}")
 
 
 def _columns(

@@ -89,6 +89,51 @@ def test_another_encoding_is_told(tmp_path: Path, encoding: str) -> None:
         Manifest(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [(b"p,label\na,x\nb\xe9,y\n", 3), (b"p,label\na,caf\xe9\n", 2), (b"p,\xe9tat\na,x\n", 1)],
+)
+def test_bytes_that_are_not_utf8_are_told_with_their_line(
+    tmp_path: Path, text: bytes, line: int
+) -> None:
+    (tmp_path / "x.csv").write_bytes(text)
+    with pytest.raises(SourceError, match=rf"line {line}: .*\\udce9.*Save the table as UTF-8"):
+        Manifest(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "remedy"),
+    [
+        (["7.jpg", "8.jpg"], {}, r"--extension \.jpg\."),
+        (["7.PNG", "8.PNG"], {}, r"--extension \.PNG\."),
+        (["images/7", "images/8"], {}, "--root .*/images"),
+        (["images/7.jpg", "images/8.jpg"], {}, r"--extension \.jpg --root .*/images"),
+        (["7", "8", "images/x"], {"root": "images"}, r"--root \S*[^s]\.$"),
+    ],
+)
+def test_images_in_another_place_are_found(
+    tmp_path: Path, files: list[str], options: dict[str, str], remedy: str
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    path = write(tmp_path / "x.csv", "id,label", "7,dog", "8,cat")
+    root = {name: tmp_path / folder for name, folder in options.items()}
+    with pytest.raises(SourceError, match=remedy):
+        Manifest(path, **root)
+
+
+def test_numbers_may_have_decimal_commas_if_cells_are_separated_otherwise(tmp_path: Path) -> None:
+    lines = ["p;breed;age;weight;note", "a;dog;0,50;1.000;0,5", "b;cat;;2.5;0,5 kg", "c;cat;-3;1;"]
+    source = Manifest(write(tmp_path / "x.csv", *lines), label_column="breed")
+    assert source.columns["age"][[0, 2]].tolist() == [0.5, -3]
+    assert source.columns["weight"].tolist() == [1, 2.5, 1]
+    assert "note" not in source.columns
+    assert source.notes[0] == "commas are read as decimal points: age (0,50 is 0.5)"
+    source = Manifest(write(tmp_path / "x.csv", "p;breed;age", "a;dog;0,50", "b;cat;1,5"))
+    assert source.classes == ["cat", "dog"]
+
+
 @pytest.mark.parametrize("option", ["path_column", "label_column"])
 def test_an_unknown_column_is_named(tmp_path: Path, option: str) -> None:
     path = write(tmp_path / "x.csv", "path,label", "a,1")
