@@ -47,7 +47,7 @@ OnError = Literal["skip", "raise"]
 
 #: A chunk has at most this many rows, and fewer if some workers would get less than four chunks.
 _CHUNK_ROWS = 32
-#: A chunk of rows that are read together has at most so many. A killed build loses a chunk.
+#: A chunk that follows the source's groups has at most so many. A killed build loses its chunks.
 _MAX_GROUP_ROWS = 4096
 
 
@@ -287,7 +287,7 @@ def _settings(
     num_workers: int,
     timeout: float,
 ) -> Settings | ArraySettings:
-    """Return how records are converted. Arrays and data sets are stored as they are by default."""
+    """Return how records are converted. By default, arrays and data sets of memload's are stored as they are."""
     source = records.source if isinstance(records, PinnedClasses) else records
     sides = (256, 256) if size is None else height_and_width(size)
     if isinstance(source, ExistingDataset):

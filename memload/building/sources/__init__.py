@@ -4,14 +4,23 @@
 
     what the user names ──▶ opening ──▶ a Source ──▶ Record: name, image, columns
 
-    what it is              module       what several of them use
-    ──────────────────────────────────────────────────────────────────────────────
-    a folder                folder       listed      names and columns in memory
-    a CSV or TSV file       table        columns     numbers, labels, categories
-    Parquet files           parquet      positional  a file that processes share
-    tar files, a zip        tar, zip     names       what columns are commonly called
-    an .npy file            arrays       record      the interface, `Source`
+    what it is              module
+    ─────────────────────────────────
+    a folder                folder
+    a CSV or TSV file       table
+    Parquet files           parquet
+    tar files, a zip        tar, zip
+    an .npy file            arrays
     a memload data set      existing
-    a URL                   remote       classes     wraps a source, so that its labels
-    a map-style data set    dataset                  count into a given list
+    a URL                   remote
+    a map-style data set    dataset
+
+    module                  what several sources use
+    ─────────────────────────────────────────────────────────────────────
+    record                  the interface: `Source` and its records
+    listed                  sources whose names and columns are in memory
+    columns                 numbers, labels and categories of all samples
+    names                   what columns are commonly called
+    positional              a file that several processes read
+    classes                 wraps a source: labels count into a given list
 """

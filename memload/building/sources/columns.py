@@ -34,7 +34,7 @@ class Columns:
         self._skipped: list[str] = []
 
     def add(self, name: str, values: np.ndarray, *, points: bool = False) -> None:
-        """Add a column of numbers. Integers and booleans become int64, unless it is an array."""
+        """Add a column of numbers. Single integers and booleans become int64."""
         if name in self.values:
             raise SourceError(f"Two columns would be named {name!r:.80}. Rename one.")
         if values.ndim == 1:

@@ -139,13 +139,8 @@ def _checked_root(root: str | Path) -> Path:
     path = Path(root)
     if path.is_dir():
         return path
-    if path.is_file() and path.suffix.lower() == ".csv":
-        manifest = f"memload.Manifest({str(root)!r})"
-        remedy = f"If it lists images, say --manifest {root}; in Python, {manifest}."
-    else:
-        remedy = "Check the path."
     what = "is a file, not a folder of images" if path.exists() else "does not exist"
-    raise SourceError(f"{root} {what}. {remedy}", path=root)
+    raise SourceError(f"{root} {what}. Check the path.", path=root)
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:

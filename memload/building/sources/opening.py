@@ -92,7 +92,7 @@ def open_source(
     a folder                    ``extensions``, see `ImageFolder`
     ==========================  =================================================================
 
-    An option that is None or empty counts as not given. A name such as ``shards/{000..123}.tar``
+    An option that is None, or an empty text, tuple or dict, counts as not given. A name such as ``shards/{000..123}.tar``
     stands for all of these files. Tables, archives and arrays at a URL are copied into a temporary
     folder first, which is removed when the source is gone.
 
@@ -167,7 +167,7 @@ def _is_list_of_files(source: Any) -> bool:
 
 
 def _kind_of(path: str) -> type | None:
-    """Return what opens a file of this name; None for a folder."""
+    """Return what opens a file of this name. None for a folder, and for an unknown ending."""
     name = file_name(path) if is_url(path) else path.rstrip("/")
     return _KINDS.get(os.path.splitext(name)[1].lower())  # noqa: PTH122  # or a URL
 

@@ -8,7 +8,7 @@ from pathlib import Path
 class PositionalFile:
     """A file that is opened at its first read, and by each process for itself.
 
-    It has no position, so threads and processes do not disturb each other. Only its path is
+    Each read names its offset, so threads and processes do not disturb each other. Only its path is
     pickled. It is closed when the object is gone.
     """
 

@@ -48,9 +48,14 @@ class Record(NamedTuple):
 class Source(Protocol):
     """What `memload.build` reads. Several processes ask for records by position.
 
-    A source may have two more attributes. ``categories`` maps the names of columns of int64 to the
-    texts that they count into. ``__getitems__(indices)`` returns several records at once, where
-    that is faster, as from a server. An exception in place of a record rejects that one record.
+    A source may have more attributes:
+
+    - ``categories`` maps the names of columns of int64 to the texts that they count into.
+    - ``__getitems__(indices)`` returns several records at once, where that is faster, as from a
+      server. An exception in place of a record rejects that one record.
+    - ``without_image(index)`` returns a record quickly, without its image.
+    - ``group_starts`` are the first rows of groups that are best read by one worker, in a row.
+    - ``root`` is the folder or URL of the images, for messages.
     """
 
     @property

@@ -166,7 +166,7 @@ def _download_one(url: str, path: str) -> None:
         return _state(file_system.info(remote))
 
     state = _retried(copy, f"{url} cannot be copied")
-    # The same time as on the server lets a build continue after a second copy.
+    # The time stands for the version on the server, so that a build continues after a second copy.
     os.utime(path, ns=(0, state.mtime_ns if state else 0))
 
 

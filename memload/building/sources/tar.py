@@ -229,8 +229,8 @@ def _relative(name: str) -> str:
 def _plain_file(descriptor: int, offset: int) -> tarfile.TarInfo | None:
     """Return the file whose header is at ``offset``, if it is of the usual kind.
 
-    `tarfile` takes ten times as long. It is left what is not plain: links, folders, long names,
-    sizes above 8 GB, and the end. An extended header is passed over if it has neither a name nor a
+    `tarfile` takes ten times as long. It reads only the rest: links, folders, long names, sizes
+    above 8 GB, and the end. An extended header is passed over if it has neither a name nor a
     size, such as that of a time with fractions of a second, as WebDataset writes them.
     """
     for _ in range(2):  # an extended header, and the header of the file
