@@ -287,7 +287,10 @@ def _settings(
     num_workers: int,
     timeout: float,
 ) -> Settings | ArraySettings:
-    """Return how records are converted. By default, arrays and data sets of memload's are stored as they are."""
+    """Return how records are converted.
+
+    By default, arrays and data sets of memload's are stored as they are.
+    """
     source = records.source if isinstance(records, PinnedClasses) else records
     sides = (256, 256) if size is None else height_and_width(size)
     if isinstance(source, ExistingDataset):

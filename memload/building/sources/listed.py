@@ -77,7 +77,7 @@ def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[int]:
     """Take the first folder of each name for its class, and add the labels.
 
     Returns the positions of the names that are kept, in the order of `memload.ImageFolder`. If no
-    image lies in a folder, there are no labels. If some do not, these are left out, which a note says.
+    image lies in a folder, there are no labels. If some do not, they are left out, and noted.
     """
     parts = [name.split("/") for name in names]
     kept = [position for position, part in enumerate(parts) if len(part) > 1]

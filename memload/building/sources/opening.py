@@ -92,9 +92,9 @@ def open_source(
     a folder                    ``extensions``, see `ImageFolder`
     ==========================  =================================================================
 
-    An option that is None, or an empty text, tuple or dict, counts as not given. A name such as ``shards/{000..123}.tar``
-    stands for all of these files. Tables, archives and arrays at a URL are copied into a temporary
-    folder first, which is removed when the source is gone.
+    An option that is None, or an empty text, tuple or dict, counts as not given. A name such as
+    ``shards/{000..123}.tar`` stands for all of these files. Tables, archives and arrays at a URL
+    are copied into a temporary folder first, which is removed when the source is gone.
 
     The other arguments are for a map-style data set. ``classes`` are names for labels that are
     texts, if the data set has no list of its own. ``num_workers`` and ``timeout`` are those of the
