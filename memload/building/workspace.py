@@ -95,6 +95,7 @@ class Workspace:
                 name: [column.dtype, list(column.shape), column.points]
                 for name, column in source.schema.items()
             },
+            **_identity(source),
         }
         #: whether the folder may hold finished rows
         self.resumed = False
@@ -341,6 +342,22 @@ def size_text(size: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.3g} {unit}" if unit != "bytes" else f"{size} bytes"
+
+
+def _identity(source: Source) -> dict[str, Any]:
+    """Return what decides the records besides their columns' types, as JSON has it.
+
+    Classes are left out if `RowWork` compares the labels of all finished rows: a folder may be
+    added in the meantime then.
+    """
+    identity: dict[str, Any] = {}
+    if getattr(source, "identity", None) is not None:
+        identity["source"] = source.identity  # type: ignore[attr-defined]  # it has it
+    if not hasattr(source, "without_image"):
+        categories = getattr(source, "categories", {})
+        identity["classes"] = None if source.classes is None else list(source.classes)
+        identity["categories"] = {name: list(texts) for name, texts in categories.items()}
+    return identity
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

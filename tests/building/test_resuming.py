@@ -41,6 +41,14 @@ class Numbered:
         return np.full((4, 4, 3), number, np.uint8), number % 3
 
 
+class Entries(Numbered):
+    """The pictures as entries of dicts, and what is left of white."""
+
+    def __getitem__(self, number: int) -> Any:
+        picture, _ = super().__getitem__(number)
+        return {"left": picture, "right": 255 - picture}
+
+
 class Interrupted(memload.ImageFolder):
     """A folder that interrupts the build at one of its pictures, by default at the last."""
 
@@ -684,3 +692,19 @@ def test_several_processes_that_build_one_output_at_once_do_not_disturb_it(
     assert len(said) == 160
     assert memload.verify(tmp_path / "out.bin").ok
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.bin", "out.idx"]
+
+
+@pytest.mark.parametrize("pinned", [None, ["y", "cat", "x"]])
+def test_an_unfinished_build_with_other_classes_is_refused(tmp_path: Path, pinned: Any) -> None:
+    source = memload.DatasetSource(STOPPED, classes=["cat", "x", "y"])
+    interrupt(source, tmp_path)
+    changed = Numbered() if pinned else memload.DatasetSource(Numbered(), classes=["cat", "y", "x"])
+    with pytest.raises(memload.BuildError, match=r"other settings: .*classes was .'cat', 'x'"):
+        build(changed, tmp_path, classes=pinned)
+
+
+def test_an_unfinished_build_of_another_image_column_is_refused(tmp_path: Path) -> None:
+    source = memload.DatasetSource(Entries(raise_at(10, Stop)), image="left")
+    interrupt(source, tmp_path)
+    with pytest.raises(memload.BuildError, match=r"source was .*'left'.* and is .*'right'"):
+        build(memload.DatasetSource(Entries(), image="right"), tmp_path)

@@ -13,7 +13,7 @@ from memload.building.sources.remote import RemoteFolder
 from memload.building.sources.table import Manifest
 from memload.building.sources.tar import TarShards
 from memload.building.sources.zip import ZipArchive
-from memload.errors import SourceError
+from memload.errors import DecodeError, SourceError
 from memload.storage.index import Index
 
 
@@ -31,6 +31,7 @@ class PinnedClasses:
         self.categories = getattr(source, "categories", {})
         self.root = getattr(source, "root", None)
         self.group_starts = getattr(source, "group_starts", None)
+        self.identity = [getattr(source, "identity", None), *classes]
         self._numbers = _translation(source, self.classes)
         if hasattr(source, "__getitems__"):
             self.__getitems__ = self._get_several
@@ -44,17 +45,23 @@ class PinnedClasses:
         return self._translated(self.source[index])
 
     def _get_several(self, indices: Sequence[int]) -> list[Record | Exception]:
-        records = self.source.__getitems__(indices)  # type: ignore[attr-defined]  # it has it
-        return [
-            record if isinstance(record, Exception) else self._translated(record)
-            for record in records
-        ]
+        found = self.source.__getitems__(indices)  # type: ignore[attr-defined]  # it has it
+        records: list[Record | Exception] = list(found)
+        for position, record in enumerate(records):
+            if not isinstance(record, Exception):
+                try:
+                    records[position] = self._translated(record)
+                except DecodeError as error:
+                    records[position] = error
+        return records
 
     def _translated(self, record: Record) -> Record:
         if self._numbers is None:
             return record
-        label = self._numbers[int(record.columns["label"])]
-        return record._replace(columns={**record.columns, "label": label})
+        label = int(record.columns["label"])
+        if not 0 <= label < len(self._numbers):
+            raise DecodeError(f"label {label} is not within 0 to {len(self._numbers) - 1}")
+        return record._replace(columns={**record.columns, "label": self._numbers[label]})
 
 
 def _translation(source: Source, classes: Sequence[str]) -> np.ndarray | None:

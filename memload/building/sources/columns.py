@@ -42,12 +42,20 @@ class Columns:
         self.values[name] = values
         self.schema[name] = Column(values.dtype.str, values.shape[1:], points)
 
-    def add_labels(self, labels: Sequence[Any] | np.ndarray) -> None:
-        """Add the labels: integers and floats as they are, texts as numbers of sorted classes."""
+    def add_labels(self, labels: Sequence[Any] | np.ndarray, names: Sequence[str] = ()) -> None:
+        """Add the labels: integers and floats as they are, texts as numbers of classes.
+
+        The classes are ``names`` if all texts are among them, else the sorted texts.
+        """
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "biuf":
             self.add("label", labels)
             return
-        self.classes, numbers = number_texts([str(label).strip() for label in labels])
+        texts = [str(label).strip() for label in labels]
+        self.classes, numbers = number_texts(texts)
+        if set(self.classes) <= set(names):
+            self.classes = list(names)
+            position = {name: number for number, name in enumerate(names)}
+            numbers = np.array([position[text] for text in texts], np.int64)
         self.add("label", numbers)
 
     def add_text(self, name: str, texts: Sequence[str], example: str = "") -> None:

@@ -64,6 +64,8 @@ class DatasetSource:
             raise SourceError("The data set has no samples.")
         self._columns = columns
         self._image_name = _marked_image(dataset) if image is None else image
+        named = columns if columns is None or isinstance(columns, (str, Mapping)) else list(columns)
+        self.identity = f"images in {self._image_name!r}, columns {named!r}"
         self._is_named = image is not None or columns is not None
         column_of = self._columns_of(_column_names(dataset))
         texts = _renamed(_text_values(dataset), column_of)

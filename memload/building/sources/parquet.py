@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,10 +71,12 @@ class ParquetFiles(ListedSource):
                     f"{self._paths[0]} has {', '.join(schema.names)}. Build them one by one.",
                     path=path,
                 )
+            _check_types(file.schema_arrow, schema, path, self._paths[0])
         self._states = [_state(path) for path in self._paths]
         features = _features(schema)
         self._image_name = image_column or _find_image(schema, features, self._paths[0])
         _require_column(schema, self._image_name, self._paths[0])
+        self.identity = f"images in {self._image_name!r}"
         self._list_row_groups(files)
         columns = Columns()
         label_name = label_column or next(
@@ -207,6 +210,24 @@ def _features(schema: Any) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
+def _check_types(schema: Any, first: Any, path: Path, first_path: Path) -> None:
+    """Raise SourceError if a column holds something else than that of the first file."""
+    for field, expected in zip(schema, first, strict=True):
+        kinds = {_general(str(field.type)), _general(str(expected.type))} - {"null"}
+        if len(kinds) > 1:
+            raise SourceError(
+                f"{path}: column {field.name!r} is of type {field.type!s:.60}, but in "
+                f"{first_path} of {expected.type!s:.60}. Build them one by one.",
+                path=path,
+            )
+
+
+def _general(kind: str) -> str:
+    """Return a type without how wide its numbers are and how its texts are kept."""
+    kind = re.sub(r"dictionary<values=(\w+),[^>]*>|large_", r"\1", kind)
+    return re.sub(r"halffloat|double", "float", re.sub(r"u?int\d+", "int", kind))
+
+
 def _find_image(schema: Any, features: dict[str, Any], path: Path) -> str:
     marked = [
         name
@@ -265,11 +286,35 @@ def _add_labels(
         raise SourceError(f"{missing:,} labels are missing in column {name!r}. Fill them in.")
     labels = [part.to_pylist() for part in parts]
     flat = [label for part in labels for label in part]
-    is_number = all(isinstance(label, (bool, int, float)) for label in flat)
-    columns.add_labels(np.array(flat) if is_number else flat)
-    feature = features.get(name)
-    if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-        columns.classes = [str(text) for text in feature.get("names", [])] or None
+    lists = [_class_names(file.schema_arrow, name) for _, file in files]
+    names = next(filter(None, lists), [])
+    if not all(isinstance(label, (bool, int, float)) for label in flat):
+        columns.add_labels(flat, names)
+        return
+    for (path, _), other in zip(files, lists, strict=True):
+        if other and other != names:
+            raise SourceError(
+                f"{path} has the classes {_shown(other)}, but {files[0].path} has {_shown(names)}, "
+                "so the same numbers mean others. Build them one by one, "
+                "each with the same list of --classes.",
+                path=path,
+            )
+    columns.add_labels(np.array(flat))
+    if columns.schema["label"].dtype == "<i8":
+        columns.classes = names or None
+
+
+def _class_names(schema: Any, name: str) -> list[str]:
+    """Return the names of the classes of a column, or nothing."""
+    feature = _features(schema).get(name)
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return []
+    names = feature.get("names")
+    return [str(text) for text in names] if isinstance(names, list) else []
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
 def _add_column(columns: Columns, files: Sequence[_OpenFile], name: str) -> None:

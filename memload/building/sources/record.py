@@ -53,7 +53,10 @@ class Source(Protocol):
     - ``categories`` maps the names of columns of int64 to the texts that they count into.
     - ``__getitems__(indices)`` returns several records at once, where that is faster, as from a
       server. An exception in place of a record rejects that one record.
-    - ``without_image(index)`` returns a record quickly, without its image.
+    - ``without_image(index)`` returns a record quickly, without its image. A build that goes on
+      compares the columns of all finished rows with it.
+    - ``identity`` is what else decides the records, as JSON has it, such as the name of the column
+      with the images. An unfinished build goes on only with the same.
     - ``group_starts`` are the first rows of groups that are best read by one worker, in a row.
     - ``root`` is the folder or URL of the images, for messages.
     """

@@ -325,3 +325,14 @@ def test_splits_are_not_classes(tmp_path: Path, folder: Path, names: list[str]) 
     with pytest.raises(SourceError, match=f"--classes {','.join(sorted(names))}"):
         refuse_splits(source)
     refuse_splits(ImageFolder(folder))
+
+
+def test_a_label_outside_the_classes_of_a_pinned_source_is_rejected() -> None:
+    source = DatasetSource(Samples(lambda i: (image(i), i - 1)), classes=["a", "b"])
+    pinned = PinnedClasses(source, ["b", "c", "a"])
+    for index, label in enumerate([None, 2, 0, None]):
+        if label is None:
+            with pytest.raises(DecodeError, match="not within 0 to 1"):
+                pinned[index]
+        else:
+            assert pinned[index].columns == {"label": label}

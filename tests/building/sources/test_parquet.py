@@ -142,3 +142,59 @@ def test_row_groups_stay_together_if_there_are_enough_for_all_workers(
     chunks = [chunk[:2] for chunk in _chunks(Rows(range(rows)), num_workers)]
     assert chunks[: len(expected)] == expected
     assert [number for start, stop in chunks for number in range(start, stop)] == list(range(rows))
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "classes", "numbers"),
+    [
+        (["cat", "ant"], ["zebra", "cat", "ant"], ["zebra", "cat", "ant"], [1, 2]),
+        (["cat", "ant"], ["zebra", "cat"], ["ant", "cat"], [1, 0]),
+        ([1, 0], ["zebra", "cat"], ["zebra", "cat"], [1, 0]),
+        ([0.5, 1.0], ["zebra", "cat"], None, [0.5, 1.0]),
+    ],
+)
+def test_names_of_classes_are_those_of_the_labels(
+    tmp_path: Path, labels: Any, names: list[str], classes: Any, numbers: list[int]
+) -> None:
+    features = {"label": {"_type": "ClassLabel", "names": names}}
+    columns = {"image": [b"1", b"2"], "label": labels}
+    source = ParquetFiles([write(tmp_path / "x.parquet", columns, features)])
+    assert source.classes == classes
+    assert source.columns["label"].tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "message"),
+    [
+        ([0, 1], ["b", "a"], r"b\.parquet has the classes b, a, but .*a\.parquet has a, b"),
+        (["0", "1"], ["a", "b"], r"b\.parquet: column 'label' is of type string, but .* int64"),
+    ],
+)
+def test_files_whose_labels_mean_something_else_are_refused(
+    tmp_path: Path, labels: Any, names: list[str], message: str
+) -> None:
+    paths = [
+        write(
+            tmp_path / name,
+            {"image": [b"1", b"2"], "label": values},
+            {"label": {"_type": "ClassLabel", "names": texts}},
+        )
+        for name, values, texts in (("a.parquet", [0, 1], ["a", "b"]), ("b.parquet", labels, names))
+    ]
+    with pytest.raises(SourceError, match=message):
+        ParquetFiles(paths)
+
+
+def test_files_may_keep_the_same_values_in_other_types(tmp_path: Path) -> None:
+    texts, numbers = pyarrow.array(["a", "b"]), pyarrow.array([1, 2], pyarrow.uint8())
+    first = {"image": [b"1", b"2"], "label": texts, "n": [1, 2], "x": [None, None]}
+    second = {
+        "image": pyarrow.array([b"1", b"2"], pyarrow.large_binary()),
+        "label": texts.dictionary_encode(),
+        "n": numbers,
+        "x": [1.0, 2.0],
+    }
+    paths = [write(tmp_path / f"{n}.parquet", columns) for n, columns in enumerate((first, second))]
+    source = ParquetFiles(paths)
+    assert source.columns["label"].tolist() == [0, 1, 0, 1]
+    assert source.columns["n"].tolist() == [1, 2, 1, 2]
