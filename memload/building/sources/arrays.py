@@ -17,8 +17,9 @@ class ArrayFile(ListedSource):
     """The images of an NPY file: an array ``(N, H, W)`` or ``(N, H, W, C)`` of any byte order.
 
     They are stored as they are, so a build takes them with ``mode="array"``. ``labels`` is an NPY
-    file of ``N`` numbers. A key is the number of the image. Opening maps the file and reads
-    nothing.
+    file of ``N`` numbers, or of names of classes. A key is the number of the image. Opening maps
+    the file and reads nothing of the images. ``notes`` says if their shape looks like
+    ``(N, C, H, W)``.
 
     Raises SourceError if a file is not such an array.
 
@@ -39,18 +40,23 @@ class ArrayFile(ListedSource):
         status = self.path.stat()
         self._file_state = FileState(status.st_size, status.st_mtime_ns)
         columns = Columns()
+        if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] > 4:
+            columns.notes.append(
+                f"the shape {shape} looks like (N, C, H, W), channels first; save "
+                "array.transpose(0, 2, 3, 1), which is (N, H, W, C)"
+            )
         if labels is None:
             columns.notes.append(f"no labels: name an array of {len(self._images):,} with --labels")
         else:
-            columns.add("label", self._checked_labels(Path(labels)))
+            columns.add_labels(self._checked_labels(Path(labels)))
         super().__init__([str(number) for number in range(len(self._images))], columns.finish())
 
     def _checked_labels(self, path: Path) -> np.ndarray:
         values, count = _load(path), len(self._images)
-        if values.shape not in ((count,), (count, 1)) or values.dtype.kind not in "biuf":
+        if values.shape not in ((count,), (count, 1)) or values.dtype.kind not in "biufU":
             raise SourceError(
                 f"{path} has the shape {values.shape} and type {values.dtype}, but the labels of "
-                f"{self.path} are {count:,} numbers, of shape ({count},). Save them so.",
+                f"{self.path} are {count:,} numbers or texts, of shape ({count},). Save them so.",
                 path=path,
             )
         return np.array(values).reshape(count)

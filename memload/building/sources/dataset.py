@@ -29,8 +29,8 @@ class DatasetSource:
     Columns are numbers and arrays of numbers. The first sample that can be read fixes their names,
     types and shapes. A sample whose columns differ is rejected, but an integer may stand for a
     float. Texts are left out, which ``notes`` reports. Of a Hugging Face data set, columns of text
-    with few values become categories, missing numbers become NaN, and lists of any length are left
-    out.
+    with few values and those of type ClassLabel become categories, missing numbers become NaN, and
+    lists of any length are left out.
 
     - ``image`` is the name of the entry with the image. The default is Hugging Face's only column
       of type Image, else ``image``, ``img``, ``jpg``, ``png`` or ``webp``.
@@ -68,7 +68,7 @@ class DatasetSource:
         self.identity = f"images in {self._image_name!r}, columns {named!r}"
         self._is_named = image is not None or columns is not None
         column_of = self._columns_of(_column_names(dataset))
-        texts = _renamed(_text_values(dataset), column_of)
+        texts = _renamed(_text_values(dataset) | _named_numbers(dataset), column_of)
         self._nullable = _renamed(_nullable(dataset), column_of)
         if "label" in self._nullable:
             raise SourceError("Some labels are missing. Fill them in, or leave these samples out.")
@@ -78,8 +78,8 @@ class DatasetSource:
         self._dataset = dataset.remove_columns(unused) if unused else dataset
         label = next((name for name, column in column_of.items() if column == "label"), "label")
         self.classes = _class_names(dataset, label) if classes is None else list(classes)
-        if self.classes is None:
-            self.classes = texts.pop("label", None)
+        label_texts = texts.pop("label", None)
+        self.classes = self.classes or label_texts
         #: for each column of text, the number of each text
         self._numbers = {name: _numbered(values) for name, values in texts.items()}
         self._numbers["label"] = _numbered(self.classes or ())
@@ -289,12 +289,22 @@ def _text_values(dataset: Any) -> dict[str, list[str]]:
     return texts
 
 
+def _named_numbers(dataset: Any) -> dict[str, list[str]]:
+    """Return the names that columns of type ClassLabel count into, if each number has a name."""
+    return {
+        name: list(feature.names)
+        for name, feature in _stored(dataset).items()
+        if type(feature).__name__ == "ClassLabel"
+        and set(dataset.unique(name)) <= set(range(len(feature.names)))
+    }
+
+
 def _nullable(dataset: Any) -> dict[str, int]:
     """Return the columns of single numbers some of which are missing, and how many are."""
     counts = {
         name: dataset.data.column(name).null_count
         for name, feature in _stored(dataset).items()
-        if type(feature).__name__ == "Value" and _is_number(feature)
+        if type(feature).__name__ in ("Value", "ClassLabel") and _is_number(feature)
     }
     return {name: count for name, count in counts.items() if count}
 

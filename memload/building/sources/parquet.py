@@ -41,7 +41,7 @@ class ParquetFiles(ListedSource):
     ``jpg``, ``png`` or ``webp``, else the only column of bytes. ``label_column`` is the name of
     the column with the labels, by default ``label``, ``labels``, ``fine_label``, ``cls`` or
     ``target``. Names of classes are taken from Hugging Face's ClassLabel. Columns of numbers are
-    kept, and columns of text with few values become categories.
+    kept. Columns of text with few values and of type ClassLabel become categories.
 
     All files need the same columns. A key is the path in the struct if all images have one, else
     the file and the number of the row, such as ``train.parquet/17``.
@@ -341,3 +341,7 @@ def _add_column(columns: Columns, files: Sequence[_OpenFile], name: str) -> None
         columns.skip(name, "empty")
     else:
         columns.add_values(name, values)
+        texts, *others = (_class_names(file.schema_arrow, name) for _, file in files)
+        is_same = all(other == texts for other in others)
+        if texts and is_same and set(values) <= set(range(len(texts))):
+            columns.categories[name] = texts

@@ -122,6 +122,19 @@ class TestHuggingFace:
         splits = [source.categories["split"][record.columns["split"]] for record in records]
         assert splits == containers.splits
 
+    def test_other_columns_of_class_labels_keep_their_names(self, dataset: Any) -> None:
+        import datasets
+
+        kind = datasets.ClassLabel(names=["p", "q", "r"])
+        values = {"coarse": [1] * 30, "unknown": [-1] * 30, "missing": [None, *[1] * 29]}
+        for name, numbers in values.items():
+            dataset = dataset.add_column(name, numbers).cast_column(name, kind)
+        source = DatasetSource(dataset)
+        assert source.categories == {"split": ["train", "val"], "coarse": ["p", "q", "r"]}
+        assert source[5].columns["coarse"] == 1
+        assert source[5].columns["unknown"] == -1
+        assert np.isnan(source[0].columns["missing"])
+
     def test_images_that_are_not_decoded_are_taken(self, dataset: Any, containers: Any) -> None:
         import datasets
 
@@ -212,6 +225,16 @@ def test_labels_of_text_count_into_the_classes_of_the_build(tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------ arrays
 
 
+def test_labels_of_arrays_may_be_texts(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 3, 8, 9), np.uint8))
+    np.save(tmp_path / "y.npy", ["cat", "ant", "cat"])
+    source = memload.open_source(tmp_path / "x.npy", labels=tmp_path / "y.npy")
+    assert source.classes == ["ant", "cat"]
+    assert source[0].columns["label"] == 1
+    (note,) = source.notes
+    assert "(3, 3, 8, 9) looks like (N, C, H, W)" in note
+
+
 @pytest.mark.parametrize("shape", [(5, 4, 3), (5, 4, 3, 2)])
 def test_an_array_file_gives_its_images(tmp_path: Path, shape: tuple[int, ...]) -> None:
     images = np.random.default_rng(0).integers(0, 999, shape).astype(np.uint16)
@@ -228,7 +251,7 @@ def test_an_array_file_gives_its_images(tmp_path: Path, shape: tuple[int, ...]) 
         (np.zeros((3, 3)), None, "shape"),
         (np.zeros((0, 3, 3)), None, "shape"),
         (np.zeros((3, 2, 2), np.uint8), np.zeros(4), "y.npy"),
-        (np.zeros((3, 2, 2), np.uint8), np.array(["a", "b", "c"]), "y.npy"),
+        (np.zeros((3, 2, 2), np.uint8), np.array([1j, 2, 3]), "y.npy"),
         (np.zeros((3, 2, 2)), None, "float64.*Convert it to float32"),
         (np.zeros((3, 2, 2), bool), None, "bool.*Convert it to uint8"),
         (np.array([image(1), image(2)[1:], None], object), None, "Python objects"),

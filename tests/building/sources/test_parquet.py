@@ -64,8 +64,14 @@ def test_what_hugging_face_says_of_the_columns_is_used(tmp_path: Path) -> None:
         "photo": {"_type": "Image"},
         "fine_label": {"_type": "ClassLabel", "names": ["x", "y"]},
     }
+    for name in ("coarse", "unknown", "missing"):
+        features[name] = {"_type": "ClassLabel", "names": ["p", "q", "r"]}
     columns = {"photo": [b"1", b"2"], "thumbnail": [b"3", b"4"], "fine_label": [1, 0]}
+    columns |= {"coarse": [2, 0], "unknown": [-1, 0], "missing": [None, 0]}
     source = ParquetFiles([write(tmp_path / "x.parquet", columns, features)])
+    assert source.categories == {"coarse": ["p", "q", "r"]}
+    assert source.columns["coarse"].tolist() == [2, 0]
+    assert source.columns["unknown"].tolist() == [-1, 0]
     assert source[1].image == b"2"
     assert source.classes == ["x", "y"]
     assert source.columns["label"].tolist() == [1, 0]
