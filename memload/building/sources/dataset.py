@@ -88,6 +88,13 @@ class DatasetSource:
         self.categories = {name: texts[name] for name in self.schema if name in texts}
         if self.schema.get("label") != Column("<i8"):
             self.classes = None
+        if "label" not in self.schema and columns is None:
+            self.notes.append(
+                f"no labels: there is no entry {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
+                "name one with DatasetSource(dataset, columns={'label': '…'})"
+                if self.schema or skipped
+                else "no labels: the data set has only images"
+            )
         self.keys = Keys.of(_names(dataset, key))
         if hasattr(dataset, "__getitems__"):
             self.__getitems__ = self._get_several
@@ -189,7 +196,8 @@ class DatasetSource:
         image, *targets = sample
         target = targets[0] if len(targets) == 1 else tuple(targets)
         if isinstance(target, Mapping):
-            return image, dict(target)
+            columns = self._columns_of(list(target))
+            return image, {column: target[entry] for entry, column in columns.items()}
         if not isinstance(target, tuple):
             return image, {"label": target}
         has_label = bool(target) and _column("label", target[0]) == Column("<i8")

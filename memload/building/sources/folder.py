@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from memload.building.sources.columns import Columns
 from memload.building.sources.listed import Files
+from memload.building.sources.names import are_splits
 from memload.building.sources.record import EXTENSIONS
 from memload.errors import SourceError
 
@@ -52,8 +54,7 @@ class ImageFolder(Files):
         if not names and not flat:
             raise SourceError(
                 f"{root} has no image files ({' '.join(self._extensions)}): "
-                f"{'; '.join(columns.notes) or 'the folder is empty'}. Check the path, or name "
-                "other extensions with --extensions.",
+                f"{'; '.join(columns.notes) or 'the folder is empty'}. {self._remedy()}",
                 path=root,
             )
         if not names:
@@ -128,6 +129,19 @@ class ImageFolder(Files):
                 else:
                     self._skip("skipped files without an image extension", name)
         return files, sorted(folders)
+
+    def _remedy(self) -> str:
+        """Say what to do about a folder without images."""
+        for kind in (".parquet", ".tar"):
+            files = [name for names in self._skipped.values() for name in names]
+            found = min((name for name in files if name.lower().endswith(kind)), default=None)
+            if found is not None:
+                folder, slash, name = found.rpartition("/")
+                part = re.match("[A-Za-z]*", name)[0]  # type: ignore[index]  # it always matches
+                part = part if are_splits([part]) else ""  # such as train-00000-of-00002.parquet
+                pattern = self.root / f"{folder}{slash}{part}*{name[-len(kind) :]}"
+                return f"Build these files: memload build '{pattern}' out.bin."
+        return "Check the path, or name other extensions with --extensions."
 
     def _skip(self, kind: str, name: str) -> None:
         self._skipped.setdefault(kind, []).append(name)

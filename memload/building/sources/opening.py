@@ -1,5 +1,6 @@
 """Opens what the user names: a folder, files of some kind, a URL, or a data set."""
 
+import glob
 import os
 import re
 import shutil
@@ -14,7 +15,14 @@ from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.folder import ImageFolder
 from memload.building.sources.parquet import ParquetFiles
 from memload.building.sources.record import Source
-from memload.building.sources.remote import RemoteFiles, RemoteFolder, download, file_name, is_url
+from memload.building.sources.remote import (
+    RemoteFiles,
+    RemoteFolder,
+    download,
+    file_name,
+    is_url,
+    matching_urls,
+)
 from memload.building.sources.table import Manifest, list_images
 from memload.building.sources.tar import TarShards
 from memload.building.sources.zip import ZipArchive
@@ -93,8 +101,9 @@ def open_source(
     ==========================  =================================================================
 
     An option that is None, or an empty text, tuple or dict, counts as not given. A name such as
-    ``shards/{000..123}.tar`` stands for all of these files. Tables, archives and arrays at a URL
-    are copied into a temporary folder first, which is removed when the source is gone.
+    ``shards/{000..123}.tar`` or ``shards/*.tar`` stands for all of these files. Tables, archives
+    and arrays at a URL are copied into a temporary folder first, which is removed when the source
+    is gone.
 
     The other arguments are for a map-style data set. ``classes`` are names for labels that are
     texts, if the data set has no list of its own. ``num_workers`` and ``timeout`` are those of the
@@ -202,10 +211,11 @@ def _open_as(kind: type | None, paths: Sequence[str], options: dict[str, Any]) -
 
 def _check_folder(path: str) -> None:
     """Raise SourceError for a file or folder of a kind that memload does not read."""
-    if Path(path, "dataset_info.json").is_file() and Path(path, "state.json").is_file():
+    loaded = _hugging_face_call(Path(path))
+    if loaded:
         raise SourceError(
-            f"{path} was saved by Hugging Face's save_to_disk. Build it in Python: "
-            f"memload.build(datasets.load_from_disk({path!r}), …).",
+            f"{path} was saved by Hugging Face's datasets. Build it in Python: "
+            f"memload.build({loaded}, …).",
             path=path,
         )
     if not Path(path).is_file():
@@ -219,6 +229,17 @@ def _check_folder(path: str) -> None:
         f"{' '.join(kind for kind in _KINDS if kind != '.npz')}. {remedy}.",
         path=path,
     )
+
+
+def _hugging_face_call(path: Path) -> str:
+    """Return the call that loads what Hugging Face's datasets has saved; "" for anything else."""
+    if (path / "dataset_dict.json").is_file():
+        return f"datasets.load_from_disk({str(path)!r})['train']"
+    if (path / "dataset_info.json").is_file():
+        if (path / "state.json").is_file():
+            return f"datasets.load_from_disk({str(path)!r})"
+        path = min(path.glob("*.arrow"), default=path)  # a folder of its cache
+    return f"datasets.Dataset.from_file({str(path)!r})" if path.suffix == ".arrow" else ""
 
 
 def _open_urls(urls: Sequence[str], kind: type | None, options: dict[str, Any]) -> Source:
@@ -260,10 +281,12 @@ def _as_typed(option: str) -> str:
 
 
 def _expand(path: str) -> list[str]:
-    """Return the names that ``shards/{000..123}.tar`` stands for, as in a shell."""
+    """Return what ``shards/{000..123}.tar`` or ``shards/*.tar`` stands for, as in a shell."""
     match = _NUMBERS.search(path)
-    if match is None or Path(path).exists():
+    if not (match or any(mark in path for mark in "*?[")) or Path(path).exists():
         return [path]
+    if match is None:
+        return _matching(path)
     first, last = match.groups()
     numbers = range(int(first), int(last) + 1)
     if not 0 < len(numbers) <= _MAX_FILES:
@@ -276,6 +299,16 @@ def _expand(path: str) -> list[str]:
         for number in numbers
         for name in _expand(f"{path[: match.start()]}{number:0{len(first)}}{path[match.end() :]}")
     ]
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the files of a pattern, sorted. In URLs only * counts."""
+    if is_url(pattern):
+        return matching_urls(pattern) if "*" in pattern else [pattern]
+    found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # it may be absolute
+    if not found:
+        raise SourceError(f"{pattern}: no file has such a name. Check the pattern.", path=pattern)
+    return found
 
 
 def _remove(folder: Path, process: int) -> None:

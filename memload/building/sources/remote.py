@@ -142,6 +142,15 @@ def file_name(url: str) -> str:
     return unquote(path.rstrip("/").rpartition("/")[2])
 
 
+def matching_urls(pattern: str) -> list[str]:
+    """Return the URLs of the files that a URL with ``*`` stands for. Raises SourceError."""
+    file_system, path = _file_system(pattern)
+    found = _retried(lambda: sorted(file_system.glob(path)), f"{pattern} cannot be listed")
+    if not found:
+        raise SourceError(f"{pattern}: no file has such a name. Check the pattern.", path=pattern)
+    return [file_system.unstrip_protocol(name) for name in found]
+
+
 def download(urls: Sequence[str]) -> tuple[Path, list[str]]:
     """Copy files into a temporary folder. Returns the folder and the paths. Raises SourceError."""
     folder = Path(tempfile.mkdtemp(prefix="memload-"))

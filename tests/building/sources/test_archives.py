@@ -76,6 +76,31 @@ def test_several_tars_are_one_source_in_their_order(containers: Any) -> None:
     ]
 
 
+def test_a_pattern_in_quotes_stands_for_its_files(containers: Any) -> None:
+    for number in range(3):
+        containers.tar(f"x-{number}.tar", range(number, number + 5))
+    source = open_source(f"{containers.folder}/x-[01]*.tar")
+    assert [record.key.partition("/")[0] for record in source] == ["x-0.tar"] * 5 + ["x-1.tar"] * 5
+    with pytest.raises(SourceError, match=r"y-\*\.tar: no file has such a name"):
+        open_source(f"{containers.folder}/y-*.tar")
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("0.tar", "*.tar"),
+        ("data/train-00-of-02.parquet", "data/train*.parquet"),
+        ("data/trainer.parquet", "data/*.parquet"),
+    ],
+)
+def test_a_folder_of_containers_says_what_to_build(tmp_path: Path, name: str, pattern: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / name).touch()
+    with pytest.raises(SourceError) as caught:
+        open_source(tmp_path)
+    assert f"memload build '{tmp_path}/{pattern}' out.bin" in str(caught.value)
+
+
 def test_leading_zeros_of_a_range_are_kept(containers: Any) -> None:
     containers.tar("s-00.tar", range(3))
     containers.tar("s-01.tar", range(3, 5))

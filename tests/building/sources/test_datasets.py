@@ -42,6 +42,25 @@ def test_common_names_are_found(entry: str, label: str) -> None:
     np.testing.assert_array_equal(source[3].image, image(3))
 
 
+@pytest.mark.parametrize("label", ["label", "labels", "fine_label", "cls", "target"])
+def test_common_names_are_found_in_targets(label: str) -> None:
+    source = DatasetSource(Samples(lambda i: (image(i), {label: i % 2, "w": i / 2})))
+    assert source[3].columns == {"label": 1, "w": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("sample", "notes"),
+    [
+        (image(0), ["no labels: the data set has only images"]),
+        ((image(0), 3), []),
+        ((image(0), {"kind": 3}), ["no labels: there is no entry label, labels, fine_label, cls"]),
+    ],
+)
+def test_a_data_set_without_labels_is_noted(sample: Any, notes: list[str]) -> None:
+    source = DatasetSource(Samples(lambda i: sample))
+    assert [note.partition(" or ")[0] for note in source.notes] == notes
+
+
 def test_entries_may_be_named() -> None:
     samples = Samples(lambda i: {"a": image(i), "image": image(9), "b": i, "c": i / 2, "d": 1})
     source = DatasetSource(samples, image="a", columns={"label": "b", "weight": "c"})
@@ -192,8 +211,14 @@ class TestHuggingFace:
         with pytest.raises(TypeError, match="streaming=False"):
             open_source(dataset.to_iterable_dataset())
         dataset.save_to_disk(tmp_path / "saved")
-        with pytest.raises(SourceError, match="load_from_disk"):
-            open_source(tmp_path / "saved")
+        datasets.DatasetDict(train=dataset).save_to_disk(tmp_path / "parts")
+        for name, message in [
+            ("saved", r"load_from_disk\('.*/saved'\), "),
+            ("parts", r"load_from_disk\('.*/parts'\)\['train'\]"),
+            ("saved/data-00000-of-00001.arrow", r"Dataset\.from_file"),
+        ]:
+            with pytest.raises(SourceError, match=message):
+                open_source(tmp_path / name)
 
 
 class IterableDataset:
