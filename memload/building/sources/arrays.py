@@ -7,7 +7,7 @@ import numpy as np
 from memload.building.sources.columns import Columns
 from memload.building.sources.listed import ListedSource
 from memload.building.sources.record import FileState
-from memload.errors import SourceError
+from memload.errors import SourceError, describe_error
 from memload.storage.format import DESCRS
 
 _NAMES = [np.dtype(descr).name for descr in DESCRS]
@@ -75,13 +75,14 @@ def _load(path: Path) -> np.ndarray:
         raise SourceError(
             f"{path} cannot be read: {error.strerror or error}.", path=path
         ) from error
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header may raise anything
         if "Object arrays" in str(error):
             problem = (
                 "holds Python objects, not numbers. Stack the images: numpy.stack(list(array))"
             )
         else:
-            problem = f"is no .npy file, or is truncated ({error}). Copy or download it again"
+            why = describe_error(error)
+            problem = f"is no .npy file, or is truncated ({why}). Copy or download it again"
         raise SourceError(f"{path} {problem}.", path=path) from error
     if not isinstance(array, np.ndarray):
         names = ", ".join(array.files[:5])

@@ -13,6 +13,9 @@ from memload.errors import SourceError
 MAX_CATEGORIES = 10_000
 SAMPLES_PER_CATEGORY = 10
 
+#: Integers up to this one are exact as float64, which a column with missing numbers becomes.
+EXACT = 2**53
+
 #: How many columns a note names.
 _NAMES_SHOWN = 5
 
@@ -37,6 +40,8 @@ class Columns:
         """Add a column of numbers. Single integers and booleans become int64."""
         if name in self.values:
             raise SourceError(f"Two columns would be named {name!r:.80}. Rename one.")
+        if values.dtype.kind == "u" and (values > np.iinfo(np.int64).max).any():
+            raise SourceError(f"Column {name!r:.80} has numbers above 2⁶³. Save it as int64.")
         if values.ndim == 1:
             values = values.astype("<f8" if values.dtype.kind == "f" else "<i8", copy=False)
         self.values[name] = values
@@ -71,6 +76,9 @@ class Columns:
         kinds = {type(value) for value in values} - {type(None)}
         if kinds and kinds <= {bool, int, float}:
             is_whole = float not in kinds and None not in values
+            if not is_whole and any(type(value) is int and abs(value) > EXACT for value in values):
+                self.skip(name, "integers above 2⁵³ beside missing numbers or fractions")
+                return
             try:
                 self.add(name, np.array(values, np.int64 if is_whole else np.float64))
             except OverflowError:

@@ -1,5 +1,6 @@
 """Sources that list all of their samples when they are opened."""
 
+import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from memload.building.sources.columns import Columns
 from memload.building.sources.record import FileState, Record
+from memload.errors import SourceError
 from memload.storage.keys import Keys
 
 #: The note of an archive or server without folders.
@@ -24,6 +26,7 @@ class ListedSource:
         self.columns, self.schema = columns.values, columns.schema
         self.classes, self.categories = columns.classes, columns.categories
         self.notes: list[str] = columns.notes
+        _check_labels(self.keys, columns)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -43,6 +46,20 @@ class ListedSource:
     def _state(self, index: int) -> FileState | None:
         """Return the state of the larger file that the image is taken from, if there is one."""
         return None
+
+
+def _check_labels(keys: Sequence[str], columns: Columns) -> None:
+    """Raise SourceError if a label is NaN or an empty text."""
+    labels = columns.values.get("label", np.zeros(0))
+    missing = np.flatnonzero(np.isnan(labels)) if labels.ndim == 1 else np.zeros(0)
+    if columns.classes is not None and "" in columns.classes:
+        missing = np.flatnonzero(labels == columns.classes.index(""))
+    if len(missing):
+        count = "1 label is" if len(missing) == 1 else f"{len(missing):,} labels are"
+        raise SourceError(
+            f"{count} missing, the first one that of {keys[int(missing[0])]}. Fill them in, or "
+            "leave these samples out."
+        )
 
 
 class Files(ListedSource):
@@ -91,6 +108,11 @@ def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[int]:
     kept.sort(key=lambda position: (parts[position][0], *names[position].rpartition("/")))
     columns.add_labels([parts[position][0] for position in kept])
     return kept
+
+
+def relative_name(name: str) -> str:
+    """Return the name of a file in an archive without ``./``, ``../`` and a leading ``/``."""
+    return posixpath.normpath("/" + name).lstrip("/")
 
 
 def is_hidden(name: str) -> bool:

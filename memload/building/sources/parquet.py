@@ -281,14 +281,13 @@ def _add_labels(
     columns: Columns, files: Sequence[_OpenFile], name: str, features: dict[str, Any]
 ) -> None:
     parts = list(_parts(files, name))
-    missing = sum(part.null_count for part in parts)
-    if missing:
-        raise SourceError(f"{missing:,} labels are missing in column {name!r}. Fill them in.")
-    labels = [part.to_pylist() for part in parts]
-    flat = [label for part in labels for label in part]
+    labels = [label for part in parts for label in part.to_pylist()]
+    is_number = all(isinstance(label, (bool, int, float, type(None))) for label in labels)
+    missing = np.nan if is_number else ""  # which is an error in the end, with the key
+    flat = [missing if label is None else label for label in labels]
     lists = [_class_names(file.schema_arrow, name) for _, file in files]
     names = next(filter(None, lists), [])
-    if not all(isinstance(label, (bool, int, float)) for label in flat):
+    if not is_number:
         columns.add_labels(flat, names)
         return
     for (path, _), other in zip(files, lists, strict=True):

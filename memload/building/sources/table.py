@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memload.building.sources.columns import MAX_CATEGORIES, Columns
+from memload.building.sources.columns import EXACT, MAX_CATEGORIES, Columns
 from memload.building.sources.listed import Files
 from memload.building.sources.names import are_splits
 from memload.building.sources.places import check_places
@@ -162,7 +162,7 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
             header = _checked_header(_split(first, delimiter), table)
             reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
             kept = [
-                (header.index(_checked_name(table, header, name)), text)
+                (header.index(_checked_name(table, header, name)), str(text))
                 for name, text in where.items()
             ]
             for row in reader:
@@ -354,6 +354,11 @@ def _add_column(columns: Columns, name: str, table: _Table) -> None:
     if name in columns.values:
         columns.skip(name, "its name is taken")
         return
+    if values is not None and values.dtype.kind == "f" and (np.abs(values) >= EXACT).any():
+        large = (cell for cell in cells if _INTEGER.fullmatch(cell) and abs(int(cell)) > EXACT)
+        if (example := next(large, None)) is not None:
+            columns.skip(name, f"{example:.20} would lose digits beside empty cells or fractions")
+            return
     if values is not None:
         columns.add(name, values)
         return

@@ -18,6 +18,7 @@ from memload.building.sources.listed import (
     add_folder_labels,
     is_hidden,
     names_of,
+    relative_name,
     without_shared_folders,
 )
 from memload.building.sources.positional import PositionalFile
@@ -140,10 +141,12 @@ class _Shard:
         self.state = FileState(status.st_size, status.st_mtime_ns)
 
     def _take(self, file: Any, member: tarfile.TarInfo) -> None:
-        name = _relative(member.name)
+        name = relative_name(member.name)
         stem, extension = _split(name)
         last = "." + extension.rpartition(".")[2]
         place = self._place(name, member)
+        if name in self._images or stem in self._texts.get(extension, ()):
+            self.skipped["files whose name comes again"] += 1
         if is_hidden(name):
             self.skipped["hidden files"] += 1
         elif place is None:
@@ -163,7 +166,7 @@ class _Shard:
         target = member.linkname
         if member.issym():
             target = posixpath.join(posixpath.dirname(name), target)
-        return self._images.get(_relative(target))
+        return self._images.get(relative_name(target))
 
     def samples(self, number: int) -> Iterator[_Sample]:
         """Yield the samples, which belong to the shard of this number."""
@@ -221,11 +224,6 @@ def _members(path: Path, file: Any) -> Iterator[tarfile.TarInfo]:
         )
 
 
-def _relative(name: str) -> str:
-    """Return a name without ``./``, ``../`` and a leading ``/``."""
-    return posixpath.normpath("/" + name).lstrip("/")
-
-
 def _plain_file(descriptor: int, offset: int) -> tarfile.TarInfo | None:
     """Return the file whose header is at ``offset``, if it is of the usual kind.
 
@@ -278,8 +276,19 @@ def _add_classes(columns: Columns, samples: Sequence[_Sample]) -> None:
             f"{texts.count(''):,} of {len(texts):,} samples have no label in a .cls file; the "
             f"first is {samples[texts.index('')].name}. Add them, or remove all .cls files."
         )
-    is_number = all(text.lstrip("+-").isdecimal() for text in texts)
-    columns.add_labels(np.array([int(text) for text in texts]) if is_number else texts)
+    if not all(text.lstrip("+-").isdecimal() for text in texts):
+        columns.add_labels(texts)
+        return
+    numbers = np.zeros(len(texts), np.int64)
+    for row, text in enumerate(texts):
+        try:
+            numbers[row] = int(text)
+        except (ValueError, OverflowError) as error:
+            raise SourceError(
+                f"The label of {samples[row].name} is no integer of 64 bits: {text:.40}. Correct "
+                "it."
+            ) from error
+    columns.add_labels(numbers)
 
 
 def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
@@ -294,11 +303,12 @@ def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
         if name in columns.values or name in RESERVED or "/" in name:
             columns.skip(name, "its name is taken")
             continue
-        column = [None] * len(samples)
+        column: list[Any] = [None] * len(samples)
         for number, value in zip(numbers, values, strict=True):
             column[number] = value
-        if name == "label" and all(isinstance(value, str) for value in column):
-            columns.add_labels(column)
+        texts = [value or "" for value in column if value is None or isinstance(value, str)]
+        if name == "label" and len(texts) == len(column) and any(texts):
+            columns.add_labels(texts)
         else:
             columns.add_values(name, column)
 
@@ -306,6 +316,6 @@ def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
 def _parse(sample: _Sample) -> dict[str, Any]:
     try:
         entries = json.loads("{}" if sample.json is None else sample.json)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"The JSON beside {sample.name} cannot be read: {error}.") from error
     return entries if isinstance(entries, dict) else {}

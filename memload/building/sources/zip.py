@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from memload.building.decoders import MAX_PIXELS
 from memload.building.sources.columns import Columns
 from memload.building.sources.listed import (
     ListedSource,
     add_folder_labels,
     is_hidden,
+    relative_name,
     without_shared_folders,
 )
 from memload.building.sources.positional import PositionalFile
@@ -24,6 +26,8 @@ from memload.errors import DecodeError, SourceError
 _HEADER_BYTES = 30
 _LENGTHS = struct.Struct("<26xHH")
 _SIGNATURE = b"PK\x03\x04"
+#: No picture of the usual number of pixels is larger, at 8 bytes a pixel and with some metadata.
+_MAX_BYTES = 8 * MAX_PIXELS + (16 << 20)
 _ENCRYPTED = 1  # bit of the flags
 
 
@@ -34,7 +38,8 @@ class ZipArchive(ListedSource):
     Files that are not images or are hidden are left out, and so are images beside the class
     folders. ``notes`` reports it. A key is the name of the image within the zip.
 
-    Opening reads the directory of the zip, and no image. Raises SourceError if the file is not a
+    Opening reads the directory of the zip, and no image. An image above 732 MB is rejected, as are
+    larger files than the directory says. Raises SourceError if the file is not a
     zip, is encrypted, or has no images.
 
     >>> source = memload.ZipArchive("pets.zip")  # doctest: +SKIP
@@ -44,11 +49,13 @@ class ZipArchive(ListedSource):
         self.path = Path(path)
         columns = Columns()
         members = _find_images(self.path, extensions, columns)
-        names = without_shared_folders([member.filename for member in members])
+        names = without_shared_folders(list(members))
         kept = add_folder_labels(columns, names)
-        images = [members[position] for position in kept]
+        infos = list(members.values())
+        images = [infos[position] for position in kept]
         self._offset = np.array([member.header_offset for member in images], np.int64)
         self._size = np.array([member.compress_size for member in images], np.int64)
+        self._unpacked_size = np.array([member.file_size for member in images], np.uint64)
         self._crc = np.array([member.CRC for member in images], np.uint32)
         self._is_deflated = np.array(
             [member.compress_type == zipfile.ZIP_DEFLATED for member in images]
@@ -59,7 +66,9 @@ class ZipArchive(ListedSource):
         super().__init__([names[position] for position in kept], columns.finish())
 
     def _image(self, index: int) -> bytes:
-        start = int(self._offset[index])
+        start, size = int(self._offset[index]), int(self._unpacked_size[index])
+        if size > _MAX_BYTES:
+            raise DecodeError(f"it has {size:,} bytes, and at most {_MAX_BYTES:,} are unpacked")
         header = self._file.read(start, _HEADER_BYTES)
         if len(header) != _HEADER_BYTES or not header.startswith(_SIGNATURE):
             raise DecodeError(f"{self.path} is damaged, or has changed since it was opened")
@@ -67,7 +76,7 @@ class ZipArchive(ListedSource):
         data = self._file.read(start, int(self._size[index]))
         if self._is_deflated[index]:
             try:
-                data = zlib.decompress(data, -zlib.MAX_WBITS)
+                data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
             except zlib.error as error:
                 raise DecodeError(f"{self.path} is damaged: {error}") from error
         if zlib.crc32(data) != self._crc[index]:
@@ -78,8 +87,10 @@ class ZipArchive(ListedSource):
         return self._file_state
 
 
-def _find_images(path: Path, extensions: Sequence[str], columns: Columns) -> list[zipfile.ZipInfo]:
-    """Return the images in a zip. Raises SourceError."""
+def _find_images(
+    path: Path, extensions: Sequence[str], columns: Columns
+) -> dict[str, zipfile.ZipInfo]:
+    """Return the images in a zip by their names. Raises SourceError."""
     endings = tuple(extension.lower() for extension in extensions)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -92,18 +103,26 @@ def _find_images(path: Path, extensions: Sequence[str], columns: Columns) -> lis
             "folder.",
             path=path,
         ) from error
-    except (zipfile.BadZipFile, NotImplementedError) as error:
+    except Exception as error:  # a damaged directory may raise anything
         raise SourceError(
             f"{path} is no zip file, or is truncated ({error}). Copy or download it again.",
             path=path,
         ) from error
-    images = [
-        member
-        for member in members
-        if member.filename.lower().endswith(endings) and not is_hidden(member.filename)
-    ]
+    names = _names(members)
+    found = {
+        name: member
+        for name, member in zip(names, members, strict=True)
+        if name.lower().endswith(endings) and not is_hidden(name)
+    }
+    images = list(found.values())  # of several of one name the last, as if they were unpacked
     if not images:
         raise SourceError(f"{path} has no image files ({' '.join(extensions)}).", path=path)
+    if any(member.header_offset + member.compress_size > path.stat().st_size for member in images):
+        raise SourceError(
+            f"{path} is truncated or damaged: it is shorter than its directory says. Copy or "
+            "download it again.",
+            path=path,
+        )
     if any(member.flag_bits & _ENCRYPTED for member in images):
         raise SourceError(f"{path} is encrypted. Unpack it, and build the folder.", path=path)
     others = {member.compress_type for member in images} - {
@@ -118,4 +137,12 @@ def _find_images(path: Path, extensions: Sequence[str], columns: Columns) -> lis
         )
     if len(images) < len(members):
         columns.notes.append(f"skipped {len(members) - len(images):,} other files in {path}")
-    return images
+    return found
+
+
+def _names(members: Sequence[zipfile.ZipInfo]) -> list[str]:
+    """Return the names with slashes between folders. Some programs write backslashes."""
+    names = [member.filename for member in members]
+    if not any("/" in name for name in names):
+        names = [name.replace("\\", "/") for name in names]
+    return [relative_name(name) for name in names]

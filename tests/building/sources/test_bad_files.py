@@ -3,6 +3,8 @@
 import io
 import os
 import tarfile
+import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,7 +106,115 @@ def test_odd_json_is_an_error_or_left_out(tmp_path: Path, content: bytes) -> Non
         assert len(open_source(path)) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("b.cls", b"+-1", r"label of b\.jpg is no integer"),
+        ("b.cls", b"1" * 5000, r"label of b\.jpg is no integer"),
+        ("b.json", b"[" * 200_000, r"JSON beside b\.jpg"),
+        ("b.json", b'{"label": null}', r"1 label is missing.* that of x\.tar/b\.jpg"),
+    ],
+)
+def test_labels_in_a_tar_that_are_none_name_the_sample(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    label = ("a.cls", b"1") if name.endswith("cls") else ("a.json", b'{"label": "x"}')
+    members = [("a.jpg", b"1"), label, ("b.jpg", b"1"), (name, content)]
+    with pytest.raises(SourceError, match=message):
+        open_source(pack(tmp_path / "x.tar", members))
+
+
+def test_files_of_one_name_in_a_tar_are_told(tmp_path: Path) -> None:
+    names = ["x/1.jpg", "../x/1.jpg", "/x/1.jpg", "x/1.cls", "x/1.cls"]
+    source = open_source(
+        pack(tmp_path / "x.tar", [(name, b"%d" % n) for n, name in enumerate(names)])
+    )
+    assert images(source) == {"x/1.jpg": b"2"}
+    assert any("files whose name comes again (3)" in note for note in source.notes)
+
+
+def test_integers_that_would_lose_digits_are_left_out(tmp_path: Path) -> None:
+    facts = [b'{"a": 9007199254740993, "b": 1}', b'{"a": null, "b": null}']
+    members = [("0.jpg", b""), ("0.json", facts[0]), ("1.jpg", b""), ("1.json", facts[1])]
+    (tmp_path / "x.csv").write_text("path,a,b\n1.jpg,9007199254740993,1\n2.jpg,,\n")
+    for path in (pack(tmp_path / "x.tar", members), tmp_path / "x.csv"):
+        source = open_source(path)
+        assert list(source.schema) == ["b"]
+        assert any("skipped 1 column: a" in note for note in source.notes)
+    np.save(tmp_path / "x.npy", np.zeros((1, 2, 2), np.uint8))
+    np.save(tmp_path / "y.npy", np.array([2**63], np.uint64))
+    with pytest.raises(SourceError, match="above 2⁶³"):
+        open_source(tmp_path / "x.npy", labels=tmp_path / "y.npy")
+
+
+@pytest.mark.parametrize("text", ["0", "nan", "1"])
+def test_a_table_without_a_label_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.csv").write_text(f"path,label\na.jpg,0\nb.jpg,{text}\n")
+    if text != "nan":
+        assert len(open_source(tmp_path / "x.csv", where={"label": int(text)})) == 2 - int(text)
+        return
+    with pytest.raises(SourceError, match=r"1 label is missing, the first one that of b\.jpg"):
+        open_source(tmp_path / "x.csv")
+
+
 # -------------------------------------------------------------------------------------------- zips
+
+
+def zipped(folder: Path, *names: str, **options: Any) -> Path:
+    with warnings.catch_warnings():  # that a name comes twice
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile(folder / "x.zip", "w", **options) as file:
+            for number, name in enumerate(names):
+                file.writestr(name, b"%d" % number)
+    return folder / "x.zip"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["cat\\0.jpg", "dog\\1.jpg"], ["cat/0.jpg", "dog/1.jpg"]),
+        (["/cat/0.jpg", "../dog/1.jpg"], ["cat/0.jpg", "dog/1.jpg"]),
+        (["cat/0.jpg", "/cat/0.jpg", "cat/0.jpg"], ["cat/0.jpg"]),
+    ],
+)
+def test_unusual_names_in_a_zip(tmp_path: Path, names: list[str], expected: list[str]) -> None:
+    source = open_source(zipped(tmp_path, *names))
+    assert list(source.keys) == expected
+    assert source[len(expected) - 1].image == b"%d" % (len(names) - 1)
+    left_out = len(names) - len(expected)
+    assert any(f"skipped {left_out} other" in note for note in source.notes) == (left_out > 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [(6, b"\x52\0"), (20, b"\xf0" + b"\xff" * 3), (42, b"\xf0" + b"\xff" * 3)],
+)
+def test_a_directory_of_a_zip_that_lies_is_an_error(
+    tmp_path: Path, place: int, content: bytes
+) -> None:
+    path = zipped(tmp_path, "cat/0.jpg")
+    data = bytearray(path.read_bytes())
+    start = data.index(b"PK\x01\x02") + place
+    data[start : start + len(content)] = content
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"x\.zip is "):
+        open_source(path)
+
+
+def test_no_more_is_unpacked_than_a_zip_says(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a/0.jpg", bytes(100_000_000))
+    data = bytearray(path.read_bytes())
+    start = data.index(b"PK\x01\x02") + 24
+    for size in (10, 4_000_000_000):
+        data[start : start + 4] = size.to_bytes(4, "little")
+        path.write_bytes(data)
+        tracemalloc.start()
+        with pytest.raises(DecodeError, match="another checksum" if size == 10 else "at most"):
+            open_source(path)[0]
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+        tracemalloc.stop()
 
 
 def test_a_zip64_is_read(containers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +366,15 @@ def test_arrays_of_any_order_are_stored_bit_for_bit(
     np.save(tmp_path / "x.npy", change(array))
     memload.build(tmp_path / "x.npy", tmp_path / "out.bin", num_workers=0)
     assert (tmp_path / "out.bin").read_bytes()[4096:] == array.tobytes()
+
+
+@pytest.mark.parametrize("header", ["{'descr': (", "{'descr': '<u1', [}", "(" * 5000, "\udc80"])
+def test_a_hostile_header_of_an_array_is_an_error(tmp_path: Path, header: str) -> None:
+    text = header.encode("utf-8", "surrogateescape")
+    path = tmp_path / "x.npy"
+    path.write_bytes(b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(SourceError, match=r"^.*no \.npy file, or is truncated.*$"):
+        open_source(path)
 
 
 @pytest.mark.parametrize(
