@@ -70,13 +70,13 @@ class DatasetSource:
         column_of = self._columns_of(_column_names(dataset))
         texts = _renamed(_text_values(dataset) | _named_numbers(dataset), column_of)
         self._nullable = _renamed(_nullable(dataset), column_of)
-        if "label" in self._nullable:
-            raise SourceError("Some labels are missing. Fill them in, or leave these samples out.")
+        self._nullable.pop("label", None)
         left_out = self._find_left_out(dataset, column_of, texts) if columns is None else {}
         # They are removed, so that they are not read.
         unused = list(left_out) or self._unused(dataset)
         self._dataset = dataset.remove_columns(unused) if unused else dataset
         label = next((name for name, column in column_of.items() if column == "label"), "label")
+        _check_labels(dataset, label)
         self.classes = _class_names(dataset, label) if classes is None else list(classes)
         label_texts = texts.pop("label", None)
         self.classes = self.classes or label_texts
@@ -155,6 +155,8 @@ class DatasetSource:
                     f"column {name!r} has type and shape {column[:2]}, but the first sample has "
                     f"{first[:2]}"
                 )
+        if self.schema.get("label") == Column("<f8") and np.isnan(columns["label"]):
+            raise DecodeError("its label is missing: it is NaN")
         return Record(self.keys[index], _plain_image(image), columns)
 
     def _columns_from(self, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,6 +317,26 @@ def _nullable(dataset: Any) -> dict[str, int]:
         if type(feature).__name__ in ("Value", "ClassLabel") and _is_number(feature)
     }
     return {name: count for name, count in counts.items() if count}
+
+
+def _check_labels(dataset: Any, name: str) -> None:
+    """Raise SourceError if labels are missing: None, NaN or an empty text."""
+    feature = _stored(dataset).get(name)
+    is_float = str(getattr(feature, "dtype", "")).startswith("float")
+    if not (_is_text(feature) or is_float or name in _nullable(dataset)):
+        return
+    labels = dataset.select_columns([name]).with_format(None)[name]
+    missing = [
+        number
+        for number, label in enumerate(labels)
+        if label in (None, "") or label != label  # NaN
+    ]
+    if missing:
+        count = "1 label is" if len(missing) == 1 else f"{len(missing):,} labels are"
+        raise SourceError(
+            f"{count} missing, the first one that of sample {missing[0]}. Fill them in, or leave "
+            "these samples out."
+        )
 
 
 def _renamed(values: Mapping[str, Value], column_of: Mapping[str, str]) -> dict[str, Value]:

@@ -190,7 +190,7 @@ class TestHuggingFace:
         np.testing.assert_array_equal(
             [record.columns["age"] for record in source], [np.nan, *ages[1:]]
         )
-        with pytest.raises(SourceError, match="labels are missing"):
+        with pytest.raises(SourceError, match="1 label is missing"):
             DatasetSource(rows, columns={"label": "age"})
 
     def test_named_columns_keep_their_texts(self, dataset: Any) -> None:
@@ -384,3 +384,21 @@ def test_a_label_outside_the_classes_of_a_pinned_source_is_rejected() -> None:
                 pinned[index]
         else:
             assert pinned[index].columns == {"label": label}
+
+
+@pytest.mark.parametrize("labels", [["a", None, "b"], ["a", "", "b"], [1, None, 0], [1, None, 0.5]])
+def test_missing_labels_of_hugging_face_are_an_error(labels: Any, tqdm_monitor: None) -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"label": labels, "image": [[[1]]] * 3})
+    with pytest.raises(SourceError, match="1 label is missing, the first one that of sample 1"):
+        DatasetSource(dataset)
+    assert DatasetSource(dataset.select([0, 2]), columns=["label"])[0].columns["label"] == 1 - (
+        "a" in labels
+    )
+
+
+def test_a_sample_whose_label_is_nan_is_rejected() -> None:
+    source = DatasetSource(Samples(lambda i: (image(i), [0.5, np.nan, 1.5, 2][i])))
+    with pytest.raises(DecodeError, match="NaN"):
+        source[1]
+    assert source[2].columns == {"label": 1.5}
