@@ -194,7 +194,8 @@ def test_options_reach_the_build(
         ("build a.tar b.zip out.bin", "2 sources are given: a.tar, b.zip."),
         ("build a.tar b.tar c.tar", "OUT.BIN comes last, and ends in .bin. c.tar is given."),
         ("build a out.bin --manifest m.csv", "Give only OUT.BIN with --manifest m.csv. These are given: a out.bin"),
-        ("build a out.bin --root there", "--root: a is read as a folder of images"),
+        ("build a out.bin --root there", "--root: a is read as a folder of images, to which this does not apply. Leave it out."),
+        ("build a out.bin --extension .gif", "or use --extensions"),
         ("build a.zip out.bin --where split=train", "--where: a.zip is read as a zip archive"),
         ("build a.tar out.bin --points p=x*,y*", "--points: a.tar is read as tar shards"),
         ("build a.npy out.bin --array p=x*", "--array: a.npy is read as an array"),
@@ -346,7 +347,7 @@ def test_the_report_of_a_build_is_json_if_asked_for(run: Run, folder: Path, tmp_
     facts = json.loads(done.out)
     assert facts.keys() == {
         "path", "samples", "classes", "columns", "rejected", "bytes", "shape", "dtype", "converted", "seconds",
-        "images_per_second", "num_workers", "libraries", "notes", "ledger",
+        "images_per_second", "num_workers", "libraries", "notes", "ledger", "label_range",
     }  # fmt: skip
     assert (facts["path"], facts["samples"], facts["shape"]) == (str(output), 12, [8, 8, 3])
     assert (facts["classes"], facts["columns"]) == (["ant", "bee", "cat"], ["label"])

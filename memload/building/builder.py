@@ -35,6 +35,8 @@ from memload.building.sources.classes import PinnedClasses, read_classes, refuse
 from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.opening import open_source
 from memload.building.sources.record import Source
+from memload.building.sources.remote import RemoteFiles, RemoteFolder
+from memload.building.sources.table import Manifest
 from memload.building.statistics import statistics
 from memload.building.worker import RowWork, SampleCheck, runs_user_code
 from memload.building.workspace import Workspace, size_text
@@ -58,6 +60,7 @@ class BuildReport:
     path: Path  #: the output
     samples: int  #: samples in the data set
     classes: Sequence[str] | None  #: the names of the classes, if they have names
+    label_range: tuple[float, float] | None  #: the least and greatest label, if it is a number
     columns: Sequence[str]  #: the names of the columns, such as ``label``
     rejected: int  #: pictures left out; the ledger says why
     bytes: int  #: size of all shards
@@ -114,6 +117,9 @@ class BuildReport:
         if self.classes is not None:
             names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
             labels = f", {_counted(len(self.classes), 'class', 'classes')} ({names})"
+        elif self.label_range is not None:
+            low, high = (f"{label:,.10g}" for label in self.label_range)
+            labels = f", labels {low} to {high}"
         return (
             f"{self.path}: {_counted(self.samples, 'sample', 'samples')} of {shape} "
             f"{self.dtype}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
@@ -242,7 +248,7 @@ def build(
                 with _shared_files_noticed(workspace, num_workers):
                     converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace, limit)
-            notes += _picture_notes(workspace)
+            notes += [*_picture_notes(workspace), *_label_notes(index)]
             publish(index, workspace.folder, output, overwrite)
             workspace.remove()
     except OSError as error:
@@ -415,10 +421,13 @@ def _complete(workspace: Workspace, limit: RejectLimit) -> Index:
     frequent = frequent_reasons(rejected, workspace.source.keys)
     if not used.size:
         workspace.remove()
+        noun = _noun(workspace.source)
+        none = f"none of {len(records):,} {noun} can"
+        if len(records) == 1:
+            none = f"the only one of the {noun} cannot"
+        options = ", and --root, --path-column and --extension" * _is_table(workspace.source)
         raise BuildError(
-            f"{workspace.name}: none of {len(records):,} {_noun(workspace.source)} can be "
-            f"used: {frequent}. Check them. If a table lists them, check --root, --path-column and "
-            "--extension.",
+            f"{workspace.name}: {none} be used: {frequent}. Check the {noun}{options}.",
             path=workspace.output,
         )
     if not limit.allows(len(rejected), len(records)):
@@ -438,6 +447,12 @@ def _noun(source: Source) -> str:
     """Return what messages call the samples of a source."""
     root = getattr(source, "root", None)
     return "samples" if root is None else f"pictures in {root}"
+
+
+def _is_table(source: Source) -> bool:
+    source = source.source if isinstance(source, PinnedClasses) else source
+    is_remote = isinstance(source, RemoteFiles) and not isinstance(source, RemoteFolder)
+    return isinstance(source, Manifest) or is_remote
 
 
 def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> Index:
@@ -484,6 +499,25 @@ def _picture_notes(workspace: Workspace) -> Sequence[str]:
     return tuple(picture_notes(workspace.journal.mapped(), settings.size, settings.background))
 
 
+def _label_notes(index: Index) -> Iterator[str]:
+    """Yield a note if labels do not number classes."""
+    labels = index.columns.get("label")
+    if index.classes is not None or labels is None or labels.ndim != 1 or not labels.size:
+        return
+    if labels.dtype.kind not in "iu" or labels.min() < 0:
+        kind = "below 0" if labels.dtype.kind in "iu" else "no integers"
+        yield f"some labels are {kind}, so num_classes is not known"
+
+
+def _label_range(index: Index) -> tuple[float, float] | None:
+    """Return the least and greatest label, if each sample has one number."""
+    labels = index.columns.get("label")
+    if labels is None or labels.ndim != 1:
+        return None
+    labels = labels[np.isfinite(labels)]
+    return (labels.min().item(), labels.max().item()) if labels.size else None
+
+
 def _report(
     workspace: Workspace,
     index: Index,
@@ -497,6 +531,7 @@ def _report(
         path=workspace.name,
         samples=len(index),
         classes=index.classes,
+        label_range=_label_range(index),
         columns=tuple(index.columns),
         rejected=rejected,
         bytes=sum(shard.bytes for shard in index.image.shards),

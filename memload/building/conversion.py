@@ -258,10 +258,11 @@ def _to_image(array: np.ndarray) -> Image.Image:
     is_gray = array.ndim == 2 and array.dtype in (np.uint8, np.uint16) and array.dtype.isnative
     is_color = array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8
     if not (is_gray or is_color):
+        remedy = "Drop ToTensor() in the data set, or store floats" * (array.dtype.kind == "f")
         raise DecodeError(
             f"an array of {array.dtype} and shape {array.shape} is not a picture. Pictures are "
-            "(H, W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16. Store others with "
-            "mode='array'."
+            "(H, W) or (H, W, 1, 3 or 4) of uint8, or (H, W) of uint16. "
+            f"{remedy or 'Store others'} with mode='array'."
         )
     return Image.fromarray(array)
 

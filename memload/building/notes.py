@@ -14,6 +14,10 @@ from memload.building.journal import DONE
 #: was in color, with more than 8 bits a channel; it is a TIFF with more bands, or more pages.
 ENLARGED, FLATTENED, REDUCED, REDUCED_COLORS, MORE_BANDS, MORE_PAGES = 1, 2, 4, 8, 16, 32
 
+#: Pictures whose largest value of 16 bits, and whose mean of 8 bits, are below these are dark. One
+#: with 12 bits in a file of 16 is.
+_DARK_16, _DARK_8 = 8192, 16
+
 
 def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -> Iterator[str]:
     """Yield the notes on the records of a build that stores pictures of ``size`` (H, W)."""
@@ -29,12 +33,16 @@ def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -
         )
     if count := np.count_nonzero(used & (remarks & FLATTENED > 0)):
         yield f"{count:,} of {total:,} pictures have transparent pixels, which are {background} now"
-    ranges = records["value_range"][used & (remarks & REDUCED > 0)]
+    reduced = used & (remarks & REDUCED > 0)
+    ranges = records["value_range"][reduced]
     if len(ranges):
         low, high = ranges[:, 0].min(), ranges[:, 1].max()
+        values = len(ranges) * size[0] * size[1] * records["total"].shape[1]
+        is_dark = high < _DARK_16 and records["total"][reduced].sum() / values < _DARK_8
+        dark = " of 65,535, so that they are nearly black now" if is_dark else ""
         yield (
             f"{len(ranges):,} of {total:,} pictures have up to 16 bits and were reduced to 8; "
-            f"their values go from {low:,} to {high:,}. Use --mode 'I;16' to keep them"
+            f"their values go from {low:,} to {high:,}{dark}. Use --mode 'I;16' to keep them"
         )
     ranges = records["value_range"][used & (remarks & REDUCED_COLORS > 0)]
     if len(ranges):

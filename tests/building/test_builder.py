@@ -162,9 +162,37 @@ def test_nothing_but_bad_pictures_is_an_error_and_leaves_the_old_data_set(
     assert not (tmp_path / "out.building").exists()
 
 
-def test_messages_call_what_is_in_a_data_set_samples(tmp_path: Path) -> None:
-    with pytest.raises(memload.BuildError, match=r"none of 3 samples can be used: 3 × .*such as 0"):
-        build([np.zeros((2, 2, 3))] * 3, tmp_path)
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (3, r"none of 3 samples can be used: 3 × .*such as 0"),
+        (1, "the only one of the samples cann"),
+    ],
+)
+def test_messages_call_what_is_in_a_data_set_samples(
+    tmp_path: Path, count: int, message: str
+) -> None:
+    with pytest.raises(memload.BuildError, match=message) as caught:
+        build([np.zeros((2, 2, 3))] * count, tmp_path)
+    assert "Drop ToTensor()" in str(caught.value)
+    assert "--root" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "line", "note"),
+    [
+        ([0, 4, 1], "labels 0 to 4", None),
+        ([-1, 4, 1], "labels -1 to 4", "some labels are below 0"),
+        ([0.5, 3, 1], "labels 0.5 to 3", "some labels are no integers"),
+    ],
+)
+def test_the_closing_line_shows_labels_without_names(
+    tmp_path: Path, labels: list[float], line: str, note: str | None
+) -> None:
+    report = build([(np.zeros((8, 8, 3), np.uint8), label) for label in labels], tmp_path)
+    assert line in str(report)
+    notes = [found for found in report.notes if "num_classes" in found]
+    assert notes == ([f"{note}, so num_classes is not known"] if note else [])
 
 
 class Samples:
@@ -231,7 +259,7 @@ def test_the_report_names_the_first_classes(tmp_path: Path) -> None:
     samples = [(np.zeros((8, 8, 3), np.uint8), number) for number in range(4)]
     for source, classes, text in [
         (Named(samples), ("a", "b", "c", "d"), " uint8, 4 classes (a, b, c, …), "),
-        (samples, None, " uint8, 4.86 kB, "),
+        (samples, None, " uint8, labels 0 to 3, 4.86 kB, "),
         ([image for image, _ in samples], None, " uint8, no labels, "),
     ]:
         report = build(source, tmp_path, size=8, overwrite=True)

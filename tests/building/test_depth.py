@@ -218,6 +218,16 @@ def test_reduced_pictures_are_noted_once_with_their_range(
         assert "from about 0 to 1,023" in colors
 
 
+@pytest.mark.parametrize(("largest", "is_dark"), [(4095, True), (65535, False)])
+def test_scans_of_12_bits_in_files_of_16_are_told_to_be_dark(
+    tmp_path: Path, largest: int, is_dark: bool
+) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "0.png").write_bytes(encode(TWELVE * (largest // 4095), "PNG"))
+    report = memload.build(tmp_path / "images", tmp_path / "out.bin", num_workers=0)
+    assert any("of 65,535, so that they are nearly black now" in n for n in report.notes) == is_dark
+
+
 def test_bands_and_pages_that_are_left_out_are_noted(tmp_path: Path) -> None:
     root = tmp_path / "images"
     root.mkdir()

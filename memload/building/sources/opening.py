@@ -268,6 +268,8 @@ def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
     known = _OPTIONS.get(kind, ())
     unknown = [_as_typed(name) for name in options if name not in known]
     if unknown:
+        if known == ("extensions",) and unknown != ["--extension"]:
+            known = ()  # it would not be what was meant
         names = ", ".join(map(_as_typed, known))
         raise UsageError(
             f"{', '.join(unknown)}: {path} is read as {_DESCRIPTIONS[kind]}, to which this does "

@@ -122,6 +122,8 @@ class RemoteFolder(RemoteFiles):
             raise SourceError(
                 f"{url} has no image files ({' '.join(extensions)}), but {len(found):,} other "
                 "files. Check the URL."
+                if found
+                else f"{url} does not exist, or is an empty folder. Check the URL."
             )
         columns = Columns()
         if len(images) < len(found):
@@ -185,6 +187,8 @@ def _retried(call: Callable[[], Result], problem: str) -> Result:
         try:
             return call()
         except Exception as error:  # each protocol's library has its own errors
+            if isinstance(error, FileNotFoundError):
+                raise SourceError(f"{problem}: it does not exist. Check the URL.") from error
             if wait is None or not _may_be_there(error):
                 raise SourceError(
                     f"{problem}: {describe_error(error)}. Check the URL and the connection."

@@ -117,9 +117,10 @@ def test_a_local_table_may_list_remote_images(memory: Any, containers: Any) -> N
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("memory://nothing/here", "no image files"),
+        ("memory://nothing/here", "does not exist"),
+        ("memory://nothing/x*.tar", "no file has such a name"),
         ("nonsense://x/y", "nonsense"),
-        ("memory://bucket/none.tar", "cannot be copied"),
+        ("memory://bucket/none.tar", "cannot be copied: it does not exist"),
     ],
 )
 def test_a_wrong_url_is_an_error(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
