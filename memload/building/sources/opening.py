@@ -13,8 +13,9 @@ from memload.building.sources.arrays import ArrayFile
 from memload.building.sources.dataset import DatasetSource, has_classes
 from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.folder import ImageFolder
+from memload.building.sources.listed import ListedSource
 from memload.building.sources.parquet import ParquetFiles
-from memload.building.sources.record import Source
+from memload.building.sources.record import EXTENSIONS, Source
 from memload.building.sources.remote import (
     RemoteFiles,
     RemoteFolder,
@@ -246,14 +247,49 @@ def _open_urls(urls: Sequence[str], kind: type | None, options: dict[str, Any]) 
     """Open what lies on a server. Single files are copied."""
     _check_options(kind or RemoteFolder, options, urls[0])
     if kind is None:
+        if file_name(urls[0]).lower().endswith(EXTENSIONS):
+            raise SourceError(
+                f"{urls[0]} is a single image. Give the URL of its folder, "
+                f"{urls[0].rpartition('/')[0]}.",
+                path=urls[0],
+            )
         return RemoteFolder(urls[0], **options)
     folder, paths = download(urls)
-    source: Source
-    if kind is Manifest:
-        source = _remote_table(paths[0], {"root": urls[0].rpartition("/")[0]} | options)
-    else:
-        source = kind(paths if kind in _SEVERAL else paths[0], **options)
+    try:
+        source = _open_copies(urls, paths, kind, options)
+    except BaseException:
+        _remove(folder, os.getpid())
+        raise
     weakref.finalize(source, _remove, folder, os.getpid())
+    return source
+
+
+def _open_copies(
+    urls: Sequence[str], paths: Sequence[str], kind: type, options: dict[str, Any]
+) -> Source:
+    """Open copies of files. Messages about them name the URLs."""
+
+    def named(text: str) -> str:
+        for url, path in zip(urls, paths, strict=True):
+            text = text.replace(path, url)
+        return text
+
+    source: Source
+    try:
+        if kind is Manifest:
+            source = _remote_table(paths[0], {"root": urls[0].rpartition("/")[0]} | options)
+        else:
+            source = kind(paths if kind in _SEVERAL else paths[0], **options)
+    except SourceError as error:
+        raise SourceError(named(str(error)), path=urls[0]) from error
+    if isinstance(source, ParquetFiles) and source.lists_paths:
+        raise SourceError(
+            f"{urls[0]} holds the paths of images, and no images. Copy it and them to this "
+            "machine, or list the images in a CSV file, which may lie beside them on the server.",
+            path=urls[0],
+        )
+    if isinstance(source, ListedSource):
+        source.notes = [named(note) for note in source.notes]
     return source
 
 

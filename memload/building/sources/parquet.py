@@ -76,6 +76,9 @@ class ParquetFiles(ListedSource):
         features = _features(schema)
         self._image_name = image_column or _find_image(schema, features, self._paths[0])
         _require_column(schema, self._image_name, self._paths[0])
+        kind = str(schema.field(self._image_name).type)
+        #: whether images are files besides, and never in the column itself
+        self.lists_paths = _general(kind) == "string"
         self.identity = f"images in {self._image_name!r}"
         self._list_row_groups(files)
         columns = Columns()

@@ -15,6 +15,7 @@ from memload.building.sources.columns import Columns
 from memload.building.sources.listed import ListedSource, add_folder_labels, is_hidden
 from memload.building.sources.record import EXTENSIONS, FileState, Record
 from memload.errors import BuildError, DependencyError, SourceError, describe_error
+from memload.storage.keys import Keys
 
 Result = TypeVar("Result")
 
@@ -50,9 +51,12 @@ class RemoteFiles(ListedSource):
         names: Sequence[str],
         columns: Columns,
         states: Sequence[FileState | None] | None = None,
+        paths: Sequence[str] | None = None,
     ) -> None:
         super().__init__(names, columns)
         self.root = root
+        #: as the server lists them, if they are not made of the names
+        self._paths = None if paths is None else Keys.of(paths)
         self._states = states
         self._failures = 0  # in a row
 
@@ -78,7 +82,10 @@ class RemoteFiles(ListedSource):
         """Return the content of each file, or why it cannot be fetched. Raises BuildError."""
         # fsspec keeps one object for each process: one from before a fork does not work.
         file_system, root = _file_system(self.root)
-        paths = {index: _join(root, self.keys[index]) for index in indices}
+        paths = {
+            index: _join(root, self.keys[index]) if self._paths is None else self._paths[index]
+            for index in indices
+        }
         contents: dict[int, bytes | Exception] = {}
         missing = list(indices)
         for wait in (*_WAITS, None):
@@ -130,7 +137,9 @@ class RemoteFolder(RemoteFiles):
             columns.notes.append(f"skipped {len(found) - len(images):,} other files below {url}")
         names = [images[position] for position in add_folder_labels(columns, images)]
         states = [_state(found[files[name]]) for name in names]
-        super().__init__(url, names, columns.finish(), states)
+        # A name with %20 or ? in it is quoted in the path, and one with a space too.
+        paths = [files[name] for name in names] if root.startswith("http") else None
+        super().__init__(url, names, columns.finish(), states, paths)
 
 
 def is_url(text: object) -> bool:
@@ -172,13 +181,18 @@ def download(urls: Sequence[str]) -> tuple[Path, list[str]]:
 def _download_one(url: str, path: str) -> None:
     file_system, remote = _file_system(url)
 
-    def copy() -> FileState | None:
-        file_system.get_file(remote, path)
-        return _state(file_system.info(remote))
+    _retried(lambda: file_system.get_file(remote, path), f"{url} cannot be copied")
+    # The time stands for the content, so that a build continues after a second copy of the same.
+    os.utime(path, ns=(0, _checksum(path)))
 
-    state = _retried(copy, f"{url} cannot be copied")
-    # The time stands for the version on the server, so that a build continues after a second copy.
-    os.utime(path, ns=(0, state.mtime_ns if state else 0))
+
+def _checksum(path: str) -> int:
+    """Return the CRC-32 of a file. Not every server tells when a file has changed."""
+    checksum = 0
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _retried(call: Callable[[], Result], problem: str) -> Result:

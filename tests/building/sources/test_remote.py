@@ -106,6 +106,37 @@ def test_copies_are_removed_with_the_source(
     assert not list(tmp_path.glob("memload-*"))
 
 
+@pytest.mark.parametrize("name", ["bad.tar", "bad.zip", "bad.npy", "bad.parquet", "bad.csv"])
+def test_an_error_of_a_copy_names_the_url_and_leaves_nothing(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    memory.pipe(f"/bucket/{name}", b"\xffbad")
+    with pytest.raises(SourceError, match=rf"^memory://bucket/{name}") as error:
+        open_source(f"memory://bucket/{name}")
+    assert str(tmp_path) not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_remote_parquet_file_of_paths_is_refused(memory: Any, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"image": ["a.jpg"]}), tmp_path / "x.parquet")
+    memory.pipe("/bucket/x.parquet", (tmp_path / "x.parquet").read_bytes())
+    with pytest.raises(SourceError, match=r"memory://bucket/x\.parquet holds the paths"):
+        open_source("memory://bucket/x.parquet")
+
+
+def test_a_replaced_file_of_the_same_size_has_another_state(memory: Any, containers: Any) -> None:
+    data = containers.tar().read_bytes()
+    states = []
+    for content in (data, data, data.replace(b"JFIF", b"JFIX")):
+        memory.pipe("/bucket/x.tar", content)
+        states.append(open_source("memory://bucket/x.tar")[0].state)
+    assert states[0] == states[1] != states[2]
+
+
 def test_a_local_table_may_list_remote_images(memory: Any, containers: Any) -> None:
     path = containers.folder / "x.csv"
     path.write_text("p,label\nant/00.jpg,1\ncat/29.jpg,5\n")
@@ -121,6 +152,7 @@ def test_a_local_table_may_list_remote_images(memory: Any, containers: Any) -> N
         ("memory://nothing/x*.tar", "no file has such a name"),
         ("nonsense://x/y", "nonsense"),
         ("memory://bucket/none.tar", "cannot be copied: it does not exist"),
+        ("memory://bucket/train/photo.jpg", r"single image.* folder, memory://bucket/train\."),
     ],
 )
 def test_a_wrong_url_is_an_error(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +174,10 @@ def test_a_missing_protocol_package_is_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_folder_on_a_web_server(containers: Any) -> None:
     """In a process of its own, as fsspec starts a thread that never ends."""
     pytest.importorskip("aiohttp")
+    for old, new in (("ant/00.jpg", "ant/00 b.jpg"), ("ant/01.jpg", "ant/00%20b.jpg")):
+        containers.pictures[new] = containers.pictures.pop(old)
+    containers.pictures["ant/0?#.jpg"] = containers.pictures.pop("ant/02.jpg")
+    containers.pictures = dict(sorted(containers.pictures.items()))
     handler = functools.partial(Quiet, directory=str(containers.directory()))
     script = (
         "import sys, hashlib; from memload.building.sources.opening import open_source\n"
