@@ -11,9 +11,6 @@ from memload.building.sources.record import FileState, Record
 from memload.errors import SourceError
 from memload.storage.keys import Keys
 
-#: The note of an archive or server without folders.
-NO_FOLDERS = "no labels: the images lie in no folders"
-
 
 class ListedSource:
     """A source whose names and columns are all in memory. A subclass finds the image.
@@ -99,7 +96,7 @@ def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[int]:
     parts = [name.split("/") for name in names]
     kept = [position for position, part in enumerate(parts) if len(part) > 1]
     if not kept:
-        columns.notes.append(NO_FOLDERS)
+        columns.notes.append("no labels: the images lie in no folders")
         return sorted(range(len(names)), key=names.__getitem__)
     flat = sorted(names[position] for position, part in enumerate(parts) if len(part) == 1)
     if flat:

@@ -225,12 +225,13 @@ def _check_text(cells: Sequence[str], table: _Table, line: int) -> None:
     if "".join(cells).isascii():
         return
     for cell in cells:
+        content = cell.strip().encode(errors="surrogateescape")
         try:
-            cell.encode()
-        except UnicodeEncodeError:
+            content.decode()
+        except UnicodeDecodeError:
             raise table.error(
-                f"{ascii(cell.strip())[:60]} is not in UTF-8, but perhaps in Latin-1. Save the "
-                "table as UTF-8.",
+                f"{str(content)[1:61]} is not in UTF-8, but perhaps in Latin-1, where it is "
+                f"{content.decode('latin-1')!r:.60}. Save the table as UTF-8.",
                 line,
             ) from None
 

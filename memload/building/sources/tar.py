@@ -13,7 +13,6 @@ import numpy as np
 
 from memload.building.sources.columns import Columns
 from memload.building.sources.listed import (
-    NO_FOLDERS,
     ListedSource,
     add_folder_labels,
     is_hidden,
@@ -58,7 +57,7 @@ class TarShards(ListedSource):
     ``cat.2.jpg``, each image without other files is a sample. ``.cls`` has the label: a number, or
     the name of a class. Numbers in the object of ``.json`` become columns. So do texts with few
     values, and those called ``label`` are names of classes. Other files are left out, which
-    ``notes`` reports. Without any ``.cls``, the folders in the tar are the classes, as in
+    ``notes`` reports. Without labels in these files, the folders in the tar are the classes, as in
     `memload.ZipArchive`. A key is the name of the tar and of the image, such as
     ``00000.tar/000123.jpg``. Links to images within a tar are followed.
 
@@ -89,13 +88,11 @@ class TarShards(ListedSource):
         names = [sample.name for sample in samples]
         if any(sample.label is not None for sample in samples):
             _add_classes(columns, samples)
-        else:
+        elif not any(map(_has_label_in_json, samples)):
             names = without_shared_folders(names)
             order = add_folder_labels(columns, names)
             samples, names = [samples[n] for n in order], [names[n] for n in order]
         _add_json(columns, samples)
-        if "label" in columns.values and NO_FOLDERS in columns.notes:
-            columns.notes.remove(NO_FOLDERS)
         if skipped:
             kinds = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
             columns.notes.append(f"skipped files in tars: {kinds}")
@@ -311,6 +308,12 @@ def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
             columns.add_labels(texts)
         else:
             columns.add_values(name, column)
+
+
+def _has_label_in_json(sample: _Sample) -> bool:
+    if sample.json is None or '"label"' not in sample.json:  # most often it need not be parsed
+        return False
+    return isinstance(_parse(sample).get("label"), (str, int, float))
 
 
 def _parse(sample: _Sample) -> dict[str, Any]:

@@ -114,10 +114,13 @@ def test_without_labels_the_folders_in_a_tar_are_classes(containers: Any) -> Non
 
 
 @pytest.mark.parametrize(("first", "classes"), [('"b"', ["a", "b"]), ("1", None)])
-def test_labels_may_be_in_json(tmp_path: Path, first: str, classes: list[str] | None) -> None:
+@pytest.mark.parametrize("folder", ["", "train/"])
+def test_labels_may_be_in_json(
+    tmp_path: Path, folder: str, first: str, classes: list[str] | None
+) -> None:
     second = '"a"' if classes else "0"
-    members = {"0.jpg": b"", "0.json": f'{{"label": {first}}}'.encode()}
-    members |= {"1.jpg": b"", "1.json": f'{{"label": {second}}}'.encode()}
+    members = {f"{folder}0.jpg": b"", f"{folder}0.json": f'{{"label": {first}}}'.encode()}
+    members |= {f"{folder}1.jpg": b"", f"{folder}1.json": f'{{"label": {second}}}'.encode()}
     source = TarShards([write_tar(tmp_path / "x.tar", members)])
     assert (source.classes, source.columns["label"].tolist()) == (classes, [1, 0])
     assert source.notes == []

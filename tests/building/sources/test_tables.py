@@ -97,7 +97,8 @@ def test_bytes_that_are_not_utf8_are_told_with_their_line(
     tmp_path: Path, text: bytes, line: int
 ) -> None:
     (tmp_path / "x.csv").write_bytes(text)
-    with pytest.raises(SourceError, match=rf"line {line}: .*\\udce9.*Save the table as UTF-8"):
+    message = rf"line {line}: .*\\xe9.* Latin-1, where it is .*é.*Save the table as UTF-8"
+    with pytest.raises(SourceError, match=message):
         Manifest(tmp_path / "x.csv")
 
 
