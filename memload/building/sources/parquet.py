@@ -167,7 +167,7 @@ class _Cursor:
         """Return a row, counted from the first row of the group. Raises DecodeError."""
         while self._images is None or row >= self._start + len(self._images):
             if self._damage:
-                raise DecodeError(f"{self._path} is damaged: {self._damage}")
+                raise DecodeError(f"{self._path.name} is damaged: {self._damage}")
             try:
                 batch = next(self._batches)
             except (OSError, ValueError, StopIteration) as error:  # pyarrow's errors are of these
@@ -301,7 +301,14 @@ def _add_labels(
                 "each with the same list of --classes.",
                 path=path,
             )
-    columns.add_labels(np.array(flat))
+    is_whole = all(isinstance(label, int) for label in flat)
+    try:
+        columns.add_labels(np.array(flat, np.int64 if is_whole else np.float64))
+    except OverflowError as error:
+        raise SourceError(
+            f"{files[0].path}: column {name!r} has labels above 2⁶³. Save them as int64.",
+            path=files[0].path,
+        ) from error
     if columns.schema["label"].dtype == "<i8":
         columns.classes = names or None
 

@@ -112,7 +112,7 @@ class TarShards(ListedSource):
             self._file = PositionalFile(path)
         data = self._file.read(int(self._start[index]), size)
         if len(data) != size:
-            raise DecodeError(f"{path} has been truncated")
+            raise DecodeError(f"{path.name} has been truncated")
         return data
 
     def _state(self, index: int) -> FileState:

@@ -71,16 +71,16 @@ class ZipArchive(ListedSource):
             raise DecodeError(f"it has {size:,} bytes, and at most {_MAX_BYTES:,} are unpacked")
         header = self._file.read(start, _HEADER_BYTES)
         if len(header) != _HEADER_BYTES or not header.startswith(_SIGNATURE):
-            raise DecodeError(f"{self.path} is damaged, or has changed since it was opened")
+            raise DecodeError(f"{self.path.name} is damaged, or has changed since it was opened")
         start += _HEADER_BYTES + sum(_LENGTHS.unpack(header))
         data = self._file.read(start, int(self._size[index]))
         if self._is_deflated[index]:
             try:
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
             except zlib.error as error:
-                raise DecodeError(f"{self.path} is damaged: {error}") from error
+                raise DecodeError(f"{self.path.name} is damaged: {error}") from error
         if zlib.crc32(data) != self._crc[index]:
-            raise DecodeError(f"{self.path} is damaged: the image has another checksum")
+            raise DecodeError(f"{self.path.name} is damaged: the image has another checksum")
         return data
 
     def _state(self, index: int) -> FileState:

@@ -14,7 +14,7 @@ import pytest
 
 from memload.building.sources import remote
 from memload.building.sources.opening import open_source
-from memload.errors import DependencyError, SourceError
+from memload.errors import DecodeError, DependencyError, SourceError
 
 fsspec = pytest.importorskip("fsspec")
 from fsspec.registry import known_implementations  # noqa: E402  # only if it is installed
@@ -116,6 +116,16 @@ def test_an_error_of_a_copy_names_the_url_and_leaves_nothing(
         open_source(f"memory://bucket/{name}")
     assert str(tmp_path) not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_copy_is_named_without_its_temporary_folder(
+    memory: Any, containers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    memory.pipe("/bucket/x.zip", containers.zip().read_bytes().replace(b"JFIF", b"JFIX"))
+    source = open_source("memory://bucket/x.zip")
+    with pytest.raises(DecodeError, match=r"^x\.zip is damaged"):
+        source[0]
 
 
 def test_a_remote_parquet_file_of_paths_is_refused(memory: Any, tmp_path: Path) -> None:
