@@ -95,7 +95,10 @@ def test_named_columns_are_taken(tmp_path: Path) -> None:
         ({"image": [b"1", b"2"], "label": [0, None]}, "1 label is missing.* of x.parquet/1"),
         ({"image": [b"1", b"2"], "label": [0.0, float("nan")]}, "1 label is missing"),
         ({"image": [b"1", b"2"], "label": ["a", ""]}, "1 label is missing"),
-        ({"image": [b"1", b"2"], "label": pyarrow.array([2**63, 1], pyarrow.uint64())}, "above 2⁶³"),
+        (
+            {"image": [b"1", b"2"], "label": pyarrow.array([2**63, 1], pyarrow.uint64())},
+            "above 2⁶³",
+        ),
         ({"image": [b"1", b"2"], "label": [None, None]}, "2 labels are missing"),
         ({"image": pyarrow.array([], pyarrow.binary())}, "no rows"),
     ],
