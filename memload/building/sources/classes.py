@@ -68,8 +68,9 @@ def _translation(source: Source, classes: Sequence[str]) -> np.ndarray | None:
     """Return the new number of each class of a source, or None if its labels stay."""
     if source.schema.get("label") != Column("<i8"):
         raise SourceError(
-            "A list of classes is given, but the source has no labels that count into it. Leave it "
-            "out, or name the labels, such as with --label-column."
+            "A list of classes is given, but the source has no labels that count into it. Name the "
+            "labels: with --label-column, or in Python with "
+            "DatasetSource(dataset, columns={'label': '…'}, classes=[…])."
         )
     if source.classes is None or tuple(source.classes) == tuple(classes):
         return None

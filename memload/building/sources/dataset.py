@@ -62,9 +62,11 @@ class DatasetSource:
     ) -> None:
         if not len(dataset):
             raise SourceError("The data set has no samples.")
-        self._columns = columns
-        self._image_name = _marked_image(dataset) if image is None else image
         named = columns if columns is None or isinstance(columns, (str, Mapping)) else list(columns)
+        if isinstance(named, Mapping) and len(set(named.values())) < len(named):
+            raise ValueError(f"columns: two columns have the same entry: {dict(named)!r:.200}.")
+        self._columns = named
+        self._image_name = _marked_image(dataset) if image is None else image
         self.identity = f"images in {self._image_name!r}, columns {named!r}"
         self._is_named = image is not None or columns is not None
         column_of = self._columns_of(_column_names(dataset))

@@ -69,6 +69,12 @@ def test_entries_may_be_named() -> None:
     assert DatasetSource(samples, image="a", columns=["c", "d"])[2].columns == {"c": 1.0, "d": 1}
 
 
+def test_two_columns_of_one_entry_are_an_error() -> None:
+    samples = Samples(lambda i: {"image": image(i), "b": i})
+    with pytest.raises(ValueError, match="the same entry"):
+        DatasetSource(samples, columns={"label": "b", "again": "b"})
+
+
 def test_a_missing_entry_is_told_with_what_is_there() -> None:
     with pytest.raises(SourceError, match=r"only \['foto', 'label'\]"):
         DatasetSource(Samples(lambda i: {"foto": image(i), "label": 0}))
