@@ -76,10 +76,8 @@ def _load(path: Path) -> np.ndarray:
             f"{path} cannot be read: {error.strerror or error}.", path=path
         ) from error
     except Exception as error:  # a damaged header may raise anything
-        if "Object arrays" in str(error):
-            problem = (
-                "holds Python objects, not numbers. Stack the images: numpy.stack(list(array))"
-            )
+        if "Object arrays" in str(error) or "Python objects" in str(error):
+            problem = "holds Python objects. Save the array as numpy.stack(list(array))"
         else:
             why = describe_error(error)
             problem = f"is no .npy file, or is truncated ({why}). Copy or download it again"

@@ -285,7 +285,7 @@ def test_an_array_file_gives_its_images(tmp_path: Path, shape: tuple[int, ...]) 
         (np.zeros((3, 2, 2), np.uint8), np.array([1j, 2, 3]), "y.npy"),
         (np.zeros((3, 2, 2)), None, "float64.*Convert it to float32"),
         (np.zeros((3, 2, 2), bool), None, "bool.*Convert it to uint8"),
-        (np.array([image(1), image(2)[1:], None], object), None, "Python objects"),
+        (np.array([image(1), image(2)[1:], None], object), None, "holds Python objects"),
     ],
 )
 def test_wrong_arrays_are_errors(
