@@ -92,9 +92,27 @@ def _find_images(
 ) -> dict[str, zipfile.ZipInfo]:
     """Return the images in a zip by their names. Raises SourceError."""
     endings = tuple(extension.lower() for extension in extensions)
+    members = _read_directory(path)
+    names = _names(members)
+    found = {
+        name: member
+        for name, member in zip(names, members, strict=True)
+        if name.lower().endswith(endings) and not is_hidden(name)
+    }
+    images = list(found.values())  # of several of one name the last, as if they were unpacked
+    if not images:
+        raise SourceError(f"{path} has no image files ({' '.join(extensions)}).", path=path)
+    _check_readable(path, images)
+    if len(images) < len(members):
+        columns.notes.append(f"skipped {len(members) - len(images):,} other files in {path}")
+    return found
+
+
+def _read_directory(path: Path) -> list[zipfile.ZipInfo]:
+    """Return the files in a zip. Raises SourceError if its directory cannot be read."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [member for member in archive.infolist() if not member.is_dir()]
+            return [member for member in archive.infolist() if not member.is_dir()]
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}.", path=path) from error
     except UnicodeDecodeError as error:
@@ -108,15 +126,10 @@ def _find_images(
             f"{path} is no zip file, or is truncated ({error}). Copy or download it again.",
             path=path,
         ) from error
-    names = _names(members)
-    found = {
-        name: member
-        for name, member in zip(names, members, strict=True)
-        if name.lower().endswith(endings) and not is_hidden(name)
-    }
-    images = list(found.values())  # of several of one name the last, as if they were unpacked
-    if not images:
-        raise SourceError(f"{path} has no image files ({' '.join(extensions)}).", path=path)
+
+
+def _check_readable(path: Path, images: Sequence[zipfile.ZipInfo]) -> None:
+    """Raise SourceError for what `ZipArchive` does not read: truncated, encrypted, rare methods."""
     if any(member.header_offset + member.compress_size > path.stat().st_size for member in images):
         raise SourceError(
             f"{path} is truncated or damaged: it is shorter than its directory says. Copy or "
@@ -135,9 +148,6 @@ def _find_images(
             "Unpack it, and build the folder.",
             path=path,
         )
-    if len(images) < len(members):
-        columns.notes.append(f"skipped {len(members) - len(images):,} other files in {path}")
-    return found
 
 
 def _names(members: Sequence[zipfile.ZipInfo]) -> list[str]:
