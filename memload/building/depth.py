@@ -96,7 +96,7 @@ def load_deep(image: Image.Image, data: bytes) -> tuple[np.ndarray, np.ndarray |
     """
     if _png_raw_mode(image) == "LA;16B":  # Pillow keeps the upper 8 bits of gray and alpha
         # RGBA has 4 bytes a pixel, too, so that it keeps them all.
-        image.tile = [(*tile[:3], "RGBA") for tile in _tiles(image)]  # type: ignore[attr-defined]
+        image.tile = [(*tile[:3], "RGBA") for tile in _tiles(image)]  # type: ignore[attr-defined]  # of TIFFs
         image.load()
         pairs = np.ascontiguousarray(image).view(">u2").astype(np.uint16)
         return pairs[:, :, 0], pairs[:, :, 1]

@@ -185,15 +185,15 @@ def _kind_of(path: str) -> type | None:
 def open_paths(given: Sequence[str], options: dict[str, Any]) -> Source:
     """Open paths or URLs that together are one source. Raises as `open_source` does."""
     paths = [path for name in given for path in _expand(name)]
-    kinds = {None if Path(path).is_dir() else _kind_of(path) for path in paths}
-    kind = kinds.pop()
-    if len(paths) > 1 and (kinds or kind not in _SEVERAL):
+    kinds = [None if Path(path).is_dir() else _kind_of(path) for path in paths]
+    is_one_source = kinds[0] in _SEVERAL and len(set(kinds)) == 1
+    if len(paths) > 1 and not is_one_source:
         names = ", ".join([*paths[:3], *["…"] * (len(paths) > 3)])
         raise UsageError(
             f"{len(paths)} sources are given: {names}. Several files of one kind can be built "
             "together if they are tar or Parquet files. Build others one by one."
         )
-    return _open_as(kind, paths, options)
+    return _open_as(kinds[0], paths, options)
 
 
 def _open_as(kind: type | None, paths: Sequence[str], options: dict[str, Any]) -> Source:
@@ -257,7 +257,7 @@ def _open_urls(urls: Sequence[str], kind: type | None, options: dict[str, Any]) 
     folder, paths = download(urls)
     try:
         source = _open_copies(urls, paths, kind, options)
-    except BaseException:
+    except BaseException:  # a Ctrl-C, too, is to leave no copies behind
         _remove(folder, os.getpid())
         raise
     weakref.finalize(source, _remove, folder, os.getpid())

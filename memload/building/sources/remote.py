@@ -172,7 +172,7 @@ def download(urls: Sequence[str]) -> tuple[Path, list[str]]:
     try:
         for url, path in zip(urls, paths, strict=True):
             _download_one(url, path)
-    except BaseException:
+    except BaseException:  # a Ctrl-C, too, is to leave no copies behind
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder, paths
