@@ -12,11 +12,17 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 
 
 class Column(NamedTuple):
-    """Type and shape of a column's entries. Points are pairs x, y that move with the image."""
+    """Type and shape of a column's entries. Points and boxes move with the image.
+
+    Points are pairs x, y of floats, ``(K, 2)``, where (0, 0) is the center of the top left pixel.
+    Boxes are ``(K, 4)``: x1, y1, x2, y2 of the edges, float32, so that the whole picture is
+    (0, 0, W, H), as in torchvision and COCO. A row of NaN is no box.
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()
     points: bool = False
+    boxes: bool = False
 
 
 class FileState(NamedTuple):
@@ -36,12 +42,18 @@ class Record(NamedTuple):
 
     ``state`` is for an image that comes out of a larger file, such as a tar shard. If that file has
     changed when a build continues, the image is converted again.
+
+    ``arrays`` are the masks and other arrays of the sample, by name, in one of the same forms. A
+    mask has an id for each pixel of the image: a picture of palette colors or gray, or an array
+    ``(H, W)`` of uint8 or uint16. Another array is a numpy array, an .npy file, or a picture. A
+    name that is missing, or None, means that the sample lacks it.
     """
 
     key: str
     image: Path | bytes | Image.Image | np.ndarray
     columns: Mapping[str, Any]
     state: FileState | None = None
+    arrays: Mapping[str, Path | bytes | Image.Image | np.ndarray | None] = {}
 
 
 @runtime_checkable
@@ -50,6 +62,8 @@ class Source(Protocol):
 
     A source may have more attributes:
 
+    - ``arrays`` maps the names of the records' masks and other arrays to ``"mask"`` or ``"array"``,
+      in the order in which they are stored.
     - ``categories`` maps the names of columns of int64 to the texts that they count into.
     - ``__getitems__(indices)`` returns several records at once, where that is faster, as from a
       server. An exception in place of a record rejects that one record.
