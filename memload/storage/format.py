@@ -1,4 +1,6 @@
-"""The on-disk format, version 1. This text is its specification.
+"""The on-disk format, versions 1 and 2. This text is its specification.
+
+Version 2 is version 1 with more than one array. A data set that has only images is of version 1.
 
 A data set is one **index** and one or more **shards** in one folder. All numbers are little-endian.
 
@@ -7,7 +9,8 @@ File names
     ``out-00003-of-00004.bin``, with five digits or more. The index is ``out.idx``. While a build
     runs, all its files are in the folder ``out.building``. The build renames the index into place
     last; pixels without an index are an unfinished build. Builds also write ``out.rejects.csv``
-    (UTF-8, columns ``path,reason``), which readers do not need.
+    (UTF-8, columns ``path,reason``), which readers do not need. The shards of another array, such
+    as ``mask``, are called ``out.mask.bin``, or ``out.mask-00000-of-00004.bin`` and so on.
 
 Shards
     A shard is an NPY file of version 1.0 whose header is padded to 4,096 bytes:
@@ -18,13 +21,19 @@ Shards
     bytes 8 and 9        ``F6 0F`` (4,086: the length of the text that follows)
     bytes 10 to 4,095    ASCII text: the dictionary below, then spaces, then optionally the seal,
                          then one newline (``0A``)
-    bytes 4,096 onwards  the array in C order: row after row, each of ``H × W × C`` elements
+    bytes 4,096 onwards  the array in C order: row after row, for images of ``H × W × C`` elements
     ===================  =========================================================================
 
     The dictionary is ``{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }``,
-    with the shape ``(rows, H, W, C)``. ``descr`` is one of ``|u1``, ``<u2``, ``<i2``, ``<i4``,
-    ``<f2``, ``<f4``. Readers refuse other element types. The size of a shard is exactly
+    with the shape ``(rows, H, W, C)`` for images, ``(rows, H, W)`` for masks and ``(rows, …)`` for
+    other arrays. ``descr`` is one of ``|u1``, ``<u2``, ``<i2``, ``<i4``, ``<f2``, ``<f4`` for
+    images, ``|u1`` or ``<u2`` for masks, and for other arrays one of those of images or ``|i1``,
+    ``<i8``, ``<f8``, ``|b1``. Readers refuse other element types. The size of a shard is exactly
     ``4096 + rows × bytes of a row``.
+
+    A shard of an array that is neither images nor masks may also be any other NPY file of that type
+    and shape in C order, whatever wrote it. Its header has another size then, below 65,536 bytes:
+    the size of the file less its rows. It is the same for all shards of the array.
 
     The seal, such as ``# 0123456789abcdef``, distinguishes shards of the same shape. Its digits are
     the first 16 hexadecimal digits of the SHA-256 of the CRC-32 of the shard's rows: those that the
@@ -47,6 +56,8 @@ Index
     ===============  ================  ============================================================
     ``row``          I64 ``(n,)``      The row with the sample's pixels, ``0 <= row < r``. Rows may
                                        be in any order, and several samples may share one.
+    ``row/NAME``     I64 ``(n,)``      The row of each sample in the array ``NAME``. Without it,
+                                       they are those of ``row``. Not for ``image``.
     ``flags``        U8 ``(n,)``       Bits. 1: the picture was turned as its EXIF orientation says.
                                        2: the chosen decoder failed and Pillow decoded the picture.
                                        4: a point of the sample is outside the picture.
@@ -56,7 +67,8 @@ Index
                                        source file below the root of the source, with ``/`` between
                                        folders, in the encoding of the file system (usually UTF-8).
     ``crc32/NAME``   U32 ``(r,)``      The CRC-32 (as zlib computes it) of every row of the array
-                                       ``NAME``, including rows that no sample uses.
+                                       ``NAME``, including rows that no sample uses. It may have
+                                       another number of rows than the images.
     any other name   numbers           A column of the user's, with one entry for each sample. The
                      ``(n, …)``        name has no ``/``. If there are ``classes``, there is a
                                        column ``label``, I64 ``(n,)``, which counts into them.
@@ -67,19 +79,24 @@ Index
     Unicode has lone surrogates: ``\\udc80`` stands for the byte 0x80, and so on.
 
     ==================  ===========================================================================
-    ``format_version``  1. Readers refuse greater versions.
+    ``format_version``  1, or 2 if there are arrays besides ``image``. Readers refuse greater ones.
     ``samples``         n
     ``arrays``          A list of ``{"name": "image", "descr": "|u1", "shape": [H, W, C], "shards":
                         [{"file": "out.bin", "rows": r, "bytes": size of the file}, …]}``. A
                         ``file`` is a name in the folder of the index, without a folder, and all
-                        are different. All arrays have the same number of rows, and a shard has at
-                        least one. One array is named ``image``.
+                        are different, and a shard has at least one row. One array is named
+                        ``image``. The others have an entry ``kind``: ``"mask"`` (shape ``[H,
+                        W]``: ids of the pixels of the image) or ``"array"`` (any shape of one or
+                        more sizes). Arrays and columns have different names.
     ``tensors``         Every tensor of the file by name: ``{"dtype": "<i8", "shape": [n],
                         "crc32": CRC-32 of its bytes}``, with the type as NumPy writes it.
     ``columns``         The names of the user's columns, in their order.
     ``classes``         The names of the classes in the order of their labels, or ``null``.
     ``points``          The names of the columns with points ``(n, k, 2)``: x and y in pixels of the
                         stored picture. The centre of its top left pixel is (0, 0).
+    ``boxes``           Only where there are any. The names of the columns with boxes, F32 ``(n, k,
+                        4)``: left, top, right and bottom edge in pixels of the stored picture, the
+                        whole of which is (0, 0, W, H). A box of NaN is none.
     ``categories``      Only where there are any. The texts that columns of I64 ``(n,)`` count
                         into, in the order of their numbers: ``{"split": ["test", "train"]}``.
     ``build``           How the pixels were made: settings and versions. For people, and of any
@@ -105,14 +122,19 @@ import numpy as np
 
 from memload.errors import FormatError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_BYTES = 4096  # a page on most machines, so that rows can be mapped and registered in place
 MAGIC = b"\x93NUMPY\x01\x00"
 METADATA_KEY = "memload"
 MAX_DEPTH = 64
 
-#: Element types that a shard may have.
+#: The header of an NPY file that another program wrote is smaller than this.
+MAX_HEADER_BYTES = 1 << 16
+
+#: Element types of images, of masks, and of other arrays.
 DESCRS = ("|u1", "<u2", "<i2", "<i4", "<f2", "<f4")
+DESCRS_OF_MASKS = ("|u1", "<u2")
+DESCRS_OF_ARRAYS = (*DESCRS, "|i1", "<i8", "<f8", "|b1")
 
 #: Names that no column may have. The last one has a meaning in safetensors.
 RESERVED = ("row", "flags", "key", "__metadata__")
@@ -123,7 +145,7 @@ FLAG_OUTSIDE = 4
 
 
 def npy_header(descr: str, shape: tuple[int, ...], seal: str = "") -> bytes:
-    """Return the header of a shard of this element type and shape ``(rows, H, W, C)``."""
+    """Return the header of a shard of this element type and shape ``(rows, …)``."""
     sizes = ", ".join(str(size) for size in shape)
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({sizes}), }}"
     length = HEADER_BYTES - len(MAGIC) - 2

@@ -12,16 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.storage.format import (
     DESCRS,
+    DESCRS_OF_ARRAYS,
+    DESCRS_OF_MASKS,
     FORMAT_VERSION,
     HEADER_BYTES,
     MAX_DEPTH,
+    MAX_HEADER_BYTES,
     METADATA_KEY,
     index_path,
     output_paths,
@@ -53,14 +56,22 @@ class Shard:
     bytes: int
 
 
+#: What the rows of an array are: pictures (H, W, C), ids (H, W) of their pixels, or anything else.
+ArrayKind = Literal["image", "mask", "array"]
+
+
 @dataclass(frozen=True)
 class Array:
-    """A named array: rows of ``shape`` (H, W, C) and element type ``descr``, spread over shards."""
+    """A named array: rows of ``shape`` and element type ``descr``, spread over shards.
+
+    The shape is (H, W, C) for images and (H, W) for masks.
+    """
 
     name: str
     descr: str
     shape: tuple[int, ...]
     shards: tuple[Shard, ...]
+    kind: ArrayKind = "image"
 
     @property
     def rows(self) -> int:
@@ -72,6 +83,16 @@ class Array:
         """The size of a row in bytes."""
         return row_bytes(self.descr, self.shape)
 
+    @property
+    def header_bytes(self) -> int:
+        """Where the first row begins in each shard: at 4,096, unless another program wrote them."""
+        return self.shards[0].bytes - self.shards[0].rows * self.row_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry of the metadata. The kind is left out for images."""
+        entry = asdict(self)
+        return {name: value for name, value in entry.items() if (name, value) != ("kind", "image")}
+
 
 def row_bytes(descr: str, shape: Sequence[int]) -> int:
     """Return the size in bytes of a row of this element type and shape."""
@@ -82,11 +103,14 @@ def row_bytes(descr: str, shape: Sequence[int]) -> int:
 class Index:
     """Everything that is known of a data set except its pixels.
 
-    ``row`` is int64 ``(n,)``, ``flags`` uint8 ``(n,)``, and ``keys`` has n names. ``columns`` maps
-    names to arrays ``(n, …)``, and ``crc32`` the name of an array to uint32 ``(rows,)``. Of an
-    index that was read, all of these are in memory, except for the names, which are mapped.
+    ``row`` is int64 ``(n,)``: the row of each sample in the array of the images. ``rows`` has the
+    same for those other arrays whose rows are in another order; `rows_of` returns either. ``flags``
+    is uint8 ``(n,)``, and ``keys`` has n names. ``columns`` maps names to arrays ``(n, …)``, and
+    ``crc32`` the name of an array to uint32 ``(rows,)``. Of an index that was read, all of these
+    are in memory, except for the names, which are mapped.
 
     ``categories`` maps names of columns, int64 ``(n,)``, to the texts that they count into.
+    ``points`` and ``boxes`` are names of columns that move with the image.
     """
 
     path: Path
@@ -97,7 +121,9 @@ class Index:
     columns: Mapping[str, np.ndarray]
     crc32: Mapping[str, np.ndarray]
     classes: tuple[str, ...] | None = None
+    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
     points: tuple[str, ...] = ()
+    boxes: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     build: Mapping[str, Any] = field(default_factory=dict)
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -114,7 +140,18 @@ class Index:
     @property
     def image(self) -> Array:
         """The array of the pixels."""
-        return next(array for array in self.arrays if array.name == "image")
+        return self.array("image")
+
+    def array(self, name: str) -> Array:
+        """Return the array of this name. Raises KeyError."""
+        for array in self.arrays:
+            if array.name == name:
+                return array
+        raise KeyError(name)
+
+    def rows_of(self, name: str) -> np.ndarray:
+        """Return the row of each sample in the array of this name, int64 ``(n,)``."""
+        return self.rows.get(name, self.row)
 
     def subset(self, indices: np.ndarray) -> "Index":
         """Return the index of some samples, in the order given, over the same shards.
@@ -128,6 +165,7 @@ class Index:
         return replace(
             self,
             row=self.row[indices],
+            rows={name: rows[indices] for name, rows in self.rows.items()},
             flags=self.flags[indices],
             keys=self.keys.take(indices),
             columns=columns,
@@ -200,9 +238,9 @@ class Index:
         path = Path(path)
         tensors = self._tensors()
         metadata = {
-            "format_version": FORMAT_VERSION,
+            "format_version": 1 if len(self.arrays) == 1 else FORMAT_VERSION,
             "samples": len(self),
-            "arrays": [asdict(array) for array in self.arrays],
+            "arrays": [array.as_dict() for array in self.arrays],
             "tensors": {
                 name: {
                     "dtype": tensor.dtype.str,
@@ -214,7 +252,7 @@ class Index:
             "columns": list(self.columns),
             "classes": None if self.classes is None else list(self.classes),
             "points": list(self.points),
-            **self._categories_entry(),
+            **self._optional_entries(),
             "build": dict(self.build),
             "statistics": dict(self.statistics),
         }
@@ -225,10 +263,11 @@ class Index:
         _replace_file(path, [header, *data])
         return replace(self, path=path, fingerprint=fingerprint)
 
-    def _categories_entry(self) -> dict[str, Any]:
-        """Return the entry of the metadata; nothing for a data set without categories."""
+    def _optional_entries(self) -> dict[str, Any]:
+        """Return the entries of the metadata that are only there if there is something in them."""
         texts = {name: list(names) for name, names in self.categories.items()}
-        return {"categories": texts} if texts else {}
+        entries = {"categories": texts, "boxes": list(self.boxes)}
+        return {name: entry for name, entry in entries.items() if entry}
 
     def _tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors of the file, contiguous and little-endian."""
@@ -239,6 +278,7 @@ class Index:
             "key/offsets": offsets,
             "key/bytes": names,
             **{f"crc32/{name}": checksums for name, checksums in self.crc32.items()},
+            **{f"row/{name}": rows for name, rows in self.rows.items()},
             **self.columns,
         }
         return {
@@ -296,7 +336,8 @@ def _read_index(path: Path, file: BufferedReader) -> Index:
         if not name.startswith("key/"):
             stored[name] = read_tensor(file, tensor)
             _check_crc32(path, name, stored[name], metadata)
-    _check_contents(stored, metadata, arrays[0].rows)
+    _check_rows(stored, arrays)
+    _check_contents(stored, metadata)
     classes = metadata["classes"]
     return Index(
         path=path,
@@ -307,7 +348,9 @@ def _read_index(path: Path, file: BufferedReader) -> Index:
         columns={name: stored[name] for name in metadata["columns"]},
         crc32={array.name: stored[f"crc32/{array.name}"] for array in arrays},
         classes=None if classes is None else tuple(classes),
+        rows={a.name: stored[f"row/{a.name}"] for a in arrays if f"row/{a.name}" in stored},
         points=tuple(metadata["points"]),
+        boxes=tuple(metadata.get("boxes", ())),
         categories={name: tuple(texts) for name, texts in metadata.get("categories", {}).items()},
         build=metadata["build"],
         statistics=metadata["statistics"],
@@ -318,10 +361,10 @@ def _read_index(path: Path, file: BufferedReader) -> Index:
 def _check_identity(path: Path, metadata: Any) -> None:
     """Check the version of the format and the fingerprint of the metadata."""
     version = metadata["format_version"]
-    require(type(version) is int and version >= FORMAT_VERSION, "it has no format version")
+    require(type(version) is int and version >= 1, "it has no format version")
     if version > FORMAT_VERSION:
         raise FormatError(
-            f"{path} has format version {version}, but this memload reads version "
+            f"{path} has format version {version}, but this memload reads versions up to "
             f"{FORMAT_VERSION}. Run 'pip install --upgrade memload'.",
             path=path,
         )
@@ -332,25 +375,45 @@ def _check_identity(path: Path, metadata: Any) -> None:
 
 def _parse_arrays(entries: Any) -> tuple[Array, ...]:
     arrays = tuple(_parse_array(entry) for entry in entries)
-    require(any(array.name == "image" for array in arrays), "it has no array named 'image'")
-    require(len({array.rows for array in arrays}) == 1, "its arrays differ in their rows")
+    names = [array.name for array in arrays]
+    require("image" in names, "it has no array named 'image'")
+    require(len(set(names)) == len(names), "two of its arrays have the same name")
+    for array in arrays:
+        is_image = array.name == "image"
+        require((array.kind == "image") == is_image, "its images are not the array 'image'")
     return arrays
 
 
+#: For each kind of array, its element types and what its shape is; None for any shape.
+_KINDS: Mapping[str, tuple[Sequence[str], tuple[str, ...] | None]] = {
+    "image": (DESCRS, ("H", "W", "C")),
+    "mask": (DESCRS_OF_MASKS, ("H", "W")),
+    "array": (DESCRS_OF_ARRAYS, None),
+}
+
+
 def _parse_array(entry: Any) -> Array:
-    descr, shape = entry["descr"], tuple(entry["shape"])
-    require(descr in DESCRS, f"the element type of an array is none of {', '.join(DESCRS)}")
+    name, descr, shape = entry["name"], entry["descr"], tuple(entry["shape"])
+    kind = entry.get("kind", "image" if name == "image" else "array")
+    require(kind in get_args(ArrayKind), f"array {name!r} has the unknown kind {kind!r}")
+    descrs, sides = _KINDS[kind]
+    require(descr in descrs, f"the element type of {name!r} is none of {', '.join(descrs)}")
     integers = all(type(extent) is int and 0 < extent < 2**31 for extent in shape)
-    require(integers and len(shape) == 3, "the shape of an array is not [H, W, C]")
+    fits = bool(shape) if sides is None else len(shape) == len(sides)
+    require(integers and fits, f"the shape of {name!r} is not [{', '.join(sides or ('…',))}]")
     shards = tuple(Shard(shard["file"], shard["rows"], shard["bytes"]) for shard in entry["shards"])
-    require(bool(shards), "an array has no shards")
+    require(bool(shards), f"array {name!r} has no shards")
+    array = Array(name, descr, shape, shards, kind)
     for shard in shards:
         is_name = _FILE_NAME.fullmatch(shard.file) and shard.file not in (".", "..")
         require(bool(is_name), f"{shard.file!r} is not a file name without a folder")
         require(type(shard.rows) is int and shard.rows > 0, "a shard has no rows")
-        size = HEADER_BYTES + shard.rows * row_bytes(descr, shape)
+        size = array.header_bytes + shard.rows * array.row_bytes
         require(shard.bytes == size < 2**63, f"the size of {shard.file} does not fit its rows")
-    return Array(entry["name"], descr, shape, shards)
+    is_ours = array.header_bytes == HEADER_BYTES
+    is_other = kind == "array" and 0 < array.header_bytes < MAX_HEADER_BYTES
+    require(is_ours or is_other, f"the size of {shards[0].file} does not fit its rows")
+    return array
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], metadata: Any, arrays: Sequence[Array]) -> None:
@@ -367,17 +430,29 @@ def _check_tensors(tensors: Mapping[str, Tensor], metadata: Any, arrays: Sequenc
         "key/offsets": ("<i8", (samples + 1,)),
         "key/bytes": ("|u1", (tensors["key/bytes"].size,)),
         **{f"crc32/{array.name}": ("<u4", (array.rows,)) for array in arrays},
+        **{
+            f"row/{array.name}": ("<i8", (samples,))
+            for array in arrays
+            if f"row/{array.name}" in found and array.kind != "image"
+        },
     }
     for name, expected in required.items():
         require(found[name] == expected, f"tensor {name!r} is {found[name]}, not {expected}")
     require(sorted([*columns, *required]) == sorted(found), "its columns do not fit its tensors")
+    require(not {array.name for array in arrays} & {*columns}, "an array and a column share a name")
     for name in columns:
         require(found[name][1][:1] == (samples,), f"column {name!r} has not {samples} entries")
 
 
-def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any, rows: int) -> None:
-    """Check that rows and labels are in range, and the rest of the metadata."""
-    require(_in_range(stored["row"], rows), f"a sample has a row beyond 0 to {rows - 1}")
+def _check_rows(stored: Mapping[str, np.ndarray], arrays: Sequence[Array]) -> None:
+    """Check that the rows of all samples are in range."""
+    for array in arrays:
+        rows = stored.get(f"row/{array.name}", stored["row"])
+        require(_in_range(rows, array.rows), f"a sample has a row beyond 0 to {array.rows - 1}")
+
+
+def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any) -> None:
+    """Check that labels are in range, and the rest of the metadata."""
     classes = metadata["classes"]
     if classes is not None:
         require(all(type(name) is str for name in classes), "its classes are no list of names")
@@ -387,6 +462,10 @@ def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any, rows: int) 
     for name in metadata["points"]:
         require(name in metadata["columns"], f"its points {name!r} are no column")
         require(stored[name].shape[2:] == (2,), f"its points {name!r} are not (n, k, 2)")
+    for name in metadata.get("boxes", ()):
+        require(name in metadata["columns"], f"its boxes {name!r} are no column")
+        is_boxes = stored[name].dtype.str == "<f4" and stored[name].shape[2:] == (4,)
+        require(is_boxes, f"its boxes {name!r} are not float32 (n, k, 4)")
     for name, texts in metadata.get("categories", {}).items():
         require(name in metadata["columns"], f"its categories {name!r} are no column")
         are_texts = type(texts) is list and all(type(text) is str for text in texts)

@@ -1,6 +1,7 @@
 """Open the shards of an array, check them, and gather rows from them."""
 
 import errno
+import io
 import os
 import re
 import time
@@ -31,7 +32,7 @@ _ASK_AFTER_READ = 64
 
 
 class Shards:
-    """All rows of one array, mapped from its shards. ``maps[s]`` is ``(rows, H, W, C)`` of shard s.
+    """All rows of one array, mapped from its shards. ``maps[s]`` is ``(rows, …)`` of shard s.
 
     ``paths`` are the files, and ``descriptors`` the open files. ``starts`` has the first row of
     every shard, then the number of all rows. The maps are copy-on-write: writing to them changes
@@ -48,7 +49,7 @@ class Shards:
     """
 
     def __init__(self, index: Index, name: str = "image") -> None:
-        self.array = next(array for array in index.arrays if array.name == name)
+        self.array = index.array(name)
         self.paths = [index.path.parent / shard.file for shard in self.array.shards]
         rows = [shard.rows for shard in self.array.shards]
         self.starts: list[int] = [0, *np.cumsum(rows).tolist()]
@@ -80,7 +81,7 @@ class Shards:
         except (OSError, OverflowError) as error:
             path = self.paths[0]
             raise FormatError(f"{path} cannot be mapped: {error}.", path=path) from error
-        pixels = mapped[HEADER_BYTES:]
+        pixels = mapped[self.array.header_bytes :]
         pixels = pixels[: len(pixels) // row_bytes * row_bytes]
         self._table = pixels.view(self.array.descr).reshape((-1, *self.array.shape))
         first_rows = np.array(offsets) // row_bytes
@@ -96,11 +97,12 @@ class Shards:
         path, descriptor = self.paths[number], self.descriptors[number]
         shard = self.array.shards[number]
         first_row, row_bytes = self.starts[number], self.array.row_bytes
+        header_bytes = self.array.header_bytes
         checksums = index.crc32[self.array.name][first_row : first_row + shard.rows]
         ends = (0, shard.rows - 1)
         try:
-            header = os.pread(descriptor, HEADER_BYTES, 0)
-            rows = [os.pread(descriptor, row_bytes, HEADER_BYTES + row * row_bytes) for row in ends]
+            header = os.pread(descriptor, header_bytes, 0)
+            rows = [os.pread(descriptor, row_bytes, header_bytes + row * row_bytes) for row in ends]
         except OSError as error:
             raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
         check_header(path, header, shard, self.array, checksums, index.path)
@@ -133,9 +135,9 @@ class Shards:
         """Copy rows into ``out`` and return it.
 
         ``rows`` is int64 ``(n,)``. The caller checks that all are at least 0 and below
-        ``len(self)``. ``out`` is ``(n, H, W, C)``, contiguous and of the array's dtype. Blocks
-        while pages are read from the disk; the GIL is released meanwhile. Raises FormatError if a
-        shard has been truncated.
+        ``len(self)``. ``out`` is ``(n, …)``, such as ``(n, H, W, C)`` for images, contiguous and of
+        the array's dtype. Blocks while pages are read from the disk; the GIL is released meanwhile.
+        Raises FormatError if a shard has been truncated.
 
         If rows are not in RAM, all of them are asked for before the first is copied. This keeps the
         disk's queue full and reads these rows only. From a cold file, that gave 1,200 to 4,200
@@ -242,6 +244,9 @@ def check_header(
     Raises FormatError, and ChecksumError if only the seal is another one.
     """
     shape = (shard.rows, *array.shape)
+    if array.header_bytes != HEADER_BYTES:
+        _check_foreign_header(path, header, shape, array.descr)
+        return
     found = re.search(rb"# ([0-9a-f]{16})\n\Z", header)
     seal = found[1].decode() if found else ""
     if header != npy_header(array.descr, shape, seal):
@@ -259,7 +264,29 @@ def check_header(
         )
 
 
+def _check_foreign_header(path: Path, header: bytes, shape: tuple[int, ...], descr: str) -> None:
+    """Check the header of an NPY file that another program wrote. Raises FormatError."""
+    file = io.BytesIO(header)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        found_shape, is_fortran, dtype = read(file)
+        is_right = (found_shape, is_fortran, dtype.str) == (shape, False, descr)
+    except (KeyError, ValueError):
+        is_right = False
+    if not is_right or file.tell() != len(header):
+        raise FormatError(
+            f"{path} is damaged or was replaced: its header is not that of "
+            f"{describe(shape, descr)}; it starts with {header[:80]!r}. Restore the file, or run "
+            "'memload join' again.",
+            path=path,
+        )
+
+
 def describe(shape: Sequence[int], descr: str) -> str:
-    """Return, for example, ``10,000 rows of 224×224×3 uint8``."""
+    """Return, for example, ``10,000 rows of 224×224×3 uint8``. ``shape`` is (rows, …)."""
     rows = "1 row" if shape[0] == 1 else f"{shape[0]:,} rows"
     return f"{rows} of {'×'.join(map(str, shape[1:]))} {np.dtype(descr).name}"

@@ -347,12 +347,12 @@ def test_a_newer_format_says_to_upgrade_whatever_else_it_holds(
     def newer(metadata: Any, tensors: Any) -> None:
         tensors.clear()
         metadata.clear()
-        metadata["format_version"] = 2
+        metadata["format_version"] = 3
 
     path = tamper(make_dataset().path, newer)
     with pytest.raises(
         FormatError,
-        match=r"has format version 2, .* reads version 1\. .*pip install --upgrade memload",
+        match=r"has format version 3, .* reads versions up to 2\. .*pip install --upgrade memload",
     ):
         Index.read(path)
 

@@ -65,7 +65,7 @@ def test_rows_are_gathered_as_by_fancy_indexing(
 
 def test_a_second_array_is_opened_by_its_name(make_dataset: Make, tmp_path: Path) -> None:
     image, mask = make_dataset(), make_dataset("mask.bin", shape=(2, 2, 1), descr="<u2", seed=1)
-    arrays = (replace(mask.image, name="mask"), image.image)
+    arrays = (replace(mask.image, name="mask", kind="array"), image.image)
     checksums = {"image": image.crc32["image"], "mask": mask.crc32["image"]}
     both = Index.read(make_dataset(arrays=arrays, crc32=checksums).path)
     assert both.arrays == arrays
