@@ -37,6 +37,7 @@ from memload.building.sources.opening import open_source
 from memload.building.sources.record import Source
 from memload.building.sources.remote import RemoteFiles, RemoteFolder
 from memload.building.sources.table import Manifest
+from memload.building.sources.wrapped import unwrapped
 from memload.building.statistics import statistics
 from memload.building.worker import RowWork, SampleCheck, runs_user_code
 from memload.building.workspace import Workspace, size_text
@@ -297,7 +298,7 @@ def _settings(
 
     By default, arrays and data sets of memload's are stored as they are.
     """
-    source = records.source if isinstance(records, PinnedClasses) else records
+    source = unwrapped(records)
     sides = (256, 256) if size is None else height_and_width(size)
     if isinstance(source, ExistingDataset):
         sides = height_and_width(source.shape[:2]) if size is None else sides
@@ -450,7 +451,7 @@ def _noun(source: Source) -> str:
 
 
 def _is_table(source: Source) -> bool:
-    source = source.source if isinstance(source, PinnedClasses) else source
+    source = unwrapped(source)
     is_remote = isinstance(source, RemoteFiles) and not isinstance(source, RemoteFolder)
     return isinstance(source, Manifest) or is_remote
 

@@ -20,10 +20,10 @@ from memload.building.journal import (
     set_columns,
 )
 from memload.building.pool import Chunk, NoteRow
-from memload.building.sources.classes import PinnedClasses
 from memload.building.sources.listed import Files, ListedSource
 from memload.building.sources.record import FileState, Record, Source
 from memload.building.sources.tar import TarShards
+from memload.building.sources.wrapped import unwrapped
 from memload.building.sources.zip import ZipArchive
 from memload.building.workspace import Workspace
 from memload.building.writer import ShardWriter
@@ -52,13 +52,9 @@ def runs_user_code(source: Source) -> bool:
 
     memload's own sources open files in the worker.
     """
-    source = _without_classes(source)
+    source = unwrapped(source)
     is_ours = type(source).__module__.startswith("memload.")
     return not (is_ours and isinstance(source, ListedSource))
-
-
-def _without_classes(source: Source) -> Source:
-    return source.source if isinstance(source, PinnedClasses) else source
 
 
 class RowWork:
@@ -238,7 +234,7 @@ def _prepare_process(workspace: Workspace) -> None:
     # glibc maps large blocks anew each time, with page faults, until it has seen one as large
     # freed: 2 % of the time for a picture with Pillow, 10 % with pillow-simd.
     bytes(_LARGE_BLOCK)
-    settings, source = workspace.settings, _without_classes(workspace.source)
+    settings, source = workspace.settings, unwrapped(workspace.source)
     is_ours = isinstance(source, (Files, TarShards, ZipArchive))
     if not isinstance(settings, Settings) or not is_ours:
         return  # other code may print, and hold any memory

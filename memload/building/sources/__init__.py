@@ -22,5 +22,6 @@
     columns                 numbers, labels and categories of all samples
     names                   what columns are commonly called
     positional              a file that several processes read
-    classes                 wraps a source: labels count into a given list
+    wrapped                 a source that changes the records of another one
+    classes                 … so that labels count into a given list
 """

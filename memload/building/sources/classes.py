@@ -12,12 +12,13 @@ from memload.building.sources.record import Column, Record, Source
 from memload.building.sources.remote import RemoteFolder
 from memload.building.sources.table import Manifest
 from memload.building.sources.tar import TarShards
+from memload.building.sources.wrapped import WrappedSource, unwrapped
 from memload.building.sources.zip import ZipArchive
 from memload.errors import DecodeError, SourceError
 from memload.storage.index import Index
 
 
-class PinnedClasses:
+class PinnedClasses(WrappedSource):
     """A source whose labels count into a given list of classes.
 
     If the source has classes, its labels are translated by their names. Otherwise its labels are
@@ -26,36 +27,12 @@ class PinnedClasses:
     """
 
     def __init__(self, source: Source, classes: Sequence[str]) -> None:
-        self.source, self.classes = source, tuple(classes)
-        self.schema, self.keys, self.notes = source.schema, source.keys, source.notes
-        self.categories = getattr(source, "categories", {})
-        self.root = getattr(source, "root", None)
-        self.group_starts = getattr(source, "group_starts", None)
+        super().__init__(source)
+        self.classes: Sequence[str] = tuple(classes)
         self.identity = [getattr(source, "identity", None), *classes]
         self._numbers = _translation(source, self.classes)
-        if hasattr(source, "__getitems__"):
-            self.__getitems__ = self._get_several
-        if hasattr(source, "without_image"):
-            self.without_image = lambda index: self._translated(source.without_image(index))
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Record:
-        return self._translated(self.source[index])
-
-    def _get_several(self, indices: Sequence[int]) -> list[Record | Exception]:
-        found = self.source.__getitems__(indices)  # type: ignore[attr-defined]  # it has it
-        records: list[Record | Exception] = list(found)
-        for position, record in enumerate(records):
-            if not isinstance(record, Exception):
-                try:
-                    records[position] = self._translated(record)
-                except DecodeError as error:
-                    records[position] = error
-        return records
-
-    def _translated(self, record: Record) -> Record:
+    def _changed(self, index: int, record: Record) -> Record:
         if self._numbers is None:
             return record
         label = int(record.columns["label"])
@@ -114,6 +91,7 @@ def refuse_splits(source: Source) -> None:
     if not source.classes or not are_splits(source.classes):
         return
     names, first = list(source.classes), source.classes[0]
+    source = unwrapped(source)
     where, remedy = "The source", "Build each of them by itself."
     if isinstance(source, (ImageFolder, RemoteFolder)):
         where = str(source.root).rstrip("/")

@@ -1,0 +1,64 @@
+"""Sources that change the records of another source."""
+
+from collections.abc import Iterator, Sequence
+
+from memload.building.sources.record import Record, Source
+from memload.errors import DecodeError
+
+
+class WrappedSource:
+    """A source with the records of another one, ``source``, which a subclass changes.
+
+    It has the attributes of the other source, and its optional methods if the other has them.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.classes, self.schema = source.classes, source.schema
+        self.keys, self.notes = source.keys, source.notes
+        self.categories = getattr(source, "categories", {})
+        self.arrays = getattr(source, "arrays", {})
+        self.root = getattr(source, "root", None)
+        self.group_starts = getattr(source, "group_starts", None)
+        self.identity = getattr(source, "identity", None)
+        if hasattr(source, "__getitems__"):
+            self.__getitems__ = self._get_several
+        if hasattr(source, "without_image"):
+            self.without_image = lambda index: self._changed(
+                index, source.without_image(self._position(index))
+            )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Record:
+        return self._changed(index, self.source[self._position(index)])
+
+    def _get_several(self, indices: Sequence[int]) -> list[Record | Exception]:
+        positions = [self._position(index) for index in indices]
+        found = self.source.__getitems__(positions)  # type: ignore[attr-defined]  # it has it
+        return list(self._changed_records(indices, found))
+
+    def _changed_records(
+        self, indices: Sequence[int], records: Sequence[Record | Exception]
+    ) -> Iterator[Record | Exception]:
+        for index, record in zip(indices, records, strict=True):
+            try:
+                yield record if isinstance(record, Exception) else self._changed(index, record)
+            except DecodeError as error:
+                yield error
+
+    def _position(self, index: int) -> int:
+        """Return the position of a record in the other source."""
+        return index
+
+    def _changed(self, index: int, record: Record) -> Record:
+        """Return a record of the other source as this one has it. Raises DecodeError."""
+        return record
+
+
+def unwrapped(source: Source) -> Source:
+    """Return what really reads the records."""
+    while isinstance(source, WrappedSource):
+        source = source.source
+    return source
