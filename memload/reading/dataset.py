@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from memload.errors import FormatError
-from memload.reading.columns import choose_columns, having
+from memload.reading.columns import choose_columns
+from memload.storage.conditions import matching
 from memload.storage.index import Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
@@ -281,10 +282,7 @@ class MemmapDataset(Dataset[Any]):
         Raises ValueError for a column or a value that the data set does not have, and TypeError
         for a value of the wrong type. The message lists what there is.
         """
-        chosen = np.ones(len(self), bool)
-        for name, wanted in conditions.items():
-            chosen &= having(self.index, name, wanted)
-        return self.subset(chosen)
+        return self.subset(matching(self.index, conditions))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an index of these samples, in this order; ``MemmapDataset(path)`` opens it.

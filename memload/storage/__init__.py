@@ -11,6 +11,7 @@
 - tensors.py: the container of the index, a safetensors file.
 - keys.py: the names of samples. The names of a subset are a view.
 - mapping.py: maps files into memory, and tells the kernel which pages are needed.
+- conditions.py: which samples have the values that a user asks for.
 - shards.py: opens and checks the shards, and gathers rows from them.
 
 Files are immutable while they are open. They are only ever replaced by renaming.
