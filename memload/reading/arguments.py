@@ -141,7 +141,7 @@ def points_left_behind(transform: Any, points: Iterable[str], columns: Sequence[
         for step in steps
         if getattr(step, "fuses_as", "no") in ("crop", "resize", "flip")
     ]
-    moved = getattr(transform, "points", ())
+    moved = getattr(transform, "points", None) or ()
     left = [name for name in points if name in columns and name not in moved]
     if not moving or not left:
         return ""

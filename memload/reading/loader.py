@@ -441,7 +441,8 @@ def _chosen_columns(
 ) -> tuple[str, ...]:
     """Return the columns of a batch; by default, also the points that the transform moves."""
     if columns is None:
-        columns = tuple(dict.fromkeys([*dataset.sample_columns, *getattr(transform, "points", ())]))
+        points = getattr(transform, "points", None) or ()
+        columns = tuple(dict.fromkeys([*dataset.sample_columns, *points]))
     return choose_columns(columns, dataset.columns)
 
 

@@ -8,12 +8,15 @@ import numpy as np
 import torch
 
 from memload.transforms.arguments import wrong
+from memload.transforms.following import Followers, check_fill, check_min_area, column_names
 from memload.transforms.fused import group
 from memload.transforms.prepared import Prepared
 from memload.transforms.transform import Transform
 
 #: The functions there return a Compose; they are no transforms.
 _RECIPES = "memload.transforms.recipes"
+#: What follows the images.
+_FOLLOWING = ("points", "masks", "boxes")
 
 
 class Compose(Transform):
@@ -24,8 +27,19 @@ class Compose(Transform):
     So does any callable or module that takes images and returns images, such as
     ``torch.nn.AvgPool2d``. `repr` shows the passes. For how to call it see `Transform`.
 
-    ``points`` names columns ``(N, K, 2)`` of x and y in pixels; pixel centres have integer
-    coordinates. Points follow every crop, resize and flip.
+    Every crop, resize and flip also moves the columns named by ``points``, ``masks`` and ``boxes``,
+    with the same random numbers. By default these are none, and in a Loader all those of the data
+    set that are in its batches. Lists that are given stay, also empty ones.
+
+    - ``points`` ``(N, K, 2)`` are x and y in pixels. Pixel centres have integer coordinates: (0, 0)
+      is the centre of the top left pixel.
+    - ``masks`` ``(N, H, W)`` are integers, such as uint8 or uint16, with the height and width of
+      the images. They are resized to the nearest neighbour, so that every number was there before.
+      Outside of the image they are ``mask_fill``. What changes colours leaves masks alone.
+    - ``boxes`` ``(N, K, 4)`` are x1, y1, x2 and y2 of the edges, in pixels: the whole image is (0,
+      0, W, H). NaN is no box. A box becomes the smallest upright box that holds its corners, within
+      the image. If less than the share ``min_area`` of its area before the list is left, or
+      nothing, it becomes NaN.
 
     With ``views=2`` the list is applied twice with different random numbers. Then images are a
     tuple of two, and so is each column that differs between the views.
@@ -36,36 +50,43 @@ class Compose(Transform):
     >>> pretrain = Compose([RandomResizedCrop(224), RandomHorizontalFlip(), Normalize("imagenet")],
     ...                    points=["eyes"], views=2)
     >>> (one, other), columns = pretrain(images, {"eyes": eyes, "label": labels}, samples=samples)
+    >>> crop = Compose([RandomCrop(224, padding=8), RandomHorizontalFlip()], masks=["mask"])
+    >>> images, columns = crop(images, {"mask": masks}, samples=samples)
     """
 
     def __init__(
         self,
         transforms: Sequence[Callable[..., Any]],
         *others: object,
-        points: Sequence[str] = (),
+        points: Sequence[str] | None = None,
+        masks: Sequence[str] | None = None,
+        boxes: Sequence[str] | None = None,
+        mask_fill: int = 255,
+        min_area: float = 0.0,
         views: int = 1,
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
         if others:
             given = 1 + len(others)
             raise TypeError(f"Compose takes one list, not {given} arguments. Write Compose([...]).")
-        if isinstance(points, str) or not isinstance(points, Sequence):
-            raise wrong(self, "points", "a list of column names", repr(points))
         if not isinstance(views, int | np.integer) or views < 1:
             raise wrong(self, "views", "an integer of at least 1", repr(views))
         if memory_format not in (torch.channels_last, torch.contiguous_format):
             formats = "torch.channels_last or torch.contiguous_format"
             raise wrong(self, "memory_format", formats, repr(memory_format))
         self.transforms = tuple(_flatten(transforms, memory_format))
-        self.points = tuple(points)
+        self.points = column_names(self, "points", points)
+        self.masks = column_names(self, "masks", masks)
+        self.boxes = column_names(self, "boxes", boxes)
+        self.mask_fill = check_fill(self, mask_fill)
+        self.min_area = check_min_area(self, min_area)
         self.views = views
         self.memory_format = memory_format
-        self._steps = group(self.transforms)
+        self._bind_steps()
 
     def __repr__(self) -> str:
         lines = [repr(step).replace("\n", "\n    ") for _, step in self._steps]
-        if self.points:
-            lines.append(f"points={self.points}")
+        lines += [f"{name}={getattr(self, name)}" for name in _FOLLOWING if getattr(self, name)]
         if self.views > 1:
             lines.append(f"views={self.views}")
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
@@ -78,20 +99,41 @@ class Compose(Transform):
             samples,
             seed,
             epoch,
-            points=self.points,
+            followers=self._followers,
             views=self.views,
             memory_format=self.memory_format,
         )
 
-    def bind(self, **statistics: Any) -> "Compose":
-        """Return the list with what its transforms leave to the data set filled in."""
+    def bind(
+        self,
+        *,
+        points: Sequence[str] | None = None,
+        masks: Sequence[str] | None = None,
+        boxes: Sequence[str] | None = None,
+        **statistics: Any,
+    ) -> "Compose":
+        """Return the list with what it and its transforms leave to the data set filled in.
+
+        Lists of ``points``, ``masks`` and ``boxes`` that were given to the list stay, also empty
+        ones.
+        """
         bound = copy.copy(self)
-        bound.transforms = tuple(
-            step.bind(**statistics) if isinstance(step, Transform) else step
+        bound.points = column_names(self, "points", points) if self.points is None else self.points
+        bound.masks = column_names(self, "masks", masks) if self.masks is None else self.masks
+        bound.boxes = column_names(self, "boxes", boxes) if self.boxes is None else self.boxes
+        bound._bind_steps(**statistics)
+        return bound
+
+    def _bind_steps(self, **statistics: Any) -> None:
+        """Bind the transforms to the columns that follow the images, and to the statistics."""
+        names = {name: getattr(self, name) for name in _FOLLOWING}
+        self.transforms = tuple(
+            step.bind(**names, **statistics) if isinstance(step, Transform) else step
             for step in self.transforms
         )
-        bound._steps = group(bound.transforms)
-        return bound
+        self._steps = group(self.transforms)
+        given = {name: columns or () for name, columns in names.items()}
+        self._followers = Followers(**given, mask_fill=self.mask_fill, min_area=self.min_area)
 
 
 def _flatten(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
@@ -102,9 +144,10 @@ def _flatten(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
     for step in transforms:
         if isinstance(step, Compose):
             formats = (torch.channels_last, memory_format)
-            if step.points or step.views != 1 or step.memory_format not in formats:
+            follows = any(getattr(step, name) for name in _FOLLOWING)
+            if follows or step.views != 1 or step.memory_format not in formats:
                 raise ValueError(
-                    "A Compose inside another has points, views or memory_format. "
+                    "A Compose inside another has points, masks, boxes, views or memory_format. "
                     "Give them to the outer one."
                 )
             flat += step.transforms

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memload.transforms.arguments import describe, wrong
 from memload.transforms.draws import Draws
+from memload.transforms.following import Followers
 from memload.transforms.fused import Columns, Fused
 from memload.transforms.geometry import Plan, move_points
 from memload.transforms.reference import reference
@@ -59,7 +60,7 @@ class Prepared:
         seed: int,
         epoch: int,
         *,
-        points: Sequence[str] = (),
+        followers: Followers = Followers(),  # noqa: B008  # it is frozen
         views: int = 1,
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
@@ -70,7 +71,7 @@ class Prepared:
             if not isinstance(value, Integral):
                 raise wrong(name, argument, "an integer", repr(value))
         self._name, self._steps = name, steps
-        self._points, self._views, self._memory_format = points, views, memory_format
+        self._followers, self._views, self._memory_format = followers, views, memory_format
         self._samples = numbers.astype(np.int64)
         self._seed, self._epoch = int(seed), int(epoch)
         #: By position and view: shape and dtype of the images, first sample, stop, plan.
@@ -125,7 +126,7 @@ class Prepared:
             if not isinstance(column, Tensor) or column.shape[:1] != (count,):
                 expected = f"a tensor ({count}, …)"
                 raise wrong(self._name, f"columns[{key!r}]", expected, describe(column))
-        for key in self._points:
+        for key in self._followers.points:
             column = columns.get(key)
             if column is None or column.ndim != 3 or column.shape[2] != 2:
                 expected = f"a tensor ({count}, K, 2), since points names it"
@@ -146,7 +147,7 @@ class Prepared:
                 images, columns = self._apply(step, position, images, columns, start, view)
                 continue
             plan, first_in_plan = self._plan(step, position, images, start, view)
-            for name in self._points:
+            for name in self._followers.points:
                 columns = columns | {name: move_points(columns[name], plan, first_in_plan)}
             if images.is_cuda and images.dtype == torch.uint8 and plan.fits_kernel and _HAS_TRITON:
                 from memload.transforms.kernel import run
@@ -188,7 +189,7 @@ class Prepared:
                     self._name, f"what {name} returns", "(images, columns)", describe(result)
                 )
             images, columns = result
-            for lost in set(self._points) - set(columns):
+            for lost in set(self._followers.points) - set(columns):
                 expected = f"images and columns with {lost!r}, since points names it"
                 returned = ", ".join(columns) or "no columns"
                 raise wrong(self._name, f"what {name} returns", expected, returned)

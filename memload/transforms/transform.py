@@ -1,5 +1,6 @@
 """The base of all transforms."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from memload import ranks
 from memload.transforms.draws import Draws
+from memload.transforms.following import Followers
 from memload.transforms.fused import Columns, Fusion, group
 from memload.transforms.prepared import Prepared, not_compiled
 
@@ -44,6 +46,8 @@ class Transform:
     #: How it is fused with its neighbours in a list. Unless it is "no", the class defines
     #: ``add_to(plan, draws)`` instead of `apply`, and adds itself to a `geometry.Plan`.
     fuses_as: ClassVar[Fusion] = "no"
+    #: The columns that move with the images; a `Compose` has its own.
+    _followers: Followers = Followers()
     #: How many samples were transformed without ``samples``.
     _samples_seen = 0
 
@@ -74,7 +78,8 @@ class Transform:
         >>> prepared = transforms.train(224).prepare(np.arange(10_000), seed=0, epoch=3)
         >>> images = prepared(images, None, 512, 768)
         """
-        return Prepared(type(self).__name__, group([self]), samples, seed, epoch)
+        steps, name = group([self]), type(self).__name__
+        return Prepared(name, steps, samples, seed, epoch, followers=self._followers)
 
     def bind(
         self,
@@ -82,12 +87,20 @@ class Transform:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         num_classes: int | None = None,
+        points: Sequence[str] | None = None,
+        masks: Sequence[str] | None = None,
+        boxes: Sequence[str] | None = None,
     ) -> "Transform":
         """Return the transform with what it leaves to the data set filled in. A Loader calls this.
 
-        ``mean`` and ``std`` are those of pixels from 0 to 1, one for each channel.
+        ``mean`` and ``std`` are those of pixels from 0 to 1, one for each channel. ``points``,
+        ``masks`` and ``boxes`` are the names of columns that follow the images; see `Compose`.
         """
-        return self
+        if self.fuses_as in ("no", "pixels") or not (points or masks or boxes):
+            return self
+        bound = copy.copy(self)
+        bound._followers = Followers(tuple(points or ()), tuple(masks or ()), tuple(boxes or ()))
+        return bound
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Return (images, columns) in new memory."""
