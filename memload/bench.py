@@ -30,11 +30,11 @@ from torch.utils.data import DataLoader, Dataset
 from memload import inspection
 from memload.errors import DependencyError, MemloadError
 from memload.feeds.choice import Choice, first_that_serves
-from memload.feeds.interface import Feed, Samples
+from memload.feeds.interface import Feed
 from memload.machine import available_cores
 from memload.reading.dataset import MemmapDataset
 from memload.reading.loader import Loader
-from memload.storage.format import HEADER_BYTES
+from memload.reading.pipeline import samples_of
 from memload.storage.mapping import forget
 from memload.transforms import train
 
@@ -172,11 +172,15 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
     """Measure on at most 512 MiB of a data set, for about half a minute.
 
     ``images`` is the folder that the data set was built from; its images are then decoded in a
-    DataLoader, too. Drops the pages that it measures on from the page cache. Raises FormatError,
-    FeedError, ValueError and OSError.
+    DataLoader, too. Other arrays, such as masks, are left out. Drops the pages that it measures on
+    from the page cache. Raises FormatError, FeedError, ValueError and OSError.
     """
     start = time.perf_counter()
-    setting = _Setting(MemmapDataset(path))
+    dataset = MemmapDataset(path)
+    dataset.sample_columns = tuple(
+        name for name in dataset.sample_columns if name in dataset.columns
+    )
+    setting = _Setting(dataset)
     # DataLoader's workers are forked before there are other threads. Pages are dropped from RAM
     # before a GPU registers them.
     decoding = [] if images is None else [_decoding_stage(setting, Path(images))]
@@ -188,7 +192,7 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
     _measure_in_turn(warm, _ROUNDS)
     stages = [stage for stage in [*cold, *warm, *decoding] if stage.reported]
     lines = [_line(stage, setting.row_bytes) for stage in stages]
-    dataset, array = setting.dataset, setting.dataset.shards.array
+    array = dataset.shards.array
     facts = {
         "path": str(path),
         "samples": len(dataset),
@@ -402,11 +406,12 @@ Block = tuple[Path, int, int]
 def _blocks(sample: MemmapDataset) -> list[Block]:
     """Return the part of the files that holds a sample, divided into blocks."""
     shards, row_bytes = sample.shards, sample.shards.array.row_bytes
+    header_bytes = shards.array.header_bytes
     first, last = int(sample.index.row.min()), int(sample.index.row.max())
     blocks = []
     for path, start, stop in zip(shards.paths, shards.starts, shards.starts[1:], strict=False):
-        begin = HEADER_BYTES + (max(start, first) - start) * row_bytes
-        end = HEADER_BYTES + (min(stop, last + 1) - start) * row_bytes
+        begin = header_bytes + (max(start, first) - start) * row_bytes
+        end = header_bytes + (min(stop, last + 1) - start) * row_bytes
         for offset in range(begin, end, _BLOCK_BYTES):
             blocks.append((path, offset, min(_BLOCK_BYTES, end - offset)))
     return blocks
@@ -568,14 +573,12 @@ def _choose_feed(setting: _Setting) -> Choice:
     if setting.device.type == "cpu":
         return Choice("cpu", "the device is cpu")
 
-    def create(name: str) -> Feed:
+    def create(names: Sequence[str]) -> Feed:
         # A Loader stands for its feed here: `first_that_serves` looks only at whether making it
         # raises, and returns it unused.
-        return cast("Feed", _loader(setting.sample, 1, device=setting.device, feed=name))
+        return cast("Feed", _loader(setting.sample, 1, device=setting.device, feed=names[0]))
 
-    dataset = setting.dataset
-    columns = [dataset.index.columns[name] for name in dataset.sample_columns]
-    samples = Samples(dataset.shards, dataset.index.row, columns)
+    samples = samples_of(setting.dataset, setting.dataset.sample_columns)
     return first_that_serves(create, samples, setting.device)[1]
 
 

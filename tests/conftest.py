@@ -226,6 +226,34 @@ def make_dataset(tmp_path: Path) -> Callable[..., Index]:
     return functools.partial(_write_dataset, tmp_path)
 
 
+def _add_array(
+    index: Index, name: str, values: np.ndarray, kind: Any = "array", **facts: Any
+) -> Index:
+    """Write an array into a shard of memload's, or for the kind "npy" into a file of NumPy's."""
+    path = index.path.with_name(f"{index.path.stem}.{name}.bin")
+    if kind == "npy":
+        with path.open("wb") as file:
+            np.save(file, values)
+    else:
+        path.write_bytes(npy_header(values.dtype.str, values.shape) + values.tobytes())
+    shard = Shard(path.name, len(values), path.stat().st_size)
+    kind = "mask" if kind == "mask" else "array"
+    array = Array(name, values.dtype.str, values.shape[1:], (shard,), kind)
+    checksums = np.array([zlib.crc32(row.tobytes()) for row in values], np.uint32)
+    changed = replace(index, arrays=(*index.arrays, array), crc32={**index.crc32, name: checksums})
+    return replace(changed, **facts).write(index.path)
+
+
+@pytest.fixture(scope="session")
+def add_array() -> Callable[..., Index]:
+    """A function that adds an array (rows, …) of a kind to a data set, and returns its index.
+
+    The kind "npy" is an array in a file as NumPy writes it, whose header has 128 bytes. ``facts``
+    replace fields of the index.
+    """
+    return _add_array
+
+
 @pytest.fixture
 def tamper() -> Callable[..., Path]:
     """A function that rewrites an index with changed metadata and tensors, and a correct fingerprint.

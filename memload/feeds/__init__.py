@@ -12,6 +12,7 @@
 - interface.py: what a feed is given, and what it promises.
 - cpu.py, pinned.py, dma.py, uva.py, resident.py: the feeds, as drawn above.
 - uva_kernel.py: the kernel of uva.py. Importing it imports Triton.
+- joined.py: several arrays, such as images and masks: a feed for each.
 - pages.py: registers the page cache with CUDA; what dma.py and uva.py have in common.
 - buffers.py: memory for batches on the CPU, used again and again.
 

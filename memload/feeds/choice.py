@@ -1,7 +1,7 @@
 """Which feed serves some samples on some device, and why."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -10,6 +10,7 @@ from memload.errors import FeedError
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import DmaFeed
 from memload.feeds.interface import Feed, Samples
+from memload.feeds.joined import join
 from memload.feeds.pages import bytes_to_register
 from memload.feeds.pinned import PinnedFeed
 from memload.feeds.resident import ResidentFeed
@@ -61,23 +62,30 @@ def choose_feed(
       in half of the available RAM (of the container's, if it has a limit);
     - ``pinned``.
 
+    Several arrays count together. Each is then read by ``dma`` or ``uva`` as its own rows are large
+    or small. A feed that was asked for by name serves all of them.
+
     Raises FeedError if the named feed cannot serve these samples on this device.
     """
 
-    def create(name: str) -> Feed:
+    def create(name: str, array: Samples) -> Feed:
         if name == "cpu":
-            return CpuFeed(samples, device, keep=num_threads * prefetch_factor + 2)
+            return CpuFeed(array, device, keep=num_threads * prefetch_factor + 2)
         if name == "pinned":
             callers = max(1, pinned_callers(num_threads, prefetch_factor))
-            return PinnedFeed(samples, device, num_threads=num_threads, callers=callers)
-        return _ON_DEVICE[name](samples, device, num_threads=num_threads)
+            return PinnedFeed(array, device, num_threads=num_threads, callers=callers)
+        return _ON_DEVICE[name](array, device, num_threads=num_threads)
 
+    def create_all(names: Sequence[str]) -> Feed:
+        return join(names, samples, create)
+
+    count = len(samples.arrays)
     if name != "auto":
-        feed, choice = create(name), Choice(name, "asked for")
+        feed, choice = create_all([name] * count), Choice(name, "asked for")
     elif device.type != "cuda":
-        feed, choice = create("cpu"), Choice("cpu", f"the device is {device}")
+        feed, choice = create_all(["cpu"] * count), Choice("cpu", f"the device is {device}")
     else:
-        feed, choice = first_that_serves(create, samples, device)
+        feed, choice = first_that_serves(create_all, samples, device)
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice
 
@@ -93,33 +101,64 @@ def pinned_callers(num_threads: int, prefetch_factor: int) -> int:
 
 
 def first_that_serves(
-    create: Callable[[str], Feed], samples: Samples, device: torch.device
+    create: Callable[[Sequence[str]], Feed], samples: Samples, device: torch.device
 ) -> tuple[Feed, Choice]:
-    """Return the fastest feed that has enough memory and can be created, and the reason."""
-    shards, rows = samples.shards, samples.used_rows()
-    row_bytes = shards.array.row_bytes
+    """Return the fastest feed that has enough memory and can be created, and the reason.
+
+    ``create`` takes the name of a feed for each array. The choice has that of the images, and the
+    reason tells which arrays have another.
+    """
     free = _free_memory(device)
     memory = available_memory()
-    to_copy = len(rows) * row_bytes + sum(column.nbytes for column in samples.columns)
-    to_register = bytes_to_register(shards, rows)
+    used = [(array, array.used_rows()) for array in samples.arrays]
+    to_copy = sum(len(rows) * array.shards.array.row_bytes for array, rows in used)
+    to_copy += sum(column.nbytes for column in samples.columns)
+    to_register = sum(bytes_to_register(array.shards, rows) for array, rows in used)
     on_device = f"{RESIDENT_SHARE:.0%} of the {_gigabytes(free)} free on {device}"
     in_memory = f"{REGISTERED_SHARE:.0%} of the {_gigabytes(memory)} of available RAM"
-    candidates = [("resident", to_copy, RESIDENT_SHARE * free, on_device)]
-    for name in ("dma", "uva") if row_bytes >= DMA_ROW_BYTES else ("uva", "dma"):
-        candidates.append((name, to_register, REGISTERED_SHARE * memory, in_memory))
+    candidates = [(("resident",) * len(used), to_copy, RESIDENT_SHARE * free, on_device)]
+    for names in _from_page_cache(samples):
+        candidates.append((names, to_register, REGISTERED_SHARE * memory, in_memory))
     refusals: list[str] = []
-    for name, size, limit, limit_in_words in candidates:
+    for names, size, limit, limit_in_words in candidates:
+        described = _describe(names, samples)
         if size > limit:
-            refusals.append(f"{name}: {_gigabytes(size)} does not fit in {limit_in_words}")
+            refusals.append(f"{described}: {_gigabytes(size)} does not fit in {limit_in_words}")
             continue
         try:
-            feed = create(name)
+            feed = create(names)
         except FeedError as error:
-            refusals.append(f"{name}: {str(error).removesuffix('.')}")
+            refusals.append(f"{described}: {str(error).removesuffix('.')}")
             continue
         reasons = [f"{_gigabytes(size)} fits in {limit_in_words}", *refusals]
-        return feed, Choice(name, "; ".join(reasons))
-    return create("pinned"), Choice("pinned", "; ".join(refusals))
+        if described != names[0]:
+            reasons.insert(0, described)
+        return feed, Choice(names[0], "; ".join(reasons))
+    return create(["pinned"] * len(used)), Choice("pinned", "; ".join(refusals))
+
+
+def _from_page_cache(samples: Samples) -> list[tuple[str, ...]]:
+    """Return which feeds may read the page cache, one for each array; the fastest first.
+
+    If one of the two cannot be created, the other serves all arrays.
+    """
+    fastest = tuple(
+        "dma" if array.shards.array.row_bytes >= DMA_ROW_BYTES else "uva"
+        for array in samples.arrays
+    )
+    one_for_all = [(name,) * len(fastest) for name in ("dma", "uva")]
+    if fastest[0] == "uva":
+        one_for_all.reverse()
+    return list(dict.fromkeys([fastest, *one_for_all]))
+
+
+def _describe(names: Sequence[str], samples: Samples) -> str:
+    """Return, for example, ``dma, and uva for mask``."""
+    arrays = [array.shards.array.name for array in samples.arrays]
+    others = [array for array, name in zip(arrays, names, strict=True) if name != names[0]]
+    if not others:
+        return names[0]
+    return f"{names[0]}, and {names[arrays.index(others[0])]} for {', '.join(others)}"
 
 
 def _free_memory(device: torch.device) -> int:

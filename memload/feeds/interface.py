@@ -1,8 +1,9 @@
 """What a feed is given, and what it promises."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from memload.errors import FeedError
 from memload.storage.shards import Shards
 
-#: ``fetch(start, stop)`` returns one batch: ``[pixels, *columns]``. See `Feed.prepare`.
+#: ``fetch(start, stop)`` returns one batch: ``[pixels, *others, *columns]``. See `Feed.prepare`.
 Fetch = Callable[[int, int], list[Tensor]]
 
 
@@ -19,11 +20,19 @@ Fetch = Callable[[int, int], list[Tensor]]
 class Samples:
     """The samples that a feed serves: all of a data set, or those of a subset."""
 
+    #: The array that holds their rows: pixels, or with `others` anything else.
     shards: Shards
     #: The row of each sample, int64 ``(n,)``. Samples may share rows, and rows may be unused.
     row: np.ndarray
     #: The other values of each sample, arrays ``(n, …)``.
     columns: Sequence[np.ndarray]
+    #: The same samples in further arrays, such as masks. These have no columns and no others.
+    others: Sequence["Samples"] = ()
+
+    @property
+    def arrays(self) -> "tuple[Samples, ...]":
+        """The samples in each array: in that of the pixels, then in the others."""
+        return self, *self.others
 
     @property
     def dtype(self) -> torch.dtype:
@@ -31,7 +40,7 @@ class Samples:
         return torch.from_numpy(np.empty(0, self.shards.array.descr)).dtype
 
     def shape(self, count: int) -> tuple[int, ...]:
-        """Return the shape of the pixels of some samples: ``(count, H, W, C)``."""
+        """Return the shape of the rows of some samples: for pixels ``(count, H, W, C)``."""
         return (count, *self.shards.array.shape)
 
     def used_rows(self) -> np.ndarray:
@@ -48,15 +57,21 @@ class Feed(Protocol):
     FormatError if a file is damaged.
     """
 
-    name: ClassVar[str]
-    device: torch.device
+    @property
+    def name(self) -> str:
+        """The name of the feed, such as ``"dma"``."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
 
     def prepare(self, samples: np.ndarray) -> Fetch:
         """Prepare to fetch a chunk of samples: many batches, whose shared work is done once.
 
         ``samples`` are numbers of samples in `Samples`, int64 ``(M,)``, in range. The result,
-        ``fetch(start, stop)``, returns ``samples[start:stop]``: pixels ``(N, H, W, C)`` and columns
-        ``(N, …)``, as tensors that nobody else will write to.
+        ``fetch(start, stop)``, returns ``samples[start:stop]``: pixels ``(N, H, W, C)``, the rows
+        of other arrays ``(N, …)``, and columns ``(N, …)``, as tensors that nobody else will write
+        to.
 
         On the CPU, ``fetch`` blocks until the batch is complete. On CUDA, the batch is ordered on
         torch's current stream. Call `prepare` and ``fetch`` on one stream. CUDA refuses batched
@@ -77,10 +92,10 @@ def require_cuda(feed: str, device: torch.device) -> None:
         )
 
 
-def widest_word(row_bytes: int) -> torch.dtype:
-    """Return the widest integer type whose size divides the size of a row.
+def widest_word(*sizes: int) -> torch.dtype:
+    """Return the widest integer type whose size divides all of these sizes in bytes.
 
-    If the first row begins at a multiple of that size, as on a page, all rows do.
+    If it divides the size of a row and the offset of the first one, all rows begin at a multiple.
     """
     words = (torch.int64, torch.int32, torch.int16, torch.int8)
-    return next(word for word in words if row_bytes % word.itemsize == 0)
+    return next(word for word in words if math.gcd(*sizes) % word.itemsize == 0)

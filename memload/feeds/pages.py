@@ -27,7 +27,6 @@ from memload.errors import FeedError, FormatError
 from memload.feeds.interface import Fetch, Samples, require_cuda
 from memload.feeds.pinned import PinnedFeed, register, unregister
 from memload.machine import starting_threads
-from memload.storage.format import HEADER_BYTES
 from memload.storage.mapping import fault_in
 from memload.storage.shards import Shards
 from memload.upload import upload
@@ -39,7 +38,7 @@ _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable (for all devices), cuda
 _CLOSE_SECONDS = 30.0
 
 #: ``copy_batch(start, stop, out)`` copies rows ``start`` to ``stop`` of a chunk into ``out``
-#: ``(stop - start, H, W, C)``, on the current stream.
+#: ``(stop - start, …)``, on the current stream.
 CopyBatch = Callable[[int, int, Tensor], None]
 
 
@@ -147,12 +146,13 @@ class Pages:
     def copy_all(self, out: Tensor) -> None:
         """Copy all rows of all files, as bytes, into ``out`` (uint8), on the current stream."""
         stream, copied = torch.cuda.current_stream(self._device), 0
+        header_bytes = self._shards.array.header_bytes
         for file in self._files:
             file.readers.add(stream)
             for window in range(len(file.registered)):
                 with contextlib.suppress(FeedError):  # then it is copied more slowly
                     file.register(window, self._device)
-                first = max(window * WINDOW_BYTES, HEADER_BYTES)
+                first = max(window * WINDOW_BYTES, header_bytes)
                 size = min((window + 1) * WINDOW_BYTES, len(file.bytes)) - first
                 # Made from the address, as torch warns of arrays that cannot be written to.
                 window_bytes = (ctypes.c_uint8 * size).from_address(file.address + first)
@@ -195,7 +195,7 @@ def _shard_and_offset(shards: Shards, rows: np.ndarray) -> tuple[np.ndarray, np.
     """Return the shard of each row (int64), and the offset of the row in its file in bytes."""
     shard = shards.shard_of(rows)
     row_in_shard = rows - np.array(shards.starts)[shard]
-    return shard, HEADER_BYTES + row_in_shard * shards.array.row_bytes
+    return shard, shards.array.header_bytes + row_in_shard * shards.array.row_bytes
 
 
 class RegisteredFile:

@@ -35,7 +35,7 @@ class UvaFeed(PageCacheFeed):
 
     def _prepare_copies(self, rows: np.ndarray) -> CopyBatch:
         addresses = upload(self._pages.addresses(rows), self.device)
-        word = widest_word(self._row_bytes)
+        word = widest_word(self._row_bytes, self._samples.shards.array.header_bytes)
         words = self._row_bytes // word.itemsize
         block = min(_MAX_BLOCK, 1 << (words - 1).bit_length())
 

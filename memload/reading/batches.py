@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,11 +22,15 @@ def batch_maker(
     feed: Feed,
     transform: Callable[..., Any] | None,
     columns: tuple[str, ...],
+    fetched: Sequence[str],
     seed: int,
     epoch: int,
     stream: torch.cuda.Stream | None,
 ) -> Callable[[BatchPart], tuple[int, Any]]:
     """Return a function that makes the batches of a chunk: fetches, transforms, names columns.
+
+    ``fetched`` are the names in the order in which the feed returns them, and ``columns`` the same
+    names in that of the batch.
 
     The function returns how many samples of the epoch are seen with the batch, and the batch. It
     is thread-safe. Here, the feed looks up the chunk's rows and uploads its columns. Addresses and
@@ -39,26 +43,37 @@ def batch_maker(
         if isinstance(transform, Transform):
             prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
     batch_class = batch_type(columns)
+    order = [fetched.index(name) for name in columns]
+    in_order = order == sorted(order)
 
     def make_batch(part: BatchPart) -> tuple[int, Any]:
         pixels, *values = fetch(part.start, part.stop)
         images: Any = pixels.permute(0, 3, 1, 2)
         if prepared is not None:
-            by_name = dict(zip(columns, values, strict=True))
+            by_name = dict(zip(fetched, values, strict=True))
             images, by_name = prepared(images, by_name, part.start, part.stop)
             values = [by_name[name] for name in columns]
-        elif transform is not None:
-            images = transform(images)
-            found = images.shape if isinstance(images, Tensor) else (len(pixels),)
-            if images is None or found[:1] != (len(pixels),):
-                result = "None" if images is None else f"a tensor of shape {tuple(found)}"
-                raise ValueError(
-                    f"transform returned {result} for {len(pixels)} images. Return as many images, "
-                    "along the first dimension."
-                )
+        else:
+            if not in_order:
+                values = [values[position] for position in order]
+            if transform is not None:
+                images = _call(transform, images)
         return part.samples_seen, batch_class(images, *values)
 
     return make_batch
+
+
+def _call(transform: Callable[[Any], Any], images: Tensor) -> Any:
+    """Call a function of the user's with the images of a batch, and check what it returns."""
+    result = transform(images)
+    found = result.shape if isinstance(result, Tensor) else (len(images),)
+    if result is None or found[:1] != (len(images),):
+        described = "None" if result is None else f"a tensor of shape {tuple(found)}"
+        raise ValueError(
+            f"transform returned {described} for {len(images)} images. Return as many images, "
+            "along the first dimension."
+        )
+    return result
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""Which columns are handed out, and their values."""
+"""Which columns and arrays are handed out, and the values of columns."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,13 @@ from memload.storage.index import Index
 INDEX = "index"
 
 
+def names_of(index: Index) -> list[str]:
+    """Return what each sample has besides its image: the names of arrays, then of columns."""
+    return [*(array.name for array in index.arrays if array.name != "image"), *index.columns]
+
+
 def choose_columns(requested: Any, available: Collection[str]) -> tuple[str, ...]:
-    """Return the columns to hand out: all for None and ``"all"``, the label first, or those listed.
+    """Return the names to hand out: all for None and ``"all"``, the label first, or those listed.
 
     Raises TypeError if ``requested`` is no list of names, and ValueError for an unknown name.
     """
@@ -34,6 +39,15 @@ def choose_columns(requested: Any, available: Collection[str]) -> tuple[str, ...
     if len(set(requested)) < len(requested):
         raise ValueError(f"columns is {list(requested)!r}. Name each column once.")
     return tuple(requested)
+
+
+def split_names(names: Iterable[str], arrays: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the names of arrays, and those of columns, each in their order.
+
+    Feeds return images, the arrays, then the columns.
+    """
+    names = list(names)
+    return [n for n in names if n in arrays], [n for n in names if n not in arrays]
 
 
 def column_values(index: Index, name: str) -> np.ndarray:

@@ -14,14 +14,34 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from memload.errors import FormatError
-from memload.reading.columns import choose_columns
+from memload.reading.columns import choose_columns, names_of
 from memload.storage.conditions import matching
-from memload.storage.index import Index
+from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
 
 #: Attributes that are lists of all samples. They are made when they are first asked for.
 _LISTS = ("targets", "samples")
+
+
+class _Rows:
+    """The rows of one array as tensors over the mapped files, without a copy."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        self._maps = [torch.from_numpy(rows) for rows in shards.maps]
+        if shards.array.kind == "image":
+            self._maps = [rows.permute(0, 3, 1, 2) for rows in self._maps]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._maps[0].dtype
+
+    def at(self, row: int) -> Tensor:
+        """Return a row: of images ``(C, H, W)``. Raises FormatError if its shard was truncated."""
+        shard, row = self.shards.locate(row)
+        self.shards.check_sizes((shard,))
+        return self._maps[shard][row]
 
 
 class MemmapDataset(Dataset[Any]):
@@ -33,11 +53,13 @@ class MemmapDataset(Dataset[Any]):
     see, but this process sees the change until it opens the data set again. Clone an image before
     you work on it in place.
 
-    The image is followed by the values of all columns: ``label`` first, then the others in their
-    order. ``columns`` is a list of those that you want instead, in your order, or ``"all"``.
-    ``"index"`` in that list gives the number of the sample, its position in this data set or view,
-    unless a column has this name. A data set without columns gives the image alone. Single numbers
-    are Python numbers; arrays are tensors. Columns of text are numbers: see `categories`.
+    The image is followed by all else that belongs to the sample: the ``label``, then the rows of
+    other arrays, such as a mask ``(H, W)``, then the values of other columns, each in their order.
+    ``columns`` is a list of those that you want instead, in your order, or ``"all"``. ``"index"``
+    in that list gives the number of the sample, its position in this data set or view, unless a
+    column has this name. A data set without columns gives the image alone. Single numbers are
+    Python numbers; all else are tensors. Those of arrays are the mapped file itself, as images are.
+    Columns of text are numbers: see `categories`. `arrays` and `columns` have what there is.
 
     ``transform`` is called with the image, and ``target_transform`` with the value of the first
     column, as in torchvision. ``transforms`` is called with the image and the columns together and
@@ -45,8 +67,9 @@ class MemmapDataset(Dataset[Any]):
 
     ``path`` is ``out.bin``, or an index such as ``out.idx`` or a saved subset. Opening takes
     milliseconds: it reads rows, labels and other columns into memory, 21 bytes a sample, and maps
-    the rest. A data set pickles as its path, and an unsaved subset also as the numbers of its
-    samples; the worker opens it again. Reading is thread-safe.
+    the rest. Arrays that ``columns`` leaves out are opened when they are first used. A data set
+    pickles as its path, and an unsaved subset also as the numbers of its samples; the worker opens
+    it again. Reading is thread-safe.
 
     The files must not change while they are open. Do not truncate or rewrite a shard in place;
     replace it by renaming another file, as ``memload build`` does. See `Shards`.
@@ -56,6 +79,7 @@ class MemmapDataset(Dataset[Any]):
 
     >>> dataset = MemmapDataset("train.bin")
     >>> image, label = dataset[0]
+    >>> image, mask = MemmapDataset("streets.bin", columns=["mask"])[0]
     """
 
     def __init__(
@@ -74,29 +98,57 @@ class MemmapDataset(Dataset[Any]):
         index = Index.open(path)
         # Absolute, since the user may change the folder, and a worker may start in another one.
         index = replace(index, path=index.path.absolute())
-        self._set_up(index, Shards(index), None)
-        #: the names of the columns behind the image
-        self.sample_columns = choose_columns(columns, self.columns)
+        #: the names of what is behind the image: columns, and arrays such as masks
+        self.sample_columns = choose_columns(columns, names_of(index))
+        self._set_up(index, {}, None)
         self.transform = transform
         self.target_transform = target_transform
         self.transforms = transforms
 
-    def _set_up(self, index: Index, shards: Shards, chosen: np.ndarray | None) -> None:
-        """Set everything that is not pickled. ``chosen`` are the samples of a subset, int64."""
+    def _set_up(self, index: Index, opened: "dict[str, _Rows]", chosen: np.ndarray | None) -> None:
+        """Set everything that is not pickled. ``chosen`` are the samples of a subset, int64.
+
+        ``opened`` are the arrays that are open already. Views share it.
+        """
         self.index = index if chosen is None else index.subset(chosen)
-        self._whole_index, self._chosen = index, chosen
+        self._whole_index, self._chosen, self._opened = index, chosen, opened
         for name in _LISTS:  # those of the data set that this is a view of
             vars(self).pop(name, None)
-        #: the mapped pixels: all rows, including those that no sample uses
-        self.shards = shards
-        self._images = [torch.from_numpy(pixels).permute(0, 3, 1, 2) for pixels in shards.maps]
         #: every column of the data set by name, tensors ``(n, …)``
         self.columns: Mapping[str, Tensor] = {
             name: torch.from_numpy(column) for name, column in self.index.columns.items()
         }
+        #: every array of the data set by name, with its kind, element type and shape: ``"image"``,
+        #: and others such as masks
+        self.arrays: Mapping[str, Array] = {array.name: array for array in self.index.arrays}
+        self._image = self._rows_of("image")
+        for name in self.sample_columns:
+            if name in self.arrays:
+                self._rows_of(name)
+
+    def _rows_of(self, name: str) -> "_Rows":
+        """Return the rows of an array, which is opened when it is first asked for."""
+        rows = self._opened.get(name)
+        if rows is None:  # two threads may come here: then both open it, and one is dropped
+            rows = self._opened[name] = _Rows(Shards(self._whole_index, name))
+        return rows
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def shards(self) -> Shards:
+        """The mapped pixels: all rows, including those that no sample uses."""
+        return self._image.shards
+
+    def shards_of(self, name: str) -> Shards:
+        """Return the mapped rows of an array, such as ``"mask"``, which opens it.
+
+        ``dataset.index.rows_of(name)`` has the row of each sample. Raises ValueError for an unknown
+        name, and FormatError as opening the data set does.
+        """
+        self._check_array(name)
+        return self._rows_of(name).shards
 
     @property
     def path(self) -> Path:
@@ -204,9 +256,7 @@ class MemmapDataset(Dataset[Any]):
         size, position = len(self), operator.index(index)
         if not -size <= position < size:
             raise IndexError(f"index {position} is out of range: the data set has {size:,} samples")
-        shard, row = self.shards.locate(int(self.index.row[position]))
-        self.shards.check_sizes((shard,))
-        image: Any = self._images[shard][row]
+        image: Any = self._image.at(int(self.index.row[position]))
         if not self.sample_columns and self.transforms is None:
             return image if self.transform is None else self.transform(image)
         values = [self._value(name, position) for name in self.sample_columns]
@@ -219,26 +269,30 @@ class MemmapDataset(Dataset[Any]):
         return (image, *values)
 
     def _value(self, name: str, position: int) -> Any:
-        """Return the value of a sample in a column: a Python number, or a tensor."""
+        """Return the value of a sample: a Python number or a tensor; its row in an array."""
         column = self.index.columns.get(name)
-        if column is None:  # "index"
-            return position % len(self)
-        return column[position].item() if column.ndim == 1 else self.columns[name][position]
+        if column is not None:
+            return column[position].item() if column.ndim == 1 else self.columns[name][position]
+        if name in self.arrays:
+            return self._rows_of(name).at(int(self.index.rows_of(name)[position]))
+        return position % len(self)  # "index"
 
     def __iter__(self) -> Iterator[Any]:
         return (self[position] for position in range(len(self)))
 
-    def gather(self, indices: Any, out: Tensor | None = None) -> Tensor:
+    def gather(self, indices: Any, out: Tensor | None = None, name: str = "image") -> Tensor:
         """Copy images into ``out`` ``(n, H, W, C)`` and return it.
 
         ``indices`` are integers (a sequence, array or tensor); negative ones count from the end.
         ``out`` is a contiguous CPU tensor of the data set's dtype; without it, memory is allocated.
-        Blocks while pages are read from the disk; the GIL is released meanwhile. Raises IndexError,
-        ValueError and TypeError, and FormatError if a shard has been truncated.
+        ``name`` is that of another array whose rows to copy instead: ``(n, H, W)`` for masks, and
+        ``(n, …)`` for other arrays. Blocks while pages are read from the disk; the GIL is released
+        meanwhile. Raises IndexError, ValueError and TypeError, and FormatError if a shard has been
+        truncated.
         """
         positions = self._positions(indices)
-        shape = (len(positions), *self.index.image.shape)
-        dtype = self._images[0].dtype
+        shards, dtype = self.shards_of(name), self._rows_of(name).dtype
+        shape = (len(positions), *shards.array.shape)
         if out is None:
             out = torch.empty(shape, dtype=dtype)
         if not isinstance(out, Tensor):
@@ -253,7 +307,7 @@ class MemmapDataset(Dataset[Any]):
                 f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, {layout}, but "
                 f"{shape} of {dtype} on cpu, contiguous, is needed"
             )
-        self.shards.gather(self.index.row[positions], out.numpy())
+        shards.gather(self.index.rows_of(name)[positions], out.numpy())
         return out
 
     def subset(self, indices: Any) -> "MemmapDataset":
@@ -267,7 +321,7 @@ class MemmapDataset(Dataset[Any]):
         chosen = positions if self._chosen is None else self._chosen[positions]
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._set_up(self._whole_index, self.shards, chosen)
+        view._set_up(self._whole_index, self._opened, chosen)
         return view
 
     def where(self, /, **conditions: Any) -> "MemmapDataset":
@@ -304,7 +358,7 @@ class MemmapDataset(Dataset[Any]):
         self.index.write(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened_again = ("index", "columns", "shards", "_whole_index", "_images", *_LISTS)
+        opened_again = ("index", "columns", "arrays", "_whole_index", "_image", "_opened", *_LISTS)
         state = {name: value for name, value in vars(self).items() if name not in opened_again}
         whole = self._whole_index
         return {**state, "path": str(whole.path), "fingerprint": whole.fingerprint}
@@ -320,13 +374,23 @@ class MemmapDataset(Dataset[Any]):
                 path=path,
             )
         vars(self).update(kept)
-        self._set_up(index, Shards(index), kept["_chosen"])
+        self._set_up(index, {}, kept["_chosen"])
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.index.image.shape))
-        columns = ", ".join(self.columns) or "no columns"
-        name = type(self).__name__
-        return f"{name}({str(self.path)!r}: {len(self):,} samples of {shape}, {columns})"
+        names = [
+            f"{name} {'×'.join(map(str, self.arrays[name].shape))}" if name in self.arrays else name
+            for name in choose_columns(None, names_of(self.index))
+        ]
+        described = ", ".join(names) or "no columns"
+        kind = type(self).__name__
+        return f"{kind}({str(self.path)!r}: {len(self):,} samples of {shape}, {described})"
+
+    def _check_array(self, name: str) -> None:
+        if name not in self.arrays:
+            raise ValueError(
+                f"name: there is no array {name!r}. The data set has {', '.join(self.arrays)}."
+            )
 
     def _positions(self, indices: Any) -> np.ndarray:
         """Return indices or a mask as int64 positions ``(k,)``, none of them negative."""

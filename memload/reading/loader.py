@@ -6,6 +6,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Never
 
@@ -13,7 +14,6 @@ import torch
 
 from memload import ranks
 from memload.feeds.choice import Choice, FeedName
-from memload.feeds.interface import Samples
 from memload.machine import available_cores
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.arguments import (
@@ -25,7 +25,7 @@ from memload.reading.arguments import (
     refuse_unsupported,
 )
 from memload.reading.batches import batch_maker, bind_dataset, copy_to_buffers
-from memload.reading.columns import choose_columns, column_values
+from memload.reading.columns import choose_columns, names_of, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import (
     MAX_CHUNK,
@@ -35,7 +35,7 @@ from memload.reading.epochs import (
     Progress,
     tell_epoch,
 )
-from memload.reading.pipeline import Pipeline, make_pipeline
+from memload.reading.pipeline import Pipeline, make_pipeline, samples_of
 from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler, check_integer
 from memload.reading.streams import current_stream, find_device
 from memload.transforms.foreign import draws_once_a_batch
@@ -51,16 +51,18 @@ class Loader:
     >>> for images, labels in loader:
     ...     ...
 
-    Each batch is a named tuple of images and columns, such as ``(images, labels)`` for an image
-    folder. All columns of the data set are handed out: ``label`` first, then the others in their
-    order. ``columns`` is a list of those that you want instead, or ``"all"``. ``"index"`` in that
-    list gives the numbers of the samples, int64 ``(N,)``: their positions in ``dataset``, which may
-    be a view. A data set with a column of that name gives the column. If there are no columns,
-    batches are ``(images,)``: write ``for (images,) in loader`` or use ``batch.images``.
+    Each batch is a named tuple of images and what belongs to them, such as ``(images, labels)`` for
+    an image folder, or ``batch.images``, ``batch.labels`` and ``batch.mask``. Everything that the
+    data set has is handed out: ``label`` first, then the other arrays, then the other columns, in
+    their order. ``columns`` is a list of those that you want instead, or ``"all"``. ``"index"`` in
+    that list gives the numbers of the samples, int64 ``(N,)``: their positions in ``dataset``,
+    which may be a view. A data set with a column of that name gives the column. If there are no
+    columns, batches are ``(images,)``: write ``for (images,) in loader`` or use ``batch.images``.
 
     Images are tensors ``(N, C, H, W)`` of the data set's dtype, channels-last in memory, unless
-    ``transform`` returns something else. Columns are tensors with one row for each image, on the
-    same device. Columns of text are integers (see `MemmapDataset.categories`).
+    ``transform`` returns something else. Masks are ``(N, H, W)`` and other arrays ``(N, …)``, of
+    their stored dtypes. Columns are tensors with one row for each image. All are on the same
+    device. Columns of text are integers (see `MemmapDataset.categories`).
 
     **Device.** ``device`` is by default the CUDA device that is current when the first batch is
     asked for, or the CPU if there is none. ``feed`` is the way samples take to the device. The
@@ -343,6 +345,8 @@ class Loader:
     ) -> Generator[Callable[[], Any], None, None]:
         """Yield a function for each batch of an epoch, which makes it, or begins to."""
         feed, side_stream = pipeline.feed, pipeline.side_stream
+        arrays, columns = split_names(self._columns, self.dataset.arrays)
+        fetched = (*arrays, *columns)
         if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self._order):
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
@@ -361,6 +365,7 @@ class Loader:
                         feed=feed,
                         transform=self.transform,
                         columns=self._columns,
+                        fetched=fetched,
                         seed=self.seed,
                         epoch=epoch,
                         stream=stream,
@@ -392,11 +397,10 @@ class Loader:
         # Arrays and tensors of sample numbers have a take() too, a different one.
         if not hasattr(self._order, "take") or hasattr(self._order, "__array__"):
             return IterableBatches(self._order, self.batch_size, self.drop_last, num_samples)
-        # Columns go to the device a chunk at a time.
+        # Columns go to the device a chunk at a time, and rows of arrays a batch at a time.
+        _, columns = split_names(self._columns, self.dataset.arrays)
         stored = self.dataset.columns
-        sample_bytes = sum(
-            stored[name][:1].nbytes if name in stored else 8 for name in self._columns
-        )
+        sample_bytes = sum(stored[name][:1].nbytes if name in stored else 8 for name in columns)
         return OrderBatches(
             self._order,
             self.batch_size,
@@ -409,10 +413,8 @@ class Loader:
     def _get_pipeline(self) -> Pipeline:
         with self._lock:
             if self._pipeline is None:
-                index = self.dataset.index
-                columns = tuple(column_values(index, name) for name in self._columns)
                 self._pipeline = make_pipeline(
-                    Samples(self.dataset.shards, index.row, columns),
+                    samples_of(self.dataset, self._columns),
                     find_device(self._given_device),
                     self._given_feed,
                     self.transform,
@@ -439,11 +441,11 @@ def _warn_if_empty(schedule: OrderBatches | IterableBatches) -> None:
 def _chosen_columns(
     dataset: MemmapDataset, columns: Sequence[str] | str | None, transform: Any
 ) -> tuple[str, ...]:
-    """Return the columns of a batch; by default, also the points that the transform moves."""
+    """Return the columns of a batch; by default, also those that the transform names."""
     if columns is None:
-        points = getattr(transform, "points", None) or ()
-        columns = tuple(dict.fromkeys([*dataset.sample_columns, *points]))
-    return choose_columns(columns, dataset.columns)
+        named = (getattr(transform, kind, None) or () for kind in ("points", "masks", "boxes"))
+        columns = tuple(dict.fromkeys([*dataset.sample_columns, *chain(*named)]))
+    return choose_columns(columns, names_of(dataset.index))
 
 
 def _is_of_memload(order: Any) -> bool:

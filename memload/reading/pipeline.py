@@ -1,12 +1,14 @@
 """How batches get to the device: the feed, their stream, and how many are in flight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from memload.feeds.choice import Choice, FeedName, choose_feed, pinned_callers
 from memload.feeds.interface import Feed, Samples
+from memload.reading.columns import column_values, split_names
+from memload.reading.dataset import MemmapDataset
 from memload.reading.streams import SideStream
 
 
@@ -24,6 +26,18 @@ class Pipeline(NamedTuple):
     num_threads: int
     #: Batches that are begun at a time, counting the one that is handed out next.
     in_flight: int
+
+
+def samples_of(dataset: MemmapDataset, names: Sequence[str]) -> Samples:
+    """Return what a feed has to serve: images, the arrays among these names, then the columns."""
+    index = dataset.index
+    arrays, columns = split_names(names, dataset.arrays)
+    return Samples(
+        dataset.shards,
+        index.row,
+        [column_values(index, name) for name in columns],
+        [Samples(dataset.shards_of(name), index.rows_of(name), ()) for name in arrays],
+    )
 
 
 def make_pipeline(

@@ -1,7 +1,7 @@
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -276,10 +276,11 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
         monkeypatch.setattr(choice, "available_memory", lambda: memory)
 
-        def create(name: str) -> Any:
-            if name in refused:
-                raise FeedError(f"{name} does not work here")
-            return SimpleNamespace(name=name)
+        def create(names: Sequence[str]) -> Any:
+            for name in names:
+                if name in refused:
+                    raise FeedError(f"{name} does not work here")
+            return SimpleNamespace(name=names[0])
 
         feed, chosen = choice.first_that_serves(create, samples, CUDA)
         assert feed.name == chosen.name
