@@ -11,12 +11,13 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
 
 from memload import __version__
-from memload.errors import MemloadError, shorten
+from memload.errors import MemloadError, NothingNewError, shorten
 
 FILE = click.Path(dir_okay=False)
 FOLDER = click.Path(file_okay=False)
@@ -28,11 +29,18 @@ _SOURCE_OPTIONS = (
     *("points", "arrays", "labels"),
 )
 
+#: Further options of `memload build` that say what is read. They go with any source.
+_BESIDE_OPTIONS = ("masks", "new_to")
+
 #: The sections of a long help text, each with its options. The others come last.
 _SECTIONS = {
-    "How the source is read": (*_SOURCE_OPTIONS, "classes", "classes_from", "manifest"),
+    "How the source is read": (
+        *(*_SOURCE_OPTIONS, *_BESIDE_OPTIONS, "missing_masks"),
+        *("classes", "classes_from", "manifest"),
+    ),
     "How images are stored": (
-        *("size", "fit", "interpolation", "mode", "background", "fill", "no_exif", "shard_size"),
+        *("size", "fit", "interpolation", "mode", "background", "fill", "mask_fill", "no_exif"),
+        "shard_size",
     ),
     "How images are decoded": ("fast", "decoder", "strict", "max_pixels"),
 }
@@ -154,6 +162,16 @@ def _named(text: str) -> tuple[str, str]:
     return name, pattern
 
 
+def _mask(text: str) -> tuple[str, str]:
+    """Parse FOLDER or NAME=FOLDER for ``--masks``. The default name is ``mask``."""
+    name, sign, folder = text.rpartition("=")
+    if not folder or (sign and not name):
+        raise click.BadParameter(
+            f"{text!r} is not [NAME=]FOLDER. Give a folder such as masks/ or parts=parts/."
+        )
+    return name or "mask", folder
+
+
 def _condition(text: str) -> tuple[str, str]:
     """Parse NAME=TEXT for ``--where``."""
     name, sign, value = text.partition("=")
@@ -225,8 +243,18 @@ def main() -> None:
     "'landmarks=x*,y*', or landmarks=2 for all. Repeatable."
 )
 @click.option(
-    "--array", "arrays", type=_named, metavar="NAME=PATTERN", multiple=True,
-    help="Tables: columns that form one array, such as 'pose=r*:3x3'. Repeatable."
+    "--masks", type=_mask, metavar="[NAME=]FOLDER", multiple=True,
+    help="Folder of masks, each with the name of its image: PNG, TIFF, BMP or .npy, whose values "
+    "are ids. Stored as 'mask', or NAME. Repeatable."
+)
+@click.option(
+    "--array", "arrays", type=_named, metavar="NAME=FOLDER|PATTERN", multiple=True,
+    help="Folder of further pictures or .npy files, each with the name of its image, such as "
+    "depth=depth/. Tables: or columns that form one array, such as 'pose=r*:3x3'. Repeatable."
+)
+@click.option(
+    "--new-to", type=FILE, metavar="OUT.BIN",
+    help="Build only samples that this data set does not have, by their names."
 )
 @click.option("--labels", type=FILE, help="Arrays: file with the labels (.npy).")
 @click.option(
@@ -318,12 +346,17 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 
     If a build is interrupted, run the same command again: it continues where it stopped.
     """
-    source, output = _open_source(arguments, options)
+    quiet, as_json = options.pop("quiet"), options.pop("as_json")
+    try:
+        source, output = _open_source(arguments, options)
+    except NothingNewError as error:  # as with make, that is no failure
+        if not quiet:
+            _echo(str(error), err=True)
+        return
     import logging
 
     import memload
 
-    quiet, as_json = options.pop("quiet"), options.pop("as_json")
     logger = logging.getLogger("memload")
     logger.addHandler(logging.NullHandler() if quiet else logging.StreamHandler())
     logger.setLevel(logging.INFO)
@@ -376,25 +409,51 @@ def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any
     if not manifest and not sources:
         raise click.UsageError(f"Give SOURCE and OUT.BIN. Only one is given: {output}.")
     options["classes"] = _classes(options.pop("classes"), options.pop("classes_from"))
-    reading = {name: options.pop(name) for name in _SOURCE_OPTIONS}
-    for name, option in (("where", "--where"), ("points", "--points"), ("arrays", "--array")):
+    is_table = bool(manifest) or sources[0].lower().endswith((".csv", ".tsv", ".txt"))
+    given, beside = _reading_options(options, is_table=is_table)
+    if len(sources) == 1 and not ((given or beside) and output.endswith(".bin")):
+        return sources[0], output  # if the output's name is wrong, memload.build says so
+    if not output.endswith(".bin"):  # known before many files are opened
+        raise click.UsageError(f"OUT.BIN comes last, and ends in .bin. {output} is given.")
+    from memload.building.sources.opening import UsageError, open_paths, open_source, open_table
+
+    try:
+        source: Any = sources[0] if sources else manifest
+        if manifest:
+            source = open_table(manifest, **given)
+        elif len(sources) > 1 or given:
+            source = open_paths(sources, given)
+        return (open_source(source, **beside) if beside else source), output
+    except UsageError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _reading_options(
+    options: dict[str, Any], *, is_table: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Take the options that describe the source, if they are given, out of ``options``.
+
+    Returns those of sources of some kind, and those that go with any source.
+    """
+    reading = {name: options.pop(name) for name in (*_SOURCE_OPTIONS, *_BESIDE_OPTIONS)}
+    for name in ("where", "points", "arrays", "masks"):
+        option = "--array" if name == "arrays" else f"--{name}"
         reading[name] = _by_name(option, reading[name])
     if reading["extensions"]:
         endings = reading["extensions"].split(",")
         reading["extensions"] = [f".{ending.strip().lstrip('.')}" for ending in endings]
-    given = {name: value for name, value in reading.items() if value}
-    if len(sources) == 1 and not (given and output.endswith(".bin")):
-        return sources[0], output  # if the output's name is wrong, memload.build says so
-    if not output.endswith(".bin"):  # known before many files are opened
-        raise click.UsageError(f"OUT.BIN comes last, and ends in .bin. {output} is given.")
-    from memload.building.sources.opening import UsageError, open_paths, open_table
-
-    try:
-        if manifest:
-            return open_table(manifest, **given), output
-        return open_paths(sources, given), output
-    except UsageError as error:
-        raise click.UsageError(str(error)) from None
+    beside = {name: reading.pop(name) for name in _BESIDE_OPTIONS}
+    beside["arrays"] = {
+        name: value
+        for name, value in reading["arrays"].items()
+        if not is_table or value.endswith("/") or Path(value).is_dir()
+    }
+    for name in beside["arrays"]:
+        del reading["arrays"][name]
+    return (
+        {name: value for name, value in reading.items() if value},
+        {name: value for name, value in beside.items() if value},
+    )
 
 
 def _classes(names: str | None, file: str | None) -> list[str] | str | None:

@@ -7,6 +7,7 @@
     │   ├── MissingError       a file is missing; also a FileNotFoundError
     │   └── ChecksumError      a file holds other bytes than were written        (.rows)
     ├── SourceError            a folder, manifest or data set has no usable records  (.path)
+    │   └── NothingNewError    all of a source is in the data set already
     ├── DecodeError            one image cannot be used                          (.key, .reason)
     ├── BuildError             a build cannot start or continue                  (.path)
     ├── FeedError              a feed does not work on this machine
@@ -62,6 +63,10 @@ class ChecksumError(FormatError):
 
 class SourceError(_PathError):
     """A source has no usable records. ``path`` is the folder or file."""
+
+
+class NothingNewError(SourceError):
+    """``memload.build(…, new_to=…)`` found nothing to build. ``path`` is that data set."""
 
 
 class DecodeError(MemloadError):

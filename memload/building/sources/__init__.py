@@ -24,4 +24,6 @@
     positional              a file that several processes read
     wrapped                 a source that changes the records of another one
     classes                 … so that labels count into a given list
+    beside                  … so that they have masks and arrays from folders
+    new_samples             … so that those which a data set has are left out
 """

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from memload.building.sources.arrays import ArrayFile
+from memload.building.sources.beside import FilesBeside
 from memload.building.sources.dataset import DatasetSource, has_classes
 from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.folder import ImageFolder
 from memload.building.sources.listed import ListedSource
+from memload.building.sources.new_samples import NewSamples
 from memload.building.sources.parquet import ParquetFiles
 from memload.building.sources.record import EXTENSIONS, Source
 from memload.building.sources.remote import (
@@ -55,6 +57,9 @@ _OPTIONS: Mapping[type, tuple[str, ...]] = {
     ArrayFile: ("labels",),
 }
 
+#: The options of a map-style data set: names of entries of its samples.
+_ENTRIES = ("masks", "arrays", "points", "boxes")
+
 #: What messages call a source that is opened by a class.
 _DESCRIPTIONS: Mapping[type, str] = {
     ImageFolder: "a folder of images",
@@ -78,6 +83,11 @@ class UsageError(ValueError):
 def open_source(
     source: Any,
     *,
+    masks: str | Path | Sequence[str] | Mapping[str, str | Path] | None = None,
+    arrays: Sequence[str] | Mapping[str, str | Path] | None = None,
+    points: Sequence[str] | Mapping[str, str | int] | None = None,
+    boxes: Mapping[str, int] | None = None,
+    new_to: str | Path | None = None,
     classes: Sequence[str] | None = None,
     num_workers: int = 0,
     timeout: float = 60.0,
@@ -106,32 +116,100 @@ def open_source(
     and arrays at a URL are copied into a temporary folder first, which is removed when the source
     is gone.
 
+    ``masks`` and ``arrays`` are further arrays of each sample:
+
+    - ``masks={"mask": "masks/"}`` and ``arrays={"depth": "depth/"}`` are files named as the images
+      are (see `FilesBeside`), beside any source. ``masks="masks/"`` is short for a mask named
+      ``mask``. A text in ``arrays`` that is no folder is a pattern for the columns of a table.
+    - ``masks=["mask"]`` and ``arrays=["depth"]`` name entries of the samples of a map-style data
+      set. ``points=["landmarks"]`` and ``boxes={"boxes": 100}`` do so as well, see `DatasetSource`.
+
+    ``new_to`` is the path of a data set of memload's. Samples whose keys it has are left out.
+
     The other arguments are for a map-style data set. ``classes`` are names for labels that are
     texts, if the data set has no list of its own. ``num_workers`` and ``timeout`` are those of the
     build: unless ``num_workers`` is 0, a worker reads the first sample.
 
     Raises SourceError, DependencyError, TypeError for what is no source, and ValueError for options
-    that the source does not have.
+    that the source does not have. NothingNewError, a SourceError, says that ``new_to`` has all
+    samples.
 
     >>> source = memload.open_source("pets.csv", label_column="breed")  # doctest: +SKIP
     >>> source.classes, source.notes  # doctest: +SKIP
     (['beagle', 'pug'], [])
     """
-    given = {name: value for name, value in options.items() if value not in (None, (), "", {})}
+    if isinstance(masks, (str, os.PathLike)):
+        masks = {"mask": Path(masks)}
+    mask_folders = masks if isinstance(masks, Mapping) else {}
+    array_folders, patterns = _split_folders(arrays, _is_table(source))
+    options |= {
+        "masks": None if mask_folders else masks,
+        "arrays": patterns if isinstance(arrays, Mapping) else arrays,
+        "points": points,
+        "boxes": boxes,
+    }
+    given = {name: value for name, value in options.items() if _is_given(value)}
+    opened = _open(source, given, classes=classes, num_workers=num_workers, timeout=timeout)
+    if mask_folders or array_folders:
+        opened = FilesBeside(opened, masks=mask_folders, arrays=array_folders)
+    return opened if new_to is None else NewSamples(opened, new_to)
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and not (isinstance(value, (str, Sequence, Mapping)) and not value)
+
+
+def _is_table(source: Any) -> bool:
+    return isinstance(source, (str, os.PathLike)) and _kind_of(os.fspath(source)) is Manifest
+
+
+def _split_folders(arrays: Any, is_table: bool) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return those of ``arrays`` that are folders, and those that are patterns for a table."""
+    named = dict(arrays) if isinstance(arrays, Mapping) else {}
+    folders = {
+        name: Path(value) for name, value in named.items() if not is_table or is_folder(value)
+    }
+    return folders, {name: value for name, value in named.items() if name not in folders}
+
+
+def is_folder(value: str | Path) -> bool:
+    """Return whether a value of ``arrays`` means a folder, and no columns of a table."""
+    return isinstance(value, Path) or value.endswith("/") or Path(value).is_dir()
+
+
+def _open(
+    source: Any,
+    given: dict[str, Any],
+    *,
+    classes: Sequence[str] | None,
+    num_workers: int,
+    timeout: float,
+) -> Source:
+    """Open what is named, without files beside it."""
     if isinstance(source, (str, os.PathLike)):
         return open_paths([os.fspath(source)], given)
     if _is_list_of_files(source):
         return open_paths([os.fspath(path) for path in source], given)
-    if given:
-        raise ValueError(
-            f"{', '.join(map(_as_typed, given))}: only for files and folders. Leave it out."
-        )
     if isinstance(source, Source):
+        if given:
+            raise ValueError(
+                f"{', '.join(map(_as_typed, given))}: the source is opened already. Give "
+                f"{'this' if len(given) == 1 else 'these'} to {type(source).__name__} itself."
+            )
         return source
+    others = [name for name in given if name not in _ENTRIES]
+    if others:
+        raise ValueError(
+            f"{', '.join(map(_as_typed, others))}: only for files and folders. Leave it out."
+        )
     _check_map_style(source)
     own = classes is None or has_classes(source)
     return DatasetSource(
-        source, classes=None if own else classes, num_workers=num_workers, timeout=timeout
+        source,
+        classes=None if own else classes,
+        num_workers=num_workers,
+        timeout=timeout,
+        **given,
     )
 
 

@@ -1,0 +1,250 @@
+"""Masks and other arrays in files of their own, beside the images of any source."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from memload.building.sources.record import EXTENSIONS, Record, Source
+from memload.building.sources.wrapped import WrappedSource
+from memload.errors import SourceError
+from memload.storage.keys import Keys
+
+#: The extensions of files by kind. A mask is no JPEG, which does not keep numbers as they are.
+ENDINGS: Mapping[str, tuple[str, ...]] = {
+    "mask": (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".npy"),
+    "array": (*EXTENSIONS, ".npy"),
+}
+
+
+class FilesBeside(WrappedSource):
+    """A source whose records also get masks and other arrays, which lie in folders.
+
+    ``masks`` and ``arrays`` map the names of arrays to folders. The file of the image ``cat/1.jpg``
+    is ``cat/1.png`` there, or has another extension of a picture, or ``.npy``. If no file has the
+    name of an image with all its folders, fewer folders are compared, and in the end the names
+    alone. So masks may all lie in one folder, as long as their names differ. If an image has no
+    file, its record lacks the array.
+
+    The folders are listed at once, and no file in them is read. ``notes`` says how many images have
+    no file, and how many files belong to no image. Raises SourceError if a folder is missing, if no
+    image has a file in it, for two files of one image, and for two images of one file.
+
+    >>> source = FilesBeside(ImageFolder("images"), masks={"mask": "masks"})  # doctest: +SKIP
+    >>> source[0].arrays  # doctest: +SKIP
+    {'mask': PosixPath('masks/cat/1.png')}
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        masks: Mapping[str, str | Path] | None = None,
+        arrays: Mapping[str, str | Path] | None = None,
+    ) -> None:
+        super().__init__(source)
+        masks, arrays = masks or {}, arrays or {}
+        kinds = dict.fromkeys(masks, "mask") | dict.fromkeys(arrays, "array")
+        self.arrays = {**self.arrays, **kinds}
+        for folder in {**masks, **arrays}.values():
+            _check_not_images(self.root, Path(folder), self.keys)
+        self._folders = {
+            name: _Folder(Path(folder), name, kinds[name], self.keys)
+            for name, folder in {**masks, **arrays}.items()
+        }
+        self.notes = [
+            *source.notes,
+            *(note for folder in self._folders.values() for note in folder.notes),
+        ]
+        places = {name: str(folder.path.absolute()) for name, folder in self._folders.items()}
+        self.identity = [self.identity, places]
+
+    def _changed(self, index: int, record: Record) -> Record:
+        files = {name: folder.file_of(index) for name, folder in self._folders.items()}
+        found = {name: file for name, file in files.items() if file is not None}
+        return record._replace(arrays={**record.arrays, **found})
+
+
+class _Folder:
+    """The files of one array in a folder, and which of them belongs to each image."""
+
+    def __init__(self, path: Path, name: str, kind: str, keys: Sequence[str]) -> None:
+        self.path = path
+        files, others = _list(path, ENDINGS[kind])
+        if not files:
+            found = f"only {_shown(others)}" if others else "it is empty"
+            raise SourceError(
+                f"{path} has no files for {name!r} ({' '.join(ENDINGS[kind])}): {found}. Check the "
+                "folder.",
+                path=path,
+            )
+        #: for each image the number of its file, or -1
+        self._numbers = _assign(path, files, keys)
+        self._files = Keys.of(files)
+        self.notes = list(self._describe(name, keys, others))
+
+    def file_of(self, index: int) -> Path | None:
+        """Return the file of an image, if it has one."""
+        number = int(self._numbers[index])
+        return None if number < 0 else self.path / self._files[number]
+
+    def _describe(self, name: str, keys: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+        """Yield notes on images without a file, files without an image, and other files."""
+        missing = np.flatnonzero(self._numbers < 0).tolist()
+        if missing:
+            shown = _shown([keys[index] for index in missing[:4]])
+            yield f"{len(missing):,} of {len(keys):,} images have no {name} in {self.path}: {shown}"
+        unused = np.setdiff1d(np.arange(len(self._files)), self._numbers).tolist()
+        if unused:
+            shown = _shown([self._files[number] for number in unused[:4]])
+            count = f"{len(unused):,} of {len(self._files):,} files"
+            yield f"{name}: {count} in {self.path} belong to no image: {shown}"
+        if others:
+            count = "1 other file" if len(others) == 1 else f"{len(others):,} other files"
+            yield f"{name}: skipped {count} in {self.path}: {_shown(others)}"
+
+
+def _list(root: Path, endings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the files below a folder with these endings, and others. Hidden ones are left out."""
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "does not exist"
+        raise SourceError(f"{root} {what}. Check the path.", path=root)
+    chosen: list[str] = []
+    others: list[str] = []
+    for folder, folders, files in os.walk(root, followlinks=True, onerror=_raise):
+        folders[:] = sorted(
+            name for name in folders if name[0] != "." and not _is_loop(Path(folder), name)
+        )
+        relative = os.path.relpath(folder, root)
+        prefix = "" if relative == "." else f"{relative}/"
+        for name in sorted(files):
+            if not name.startswith("."):
+                kept = chosen if name.lower().endswith(tuple(endings)) else others
+                kept.append(f"{prefix}{name}")
+    return chosen, others
+
+
+def _check_not_images(images: Path | str | None, folder: Path, keys: Sequence[str]) -> None:
+    """Raise SourceError if the source has files of a folder as images."""
+    if not isinstance(images, Path) or not folder.resolve().is_relative_to(images.resolve()):
+        return
+    relative = folder.resolve().relative_to(images.resolve()).as_posix()
+    prefix = "" if relative == "." else f"{relative}/"
+    taken = next((key for key in keys if key.startswith(prefix) and _is_mask(key)), None)
+    if taken is not None:
+        raise SourceError(
+            f"{folder} lies within the images, so that {taken} would be an image. Move it out of "
+            f"{images}, or name the extensions of the images, such as --extensions .jpg.",
+            path=folder,
+        )
+
+
+def _is_mask(name: str) -> bool:
+    return name.lower().endswith(ENDINGS["mask"])
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise SourceError(
+        f"{error.filename} cannot be read: {error.strerror}.", path=error.filename
+    ) from error
+
+
+def _is_loop(folder: Path, name: str) -> bool:
+    """Return whether a folder in a folder is a link to what contains it."""
+    path = folder / name
+    return path.is_symlink() and folder.resolve().is_relative_to(path.resolve())
+
+
+# -------------------------------------------------------------------------- which file is whose
+
+
+def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray:
+    """Return for each key the number of its file, or -1, int64 ``(n,)``.
+
+    As many folders count as possible: all of them if any file fits then, else fewer.
+    """
+    stems = [name.rpartition(".")[0] for name in files]
+    deepest = max(max(name.count("/") for name in names) for names in (stems, keys))
+    for folders in range(deepest, -1, -1):
+        number_of: dict[str, int] = {}
+        second_of: dict[str, int] = {}
+        for number, stem in enumerate(stems):
+            names = number_of if (end := _end(stem, folders)) not in number_of else second_of
+            names[end] = number
+        numbers = np.fromiter(
+            (_number_of(_end(key, folders), number_of) for key in keys), np.int64, len(keys)
+        )
+        if (numbers >= 0).any():
+            seconds = {number_of[stem]: number for stem, number in second_of.items()}
+            _check_unique(root, files, keys, numbers, seconds)
+            return numbers
+    is_number = keys[0].isdecimal()
+    remedy = " Name the samples: DatasetSource(dataset, key=[…])." if is_number else ""
+    raise SourceError(
+        f"{root} has no file of any image. The first image is {keys[0]}, and the first file is "
+        f"{files[0]}. The file of an image has its name, and another extension. Check the folder."
+        f"{remedy}",
+        path=root,
+    )
+
+
+def _end(name: str, folders: int) -> str:
+    """Return a name with at most so many of its last folders.
+
+    >>> _end("train/cat/1", 1)
+    'cat/1'
+    """
+    return "/".join(name.rsplit("/", folders + 1)[-folders - 1 :])
+
+
+def _number_of(name: str, number_of: Mapping[str, int]) -> int:
+    """Return the number of the file of an image, whose name may have an extension; else -1."""
+    number = number_of.get(name)
+    return number_of.get(_stem(name), -1) if number is None else number
+
+
+def _stem(name: str) -> str:
+    """Return a name without its last extension.
+
+    >>> _stem("v1.0/cat.1.jpg"), _stem("v1.0/cat")
+    ('v1.0/cat.1', 'v1.0/cat')
+    """
+    folder, slash, file = name.rpartition("/")
+    stem, dot, _ = file.rpartition(".")
+    return f"{folder}{slash}{stem if dot else file}"
+
+
+def _check_unique(
+    root: Path,
+    files: Sequence[str],
+    keys: Sequence[str],
+    numbers: np.ndarray,
+    seconds: Mapping[int, int],
+) -> None:
+    """Raise SourceError if two files belong to an image, or a file to different images.
+
+    ``seconds`` maps the number of a file to that of another one with the same stem.
+    """
+    owners: dict[int, str] = {}
+    for key, number in zip(keys, numbers.tolist(), strict=True):
+        if number < 0:
+            continue
+        if number in seconds:
+            raise SourceError(
+                f"{root} has two files of the image {key}: {files[number]} and "
+                f"{files[seconds[number]]}. Keep one of them, or sort them into folders as the "
+                "images are.",
+                path=root,
+            )
+        if _stem(owners.setdefault(number, key)) != _stem(key):
+            raise SourceError(
+                f"{root / files[number]} would belong to two images, {owners[number]} and {key}. "
+                "Sort these files into folders as the images are.",
+                path=root,
+            )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(repr(name)[1:-1] for name in names[:3]) + (", …" if len(names) > 3 else "")

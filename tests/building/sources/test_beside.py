@@ -1,0 +1,215 @@
+"""Masks and other arrays in folders of their own, and samples that a data set does not have."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import memload
+from memload.building.sources.classes import PinnedClasses
+from memload.building.sources.opening import open_source
+from memload.building.sources.record import Column, Record
+from memload.errors import NothingNewError, SourceError
+
+NAMES = ["cat/1.jpg", "cat/2.JPG", "dog/1.png", "dog/v1.0.jpg"]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of four images of two classes."""
+    for number, name in enumerate(NAMES):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6), (number * 10, 0, 0)).save(path, quality=95)
+    return tmp_path / "images"
+
+
+def touch(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def names_of(source: Any, name: str = "mask") -> list[str | None]:
+    """The files of all samples, relative to their folder."""
+    files = [source[index].arrays.get(name) for index in range(len(source))]
+    return [None if file is None else "/".join(file.parts[-2:]) for file in files]
+
+
+MASKS = ["cat/1.png", "cat/2.tif", "dog/1.npy", "dog/v1.0.PNG"]
+
+
+def test_masks_are_found_by_the_names_of_images(images: Path, tmp_path: Path) -> None:
+    masks = touch(tmp_path / "masks", *MASKS)
+    source = open_source(images, masks=masks)
+    assert source.arrays == {"mask": "mask"}
+    assert source[1].arrays == {"mask": masks / "cat/2.tif"}
+    assert names_of(source) == MASKS
+    assert names_of(open_source(images, masks={"parts": str(masks)}), "parts") == MASKS
+
+
+def test_masks_and_arrays_have_names(images: Path, tmp_path: Path) -> None:
+    masks = touch(tmp_path / "masks", *MASKS)
+    depth = touch(tmp_path / "depth", "cat/1.jpg", "cat/2.npy", "dog/1.jpg", "dog/v1.0.webp")
+    source = open_source(images, masks={"a": masks}, arrays={"depth": f"{depth}/"})
+    assert source.arrays == {"a": "mask", "depth": "array"}
+    assert source[0].arrays == {"a": masks / "cat/1.png", "depth": depth / "cat/1.jpg"}
+    assert source.without_image(0).arrays == source[0].arrays
+    assert open_source(source, arrays={"more": depth}).arrays == {**source.arrays, "more": "array"}
+
+
+def test_a_flat_folder_fits_by_the_last_part(images: Path, tmp_path: Path) -> None:
+    (images / "dog/1.png").unlink()
+    masks = touch(tmp_path / "masks", "1.png", "2.png", "v1.0.png")
+    assert [file and file[6:] for file in names_of(open_source(images, masks=masks))] == [
+        "1.png",
+        "2.png",
+        "v1.0.png",
+    ]
+
+
+def test_folders_above_the_images_do_not_matter(images: Path, tmp_path: Path) -> None:
+    masks = touch(tmp_path / "masks", *[f"train/{name}" for name in MASKS])
+    assert names_of(open_source(images, masks=masks)) == MASKS
+    table = tmp_path / "table.csv"
+    table.write_text("path\n" + "".join(f"images/{name}\n" for name in NAMES))
+    assert names_of(open_source(table, masks=masks)) == MASKS
+    assert names_of(open_source(table, masks=touch(tmp_path / "exact", *MASKS))) == MASKS
+
+
+def test_what_fits_with_its_folders_is_not_taken_by_another(images: Path, tmp_path: Path) -> None:
+    source = open_source(images, masks=touch(tmp_path / "masks", "cat/1.png"))
+    assert names_of(source) == ["cat/1.png", None, None, None]
+
+
+def test_a_file_of_two_images_is_an_error(images: Path, tmp_path: Path) -> None:
+    masks = touch(tmp_path / "masks", "1.png", "2.png", "v1.0.png")
+    with pytest.raises(SourceError, match=r"1.png would belong to two .* cat/1.jpg and dog/1.png"):
+        open_source(images, masks=masks)
+
+
+@pytest.mark.parametrize("second", ["cat/1.npy", "cat/1.TIF"])
+def test_two_files_of_an_image_are_an_error(images: Path, tmp_path: Path, second: str) -> None:
+    masks = touch(tmp_path / "masks", *MASKS, second)
+    with pytest.raises(SourceError, match=r"two files of the image cat/1.jpg: .* and .*Keep one"):
+        open_source(images, masks=masks)
+    touch(images, "x/y.jpg")  # files that belong to no image do not matter
+    (images / "cat/1.jpg").unlink()
+    assert open_source(images, masks=masks)[0].arrays == {"mask": masks / "cat/2.tif"}
+
+
+def test_missing_and_needless_files_are_noted(images: Path, tmp_path: Path) -> None:
+    masks = touch(tmp_path / "masks", "cat/1.png", "cat/9.png", "dog/9.png", "a.txt", ".hidden.png")
+    source = open_source(images, masks=masks)
+    assert source.notes == [
+        f"3 of 4 images have no mask in {masks}: cat/2.JPG, dog/1.png, dog/v1.0.jpg",
+        f"mask: 2 of 3 files in {masks} belong to no image: cat/9.png, dog/9.png",
+        f"mask: skipped 1 other file in {masks}: a.txt",
+    ]
+
+
+def test_a_wrong_folder_is_an_error_at_once(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"nope does not exist. Check the path"):
+        open_source(images, masks=tmp_path / "nope")
+    with pytest.raises(SourceError, match=r"no file of any image. .* cat/1.jpg, .* x/y.png"):
+        open_source(images, masks=touch(tmp_path / "others", "x/y.png"))
+    with pytest.raises(SourceError, match=r"no files for 'mask' .*: only 1.jpg"):
+        open_source(images, masks=touch(tmp_path / "jpeg", "1.jpg"))
+    with pytest.raises(SourceError, match=r"within the images, so that masks/1.png would be"):
+        open_source(images, masks=touch(images / "masks", "1.png"))
+
+
+def test_masks_may_lie_among_images_of_other_extensions(images: Path) -> None:
+    (images / "dog/1.png").unlink()
+    touch(images, "cat/1.png", "cat/2.png", "dog/v1.0.png")
+    source = open_source(images, extensions=[".jpg"], masks=images)
+    assert names_of(source) == ["cat/1.png", "cat/2.png", "dog/v1.0.png"]
+
+
+def test_samples_by_number_say_how_to_name_them(tmp_path: Path) -> None:
+    samples = [np.zeros((4, 4, 3), np.uint8)] * 3
+    masks = touch(tmp_path / "masks", "a.png", "b.png", "c.png")
+    with pytest.raises(SourceError, match=r"DatasetSource\(dataset, key=\[…\]\)"):
+        open_source(samples, masks=masks)
+    named = memload.DatasetSource(samples, key=["a", "b", "c.1"])
+    assert open_source(named, masks=masks)[1].arrays == {"mask": masks / "b.png"}
+
+
+def test_an_unfinished_build_goes_on_only_with_the_same_folders(
+    images: Path, tmp_path: Path
+) -> None:
+    folders = [touch(tmp_path / name, *MASKS) for name in "ab"]
+    identities = [open_source(images, masks=folder).identity for folder in folders]
+    assert identities[0] != identities[1]
+    assert identities[0] == open_source(images, masks=folders[0]).identity
+
+
+# ------------------------------------------------------------------------- what a data set lacks
+
+
+def test_only_new_samples_are_built(images: Path, tmp_path: Path) -> None:
+    kept = [images / name for name in NAMES]
+    content = kept[1].read_bytes()
+    kept[1].unlink()
+    memload.build(images, tmp_path / "out.bin", size=8, progress=False)
+    kept[1].write_bytes(content)
+    touch(images / "emu", "1.jpg")
+    Image.new("RGB", (8, 6)).save(images / "emu/1.jpg")
+    source = open_source(images, new_to=tmp_path / "out.bin")
+    assert list(source.keys) == ["cat/2.JPG", "emu/1.jpg"]
+    assert source.notes == [f"3 of 5 samples are left out: {tmp_path / 'out.bin'} has them"]
+    assert [source[i].columns["label"] for i in range(2)] == [0, 2]
+    report = memload.build(source, tmp_path / "more.bin", size=8, progress=False)
+    assert (report.samples, report.classes) == (2, ("cat", "dog", "emu"))
+    assert list(memload.MemmapDataset(tmp_path / "more.bin").keys) == list(source.keys)
+
+
+def test_nothing_new_is_an_error_of_its_own(images: Path, tmp_path: Path) -> None:
+    memload.build(images, tmp_path / "out.bin", size=8, progress=False)
+    with pytest.raises(NothingNewError, match="has all 4 samples of the source"):
+        open_source(images, new_to=tmp_path / "out.bin")
+
+
+def test_nothing_new_is_no_failure_of_the_command(
+    images: Path, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    command("build", images, "out.bin", "-s", "8")
+    done = command("build", images, "more.bin", "--new-to", "out.bin", "-s", "8")
+    assert (done.status, done.output) == (0, "")
+    assert done.error == (
+        "Nothing is new: out.bin has all 4 samples of the source, so nothing was built.\n"
+    )
+    assert not list(tmp_path.glob("more.*"))
+
+
+def test_what_is_new_keeps_groups_batches_and_classes(tmp_path: Path) -> None:
+    class Grouped:
+        """Ten samples in groups of four, which are read together."""
+
+        classes, notes = ("a", "b"), ()
+        keys, group_starts = tuple("0123456789"), (0, 4, 8, 10)
+
+        def __init__(self) -> None:
+            self.schema = {"label": Column("<i8")}
+
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> Record:
+            image = np.full((2, 2, 3), index, np.uint8)
+            return Record(self.keys[index], image, {"label": index % 2})
+
+        def __getitems__(self, indices: Any) -> list[Record]:
+            return [self[index] for index in indices]
+
+    first = memload.DatasetSource([np.zeros((2, 2, 3), np.uint8)] * 5, key=[*"01245"])
+    memload.build(first, tmp_path / "out.bin", size=2, progress=False)
+    source = PinnedClasses(open_source(Grouped(), new_to=tmp_path / "out.bin"), ["b", "a"])
+    assert list(source.keys) == ["3", "6", "7", "8", "9"]
+    assert source.group_starts == [0, 1, 3, 5]
+    assert [record.columns["label"] for record in source.__getitems__([0, 1])] == [0, 1]
+    assert [record.image[0, 0, 0] for record in source.__getitems__([4, 1])] == [9, 6]
