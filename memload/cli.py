@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import click
@@ -435,6 +434,8 @@ def _reading_options(
 
     Returns those of sources of some kind, and those that go with any source.
     """
+    from memload.building.sources.opening import is_folder
+
     reading = {name: options.pop(name) for name in (*_SOURCE_OPTIONS, *_BESIDE_OPTIONS)}
     for name in ("where", "points", "arrays", "masks"):
         option = "--array" if name == "arrays" else f"--{name}"
@@ -446,7 +447,7 @@ def _reading_options(
     beside["arrays"] = {
         name: value
         for name, value in reading["arrays"].items()
-        if not is_table or value.endswith("/") or Path(value).is_dir()
+        if is_folder(value, of_table=is_table)
     }
     for name in beside["arrays"]:
         del reading["arrays"][name]
@@ -588,7 +589,6 @@ def preview(path: str, output: str, **options: Any) -> None:
 @click.option("--plot", type=FILE, help="Image file to write, such as speed.png.")
 def bench(path: str, images: str | None, as_json: bool, plot: str | None) -> None:
     """Measure what each stage and feed reaches with OUT.BIN on this machine, within a minute."""
-    from pathlib import Path
 
     from memload import bench as measuring
 

@@ -167,14 +167,15 @@ def _split_folders(arrays: Any, is_table: bool) -> tuple[dict[str, Path], dict[s
     """Return those of ``arrays`` that are folders, and those that are patterns for a table."""
     named = dict(arrays) if isinstance(arrays, Mapping) else {}
     folders = {
-        name: Path(value) for name, value in named.items() if not is_table or is_folder(value)
+        name: Path(value) for name, value in named.items() if is_folder(value, of_table=is_table)
     }
     return folders, {name: value for name, value in named.items() if name not in folders}
 
 
-def is_folder(value: str | Path) -> bool:
+def is_folder(value: str | Path, *, of_table: bool) -> bool:
     """Return whether a value of ``arrays`` means a folder, and no columns of a table."""
-    return isinstance(value, Path) or value.endswith("/") or Path(value).is_dir()
+    is_name = isinstance(value, Path) or value.endswith("/") or Path(value).is_dir()
+    return is_name or not (of_table or any(mark in str(value) for mark in "*?[:,"))
 
 
 def _open(
