@@ -589,6 +589,7 @@ def preview(path: str, output: str, **options: Any) -> None:
 @click.option("--plot", type=FILE, help="Image file to write, such as speed.png.")
 def bench(path: str, images: str | None, as_json: bool, plot: str | None) -> None:
     """Measure what each stage and feed reaches with OUT.BIN on this machine, within a minute."""
+    from pathlib import Path
 
     from memload import bench as measuring
 
