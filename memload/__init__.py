@@ -19,6 +19,8 @@ _PUBLIC = {
     "building.sources.opening": "open_source",
     "building.sources.record": "Record Source",
     "building.sources.table": "Manifest",
+    "editing.concat": "concat",
+    "editing.report": "EditReport",
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
     "MemloadError MissingError SourceError",
     "inspection": "info preview verify",
@@ -42,6 +44,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.building.sources.opening import open_source as open_source
     from memload.building.sources.record import Record as Record, Source as Source
     from memload.building.sources.table import Manifest as Manifest
+    from memload.editing.concat import concat as concat
+    from memload.editing.report import EditReport as EditReport
     from memload.errors import (
         BuildError as BuildError,
         ChecksumError as ChecksumError,

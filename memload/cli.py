@@ -581,6 +581,29 @@ def preview(path: str, output: str, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("paths", metavar="OUT.BIN...", nargs=-1, required=True)
+@click.option("-o", "--output", type=FILE, required=True, help="Index to write, such as all.idx.")
+@click.option(
+    "--columns",
+    type=click.Choice(["same", "common"]),
+    default="same",
+    help="same: columns that differ are an error. common: leave them out.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+def concat(paths: tuple[str, ...], output: str, columns: Any, overwrite: bool) -> None:
+    """Put data sets under one index, one after another. Pixels are not copied.
+
+    All files must be in one folder. Labels follow the names of their classes.
+
+    \b
+      memload concat out.bin more.bin -o all.idx
+    """
+    import memload
+
+    _print_report(memload.concat(output, *paths, columns=columns, overwrite=overwrite))
+
+
+@main.command()
 @click.argument("path", metavar="OUT.BIN")
 @click.option(
     "--images", type=FOLDER, help="Folder that OUT.BIN was built from, to measure decoding, too."

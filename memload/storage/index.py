@@ -232,11 +232,31 @@ class Index:
         """Write the index to ``path``, flush it to the disk, and return it as written.
 
         The file is written under a temporary name and renamed, so that it replaces in one step
-        whatever was at ``path``. Raises OSError, and ValueError if the metadata exceed 100 MB,
-        which is a million classes with names of 80 letters.
+        whatever was at ``path``. Raises OSError, and ValueError if a file of the data set is named
+        with its folder, or if the metadata exceed 100 MB, which is a million classes with names of
+        80 letters.
         """
         path = Path(path)
+        for shard in (shard for array in self.arrays for shard in array.shards):
+            if "/" in shard.file:
+                raise ValueError(
+                    f"{path.name} cannot name {shard.file}: all files of an index must lie in its "
+                    "folder. Move them there, or make hard links with 'ln'."
+                )
         tensors = self._tensors()
+        metadata = self._metadata(tensors)
+        text = _canonical(metadata).decode()
+        header = make_header(tensors, {METADATA_KEY: text})
+        data = [_bytes_of(tensors[name]) for name in in_file_order(tensors)]
+        _replace_file(path, [header, *data])
+        return replace(self, path=path, fingerprint=metadata["fingerprint"])
+
+    def identified(self) -> "Index":
+        """Return this index with the fingerprint that it would be written with."""
+        return replace(self, fingerprint=self._metadata(self._tensors())["fingerprint"])
+
+    def _metadata(self, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Return the metadata of the file, with the fingerprint."""
         metadata = {
             "format_version": 1 if len(self.arrays) == 1 else FORMAT_VERSION,
             "samples": len(self),
@@ -256,12 +276,7 @@ class Index:
             "build": dict(self.build),
             "statistics": dict(self.statistics),
         }
-        fingerprint = hashlib.sha256(_canonical(metadata)).hexdigest()
-        text = _canonical(metadata | {"fingerprint": fingerprint}).decode()
-        header = make_header(tensors, {METADATA_KEY: text})
-        data = [_bytes_of(tensors[name]) for name in in_file_order(tensors)]
-        _replace_file(path, [header, *data])
-        return replace(self, path=path, fingerprint=fingerprint)
+        return metadata | {"fingerprint": hashlib.sha256(_canonical(metadata)).hexdigest()}
 
     def _optional_entries(self) -> dict[str, Any]:
         """Return the entries of the metadata that are only there if there is something in them."""

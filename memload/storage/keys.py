@@ -1,9 +1,8 @@
 """The names of samples, packed into two arrays."""
 
-import copy
 import os
 from collections.abc import Callable, Sequence
-from typing import Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 
@@ -32,6 +31,10 @@ class Keys(Sequence[str]):
         offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(name) for name in encoded], out=offsets[1:])
         return cls(offsets, np.frombuffer(b"".join(encoded), np.uint8))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the names themselves, not the file that they are mapped from."""
+        return type(self), self.pack()
 
     def __len__(self) -> int:
         return len(self._offsets) - 1 if self._chosen is None else len(self._chosen)
@@ -65,7 +68,7 @@ class Keys(Sequence[str]):
 
     def take(self, indices: np.ndarray) -> "Keys":
         """Return a view of some names, in the order given. ``indices`` are int64 and in range."""
-        view = copy.copy(self)
+        view = type(self)(self._offsets, self._data, self._verify)
         view._chosen = indices if self._chosen is None else self._chosen[indices]
         return view
 

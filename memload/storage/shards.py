@@ -217,7 +217,7 @@ def check_shard(path: Path, shard: Shard, array: Array, index: Path) -> None:
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error}.", path=path) from error
     if path.is_symlink():
-        target, folders = path.resolve(), (index.parent.resolve(), index.resolve().parent)
+        target, folders = path.resolve(), (path.parent.resolve(), index.resolve().parent)
         if target.parent not in folders:
             raise FormatError(
                 f"{path} is a link to {target}, outside the folder of {index.name}. Move the shard "

@@ -1,0 +1,66 @@
+"""What an edit has made, and where an index may be written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memload.storage.index import Index
+
+
+@dataclass(frozen=True)
+class EditReport:
+    """The data set that was made: its index, how many samples and classes it has, and notes.
+
+    ``classes`` is None if labels have no names. ``notes`` say what the user should know, such as
+    which samples were left out. ``str(report)`` is one line.
+    """
+
+    path: Path
+    samples: int
+    classes: int | None
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        facts = [_counted(self.samples, "sample", "samples")]
+        if self.classes is not None:
+            facts.append(_counted(self.classes, "class", "classes"))
+        return f"{self.path}: {', '.join(facts)}"
+
+
+def report_on(path: Path, index: Index, notes: Sequence[str]) -> EditReport:
+    """Return the report on an index that was written to ``path``."""
+    classes = None if index.classes is None else len(index.classes)
+    return EditReport(path, len(index), classes, tuple(notes))
+
+
+def check_output(path: str | Path, folder: Path, overwrite: bool) -> Path:
+    """Return the path of an index that may be written for pixels in ``folder``.
+
+    Raises ValueError for another folder or a wrong name, and FileExistsError.
+    """
+    path = Path(path)
+    if path.suffix != ".idx":
+        raise ValueError(
+            f"The output is {str(path)!r}, but the name of an index must end in '.idx'. Write "
+            f"'{path.with_suffix('.idx') if path.name else 'out.idx'}'."
+        )
+    if path.resolve().parent != folder.resolve():
+        raise ValueError(
+            f"The output is {str(path)!r}, but an index must be in the folder of its pixels. Write "
+            f"'{folder / path.name}'."
+        )
+    if path.exists() and not overwrite:
+        raise FileExistsError(
+            f"{path} exists already. Choose another name, or say --overwrite (overwrite=True in "
+            "Python)."
+        )
+    return path
+
+
+def shown(names: Sequence[str], count: int = 3) -> str:
+    """Return the first names, separated by commas."""
+    return ", ".join([*(f"{name:.200}" for name in names[:count]), *["…"] * (len(names) > count)])
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

@@ -1,0 +1,69 @@
+"""The statistics of data sets together, from those of each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from memload.storage.index import Index
+
+
+def combined_statistics(parts: Sequence[Index]) -> dict[str, Any]:
+    """Return the statistics of the pixels of several data sets, without reading a pixel.
+
+    Mean and variance are exact. Each data set counts with the rows that its samples use.
+    """
+    statistics = [part.statistics for part in parts]
+    combined = _moments(statistics, [len(np.unique(part.row)) for part in parts], parts)
+    for name in ("source_width", "source_height"):
+        ranges = [entry.get(name) for entry in statistics]
+        if all(map(_is_range, ranges)):
+            lows, highs = zip(*ranges, strict=True)
+            combined[name] = [min(lows), max(highs)]
+    combined |= _shorter_sides(parts)
+    return combined
+
+
+def _moments(
+    statistics: Sequence[Mapping[str, Any]], weights: Sequence[int], parts: Sequence[Index]
+) -> dict[str, Any]:
+    """Return mean and standard deviation for each channel."""
+    channels = parts[0].image.shape[2]
+    for part, entry in zip(parts, statistics, strict=True):
+        if not (
+            _are_numbers(entry.get("mean"), channels) and _are_numbers(entry.get("std"), channels)
+        ):
+            return (
+                {"left_out": f"mean and std: {part.path.name} has none"} if any(statistics) else {}
+            )
+    means = np.array([entry["mean"] for entry in statistics])
+    variances = np.array([entry["std"] for entry in statistics]) ** 2
+    shares = np.array(weights)[:, None] / max(1, sum(weights))
+    mean = (shares * means).sum(axis=0)
+    variance = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
+    return {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}
+
+
+def _shorter_sides(parts: Sequence[Index]) -> dict[str, Any]:
+    """Return the histogram of the sources' shorter sides. Pixels that are shared count once."""
+    name, counts, seen = "source_shorter_side", dict[str, int](), set[str]()
+    for part in parts:
+        sides = part.statistics.get(name)
+        if not isinstance(sides, dict) or not all(type(n) is int for n in sides.values()):
+            return {}
+        files = {str(part.path.parent / shard.file) for shard in part.image.shards}
+        if not files <= seen:
+            for side, count in sides.items():
+                counts[side] = counts.get(side, 0) + count
+        seen |= files
+    return {name: dict(sorted(counts.items(), key=lambda item: (len(item[0]), item[0])))}
+
+
+# An index that memload did not write may hold anything in its statistics.
+def _are_numbers(value: Any, count: int) -> bool:
+    is_list = isinstance(value, list) and len(value) == count
+    return is_list and all(type(number) in (int, float) for number in value)
+
+
+def _is_range(value: Any) -> bool:
+    return _are_numbers(value, 2)
