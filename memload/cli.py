@@ -481,11 +481,23 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
     if as_json:
         _print_json(facts)
         return
+    if path is not None:
+        facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
     # An index that memload did not write may hold anything there: then it is shown as it is.
     with suppress(AttributeError, LookupError, TypeError, ValueError):
         facts["statistics"] = _readable_statistics(facts)
     for line in _lines(facts):
         _echo(line)
+
+
+def _array_line(array: dict[str, Any]) -> str:
+    """Describe an array: ``mask, 64×64 uint8, 260 rows, 1,069,056 bytes in out.mask.bin``."""
+    shape, files = "×".join(map(str, array["shape"])), array["files"]
+    named = files[0] if len(files) == 1 else f"{files[0]} to {files[-1]}"
+    return (
+        f"{array['kind']}, {shape} {array['dtype']}, {_count(array['rows'], 'row')}, "
+        f"{array['bytes']:,} bytes in {named}"
+    )
 
 
 def _readable_statistics(facts: dict[str, Any]) -> dict[str, Any]:
@@ -529,7 +541,9 @@ def _lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def verify(path: str, num_threads: int | None, as_json: bool) -> None:
-    """Read OUT.BIN and compare it with its checksums. The exit status is 1 if anything differs."""
+    """Read all files of OUT.BIN and compare them with their checksums. The exit status is 1 if
+    anything differs.
+    """
     from memload import inspection
 
     report = inspection.verify(path, num_threads=num_threads)
@@ -538,10 +552,12 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
         sys.exit(0 if report.ok else 1)
     for problem in report.problems:
         _echo(f"memload: {problem}", err=True)
-    if report.bad_rows:
-        rows, keys = _first(report.bad_rows, 20), _first(report.bad_keys, 5)
+    for damaged in report.damaged:
+        file, array = report.path.parent / damaged.file, damaged.array
+        rows, keys = _first(damaged.bad_rows, 20), _first(damaged.bad_keys, 5)
         _echo(
-            f"memload: {path} is damaged: {len(report.bad_rows):,} of {_count(report.rows, 'row')} "
+            f"memload: {file} is damaged: {len(damaged.bad_rows):,} of "
+            f"{_count(damaged.rows, 'row')}{'' if array == 'image' else f' of array {array!r}'} "
             f"changed after they were written: rows {rows}{f' ({keys})' if keys else ''}. "
             "Restore the file, or run 'memload build' again.",
             err=True,
@@ -573,7 +589,7 @@ def _first(items: Sequence[object], limit: int) -> str:
     help="Width of each sample in pixels.",
 )
 def preview(path: str, output: str, **options: Any) -> None:
-    """Write a contact sheet of OUT.BIN with labels and points."""
+    """Write a contact sheet of OUT.BIN with labels, masks, boxes and points."""
     from memload import inspection
 
     shown = inspection.preview(path, output, **options)

@@ -1,9 +1,10 @@
 """Describe, verify and picture a finished data set."""
 
 import io
+import math
 import platform
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,8 +22,6 @@ from memload.storage.format import (
     FLAG_FALLBACK,
     FLAG_ORIENTED,
     FLAG_OUTSIDE,
-    FORMAT_VERSION,
-    HEADER_BYTES,
 )
 from memload.storage.index import Array, Index, Shard
 from memload.storage.shards import Shards, check_header, check_shard
@@ -36,16 +35,33 @@ _MAX_SHEET_PIXELS = 1 << 27
 _MAX_TILE_RATIO = 8
 _GAP, _CAPTION_HEIGHT = 4, 14
 
+#: Colors of a mask's ids from 1 on, chosen to be told apart; after the last they start again. Their
+#: number is prime, so that ids in steps of 10 or 1,000 differ, too.
+_COLORS = np.array(
+    [
+        *[(230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48)],
+        *[(145, 30, 180), (70, 240, 240), (240, 50, 230), (210, 245, 60), (250, 190, 212)],
+        *[(0, 128, 128), (220, 190, 255), (170, 110, 40), (255, 250, 200), (128, 0, 0)],
+        *[(170, 255, 195), (128, 128, 0), (255, 215, 180), (0, 0, 128)],
+    ],
+    np.uint16,
+)
+#: The second mask of a data set starts this many colors later, and so on.
+_COLORS_BETWEEN_MASKS = 3
+
 
 def info(path: str | Path) -> dict[str, Any]:
     """Return a description of a data set that can be written as JSON.
 
     ``"path"`` is ``path`` as it is given, and ``"index"`` is the index file. The shards are not
-    read, but they have to exist and to have the right sizes; see `verify`. Raises FormatError if a
-    file is missing or damaged.
+    read, but they have to exist and to have the right sizes; see `verify`. ``"rows"``, ``"shape"``
+    and ``"dtype"`` are those of the images, ``"arrays"`` has them for every array. ``"bytes"`` and
+    ``"shards"`` are of all arrays together. Raises FormatError if a file is missing or damaged.
 
     >>> memload.info("out.bin")["samples"]
     1281167
+    >>> memload.info("out.bin")["arrays"]["mask"]["shape"]
+    [256, 256]
     """
     try:
         index = Index.open(path)
@@ -61,7 +77,7 @@ def info(path: str | Path) -> dict[str, Any]:
     return {
         "path": str(path),
         "index": str(index.path),
-        "format_version": FORMAT_VERSION,
+        "format_version": index.format_version,
         "fingerprint": index.fingerprint,
         "samples": len(index),
         "rows": image.rows,
@@ -70,11 +86,13 @@ def info(path: str | Path) -> dict[str, Any]:
         "dtype": np.dtype(image.descr).name,
         "bytes": sum(shard.bytes for array in index.arrays for shard in array.shards),
         "shards": [shard.file for array in index.arrays for shard in array.shards],
+        "arrays": {array.name: _array_facts(array) for array in index.arrays},
         "columns": {
             name: {
                 "dtype": column.dtype.name,
                 "shape": list(column.shape),
                 "points": name in index.points,
+                "boxes": name in index.boxes,
             }
             for name, column in index.columns.items()
         },
@@ -83,6 +101,17 @@ def info(path: str | Path) -> dict[str, Any]:
         "flags": {name: int(np.count_nonzero(index.flags & bit)) for name, bit in flags.items()},
         "statistics": dict(index.statistics),
         "build": dict(index.build),
+    }
+
+
+def _array_facts(array: Array) -> dict[str, Any]:
+    return {
+        "kind": array.kind,
+        "shape": list(array.shape),
+        "dtype": np.dtype(array.descr).name,
+        "rows": array.rows,
+        "bytes": sum(shard.bytes for shard in array.shards),
+        "files": [shard.file for shard in array.shards],
     }
 
 
@@ -112,15 +141,27 @@ def _installed(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class DamagedFile:
+    """A file some of whose rows differ from their checksums."""
+
+    array: str  #: the name of the array, such as ``mask``
+    file: str  #: such as ``out.mask.bin``, in the folder of the index
+    rows: int  #: all rows of the file
+    bad_rows: Sequence[int]  #: their numbers in the array, which go through all of its files
+    bad_keys: Sequence[str]  #: the samples that use these rows
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """What `verify` found."""
 
     path: Path  #: the index
-    rows: int
+    rows: int  #: of all arrays together
     bytes: int  #: read and compared
     problems: Sequence[str]  #: files that are missing, unreadable or of the wrong size
-    bad_rows: Sequence[int]  #: rows whose bytes differ from their checksums
+    bad_rows: Sequence[int]  #: rows, of any array, whose bytes differ from their checksums
     bad_keys: Sequence[str]  #: the samples that use these rows
+    damaged: Sequence[DamagedFile] = ()  #: the files with these rows
 
     @property
     def ok(self) -> bool:
@@ -129,22 +170,24 @@ class VerifyReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it, with the path as ``"index"``."""
-        facts = {"ok": self.ok, **vars(self), "index": str(self.path)}
+        damaged = [vars(file) for file in self.damaged]
+        facts = {"ok": self.ok, **vars(self), "damaged": damaged, "index": str(self.path)}
         del facts["path"]
         return facts
 
     def __repr__(self) -> str:
         found = "all as they were written"
         if not self.ok:
-            found = f"{len(self.bad_rows):,} of them changed, {len(self.problems):,} problems"
+            changed = sum(len(file.bad_rows) for file in self.damaged)
+            found = f"{changed:,} of them changed, {len(self.problems):,} problems"
         return f"VerifyReport({self.path}: {self.rows:,} rows, {self.bytes:,} bytes, {found})"
 
 
 class _Part(NamedTuple):
     """Some consecutive rows of a shard."""
 
-    file: Path
-    row_bytes: int
+    array: Array
+    shard: Shard
     start: int  #: number of the first row within the shard
     first: int  #: number of the same row within the array
     checksums: np.ndarray  #: what the index says of these rows
@@ -153,9 +196,9 @@ class _Part(NamedTuple):
 def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     """Read all files of a data set and compare them with the checksums in its index.
 
-    Does not stop at the first error. Reads with ``num_threads`` threads, by default one for each
-    core; each takes 8 MB of memory, or one row if that is larger. Raises FormatError if the index
-    itself is unusable.
+    These are the files of all arrays. Does not stop at the first error. Reads with ``num_threads``
+    threads, by default one for each core; each takes 8 MB of memory, or one row if that is larger.
+    Raises FormatError if the index itself is unusable.
 
     >>> memload.verify("out.bin").ok
     True
@@ -163,39 +206,47 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     index = Index.open(path)
     index.keys.check()
     problems: list[str] = []
-    parts: list[_Part] = []
-    for array in index.arrays:
-        first, step = 0, max(1, _READ // array.row_bytes)
-        for shard in array.shards:
-            file = index.path.parent / shard.file
-            checksums = index.crc32[array.name][first : first + shard.rows]
-            starts = range(0, shard.rows, step)
-            try:
-                _check_file(file, shard, array, checksums, index.path)
-            except FormatError as error:
-                problems.append(str(error))
-                if not isinstance(error, ChecksumError):
-                    starts = range(0)
-                # Otherwise it is a shard of another build: its rows are compared all the same.
-            parts += [
-                _Part(file, array.row_bytes, start, first + start, checksums[start : start + step])
-                for start in starts
-            ]
-            first += shard.rows
-    bad: set[int] = set()
+    parts = [part for array in index.arrays for part in _parts(index, array, problems)]
+    bad: dict[tuple[str, Shard], list[int]] = {}
     with ThreadPoolExecutor(num_threads or available_cores()) as pool:
-        for rows, problem in pool.map(_bad_rows, parts):
-            bad.update(rows)
+        compared = pool.map(_bad_rows, [index.path.parent] * len(parts), parts)
+        for part, (rows, problem) in zip(parts, compared, strict=True):
             problems += problem
-    samples = np.flatnonzero(np.isin(index.row, sorted(bad))) if bad else ()
+            if rows:
+                bad.setdefault((part.array.name, part.shard), []).extend(rows)
+    damaged, samples = [], set[int]()
+    for (name, shard), rows in bad.items():
+        using = np.flatnonzero(np.isin(index.rows_of(name), rows)).tolist()
+        keys = [index.keys[sample] for sample in using]
+        damaged.append(DamagedFile(name, shard.file, shard.rows, rows, keys))
+        samples.update(using)
     return VerifyReport(
         path=index.path,
         rows=sum(array.rows for array in index.arrays),
-        bytes=sum(len(part.checksums) * part.row_bytes for part in parts),
+        bytes=sum(len(part.checksums) * part.array.row_bytes for part in parts),
         problems=problems,
-        bad_rows=sorted(bad),
-        bad_keys=[index.keys[int(sample)] for sample in samples],
+        bad_rows=sorted({row for file in damaged for row in file.bad_rows}),
+        bad_keys=[index.keys[sample] for sample in sorted(samples)],
+        damaged=damaged,
     )
+
+
+def _parts(index: Index, array: Array, problems: list[str]) -> Iterator[_Part]:
+    """Yield the parts of an array to compare. Adds what is wrong with its files to ``problems``."""
+    first, step = 0, max(1, _READ // array.row_bytes)
+    for shard in array.shards:
+        checksums = index.crc32[array.name][first : first + shard.rows]
+        starts = range(0, shard.rows, step)
+        try:
+            _check_file(index.path.parent / shard.file, shard, array, checksums, index.path)
+        except FormatError as error:
+            problems.append(str(error))
+            if not isinstance(error, ChecksumError):
+                starts = range(0)
+            # Otherwise it is a shard of another build: its rows are compared all the same.
+        for start in starts:
+            yield _Part(array, shard, start, first + start, checksums[start : start + step])
+        first += shard.rows
 
 
 def _check_file(
@@ -204,26 +255,27 @@ def _check_file(
     check_shard(file, shard, array, index_path)
     try:
         with file.open("rb") as opened:
-            header = opened.read(HEADER_BYTES)
+            header = opened.read(array.header_bytes)
     except OSError as error:
         raise FormatError(f"{file} cannot be read: {error.strerror}", path=file) from error
     check_header(file, header, shard, array, checksums, index_path)
 
 
-def _bad_rows(part: _Part) -> tuple[list[int], list[str]]:
+def _bad_rows(folder: Path, part: _Part) -> tuple[list[int], list[str]]:
     """Return the rows of a part that differ from their checksums, and why any cannot be read."""
+    path, row_bytes = folder / part.shard.file, part.array.row_bytes
     rows = range(part.first, part.first + len(part.checksums))
-    size = len(rows) * part.row_bytes
+    size = len(rows) * row_bytes
     try:
-        with part.file.open("rb") as file:  # not a map: there, a disk error would be a SIGBUS
-            file.seek(HEADER_BYTES + part.start * part.row_bytes)
+        with path.open("rb") as file:  # not a map: there, a disk error would be a SIGBUS
+            file.seek(part.array.header_bytes + part.start * row_bytes)
             block = memoryview(file.read(size))
         if len(block) < size:
             raise OSError("the file ends too early")
     except OSError as error:
         reason = error.strerror or str(error)
-        return list(rows), [f"{part.file}: rows {rows[0]} to {rows[-1]} cannot be read: {reason}"]
-    found = [zlib.crc32(block[at : at + part.row_bytes]) for at in range(0, size, part.row_bytes)]
+        return list(rows), [f"{path}: rows {rows[0]} to {rows[-1]} cannot be read: {reason}"]
+    found = [zlib.crc32(block[at : at + row_bytes]) for at in range(0, size, row_bytes)]
     return [rows[at] for at in np.flatnonzero(found != part.checksums).tolist()], []
 
 
@@ -254,10 +306,15 @@ def preview(
     class_name: str | None = None,
     tile: int = 128,
 ) -> Preview:
-    """Draw a contact sheet of samples with labels and points, and return which samples it shows.
+    """Draw a contact sheet of samples, and return which samples it shows.
 
     The sheet is written to ``output``, if that is given. The result is a list of the samples'
     numbers. Its ``image`` is the sheet, which a notebook shows.
+
+    Each sample has its number, its label, its masks, its points (red) and its boxes (yellow). A
+    mask is half transparent. Each id has a color, which the line at the bottom tells. Pixels of id
+    0, the background, and of the fill (255, or the ``mask_fill`` of the build) are left as they
+    are. Arrays of other kinds are not shown.
 
     Shows ``count`` random samples, chosen by ``seed``, in the order of the data set. ``class_name``
     restricts them to one class, or to one label if classes have no names. ``indices`` selects
@@ -330,7 +387,8 @@ def _draw_sheet(index: Index, chosen: Sequence[int], tile: int) -> Image.Image:
     step_x, step_y = tile + _GAP, tile_height + _CAPTION_HEIGHT + _GAP
     columns = min(len(chosen), max(1, round((len(chosen) * step_y / step_x) ** 0.5)))
     rows = -(-len(chosen) // columns)
-    size = (columns * step_x + _GAP, rows * step_y + _GAP)
+    masks = _masks_of(index)
+    size = (columns * step_x + _GAP, rows * step_y + _GAP + len(masks) * _CAPTION_HEIGHT)
     if size[0] * size[1] > _MAX_SHEET_PIXELS:
         raise ValueError(
             f"The preview would have {size[0]:,}×{size[1]:,} pixels: {len(chosen):,} tiles of "
@@ -344,11 +402,16 @@ def _draw_sheet(index: Index, chosen: Sequence[int], tile: int) -> Image.Image:
         row, column = divmod(number, columns)
         pixels = shards.gather(index.row[[sample]], buffer)[0]
         image = _to_image(pixels).resize((tile, tile_height), Image.Resampling.BILINEAR)
+        for mask in masks:
+            image = mask.draw_on(image, sample)
+        _draw_boxes(image, index, sample)
         _draw_points(image, index, sample)
         captioned = ImageOps.expand(image, (0, 0, 0, _CAPTION_HEIGHT), "white")
         caption = _caption(index, sample)
         ImageDraw.Draw(captioned).text((0, tile_height), caption, "black", ImageFont.load_default())
         sheet.paste(captioned, (_GAP + column * step_x, _GAP + row * step_y))
+    for number, mask in enumerate(masks):
+        mask.draw_legend(sheet, _GAP + rows * step_y + number * _CAPTION_HEIGHT)
     return sheet
 
 
@@ -360,6 +423,78 @@ def _to_image(pixels: np.ndarray) -> Image.Image:
         pixels = ((values - low) / ((high - low) or 1) * 255).astype(np.uint8)
     channels = [0, 1, 2] if pixels.shape[2] > 2 else [0, 0, 0]
     return Image.fromarray(np.ascontiguousarray(pixels[:, :, channels]))
+
+
+class _Mask:
+    """A mask of a data set, drawn on the samples of a contact sheet."""
+
+    def __init__(self, index: Index, array: Array, number: int) -> None:
+        self._name = array.name
+        self._shards = Shards(index, array.name)
+        self._rows = index.rows_of(array.name)
+        self._buffer = np.empty((1, *array.shape), array.descr)
+        self._first_color = number * _COLORS_BETWEEN_MASKS - 1
+        self._fill = _mask_fill(index)
+        self._drawn: set[int] = set()
+
+    def _colors_of(self, ids: np.ndarray) -> np.ndarray:
+        return _COLORS[(ids.astype(np.int64) + self._first_color) % len(_COLORS)]
+
+    def draw_on(self, image: Image.Image, sample: int) -> Image.Image:
+        """Return the image of a sample, half covered by the colors of the mask's ids."""
+        ids = self._shards.gather(self._rows[[sample]], self._buffer)[0]
+        # As in a build, pixel i of n is that whose centre is nearest, of all length pixels.
+        sides = zip(ids.shape, (image.height, image.width), strict=True)
+        y, x = ((2 * np.arange(n) + 1) * length // (2 * n) for length, n in sides)
+        ids = ids[y[:, None], x]
+        visible = (ids != 0) & (ids != self._fill)
+        self._drawn.update(np.unique(ids[visible]).tolist())
+        pixels = np.array(image)
+        pixels[visible] = (pixels[visible] + self._colors_of(ids[visible])) // 2
+        return Image.fromarray(pixels)
+
+    def draw_legend(self, sheet: Image.Image, y: int) -> None:
+        """Write the name of the mask and the ids drawn, each beside its color, in one line."""
+        ids = np.array(sorted(self._drawn), np.int64)
+        draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+        x = _GAP + round(font.getlength(_printable(self._name)))
+        draw.text((_GAP, y), _printable(self._name), "black", font)
+        for number, color in zip(ids.tolist(), self._colors_of(ids).tolist(), strict=True):
+            x += 2 * _GAP
+            end = x + 10 + 2 + round(font.getlength(str(number)))
+            if end > sheet.width - _GAP:
+                draw.text((x, y), "...", "black", font)
+                return
+            draw.rectangle((x, y + 2, x + 9, y + 11), tuple(color))
+            draw.text((x + 12, y), str(number), "black", font)
+            x = end
+
+
+def _masks_of(index: Index) -> list[_Mask]:
+    masks = [array for array in index.arrays if array.kind == "mask"]
+    return [_Mask(index, array, number) for number, array in enumerate(masks)]
+
+
+def _mask_fill(index: Index) -> int:
+    """Return the id outside of the pictures, as the build has noted it."""
+    settings = index.build.get("settings")
+    fill = settings.get("mask_fill") if isinstance(settings, dict) else None
+    return fill if isinstance(fill, int) else 255
+
+
+def _draw_boxes(image: Image.Image, index: Index, sample: int) -> None:
+    """Draw the outlines of boxes, which are edges: the whole picture is (0, 0, W, H)."""
+    height, width, _ = index.image.shape
+    draw = ImageDraw.Draw(image)
+    scale = np.array([image.width / width, image.height / height] * 2)
+    for name in index.boxes:
+        corners = index.columns[name][sample].clip(0, [width, height] * 2) * scale
+        for left, top, right, bottom in corners.tolist():
+            if left < right and top < bottom:  # neither NaN nor outside of the picture
+                first = math.floor(left), math.floor(top)
+                draw.rectangle(
+                    (*first, math.ceil(right) - 1, math.ceil(bottom) - 1), outline="yellow"
+                )
 
 
 def _draw_points(image: Image.Image, index: Index, sample: int) -> None:
@@ -381,5 +516,9 @@ def _caption(index: Index, sample: int) -> str:
         label = index.columns["label"][sample]
         name = str(label) if index.classes is None else index.classes[int(label)]
     # A name may be endless, and hold line breaks or letters that the font lacks.
-    text = f"{sample} {name:.500}".encode("latin-1", "replace").decode("latin-1")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return _printable(f"{sample} {name}")
+
+
+def _printable(text: str) -> str:
+    letters = text[:500].encode("latin-1", "replace").decode("latin-1")
+    return "".join(letter if letter.isprintable() else "?" for letter in letters)

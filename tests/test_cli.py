@@ -258,7 +258,8 @@ def test_a_manifest_names_images_points_and_arrays(run: Run, folder: Path, tmp_p
     assert facts["samples"] == 5
     assert facts["classes"] == ["even", "odd"]
     columns = facts["columns"]
-    assert columns["landmarks"] == {"dtype": "float32", "shape": [5, 2, 2], "points": True}
+    landmarks = {"dtype": "float32", "shape": [5, 2, 2], "points": True, "boxes": False}
+    assert columns["landmarks"] == landmarks
     assert columns["pose"]["shape"] == [5, 2, 2]
     assert columns["age"]["shape"] == [5]
 
@@ -470,6 +471,15 @@ def test_verify_accepts_intact_files_and_names_the_first_changed_rows_and_their_
         "problems": [],
         "bad_rows": [2, 7],
         "bad_keys": [keys[2], keys[7]],
+        "damaged": [
+            {
+                "array": "image",
+                "file": "out.bin",
+                "rows": 12,
+                "bad_rows": [2, 7],
+                "bad_keys": [keys[2], keys[7]],
+            }
+        ],
     }
     index = make_dataset(rows=(40,))
     data = bytearray(output.with_name("made.bin").read_bytes())
@@ -477,6 +487,30 @@ def test_verify_accepts_intact_files_and_names_the_first_changed_rows_and_their_
     output.with_name("made.bin").write_bytes(data)
     parts = "39 of 40 rows", "20, … (bee/1.jpg, cat/2.jpg, ", ", cat/5.jpg, …)"
     assert_one_line(run("verify", index.path), *parts)
+
+
+def test_info_and_verify_name_arrays_and_their_files(
+    run: Run, output: Path, add_array: Callable[..., memload.Index]
+) -> None:
+    index = memload.Index.read(output.with_suffix(".idx"))
+    index = add_array(index, "mask", np.ones((12, 16, 16), np.uint8), "mask")
+    add_array(index, "pose", np.ones((12, 3), "<f4"))
+    lines = run("info", output).out.splitlines()
+    first = lines.index("arrays:")
+    assert lines[first + 1 : first + 4] == [
+        "  image: image, 16×16×3 uint8, 12 rows, 13,312 bytes in out.bin",
+        "  mask: mask, 16×16 uint8, 12 rows, 7,168 bytes in out.mask.bin",
+        "  pose: array, 3 float32, 12 rows, 4,240 bytes in out.pose.bin",
+    ]
+    all_bytes = f"{9216 + 12 * 256 + 12 * 12:,}"
+    line = f"{output}: 36 rows, {all_bytes} bytes, all as they were written\n"
+    assert run("verify", output).out == line
+    mask = output.with_name("out.mask.bin")
+    data = bytearray(mask.read_bytes())
+    data[-1] ^= 1
+    mask.write_bytes(data)
+    changed = "1 of 12 rows of array 'mask' changed after they were written: rows 11"
+    assert_one_line(run("verify", output), f"{mask} is damaged: {changed} ({index.keys[11]})")
 
 
 @pytest.mark.parametrize(

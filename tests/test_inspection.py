@@ -5,6 +5,7 @@ import io
 import os
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import memload
 from memload import inspection
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.storage.format import npy_header
-from memload.storage.index import Array, Index
+from memload.storage.index import Index
 
 Make = Callable[..., Index]
+Add = Callable[..., Index]
 Tamper = Callable[..., Path]
 
 
@@ -41,8 +43,13 @@ def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> 
     index = make_dataset(
         rows=(3, 2),
         flags=np.array([0, 1, 3, 4, 0], np.uint8),
-        columns={"label": np.arange(5) % 3, "eyes": np.zeros((5, 2, 2), np.float32)},
+        columns={
+            "label": np.arange(5) % 3,
+            "eyes": np.zeros((5, 2, 2), np.float32),
+            "faces": np.zeros((5, 3, 4), np.float32),
+        },
         points=("eyes",),
+        boxes=("faces",),
         build={"rejected": 2},
         statistics={"mean": [0.5]},
     )
@@ -58,15 +65,50 @@ def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> 
         "dtype": "uint8",
         "bytes": 2 * 4096 + 5 * 72,
         "shards": ["made-00000-of-00002.bin", "made-00001-of-00002.bin"],
+        "arrays": {
+            "image": {
+                "kind": "image",
+                "shape": [4, 6, 3],
+                "dtype": "uint8",
+                "rows": 5,
+                "bytes": 2 * 4096 + 5 * 72,
+                "files": ["made-00000-of-00002.bin", "made-00001-of-00002.bin"],
+            }
+        },
         "columns": {
-            "label": {"dtype": "int64", "shape": [5], "points": False},
-            "eyes": {"dtype": "float32", "shape": [5, 2, 2], "points": True},
+            "label": {"dtype": "int64", "shape": [5], "points": False, "boxes": False},
+            "eyes": {"dtype": "float32", "shape": [5, 2, 2], "points": True, "boxes": False},
+            "faces": {"dtype": "float32", "shape": [5, 3, 4], "points": False, "boxes": True},
         },
         "classes": ["ant", "bee", "cat"],
         "flags": {"oriented": 2, "fallback": 1, "points_outside": 1},
         "statistics": {"mean": [0.5]},
         "build": {"rejected": 2},
     }
+
+
+def test_info_lists_all_arrays(make_dataset: Make, add_array: Add, tmp_path: Path) -> None:
+    index = add_array(make_dataset(), "mask", np.zeros((5, 4, 6), "<u2"), "mask")
+    add_array(index, "depth", np.zeros((9, 7), "<f4"), rows={"depth": np.arange(5)})
+    facts = memload.info(tmp_path / "made.bin")
+    assert facts["format_version"] == 2
+    assert (facts["shape"], facts["dtype"], facts["rows"]) == ([4, 6, 3], "uint8", 5)
+    assert facts["shards"] == ["made.bin", "made.mask.bin", "made.depth.bin"]
+    assert facts["bytes"] == 3 * 4096 + 5 * 72 + 5 * 48 + 9 * 28
+    assert list(facts["arrays"]) == ["image", "mask", "depth"]
+    assert facts["arrays"]["mask"] == {
+        "kind": "mask",
+        "shape": [4, 6],
+        "dtype": "uint16",
+        "rows": 5,
+        "bytes": 4096 + 5 * 48,
+        "files": ["made.mask.bin"],
+    }
+    depth = facts["arrays"]["depth"]
+    assert (depth["kind"], depth["shape"], depth["rows"]) == ("array", [7], 9)
+    (tmp_path / "made.depth.bin").unlink()
+    with pytest.raises(MissingError, match=r"made\.depth\.bin is missing"):
+        memload.info(tmp_path / "made.bin")
 
 
 # ---- verify
@@ -102,15 +144,54 @@ def test_a_bad_row_names_every_sample_that_uses_it(make_dataset: Make, tmp_path:
     assert report.bad_keys == ["bee/1.jpg", "cat/2.jpg", "bee/4.jpg"]  # no sample uses row 4
 
 
-def test_rows_of_every_array_are_verified(make_dataset: Make, tmp_path: Path) -> None:
-    image, mask = make_dataset(), make_dataset("mask.bin", shape=(2, 2, 1), seed=1)
-    arrays = (image.image, Array("mask", "|u1", (2, 2, 1), mask.image.shards))
-    both = make_dataset(
-        arrays=arrays, crc32={"image": image.crc32["image"], "mask": mask.crc32["image"]}
-    )
-    assert memload.verify(both.path).rows == 10
-    flip(tmp_path / "mask.bin", 4096 + 3 * 4)
-    assert list(memload.verify(both.path).bad_rows) == [3]
+def test_rows_of_every_array_are_verified(
+    make_dataset: Make, add_array: Add, tmp_path: Path
+) -> None:
+    index = add_array(make_dataset(rows=(3, 2)), "mask", np.ones((5, 4, 6), "<u2"), "mask")
+    assert memload.verify(index.path).ok
+    assert memload.verify(index.path).rows == 10
+    flip(tmp_path / "made-00001-of-00002.bin", 4096 + 72)
+    flip(tmp_path / "made.mask.bin", 4096 + 47, 4096 + 3 * 48)
+    report = memload.verify(index.path)
+    assert [(file.array, file.file, file.rows, file.bad_rows) for file in report.damaged] == [
+        ("image", "made-00001-of-00002.bin", 2, [4]),
+        ("mask", "made.mask.bin", 5, [0, 3]),
+    ]
+    assert [file.bad_keys for file in report.damaged] == [
+        ["bee/4.jpg"],
+        ["ant/0.jpg", "ant/3.jpg"],
+    ]
+    assert (report.bad_rows, report.problems) == ([0, 3, 4], [])
+    assert report.bad_keys == ["ant/0.jpg", "ant/3.jpg", "bee/4.jpg"]
+    assert "3 of them changed" in repr(report)
+
+
+def test_a_bad_row_names_the_samples_that_use_it_in_its_own_array(
+    make_dataset: Make, add_array: Add, tmp_path: Path
+) -> None:
+    rows = {"feature": np.array([6, 0, 2, 2, 1])}
+    index = add_array(make_dataset(), "feature", np.ones((7, 3), "<f4"), rows=rows)
+    flip(tmp_path / "made.feature.bin", 4096 + 2 * 12, 4096 + 5 * 12)
+    report = memload.verify(index.path)
+    assert report.bad_rows == [2, 5]  # no sample uses row 5
+    assert report.bad_keys == ["cat/2.jpg", "ant/3.jpg"]
+
+
+def test_the_rows_of_an_npy_file_of_another_program_are_verified(
+    make_dataset: Make, add_array: Add, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).random((5, 11))
+    index = add_array(make_dataset(), "features", values, "npy")
+    assert index.array("features").header_bytes < 4096
+    report = memload.verify(index.path)
+    assert report.ok
+    assert report.bytes == 5 * 72 + values.nbytes
+    flip(tmp_path / "made.features.bin", 128 + values.nbytes - 1)
+    (damaged,) = memload.verify(index.path).damaged
+    assert (damaged.array, damaged.file, damaged.bad_rows) == ("features", "made.features.bin", [4])
+    flip(tmp_path / "made.features.bin", 20)
+    (problem,) = memload.verify(index.path).problems
+    assert str(tmp_path / "made.features.bin") in problem
 
 
 def test_bad_files_are_reported_and_the_others_read(make_dataset: Make, tmp_path: Path) -> None:
@@ -306,6 +387,141 @@ def test_points_outside_the_picture_are_not_drawn(
     point: list[float], make_dataset: Make, tmp_path: Path
 ) -> None:
     assert not points_sheet(make_dataset, tmp_path, [point]).any()
+
+
+def boxes_sheet(make: Make, folder: Path, boxes: list[list[float]]) -> np.ndarray:
+    """Return where a sheet of one sample, 8×12 shown at 96×144, is yellow; without margins."""
+    columns = {"label": np.zeros(1, np.int64), "faces": np.array([boxes], np.float32)}
+    make(rows=(1,), shape=(8, 12, 3), columns=columns, boxes=("faces",))
+    memload.preview(folder / "made.bin", folder / "grid.png", tile=144)
+    (tile,) = tiles(folder / "grid.png", 144, 96)
+    return (tile == (255, 255, 0)).all(2)
+
+
+def frame(left: int, top: int, right: int, bottom: int) -> np.ndarray:
+    """Return the outermost pixels of these columns and rows of a tile."""
+    expected = np.zeros((96, 144), bool)
+    expected[top:bottom, left:right] = True
+    expected[top + 1 : bottom - 1, left + 1 : right - 1] = False
+    return expected
+
+
+def test_boxes_are_drawn_along_their_edges(make_dataset: Make, tmp_path: Path) -> None:
+    # A pixel of the picture has 12 pixels of the sheet. The whole picture is (0, 0, 12, 8).
+    yellow = boxes_sheet(make_dataset, tmp_path, [[0, 0, 12, 8], [1, 2, 3, 4.5], [np.nan] * 4])
+    np.testing.assert_array_equal(yellow, frame(0, 0, 144, 96) | frame(12, 24, 36, 54))
+
+
+def test_boxes_are_clipped_and_those_outside_are_not_drawn(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    outside = [[13, 1, 20, 3], [-5, -5, -1, -1], [4, 4, 2, 6], [3, 3, 3, 5], [np.nan, 1, 2, 3]]
+    yellow = boxes_sheet(make_dataset, tmp_path, [*outside, [-np.inf, 4, 1e30, 9]])
+    np.testing.assert_array_equal(yellow, frame(0, 48, 144, 96))
+
+
+@pytest.fixture
+def masked(make_dataset: Make, add_array: Add) -> Make:
+    """A function that makes a data set of black pictures (4, 6), each with a mask."""
+
+    def make(ids: np.ndarray, **facts: Any) -> Index:
+        index = make_dataset(rows=(len(ids),), shape=(4, 6, 3))
+        pixels = np.zeros((len(ids), 4, 6, 3), np.uint8)
+        header = npy_header("|u1", pixels.shape)
+        index.path.with_suffix(".bin").write_bytes(header + pixels.tobytes())
+        crc32 = np.full(len(ids), zlib.crc32(pixels[0].tobytes()), np.uint32)
+        index = replace(index, crc32={"image": crc32})
+        return add_array(index, "mask", ids, "mask", **facts)
+
+    return make
+
+
+def sheet_of(index: Index, tile: int, **options: Any) -> np.ndarray:
+    return np.asarray(memload.preview(index.path, tile=tile, **options).image)
+
+
+@pytest.mark.parametrize("dtype", ["|u1", "<u2"])
+def test_a_mask_covers_half_of_the_picture_with_a_color_for_each_id(
+    dtype: str, masked: Make
+) -> None:
+    ids = np.zeros((2, 4, 6), dtype)
+    ids[1, 1, :3], ids[1, 2, 3:], ids[1, 3] = 1, 2, 255
+    tile = sheet_of(masked(ids), 12, indices=[1])[GAP : GAP + 8, GAP : GAP + 12]
+    colors = tile[::2, ::2]
+    np.testing.assert_array_equal(colors.repeat(2, 0).repeat(2, 1), tile)
+    assert (colors[ids[1] == 0] == 0).all()  # the background
+    assert (colors[ids[1] == 255] == 0).all()  # the fill
+    one, two = colors[1, 0], colors[2, 3]
+    assert (colors[1, :3] == one).all()
+    assert (colors[2, 3:] == two).all()
+    assert 0 < one.max() <= 128
+    assert np.abs(one.astype(int) - two).max() > 40
+
+
+def test_ids_near_each_other_and_in_round_steps_have_different_colors(masked: Make) -> None:
+    for step in (1, 10, 256, 1000, 2500):
+        ids = (step * np.arange(1, 13, dtype="<u2")).reshape(1, 2, 6).repeat(2, 1)
+        tile = sheet_of(masked(ids), 12)[GAP : GAP + 8, GAP : GAP + 12]
+        assert len({tuple(color) for color in tile.reshape(-1, 3).tolist()}) == 12, step
+
+
+def test_the_fill_is_that_of_the_build(masked: Make) -> None:
+    ids = np.full((1, 4, 6), 7, np.uint8)
+    ids[0, 0] = 255
+    index = masked(ids, build={"settings": {"mask_fill": 7}})
+    tile = sheet_of(index, 12)[GAP : GAP + 8, GAP : GAP + 12]
+    assert (tile[2:] == 0).all()
+    assert (tile[:2].max(2) > 0).all()
+
+
+def test_a_large_mask_is_shown_by_its_nearest_pixels(masked: Make) -> None:
+    ids = np.random.default_rng(0).integers(1, 4, (1, 36, 54), np.uint8)
+    index = masked(ids)  # not of the size of its picture, as other programs may write
+    tile = sheet_of(index, 18)[GAP : GAP + 12, GAP : GAP + 18]
+    expected = ids[0, 1::3, 1::3]
+    colors = [{*map(tuple, tile[expected == number].tolist())} for number in (1, 2, 3)]
+    assert [len(found) for found in colors] == [1, 1, 1]
+    assert len(set.union(*colors)) == 3
+
+
+def test_masks_in_rows_of_their_own_are_shown_with_their_samples(masked: Make) -> None:
+    ids = np.arange(1, 4, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(6, 2)
+    straight = sheet_of(masked(ids), 12, indices=[0, 1, 2])
+    rows = {"mask": np.array([2, 1, 0])}
+    turned = sheet_of(masked(ids[::-1].copy(), rows=rows), 12, indices=[0, 1, 2])
+    np.testing.assert_array_equal(straight, turned)
+
+
+def test_two_masks_are_shown_in_different_colors_with_a_line_each(
+    masked: Make, add_array: Add
+) -> None:
+    left, right = np.zeros((2, 1, 4, 6), np.uint8)
+    left[..., :3], right[..., 3:] = 1, 1
+    index = add_array(masked(left), "other", right, "mask")
+    sheet = sheet_of(index, 12)
+    assert len(sheet) == GAP + 8 + LINE + GAP + 2 * LINE
+    assert (sheet[GAP + 4, GAP + 2] != sheet[GAP + 4, GAP + 8]).any()
+
+
+def test_a_line_says_which_color_is_which_id(masked: Make) -> None:
+    ids = np.zeros((1, 4, 6), np.uint8)
+    ids[..., :3], ids[..., 3] = 5, 255
+    sheet = sheet_of(masked(ids), 120)
+    shown = sheet[GAP + 2, GAP + 2].astype(int)
+    legend = sheet[-LINE:].astype(int)
+    assert (np.abs(legend - 2 * shown).max(2) <= 1).sum() == 10 * 10  # a square in the full color
+    colored = legend.max(2) - legend.min(2) > 60
+    assert colored.sum() == 10 * 10  # the fill and the background have none
+    many = np.arange(24, dtype=np.uint8).reshape(1, 4, 6)
+    assert sheet_of(masked(many), 120).shape == sheet.shape
+
+
+@pytest.mark.parametrize("build", [{"settings": 3}, {"settings": {"mask_fill": "x"}}, {}])
+def test_a_preview_does_not_rely_on_what_the_build_noted(
+    build: dict[str, Any], masked: Make
+) -> None:
+    ids = np.full((1, 4, 6), 255, np.uint8)
+    assert (sheet_of(masked(ids, build=build), 12)[GAP : GAP + 8, GAP + 1] == 0).all()
 
 
 def test_captions_name_the_class_the_number_or_the_file(make_dataset: Make, tmp_path: Path) -> None:

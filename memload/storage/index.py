@@ -138,6 +138,11 @@ class Index:
         return f"Index({str(self.path)!r}: {len(self):,} samples of {shape}, {columns})"
 
     @property
+    def format_version(self) -> int:
+        """The version of the index file: 1 as long as there are only images."""
+        return 1 if len(self.arrays) == 1 else FORMAT_VERSION
+
+    @property
     def image(self) -> Array:
         """The array of the pixels."""
         return self.array("image")
@@ -258,7 +263,7 @@ class Index:
     def _metadata(self, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Return the metadata of the file, with the fingerprint."""
         metadata = {
-            "format_version": 1 if len(self.arrays) == 1 else FORMAT_VERSION,
+            "format_version": self.format_version,
             "samples": len(self),
             "arrays": [array.as_dict() for array in self.arrays],
             "tensors": {
