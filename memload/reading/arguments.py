@@ -1,7 +1,7 @@
 """Check what a Loader is given, before anything is opened."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from memload.feeds.choice import FEEDS
 from memload.reading.dataset import MemmapDataset
-from memload.transforms import Transform, evaluate, train
+from memload.transforms import evaluate, train
 
 #: What a Loader does instead of what these arguments of torch's DataLoader are for.
 _INSTEAD = {
@@ -126,27 +126,3 @@ def _remedy(dataset: Any) -> str:
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return "Build one of it first: memload.build(dataset, 'out.bin')."
     return "Build one first: memload.build('images/', 'out.bin')."
-
-
-def points_left_behind(transform: Any, points: Iterable[str], columns: Sequence[str]) -> str:
-    """Return a warning about points among the columns that a transform does not move with images.
-
-    It is empty if there are none.
-    """
-    if not isinstance(transform, Transform):
-        return ""
-    steps = getattr(transform, "transforms", (transform,))
-    moving = [
-        type(step).__name__
-        for step in steps
-        if getattr(step, "fuses_as", "no") in ("crop", "resize", "flip")
-    ]
-    moved = getattr(transform, "points", None) or ()
-    left = [name for name in points if name in columns and name not in moved]
-    if not moving or not left:
-        return ""
-    return (
-        f"transform: {', '.join(moving)} would move the images, but not the points in "
-        f"{', '.join(left)}. Use transforms.Compose([…], points={left!r}), or leave them out with "
-        "columns=…."
-    )

@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import warnings
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ def batch_maker(
     transform: Callable[..., Any] | None,
     columns: tuple[str, ...],
     fetched: Sequence[str],
+    moving: Sequence[str],
     seed: int,
     epoch: int,
     stream: torch.cuda.Stream | None,
@@ -30,7 +32,7 @@ def batch_maker(
     """Return a function that makes the batches of a chunk: fetches, transforms, names columns.
 
     ``fetched`` are the names in the order in which the feed returns them, and ``columns`` the same
-    names in that of the batch.
+    names in that of the batch. ``moving`` are those of masks, points and boxes.
 
     The function returns how many samples of the epoch are seen with the batch, and the batch. It
     is thread-safe. Here, the feed looks up the chunk's rows and uploads its columns. Addresses and
@@ -57,21 +59,32 @@ def batch_maker(
             if not in_order:
                 values = [values[position] for position in order]
             if transform is not None:
-                images = _call(transform, images)
+                images = _call(transform, images, moving)
         return part.samples_seen, batch_class(images, *values)
 
     return make_batch
 
 
-def _call(transform: Callable[[Any], Any], images: Tensor) -> Any:
-    """Call a function of the user's with the images of a batch, and check what it returns."""
+def _call(transform: Callable[[Any], Any], images: Tensor, moving: Sequence[str]) -> Any:
+    """Call a function of the user's with the images of a batch, and check what it returns.
+
+    Warns if it has changed their size, but not the masks, points and boxes that belong to them.
+    """
     result = transform(images)
-    found = result.shape if isinstance(result, Tensor) else (len(images),)
+    found = tuple(result.shape) if isinstance(result, Tensor) else (len(images),)
     if result is None or found[:1] != (len(images),):
-        described = "None" if result is None else f"a tensor of shape {tuple(found)}"
+        described = "None" if result is None else f"a tensor of shape {found}"
         raise ValueError(
             f"transform returned {described} for {len(images)} images. Return as many images, "
             "along the first dimension."
+        )
+    old, new = tuple(images.shape[2:]), tuple(found[2:])
+    if moving and len(new) == 2 and new != old:
+        warnings.warn(
+            f"transform made images of {new[0]}×{new[1]} from {old[0]}×{old[1]}, but gets the "
+            f"images alone: {', '.join(moving)} stay as they are. Use memload.transforms, which "
+            "move them together, or leave them out with columns=….",
+            stacklevel=2,
         )
     return result
 
@@ -120,17 +133,27 @@ def _describe(tensors: list[Tensor]) -> str:
     return ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)
 
 
-def bind_dataset(transform: Any, dataset: Any) -> Any:
-    """Return a transform of memload's with the data set's statistics and number of classes.
+def bind_dataset(transform: Any, dataset: Any, columns: Collection[str] = ()) -> Any:
+    """Return a transform of memload's with what it leaves to the data set filled in.
 
-    Any other transform is returned as it is, as is any transform for another kind of data set.
+    These are statistics, the number of classes, and which of the columns of a batch move with the
+    images. Any other transform is returned as it is, as is any for another kind of data set.
     """
     if not isinstance(transform, Transform) or not isinstance(dataset, MemmapDataset):
         return transform
+    facts: dict[str, Any] = {
+        kind: names for kind, names in moving_columns(dataset, columns).items() if names
+    }
     mean, std = dataset.index.statistics.get("mean"), dataset.index.statistics.get("std")
-    num_classes = None
-    with contextlib.suppress(ValueError):  # no labels that number classes
-        num_classes = dataset.num_classes or None
     if isinstance(mean, list) and isinstance(std, list):
-        return transform.bind(mean=mean, std=std, num_classes=num_classes)
-    return transform.bind(num_classes=num_classes)
+        facts |= {"mean": mean, "std": std}
+    with contextlib.suppress(ValueError):  # no labels that number classes
+        facts["num_classes"] = dataset.num_classes or None
+    return transform.bind(**facts)
+
+
+def moving_columns(dataset: MemmapDataset, columns: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return which of these columns have to move with the images, as "points", "masks", "boxes"."""
+    masks = [name for name, array in dataset.arrays.items() if array.kind == "mask"]
+    named = {"points": dataset.index.points, "masks": masks, "boxes": dataset.index.boxes}
+    return {kind: tuple(n for n in names if n in columns) for kind, names in named.items()}

@@ -12,20 +12,24 @@ from torch.utils.data import default_collate, get_worker_info
 from memload.feeds.buffers import BufferPool
 from memload.reading.dropped import report_dropped
 
-#: A consumer that asks for the next batch while it holds one needs two buffers.
-_pool = BufferPool(2)
+#: Dimensions and types of a sample's images and masks.
+_STACKED = {(3, torch.uint8), (2, torch.uint8), (2, torch.uint16)}
+_TORCH_TYPES = {np.dtype(np.uint8): torch.uint8, np.dtype(np.uint16): torch.uint16}
+#: A consumer that asks for the next batch while it holds one needs two buffers for images, and two
+#: for masks.
+_pool = BufferPool(4)
 
 
 def fast_collate(samples: Sequence[Any]) -> Any:
     """Collate samples into a batch, like torch's ``default_collate``, but copy images only once.
 
-    Samples may be images, tuples, lists or dicts. Images of uint8 are collated as follows; all
-    images at one position of the samples must have the same shape. Everything else is left to
-    ``default_collate``.
+    Samples may be images, tuples, lists or dicts. Images of uint8 and masks of uint8 or uint16 are
+    collated as follows; all at one position of the samples must have the same shape. Everything
+    else is left to ``default_collate``.
 
     - Tensors ``(C, H, W)`` become a tensor ``(N, C, H, W)`` in the same memory format.
     - NumPy arrays ``(H, W, C)`` and PIL images become ``(N, C, H, W)``, channels-last in memory.
-    - NumPy arrays ``(H, W)``, such as masks, become ``(N, H, W)``.
+    - Masks ``(H, W)``, as tensors or NumPy arrays, become ``(N, H, W)``.
 
     Samples that are None, or whose first entry (in a dict, ``"image"``) is None, are dropped. If no
     sample is left, the batch is None. The log ``memload`` has a warning for the first of a data
@@ -54,10 +58,10 @@ def _is_broken(sample: Any) -> bool:
 def _collate(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if isinstance(first, Tensor):
-        if first.dtype == torch.uint8 and first.ndim == 3 and first.device.type == "cpu":
+        if first.device.type == "cpu" and (first.ndim, first.dtype) in _STACKED:
             return _stack_tensors(samples)
     elif isinstance(first, np.ndarray):
-        if first.dtype == np.uint8 and first.ndim in (2, 3):
+        if (first.ndim, _TORCH_TYPES.get(first.dtype)) in _STACKED:
             return _stack_arrays(samples)
     elif type(first).__module__.startswith("PIL."):
         return _stack_arrays(samples)
@@ -72,22 +76,23 @@ def _collate(samples: Sequence[Any]) -> Any:
 def _stack_tensors(images: Sequence[Any]) -> Tensor:
     first = images[0]
     for position, image in enumerate(images):
-        _check_image(image, position, first.shape, torch.uint8)
-    channels_last = first.stride(0) == 1
+        _check_image(image, position, first.shape, first.dtype)
+    channels_last = first.ndim == 3 and first.stride(0) == 1
     views = [image.permute(1, 2, 0) for image in images] if channels_last else list(images)
-    batch = _allocate((len(views), *views[0].shape))
+    batch = _allocate((len(views), *views[0].shape), first.dtype)
     torch.stack(views, out=batch)
     return batch.permute(0, 3, 1, 2) if channels_last else batch
 
 
 def _stack_arrays(images: Sequence[Any]) -> Tensor:
-    shape = _as_array(images[0]).shape
-    batch = _allocate((len(images), *shape))
+    first = _as_array(images[0])
+    shape, dtype = first.shape, np.dtype(np.uint8) if first.ndim == 3 else first.dtype
+    batch = _allocate((len(images), *shape), _TORCH_TYPES[dtype])
     # One image at a time, so that PIL can use the same memory for the pixels of each. Copied by
     # NumPy, since PIL's arrays are read-only and torch warns of those.
     for position, (row, image) in enumerate(zip(batch.numpy(), images, strict=True)):
         array = _as_array(image)
-        _check_image(array, position, shape, np.dtype(np.uint8))
+        _check_image(array, position, shape, dtype)
         row[:] = array
     return batch.permute(0, 3, 1, 2) if len(shape) == 3 else batch
 
@@ -113,11 +118,11 @@ def _check_image(image: Any, position: int, shape: Sequence[int], dtype: object)
         )
 
 
-def _allocate(shape: tuple[int, ...]) -> Tensor:
-    """Return an uninitialised uint8 tensor: in a worker of shared memory, else of reused memory."""
-    size = math.prod(shape)
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor: in a worker of shared memory, else of reused memory."""
+    size = math.prod(shape) * dtype.itemsize
     if get_worker_info() is None:
-        return _pool.take(size).view(shape)
+        return _pool.take(size).view(dtype).view(shape)
     # As torch's default_collate does it. share_memory_() would copy.
     shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
+    return torch.empty(0, dtype=dtype).set_(shared).view(shape)

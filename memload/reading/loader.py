@@ -20,11 +20,10 @@ from memload.reading.arguments import (
     check_order,
     check_settings,
     open_dataset,
-    points_left_behind,
     refuse_overfitting,
     refuse_unsupported,
 )
-from memload.reading.batches import batch_maker, bind_dataset, copy_to_buffers
+from memload.reading.batches import batch_maker, bind_dataset, copy_to_buffers, moving_columns
 from memload.reading.columns import choose_columns, names_of, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import (
@@ -114,7 +113,8 @@ class Loader:
 
     **Transforms.** ``transform`` is called with the images of a batch, on the threads that make
     batches and thus in no fixed order if there are several. One of `memload.transforms` also gets
-    the columns, and draws at random for (``seed``, epoch, sample). If samples may repeat, as in a
+    masks and columns. It moves masks, points and boxes together with their images, and draws at
+    random for (``seed``, epoch, sample). If samples may repeat, as in a
     `WeightedSampler` or an iterable of your own, it draws for the position in the epoch instead of
     for the sample.
 
@@ -134,8 +134,8 @@ class Loader:
     and FormatError as `MemmapDataset` does.
 
     Warns if ``drop_last`` leaves nothing of an epoch, if ``transform`` has random transforms of
-    torchvision, which draw only once for a whole batch, and if it moves images but not the points
-    that belong to them.
+    torchvision, which draw only once for a whole batch, and if a function of your own resizes or
+    crops images to which masks, points or boxes belong.
     """
 
     def __init__(
@@ -172,7 +172,8 @@ class Loader:
         ranks.resolve(rank, num_replicas)  # raises ValueError
         self.dataset = open_dataset(dataset, columns)
         self.batch_size, self.drop_last, self.seed = int(batch_size), drop_last, int(seed)
-        self.transform = bind_dataset(transform, self.dataset)
+        self._columns = _chosen_columns(self.dataset, columns, transform)
+        self.transform = bind_dataset(transform, self.dataset, self._columns)
         self.num_threads, self.prefetch_factor = num_threads, prefetch_factor
         self.static_buffers = static_buffers
         self.batch_sampler = batch_sampler
@@ -180,7 +181,6 @@ class Loader:
         if sampler is None:
             size = len(self.dataset)
             self._order = ShuffledSampler(size, seed=seed) if shuffle else SequentialSampler(size)
-        self._columns = _chosen_columns(self.dataset, columns, transform)
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
         # `_next` is where the next iteration begins. `_current` is the position of the newest
@@ -189,13 +189,8 @@ class Loader:
         self._next = Progress(0, 0)
         self._begin_in_this_process()
         _warn_if_empty(self._schedule())
-        points = self.dataset.index.points
-        for warning in (
-            draws_once_a_batch(transform),
-            points_left_behind(transform, points, self._columns),
-        ):
-            if warning:
-                warnings.warn(warning, stacklevel=2)
+        if warning := draws_once_a_batch(transform):
+            warnings.warn(warning, stacklevel=2)
         if device is not None or feed != "auto":  # if it cannot be had, say so at once
             self._get_pipeline()
 
@@ -346,7 +341,7 @@ class Loader:
         """Yield a function for each batch of an epoch, which makes it, or begins to."""
         feed, side_stream = pipeline.feed, pipeline.side_stream
         arrays, columns = split_names(self._columns, self.dataset.arrays)
-        fetched = (*arrays, *columns)
+        moving = moving_columns(self.dataset, self._columns)
         if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self._order):
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
@@ -365,7 +360,8 @@ class Loader:
                         feed=feed,
                         transform=self.transform,
                         columns=self._columns,
-                        fetched=fetched,
+                        fetched=[*arrays, *columns],
+                        moving=[*chain(*moving.values())],
                         seed=self.seed,
                         epoch=epoch,
                         stream=stream,

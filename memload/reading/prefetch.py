@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from memload.reading.ahead import ahead, on_thread
-from memload.reading.arguments import points_left_behind
 from memload.reading.batches import bind_dataset
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import tell_epoch
@@ -97,7 +96,8 @@ class CudaPrefetcher:
     ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the
     first element of a tuple or list, otherwise the whole batch. One of `memload.transforms` also
     gets the labels of a batch of images and labels. For a DataLoader over a `MemmapDataset` it gets
-    all columns, such as points, and the data set's mean and std. It draws at random for (``seed``,
+    all columns and the data set's mean and std, and moves masks, points and boxes together with the
+    images. It draws at random for (``seed``,
     epoch, rank, position in the epoch), or for the number of the sample if samples have numbers.
 
     ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a
@@ -136,13 +136,11 @@ class CudaPrefetcher:
             warnings.warn(warning, stacklevel=2)
         dataset = _stored_dataset(iterable)
         self.iterable, self.prefetch_factor = iterable, prefetch_factor
-        self.transform = bind_dataset(transform, dataset)
         #: What a DataLoader gives behind the images.
         self._columns: tuple[str, ...] = ()
         if isinstance(iterable, DataLoader) and dataset is not None:
             self._columns = dataset.sample_columns
-            if warning := points_left_behind(transform, dataset.index.points, self._columns):
-                warnings.warn(warning, stacklevel=2)
+        self.transform = bind_dataset(transform, dataset, self._columns)
         self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
         self.device = find_device(device)
         is_cuda = self.device.type == "cuda"

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,15 @@ def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process be the only one, whoever started the tests."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def queues_ended(nothing_left_behind: None) -> Iterator[None]:
+    """Wait for the threads that DataLoader tells to end, and does not wait for itself."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(10)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from memload import FormatError, Index, Loader, MemmapDataset
+from memload import FormatError, Index, Loader, MemmapDataset, fast_collate
 
 SIZE = 23
 
@@ -120,6 +121,29 @@ def test_a_truncated_array_is_an_error(path: Path) -> None:
         opened.truncate(4100)
     with pytest.raises(FormatError, match=r"made\.mask\.bin was truncated"):
         dataset[0]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("collate_fn", [fast_collate, None], ids=["fast_collate", "torch's"])
+def test_a_data_loader_collates_all_arrays(
+    path: Path, values: dict[str, np.ndarray], collate_fn: Any, num_workers: int
+) -> None:
+    context = "fork" if num_workers else None
+    loader = DataLoader(
+        MemmapDataset(path),
+        8,
+        collate_fn=collate_fn,
+        num_workers=num_workers,
+        multiprocessing_context=context,
+    )
+    batches = [[part.clone() for part in batch] for batch in loader]
+    _, labels, mask, vectors, seen, _ = map(torch.cat, zip(*batches, strict=True))
+    assert labels.tolist() == (np.arange(SIZE) % 3).tolist()
+    np.testing.assert_array_equal(mask.numpy(), values["mask"])
+    np.testing.assert_array_equal(vectors.numpy(), features(values))
+    np.testing.assert_array_equal(seen.numpy(), values["seen"])
+    del loader
 
 
 def test_a_batch_has_the_rows_of_all_arrays(path: Path, values: dict[str, np.ndarray]) -> None:

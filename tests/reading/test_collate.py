@@ -1,7 +1,6 @@
 import logging
-import threading
 from collections import UserDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +20,6 @@ SHAPE = (HEIGHT, WIDTH, 3)
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"  # of fork, from Python 3.12 on
 )
-
-
-@pytest.fixture(autouse=True)
-def queues_ended(nothing_left_behind: None) -> Iterator[None]:
-    """Wait for the threads that DataLoader tells to end, and does not wait for itself."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(10)
 
 
 def pixels(seed: int, shape: Sequence[int] = SHAPE) -> np.ndarray:
@@ -73,6 +63,22 @@ def test_a_data_sets_batch_is_torchs_own_in_channels_last(output: Path) -> None:
     assert images.untyped_storage().nbytes() == images.numel()
     images[:] = 0
     assert MemmapDataset(output)[3][0].any()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray])
+def test_masks_are_copied_once_into_reused_memory(kind: Any, dtype: Any) -> None:
+    masks = [kind(pixels(seed, (HEIGHT, WIDTH)).astype(dtype) * dtype(7)) for seed in range(3)]
+    found, expected = fast_collate(masks), default_collate(masks)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+    address = found.data_ptr()
+    del found
+    assert fast_collate(masks).data_ptr() == address
+    with pytest.raises(ValueError, match=r"image 1 of the batch has shape \(8, 6\), but the first"):
+        fast_collate([masks[0], masks[0].T])
+    with pytest.raises(ValueError, match=r"image 1 of the batch is (torch\.)?int32 instead of"):
+        fast_collate([masks[0], kind(np.zeros((HEIGHT, WIDTH), np.int32))])
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "CMYK"])

@@ -775,21 +775,34 @@ def test_other_kinds_of_data_sets_are_refused_with_a_remedy(path: Path) -> None:
             Loader(other)  # type: ignore[arg-type]
 
 
-def test_points_that_the_transform_leaves_behind_are_warned_of(
+def test_points_of_a_data_set_move_with_its_images(make_dataset: Callable[..., Any]) -> None:
+    columns = {"label": np.arange(5) % 3, "eyes": np.zeros((5, 2, 2), np.float32)}
+    path = make_dataset(columns=columns, points=("eyes",)).path
+    flip = transforms.RandomHorizontalFlip(1)
+    for transform in (flip, transforms.Compose([flip])):
+        (batch,) = Loader(path, 5, transform=transform)
+        assert batch.eyes[:, :, 0].unique().tolist() == [5.0]
+    still = transforms.Compose([flip], points=[])
+    assert not next(iter(Loader(path, 5, transform=still))).eyes.any()
+    assert next(iter(Loader(path, 5, transform=flip, columns=["label"]))).labels.shape == (5,)
+
+
+def test_a_function_that_resizes_images_but_not_their_points_is_warned_of(
     make_dataset: Callable[..., Any],
 ) -> None:
     columns = {"label": np.arange(5) % 3, "eyes": np.zeros((5, 2, 2), np.float32)}
     path = make_dataset(columns=columns, points=("eyes",)).path
-    flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")])
-    with pytest.warns(UserWarning, match=r"RandomHorizontalFlip would move .* points=\['eyes'\]"):
-        Loader(path, transform=flip)
-    with pytest.warns(UserWarning, match=r"would move"):
-        Loader(path, transform=transforms.RandomHorizontalFlip())
+    pool = torch.nn.functional.max_pool2d
+
+    def shrink(images: torch.Tensor) -> torch.Tensor:
+        return pool(images.float(), 2)
+
+    with pytest.warns(UserWarning, match="images of 2×3 from 4×6, .* alone: eyes stay as they are"):
+        list(Loader(path, 5, transform=shrink))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Loader(path, transform=flip, columns=["label"])
-        Loader(path, transform=transforms.Compose(flip.transforms, points=["eyes"]))
-        Loader(path, transform=transforms.Normalize("imagenet"))
+        list(Loader(path, 5, transform=shrink, columns=["label"]))
+        list(Loader(path, 5, transform=torch.Tensor.float))
 
 
 def test_only_a_loader_that_does_not_shuffle_has_a_sequential_sampler() -> None:

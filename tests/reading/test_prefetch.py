@@ -217,7 +217,7 @@ def test_points_of_a_data_set_follow_what_a_transform_moves(
     path = make_dataset(columns=columns, points=("eyes",)).path
     dataset = MemmapDataset(path, columns=["label", "eyes", "age"])
     batches = DataLoader(dataset, 3, collate_fn=fast_collate)
-    flip = transforms.Compose([transforms.RandomHorizontalFlip(1)], points=["eyes"])
+    flip = transforms.RandomHorizontalFlip(1)
     for found, expected in zip(prefetched(batches, transform=flip), batches, strict=True):
         assert torch.equal(found[0], expected[0].flip(3))
         assert torch.equal(found[2][..., 0], 5 - expected[2][..., 0])
