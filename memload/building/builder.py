@@ -7,25 +7,28 @@ import html
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from memload.building.checks import (
     check_arguments,
     check_arrays,
+    check_mask_options,
     check_source,
     height_and_width,
 )
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import publish
+from memload.building.extra_arrays import MissingMasks
+from memload.building.first_arrays import find_arrays
 from memload.building.first_samples import first_usable
 from memload.building.inherited import check_positions, positions
-from memload.building.journal import DONE, REJECTED, is_intact
-from memload.building.notes import picture_notes
+from memload.building.journal import DONE, REJECTED, crc32_field, is_intact
+from memload.building.notes import mask_notes, picture_notes
 from memload.building.pool import Chunk, run
 from memload.building.progress import progress as progress_display
 from memload.building.rejects import RejectLimit, frequent_reasons, sufficient_limit
@@ -38,7 +41,7 @@ from memload.building.sources.record import Source
 from memload.building.sources.remote import RemoteFiles, RemoteFolder
 from memload.building.sources.table import Manifest
 from memload.building.sources.wrapped import unwrapped
-from memload.building.statistics import statistics
+from memload.building.statistics import mask_ids, statistics
 from memload.building.worker import RowWork, SampleCheck, runs_user_code
 from memload.building.workspace import Workspace, size_text
 from memload.errors import BuildError, DecodeError, SourceError
@@ -54,6 +57,15 @@ _CHUNK_ROWS = 32
 _MAX_GROUP_ROWS = 4096
 
 
+class ArrayReport(NamedTuple):
+    """A mask or another array that was stored beside the images."""
+
+    name: str
+    kind: str  #: ``mask`` or ``array``
+    shape: tuple[int, ...]  #: of a row: (H, W) of a mask
+    dtype: str  #: such as ``uint8``
+
+
 @dataclass(frozen=True)
 class BuildReport:
     """What a build did. ``str()`` of it is the closing line."""
@@ -64,7 +76,7 @@ class BuildReport:
     label_range: tuple[float, float] | None  #: the least and greatest label, if it is a number
     columns: Sequence[str]  #: the names of the columns, such as ``label``
     rejected: int  #: pictures left out; the ledger says why
-    bytes: int  #: size of all shards
+    bytes: int  #: size of the files of all arrays
     shape: tuple[int, int, int]  #: (H, W, C)
     dtype: str  #: such as ``uint8``
     converted: int  #: pictures converted by this call; fewer than all if others were done before
@@ -73,6 +85,7 @@ class BuildReport:
     libraries: Mapping[str, str]  #: what decoded, with versions
     notes: Sequence[str]  #: what the source left out, and what was done to pictures
     ledger: Path | None  #: where the rejected pictures are listed, if there are any
+    arrays: Sequence[ArrayReport] = ()  #: the masks and other arrays beside the images
 
     @property
     def images_per_second(self) -> float:
@@ -86,7 +99,8 @@ class BuildReport:
             "ledger": None if self.ledger is None else str(self.ledger),
         }
         rate = round(self.images_per_second, 1)
-        return {**vars(self), **paths, "images_per_second": rate}
+        arrays = [array._asdict() for array in self.arrays]
+        return {**vars(self), **paths, "arrays": arrays, "images_per_second": rate}
 
     def __repr__(self) -> str:
         notes = _counted(len(self.notes), "note", "notes")
@@ -121,9 +135,13 @@ class BuildReport:
         elif self.label_range is not None:
             low, high = (f"{label:,.10g}" for label in self.label_range)
             labels = f", labels {low} to {high}"
+        arrays = "".join(
+            f", {array.name} {'×'.join(map(str, array.shape))} {array.dtype}"
+            for array in self.arrays
+        )
         return (
             f"{self.path}: {_counted(self.samples, 'sample', 'samples')} of {shape} "
-            f"{self.dtype}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
+            f"{self.dtype}{arrays}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
         )
 
 
@@ -154,6 +172,12 @@ def build(
     timeout: float = 60.0,
     overwrite: bool = False,
     progress: bool | None = None,
+    masks: Any = None,
+    arrays: Any = None,
+    points: Any = None,
+    boxes: Any = None,
+    missing_masks: MissingMasks = "reject",
+    mask_fill: int = 255,
 ) -> BuildReport:
     """Decode every image of ``source`` once, into the memory map ``output`` and its index.
 
@@ -220,6 +244,8 @@ def build(
         on_error=on_error,
         num_workers=num_workers,
         timeout=timeout,
+        missing_masks=missing_masks,
+        mask_fill=mask_fill,
     )
     image_options: dict[str, Any] = {
         "fit": fit,
@@ -235,8 +261,19 @@ def build(
     if mode != "array":  # an error of the decoder's should not wait for the source
         Settings(mode=mode or "RGB", **image_options)
     limit = RejectLimit(max_rejects)
-    records = _open_source(source, classes, num_workers, timeout)
+    parts = {"masks": masks, "arrays": arrays, "points": points, "boxes": boxes}
+    records = _open_source(source, classes, num_workers, timeout, parts)
+    check_mask_options(records, missing_masks, mask_fill)
     settings = _settings(records, mode, size, image_options, num_workers, timeout)
+    extra_arrays = find_arrays(
+        records,
+        settings,
+        missing_masks=missing_masks,
+        mask_fill=mask_fill,
+        num_workers=num_workers,
+        timeout=timeout,
+    )
+    settings = replace(settings, arrays=extra_arrays)
     workspace = Workspace(
         records, output, settings, name=name, shard_size=shard_size, overwrite=overwrite
     )
@@ -249,7 +286,7 @@ def build(
                 with _shared_files_noticed(workspace, num_workers):
                     converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace, limit)
-            notes += [*_picture_notes(workspace), *_label_notes(index)]
+            notes += [*_notes(workspace), *_label_notes(index)]
             publish(index, workspace.folder, output, overwrite)
             workspace.remove()
     except OSError as error:
@@ -270,11 +307,18 @@ def _system_error(output: Path, error: OSError) -> BuildError:
     return BuildError(f"{output}: {text}", path=output)
 
 
-def _open_source(source: Any, classes: Any, num_workers: int, timeout: float) -> Source:
-    """Return the records. Their labels count into ``classes`` if these are given."""
+def _open_source(
+    source: Any, classes: Any, num_workers: int, timeout: float, parts: Mapping[str, Any]
+) -> Source:
+    """Return the records. Their labels count into ``classes`` if these are given.
+
+    ``parts`` name the masks, arrays, points and boxes of the samples, or are None.
+    """
     names = None if classes is None else read_classes(classes)
     try:
-        records = open_source(source, classes=names, num_workers=num_workers, timeout=timeout)
+        records = open_source(
+            source, classes=names, num_workers=num_workers, timeout=timeout, **parts
+        )
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise SourceError(f"{source}: this path is too long. Check it.") from error
@@ -464,19 +508,26 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
         name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in source.schema
     }
     classes = None if source.classes is None else tuple(source.classes)
-    facts = statistics(records, used, workspace.array)
+    facts = statistics(records, used, workspace.arrays[0])
+    masks = [array.name for array in workspace.settings.arrays if array.id_bytes]
+    if masks:
+        facts["mask_ids"] = {name: mask_ids(records, used, name) for name in masks}
     if classes is not None:
         facts["class_counts"] = class_counts(columns["label"], len(classes))
     return Index(
         path=workspace.index_path,
-        arrays=(workspace.array,),
+        arrays=workspace.arrays,
         row=used.astype(np.int64),
         flags=np.ascontiguousarray(records["flags"][used]),
         keys=workspace.keys.take(used),
         columns=columns,
-        crc32={"image": np.ascontiguousarray(records["crc32"])},
+        crc32={
+            array.name: np.ascontiguousarray(records[crc32_field(array.name)])
+            for array in workspace.arrays
+        },
         classes=classes,
         points=tuple(name for name, column in source.schema.items() if column.points),
+        boxes=tuple(name for name, column in source.schema.items() if column.boxes),
         categories={
             name: tuple(texts) for name, texts in getattr(source, "categories", {}).items()
         },
@@ -491,13 +542,14 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
     )
 
 
-def _picture_notes(workspace: Workspace) -> Sequence[str]:
-    """Return the notes on all pictures, including those that were converted by an earlier call."""
+def _notes(workspace: Workspace) -> Iterator[str]:
+    """Yield the notes on all pictures, including those that were converted by an earlier call."""
     settings = workspace.settings
-    if not isinstance(settings, Settings):
-        return ()
     workspace.journal.create()  # at full size, should the records be damaged
-    return tuple(picture_notes(workspace.journal.mapped(), settings.size, settings.background))
+    records = workspace.journal.mapped()
+    if isinstance(settings, Settings):
+        yield from picture_notes(records, settings.size, settings.background)
+    yield from mask_notes(records, settings.arrays)
 
 
 def _label_notes(index: Index) -> Iterator[str]:
@@ -535,7 +587,7 @@ def _report(
         label_range=_label_range(index),
         columns=tuple(index.columns),
         rejected=rejected,
-        bytes=sum(shard.bytes for shard in index.image.shards),
+        bytes=sum(shard.bytes for array in index.arrays for shard in array.shards),
         shape=workspace.settings.shape,
         dtype=np.dtype(index.image.descr).name,
         converted=converted,
@@ -544,4 +596,9 @@ def _report(
         libraries=index.build["libraries"],
         notes=tuple(notes),
         ledger=output_paths(workspace.name)[2] if rejected else None,
+        arrays=tuple(
+            ArrayReport(array.name, array.kind, array.shape, np.dtype(array.descr).name)
+            for array in index.arrays
+            if array.kind != "image"
+        ),
     )

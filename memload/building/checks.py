@@ -2,6 +2,7 @@
 
 import multiprocessing
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +12,7 @@ from PIL import Image
 
 from memload.building.conversion import Settings
 from memload.building.decoders import Mode
+from memload.building.extra_arrays import MissingMasks
 from memload.building.sources.listed import Files
 from memload.building.sources.record import Column, Source
 from memload.building.sources.remote import RemoteFiles
@@ -18,6 +20,9 @@ from memload.errors import BuildError, SourceError
 from memload.storage.format import RESERVED, output_paths
 from memload.storage.keys import Keys
 from memload.storage.tensors import TYPES
+
+#: Names of arrays. They are part of file names, and do not look like numbers of shards.
+_ARRAY_NAME = re.compile(r"\w[\w .-]{0,79}(?<!-\d{5})")
 
 
 def check_arguments(
@@ -29,6 +34,8 @@ def check_arguments(
     on_error: str,
     num_workers: int,
     timeout: float,
+    missing_masks: str,
+    mask_fill: int,
 ) -> tuple[Path, Path]:
     """Return the output's path as it was given, and from the root, should the folder change.
 
@@ -51,6 +58,10 @@ def check_arguments(
         raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
     if on_error not in ("skip", "raise"):
         raise ValueError(f"on_error: {on_error!r} is neither 'skip' nor 'raise'.")
+    if missing_masks not in get_args(MissingMasks):
+        raise ValueError(f"missing_masks: {missing_masks!r} is neither 'reject' nor 'fill'.")
+    if not isinstance(mask_fill, int) or isinstance(mask_fill, bool) or not 0 <= mask_fill <= 65535:
+        raise ValueError(f"mask_fill: {mask_fill!r} is no whole number from 0 to 65,535.")
     limit = Image.MAX_IMAGE_PIXELS
     if num_workers < 0:
         raise ValueError(f"num_workers: {num_workers} is negative.")
@@ -112,6 +123,19 @@ def check_arrays(source: Source, image_options: Mapping[str, Any]) -> None:
             )
 
 
+def check_mask_options(source: Source, missing_masks: str, mask_fill: int) -> None:
+    """Raise ValueError for options of masks if there are none."""
+    if "mask" in getattr(source, "arrays", {}).values():
+        return
+    given = {"missing_masks": (missing_masks, "reject"), "mask_fill": (mask_fill, 255)}
+    for name, (value, default) in given.items():
+        if value != default:
+            raise ValueError(
+                f"{name}: {value!r} has no effect, since no masks are given. Leave it out, or name "
+                "the masks."
+            )
+
+
 def check_source(source: Source) -> None:
     """Raise SourceError for what would keep the index from being written in the end."""
     if not len(source):
@@ -129,6 +153,8 @@ def check_source(source: Source) -> None:
                 raise SourceError(f"keys: {name!r:.40} cannot be encoded ({error}).") from None
     for name, column in source.schema.items():
         _check_column(name, column)
+    for name, kind in getattr(source, "arrays", {}).items():
+        _check_array(name, kind, source)
     for name, texts in getattr(source, "categories", {}).items():
         are_texts = all(isinstance(text, str) for text in texts)
         if source.schema.get(name) != Column("<i8") or not are_texts:
@@ -148,6 +174,21 @@ def check_source(source: Source) -> None:
             raise SourceError(f"classes: {name!r:.40} is of type {type(name).__name__}, not str.")
 
 
+def _check_array(name: str, kind: str, source: Source) -> None:
+    """Raise SourceError if an array cannot be stored under its name."""
+    if kind not in ("mask", "array"):
+        raise SourceError(f"arrays: {name!r:.40} is of kind {kind!r:.40}, not 'mask' or 'array'.")
+    if name in (*RESERVED, "image", "label") or not _ARRAY_NAME.fullmatch(str(name)):
+        raise SourceError(
+            f"arrays: {name!r:.80} cannot be the name of an array, which is part of the name of "
+            "its file. Choose another one, such as 'mask'."
+        )
+    if name in source.schema:
+        raise SourceError(
+            f"arrays: {name!r:.80} is the name of a column, too. Give one of them another name."
+        )
+
+
 def _check_column(name: str, column: Column) -> None:
     try:
         name.encode()
@@ -165,6 +206,11 @@ def _check_column(name: str, column: Column) -> None:
         raise SourceError(
             f"column {name!r:.80}: {column.dtype!r} is not a type of numbers of at most 64 bits. "
             "Convert the column, or leave it out."
+        )
+    if column.boxes and (len(column.shape) != 2 or column.shape[1] != 4 or descr != "<f4"):
+        raise SourceError(
+            f"column {name!r:.80}: boxes are float32 of shape (k, 4), not {descr} of "
+            f"{column.shape}."
         )
     if column.points and (len(column.shape) != 2 or column.shape[1] != 2 or descr[1] != "f"):
         raise SourceError(

@@ -3,9 +3,6 @@
 `Settings` decode and resize pictures. `ArraySettings` store arrays as they are.
 """
 
-import errno
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +20,8 @@ from memload.building.decoders import (
     loaded_libraries,
     parse_color,
 )
+from memload.building.extra_arrays import ExtraArray, ExtraRow, Frame
+from memload.building.files import NO_FILE, read_file
 from memload.building.notes import (
     ENLARGED,
     FLATTENED,
@@ -37,16 +36,14 @@ from memload.building.resizing import (
     Fit,
     Interpolation,
     Placement,
+    move_boxes,
     resize,
     turn_points,
     turn_size,
 )
 from memload.building.sources.record import FileState, Record, Source
-from memload.errors import BuildError, DecodeError
+from memload.errors import DecodeError
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
-
-#: The state of an image that was not read from a file.
-NO_FILE = FileState(-1, -1)
 
 
 class Row(NamedTuple):
@@ -64,6 +61,7 @@ class Row(NamedTuple):
     file_state: FileState = NO_FILE
     remarks: int = 0  #: what a note is to count it for, see `memload.building.notes`
     value_range: tuple[int, int] = (0, 0)  #: of a picture whose depth was reduced, before that
+    arrays: Sequence[ExtraRow] = ()  #: the rows of the masks and other arrays
 
 
 # ---------------------------------------------------------------------------------------- pictures
@@ -82,6 +80,8 @@ _POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
 class Settings:
     """Everything that decides what pixels a picture becomes. ``size`` is (height, width).
 
+    ``arrays`` are the masks and other arrays that are stored beside the pictures.
+
     Raises ValueError, and DependencyError if a library is missing.
     """
 
@@ -96,6 +96,7 @@ class Settings:
     background: str = "white"
     fill: str = "black"
     max_pixels: int = MAX_PIXELS
+    arrays: tuple[ExtraArray, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -128,14 +129,17 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings for the index, which is JSON. It names what resizes: Pillow."""
-        return asdict(self) | {"resizer": "pillow", "size": list(self.size)}
+        options = asdict(self)
+        del options["arrays"]
+        options |= {"resizer": "pillow", "size": list(self.size)}
+        return options | mask_options(self.arrays)
 
     def libraries(self) -> dict[str, str]:
         """Return name and version of the libraries that take part."""
         return loaded_libraries(self.decoder, strict=self.strict)
 
-    def convert(self, record: Record, points: Sequence[str]) -> Row:
-        """Return the row of a record. ``points`` are the names of its columns of points.
+    def convert(self, record: Record, points: Sequence[str], boxes: Sequence[str] = ()) -> Row:
+        """Return the row of a record. ``points`` and ``boxes`` are names of its columns.
 
         Raises DecodeError, and whatever Pillow's resizing raises.
         """
@@ -157,6 +161,9 @@ class Settings:
             source_points = turn_points(source_points, picture.size, picture.orientation)
             columns[name] = placement.points(source_points)
             flags |= FLAG_OUTSIDE * _any_outside(columns[name], self.size)
+        frame = Frame(picture.size, picture.orientation, placement)
+        for name in boxes:
+            columns[name] = move_boxes(columns[name], *frame)
         pixels, total, squares = _pixels_and_sums(resized)
         return Row(
             pixels,
@@ -168,14 +175,13 @@ class Settings:
             file_state,
             _remarks(picture, placement),
             picture.losses.reduced_range or (0, 0),
+            convert_arrays(self.arrays, record, frame, self.max_pixels),
         )
 
     def _read(self, image: Any) -> tuple[bytes | Image.Image, FileState]:
         """Return an image for the decoder, and the state of its file."""
         if isinstance(image, Path):
-            # No picture within max_pixels is larger, at 8 bytes a pixel and with some metadata.
-            data, status = _read_file(image, 8 * self.max_pixels + (16 << 20))
-            return data, FileState(status.st_size, status.st_mtime_ns)
+            return read_file(image, self.max_pixels)
         if isinstance(image, np.ndarray):
             return _to_image(image), NO_FILE
         if isinstance(image, Image.Image):
@@ -214,43 +220,6 @@ def _remarks(picture: Picture, placement: Placement) -> int:
     )
 
 
-#: Errors that are the fault of this process or machine, not of the file.
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def _read_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
-    """Return the bytes of a file and its state. Raises DecodeError or BuildError."""
-    try:
-        # O_NONBLOCK: a pipe is not waited for. Path.open would take 160 µs a file instead of 40.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise DecodeError("not a file, but a folder, a pipe or a device")
-            if status.st_size > limit:
-                raise DecodeError(
-                    f"the file is too large: it has {status.st_size:,} bytes, and at most "
-                    f"{limit:,} are read"
-                )
-            with open(descriptor, "rb", buffering=0, closefd=False) as file:
-                return file.read(), status
-        finally:
-            os.close(descriptor)
-    except FileNotFoundError:
-        is_link = path.is_symlink()
-        raise DecodeError(
-            "a link to a file that does not exist" if is_link else "no such file"
-        ) from None
-    except OSError as error:
-        if error.errno in _EXHAUSTED:
-            raise BuildError(
-                f"{path} cannot be read: {error.strerror}. Free some, then run the same command "
-                "again: it goes on where it stopped.",
-                path=path,
-            ) from error
-        raise DecodeError(f"the file cannot be read: {error.strerror}") from error
-
-
 def _to_image(array: np.ndarray) -> Image.Image:
     _check_unmasked(array)
     if array.ndim == 3 and array.shape[2] == 1:
@@ -278,6 +247,8 @@ class ArraySettings:
 
     shape: tuple[int, int, int]
     descr: str
+    arrays: tuple[ExtraArray, ...] = ()
+    max_pixels: int = MAX_PIXELS  #: of a mask or a further picture
 
     @classmethod
     def of(cls, source: Source, index: int) -> "ArraySettings":
@@ -286,32 +257,52 @@ class ArraySettings:
         height, width, channels = array.shape
         return cls((height, width, channels), array.dtype.str)
 
-    def __str__(self) -> str:
-        return f"{self.shape} of {np.dtype(self.descr).name}"
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.shape[:2]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings for the index, which is JSON."""
         height, width, channels = self.shape
         dtype = np.dtype(self.descr).name
-        return {"mode": "array", "size": [height, width], "channels": channels, "dtype": dtype}
+        options = {"mode": "array", "size": [height, width], "channels": channels, "dtype": dtype}
+        return options | mask_options(self.arrays)
 
     def libraries(self) -> dict[str, str]:
         """Return name and version of the library that takes part."""
         return {"numpy": np.__version__}
 
-    def convert(self, record: Record, points: Sequence[str]) -> Row:
-        """Return the row of a record, whose values do not change. Raises DecodeError."""
+    def convert(self, record: Record, points: Sequence[str], boxes: Sequence[str] = ()) -> Row:
+        """Return the row of a record, whose values do not change. Raises DecodeError.
+
+        Boxes are clipped. ``points`` and ``boxes`` are names of its columns.
+        """
         pixels = _as_stored(record.image)
-        height, width, channels = pixels.shape
-        found = ArraySettings((height, width, channels), pixels.dtype.str)
-        if found != self:
-            raise DecodeError(f"the array is {found}, but the first one is {self}")
+        if (pixels.shape, pixels.dtype.str) != (self.shape, self.descr):
+            raise DecodeError(
+                f"the array is {pixels.shape} of {pixels.dtype.name}, but the first one is "
+                f"{self.shape} of {np.dtype(self.descr).name}"
+            )
+        height, width, channels = self.shape
         is_outside = any(
             _any_outside(np.asarray(record.columns[name]), (height, width)) for name in points
         )
+        size = width, height
+        frame = Frame(size, 1, Placement(size, size, size, 0, 0))
+        columns = dict(record.columns)
+        for name in boxes:
+            columns[name] = move_boxes(columns[name], *frame)
         total, squares = _sums(pixels.reshape(-1, channels))
-        flags = FLAG_OUTSIDE * is_outside
-        return Row(pixels.tobytes(), flags, (width, height), total, squares, record.columns)
+        return Row(
+            pixels.tobytes(),
+            FLAG_OUTSIDE * is_outside,
+            size,
+            total,
+            squares,
+            columns,
+            arrays=convert_arrays(self.arrays, record, frame, self.max_pixels),
+        )
 
 
 def _as_stored(image: Any) -> np.ndarray:
@@ -343,6 +334,22 @@ def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 # -------------------------------------------------------------------------------------------- both
+
+
+def convert_arrays(
+    arrays: Sequence[ExtraArray], record: Record, frame: Frame, max_pixels: int
+) -> list[ExtraRow]:
+    """Return the rows of a record's masks and other arrays. Raises DecodeError."""
+    return [array.convert(record.arrays.get(array.name), frame, max_pixels) for array in arrays]
+
+
+def mask_options(arrays: Sequence[ExtraArray]) -> dict[str, Any]:
+    """Return what the settings say of masks; nothing if there are none."""
+    masks = [array for array in arrays if array.kind == "mask"]
+    if not masks:
+        return {}
+    missing = "fill" if masks[0].fills_missing else "reject"
+    return {"mask_fill": masks[0].fill, "missing_masks": missing}
 
 
 def _any_outside(points: np.ndarray, size: tuple[int, int]) -> bool:

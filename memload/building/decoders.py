@@ -3,11 +3,12 @@
 All JPEG decoders here are built on libjpeg-turbo and give the same pixels to the bit.
 """
 
+import contextlib
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import PIL
@@ -115,39 +116,26 @@ class Decoder:
 
         With ``draft``, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size.
         """
-        try:
-            if isinstance(data, Image.Image):
+        if isinstance(data, Image.Image):
+            with decode_errors(b"", self.max_pixels):
                 return self._decode(data, b"", None)
-            if not data:
-                raise DecodeError("the file is empty")
-            return self._decode(Image.open(io.BytesIO(data), formats=FORMATS), data, draft)
-        except DecodeError:
-            raise
-        except Image.DecompressionBombError as error:
-            # Pillow's own limit. Its message has the number of pixels in parentheses, and no size.
-            raise self._too_large(int(re.findall(r"\((\d+) pixels\)", str(error))[0])) from None
-        except UnidentifiedImageError:
-            unknown = f"not an image in a supported format ({', '.join(FORMATS)})"
-            raise DecodeError(describe_tiff(cast("bytes", data)) or unknown) from None
-        except MemoryError:
-            raise DecodeError("there is not enough memory to decode it") from None
-        # For bad files, Pillow raises OSError, ValueError, SyntaxError, struct.error and others.
-        except Exception as error:
-            is_plain = isinstance(error, OSError) and str(error)
-            raise DecodeError(str(error) if is_plain else describe_error(error)) from error
+        with decode_errors(data, self.max_pixels):
+            return self._decode(open_image(data), data, draft)
 
     def _decode(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         width, height = image.size
         if not width or not height:
             raise DecodeError(f"the picture has no pixels: its size is {width}×{height}")
         if width * height > self.max_pixels:
-            raise self._too_large(width * height)
+            raise too_large(width * height, self.max_pixels)
         if data and image.format in ("JPEG", "MPO"):
             return self._decode_jpeg(image, data, draft)
         if image.format == "TIFF":
             return self._decode_tiff(image, is_ours=bool(data))
         converted, losses = self._load_and_convert(image, data)
-        return self._upright(converted, losses, image.size, _orientation(image) if self.exif else 1)
+        return self._upright(
+            converted, losses, image.size, orientation_of(image) if self.exif else 1
+        )
 
     def _load_and_convert(self, image: Image.Image, data: bytes) -> tuple[Image.Image, Losses]:
         largest, transparent = largest_value(image), _png_transparent_value(image)
@@ -163,7 +151,7 @@ class Decoder:
         if self.strict:
             _check_damage(data)
         size, box = image.size, None
-        orientation = _orientation(image) if self.exif else 1
+        orientation = orientation_of(image) if self.exif else 1
         is_plain = image.mode in ("L", "RGB")  # not CMYK
         if draft is not None and is_plain:
             wanted = turn_size(draft(turn_size(size, orientation)), orientation)
@@ -186,12 +174,12 @@ class Decoder:
         has_more_pages = is_ours and bool(tags.next)  # a data set's may be at another page
         tile_pixels = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
         if tile_pixels > self.max_pixels:  # tiles are decoded whole
-            raise self._too_large(tile_pixels)
-        orientation = _orientation(image)
+            raise too_large(tile_pixels, self.max_pixels)
+        orientation = orientation_of(image)
         image.load()  # Pillow turns it upright
         image, losses = to_mode(image, self.mode, self.background, largest_value(image))
         losses = losses._replace(has_more_bands=has_more_bands, has_more_pages=has_more_pages)
-        image = turn(image, _INVERSE.get(orientation, orientation))  # as it is stored
+        image = turn(image, INVERSE.get(orientation, orientation))  # as it is stored
         return self._upright(image, losses, image.size, orientation if self.exif else 1)
 
     def _upright(
@@ -209,11 +197,42 @@ class Decoder:
             image = turn(image, orientation)
         return Picture(image, box, size, orientation, losses=losses)
 
-    def _too_large(self, pixels: int) -> DecodeError:
-        return DecodeError(
-            f"too large: it has {pixels:,} pixels, and at most {self.max_pixels:,} are allowed "
-            "(--max-pixels)"
-        )
+
+def open_image(data: bytes) -> Image.Image:
+    """Return the picture in the bytes of a file, not decoded yet. Raises what Pillow does."""
+    if not data:
+        raise DecodeError("the file is empty")
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+@contextlib.contextmanager
+def decode_errors(data: bytes, max_pixels: int) -> Iterator[None]:
+    """Raise DecodeError for whatever Pillow raises while it decodes ``data``."""
+    try:
+        yield
+    except DecodeError:
+        raise
+    except Image.DecompressionBombError as error:
+        # Pillow's own limit. Its message has the number of pixels in parentheses, and no size.
+        pixels = int(re.findall(r"\((\d+) pixels\)", str(error))[0])
+        raise too_large(pixels, max_pixels) from None
+    except UnidentifiedImageError:
+        unknown = f"not an image in a supported format ({', '.join(FORMATS)})"
+        raise DecodeError(describe_tiff(data) or unknown) from None
+    except MemoryError:
+        raise DecodeError("there is not enough memory to decode it") from None
+    # For bad files, Pillow raises OSError, ValueError, SyntaxError, struct.error and others.
+    except Exception as error:
+        is_plain = isinstance(error, OSError) and str(error)
+        raise DecodeError(str(error) if is_plain else describe_error(error)) from error
+
+
+def too_large(pixels: int, max_pixels: int) -> DecodeError:
+    """Return the error for a picture with too many pixels."""
+    return DecodeError(
+        f"too large: it has {pixels:,} pixels, and at most {max_pixels:,} are allowed "
+        "(--max-pixels)"
+    )
 
 
 def to_mode(
@@ -300,13 +319,14 @@ def loaded_libraries(decoder: str = "pillow", *, strict: bool = False) -> dict[s
 # -------------------------------------------------------------------------------- EXIF orientation
 
 _ORIENTATION = 274
-_INVERSE = {6: 8, 8: 6}  # every other orientation is its own inverse
+#: The orientation that undoes another one, if it is not the same.
+INVERSE = {6: 8, 8: 6}
 
 #: Where pictures of other formats than TIFF keep an orientation.
 _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation_of(image: Image.Image) -> int:
     """Return the EXIF orientation, 1 if there is none.
 
     Ask before a JPEG or TIFF is loaded: the size to which a JPEG may be scaled depends on the

@@ -48,10 +48,10 @@ def largest_value(image: Image.Image) -> int:
             if decoder in ("ppm", "ppm_plain"):  # which scale
                 image.info[_MAXVAL] = arguments[1]
         return int(image.info.get(_MAXVAL, default))
-    return 65535 if ";16" in _png_raw_mode(image) else default
+    return 65535 if ";16" in png_raw_mode(image) else default
 
 
-def _png_raw_mode(image: Image.Image) -> str:
+def png_raw_mode(image: Image.Image) -> str:
     """Return how Pillow calls the pixels in the file of a PNG that is not loaded yet, else ""."""
     tiles = _tiles(image)
     return str(tiles[0][3]) if image.format == "PNG" and tiles else ""
@@ -94,7 +94,7 @@ def load_deep(image: Image.Image, data: bytes) -> tuple[np.ndarray, np.ndarray |
     Return gray and alpha, uint16 ``(H, W)``, or None for all other pictures. The image is of no use
     afterwards. Raises ValueError if the file is truncated.
     """
-    if _png_raw_mode(image) == "LA;16B":  # Pillow keeps the upper 8 bits of gray and alpha
+    if png_raw_mode(image) == "LA;16B":  # Pillow keeps the upper 8 bits of gray and alpha
         # RGBA has 4 bytes a pixel, too, so that it keeps them all.
         image.tile = [(*tile[:3], "RGBA") for tile in _tiles(image)]  # type: ignore[attr-defined]  # of TIFFs
         image.load()

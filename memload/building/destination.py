@@ -3,39 +3,55 @@
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from memload.errors import BuildError, FormatError
-from memload.storage.format import output_paths
-from memload.storage.index import Index, sync
+from memload.storage.format import HEADER_BYTES, array_path, output_paths
+from memload.storage.index import Array, Index, sync
 
 
-def shard_pattern(output: Path) -> re.Pattern[str]:
-    """Return what the shards of an output are called, however many there are."""
-    return re.compile(re.escape(output.stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
+def _shard_pattern(output: Path, array: str) -> re.Pattern[str]:
+    """Return what the shards of an array of an output are called, however many there are."""
+    return re.compile(re.escape(array_path(output, array).stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
 
 
-def check_output(output: Path, shards: Iterable[str], overwrite: bool) -> None:
+def check_output(output: Path, arrays: Sequence[Array], overwrite: bool) -> None:
     """Raise BuildError if the output exists and is not to be replaced."""
-    paths = [output.parent / name for name in shards]
-    for path in paths:
-        other = path.with_suffix(".idx")
-        if path != output and other.exists():
-            raise BuildError(
-                f"A shard of this output would be called {path.name}, which is the data set "
-                f"of {other.name}. Choose another output.",
-                path=output,
-            )
-    index, _, ledger = output_paths(output)
-    existing = [path for path in (index, ledger, *paths) if os.path.lexists(path)]
+    index, folder, ledger = output_paths(output)
+    shards = {output.parent / shard.file: array for array in arrays for shard in array.shards}
+    for path, array in shards.items():
+        for other in {path.with_suffix(".idx"), array_path(output, array.name).with_suffix(".idx")}:
+            if other != index and other.exists():
+                raise BuildError(
+                    f"A file of this output would be called {path.name}, which is the data set "
+                    f"of {other.name}. Choose another output.",
+                    path=output,
+                )
+    existing = [path for path in (index, ledger, *shards) if os.path.lexists(path)]
     if existing and not overwrite:
         raise BuildError(
             f"{existing[0]} exists already. Choose another output, or say --overwrite.",
             path=output,
         )
-    replaced = {output.parent / name for name in _unused(shards_of(index), output)}
+    if not (index.exists() or (folder / "replaced.idx").exists()):
+        _check_other_indexes(output, existing)
+    replaced = {output.parent / name for name in _unused(_own_shards(index, output), output)}
     _check_owners(output, {*existing, *replaced})
+
+
+def _check_other_indexes(output: Path, existing: Sequence[Path]) -> None:
+    """Raise BuildError if a file is a mask or another array of a data set of another name."""
+    names = {path.name for path in existing}
+    for path in output.parent.glob("*.idx") if names else ():
+        for array in _arrays_of(path):
+            shared = names & {shard.file for shard in array.shards}
+            if shared and array.name != "image":
+                raise BuildError(
+                    f"{min(shared)} is the {array.kind} {array.name!r} of {path.name}. Choose "
+                    "another output.",
+                    path=output,
+                )
 
 
 def _check_owners(output: Path, paths: Iterable[Path]) -> None:
@@ -60,7 +76,7 @@ def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
     """
     parent, replaced = output.parent, folder / "replaced.idx"
     output_index, _, ledger = output_paths(output)
-    shards = [shard.file for shard in index.image.shards]
+    shards = [shard.file for array in index.arrays for shard in array.shards]
     has_ledger = index.build["rejected"] > 0
     names = [*shards, ledger.name] if has_ledger else shards
     if overwrite and output_index.exists():
@@ -79,7 +95,7 @@ def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
     for name in names:
         move(folder / name, parent)
     if overwrite:
-        for name in _unused(shards_of(replaced), output) - set(shards):
+        for name in _unused(_own_shards(replaced, output), output) - set(shards):
             (parent / name).unlink(missing_ok=True)
         if not has_ledger:
             ledger.unlink(missing_ok=True)
@@ -88,24 +104,33 @@ def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
     sync(parent)
 
 
-def _unused(shards: Iterable[str], output: Path) -> set[str]:
+def _own_shards(index: Path, output: Path) -> set[str]:
+    """Return those files of an index that a build of this output has written."""
+    return {
+        shard.file
+        for array in _arrays_of(index)
+        for shard in array.shards
+        if array.header_bytes == HEADER_BYTES  # not an NPY file of the user's
+        and _shard_pattern(output, array.name).fullmatch(shard.file)
+    }
+
+
+def _unused(shards: set[str], output: Path) -> set[str]:
     """Return those shards of this output that no other index names."""
-    unused = {name for name in shards if shard_pattern(output).fullmatch(name)}
-    if unused:
-        for other in output.parent.glob("*.idx"):
-            if other != output.with_suffix(".idx"):
-                unused -= shards_of(other)
-    return unused
+    for other in output.parent.glob("*.idx") if shards else ():
+        if other != output.with_suffix(".idx"):
+            shards = shards - {shard.file for array in _arrays_of(other) for shard in array.shards}
+    return shards
 
 
-def shards_of(index: Path) -> set[str]:
-    """Return the files that an index names; none if it is missing or damaged."""
+def _arrays_of(index: Path) -> Sequence[Array]:
+    """Return the arrays of an index; none if it is missing or damaged."""
     if not index.exists():
-        return set()
+        return ()
     try:
-        return {shard.file for array in Index.read(index).arrays for shard in array.shards}
+        return Index.read(index).arrays
     except FormatError:
-        return set()
+        return ()
 
 
 def move(path: Path, folder: Path) -> None:

@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from PIL import Image
+
 from memload.building.inherited import check_positions, positions, reopen_files
 from memload.building.pool import Chunk, NoteRow, run
 from memload.errors import SourceError, describe_error
@@ -14,8 +16,18 @@ from memload.errors import SourceError, describe_error
 _MAX_FIRST_SAMPLES, _MAX_LOST_SAMPLES = 100, 3
 
 
-def first_usable(look: Callable[[int], Any], samples: int, num_workers: int, timeout: float) -> Any:
+def first_usable(
+    look: Callable[[int], Any],
+    samples: int,
+    num_workers: int,
+    timeout: float,
+    *,
+    passed_over: type[Exception] | None = None,
+) -> Any:
     """Return what ``look`` returns for the first sample for which it does not fail.
+
+    Samples for which it raises ``passed_over`` do not count as failures: others are looked at
+    instead, if need be all. Returns None if it is raised for every sample.
 
     Unless ``num_workers`` is 0, it is called in a worker, since it runs the user's code. Raises
     SourceError if ``look`` does, or if it fails for all of the first samples. Raises BuildError if
@@ -23,15 +35,15 @@ def first_usable(look: Callable[[int], Any], samples: int, num_workers: int, tim
     """
     before = positions() if num_workers else {}
     results = run(
-        functools.partial(_Look, look, in_worker=num_workers > 0),
-        iter([Chunk(0, min(samples, _MAX_FIRST_SAMPLES))]),
+        functools.partial(_Look, look, passed_over, in_worker=num_workers > 0),
+        iter([Chunk(0, samples)]),
         num_workers=min(num_workers, 1),
         timeout=timeout,
     )
     with contextlib.closing(results):
         _, (found, reasons) = next(results)
     check_positions(before)
-    if found is None:
+    if found is None and reasons:
         raise SourceError(
             f"None of the first {len(reasons)} samples of the data set can be used. The first is "
             f"sample 0: {reasons[0]}"
@@ -45,15 +57,20 @@ class _Look:
     It is made in the worker.
     """
 
-    def __init__(self, look: Callable[[int], Any], *, in_worker: bool) -> None:
-        self.look = look
+    def __init__(
+        self, look: Callable[[int], Any], passed_over: type[Exception] | None, *, in_worker: bool
+    ) -> None:
+        self.look, self.passed_over = look, passed_over or ()
         self.failures = BaseException if in_worker else Exception
         if in_worker:
+            Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
             reopen_files()
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[Any, list[str]]:
         reasons: list[str] = []
         for row in range(chunk.start, chunk.stop):
+            if len(reasons) == _MAX_FIRST_SAMPLES:
+                break
             note_row(row)
             if row in chunk.lost:
                 reasons.append(chunk.lost[row])
@@ -64,6 +81,8 @@ class _Look:
                 return self.look(row), reasons
             except SourceError:
                 raise
+            except self.passed_over:
+                continue
             except self.failures as error:
                 reasons.append(describe_error(error)[:500])
         return None, reasons

@@ -8,12 +8,13 @@ number of processes.
 import contextlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from memload.building.extra_arrays import ExtraArray
 from memload.building.sources.record import Column
 from memload.errors import DecodeError
 
@@ -24,15 +25,20 @@ DONE, REJECTED = 1, 2
 STATUS_BYTE = 4
 
 
-def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1") -> np.dtype[Any]:
-    """Return the type of a record.
+def record_type(
+    channels: int,
+    schema: Mapping[str, Column],
+    descr: str = "|u1",
+    arrays: Sequence[ExtraArray] = (),
+) -> np.dtype[Any]:
+    """Return the type of a record. ``channels`` and ``descr`` are those of the images.
 
     ``file_size`` and ``file_mtime_ns`` are those of the file that was read, or -1. ``given_crc32``
     is the checksum of the columns as the source gives them. ``total`` and ``squares`` are sums over
     the pixels, one a channel: exact for unsigned integers; for other types ``squares`` sums the
     squared differences from the row's own mean. ``remarks`` and ``value_range``, the lowest and
     the highest value of a picture whose depth was reduced, are explained in
-    `memload.building.notes`.
+    `memload.building.notes`. Each of ``arrays`` has a checksum and a file of its own.
     """
     sums = "<u8" if np.dtype(descr).kind == "u" else "<f8"
     fields: list[tuple[Any, ...]] = [
@@ -49,9 +55,20 @@ def record_type(channels: int, schema: Mapping[str, Column], descr: str = "|u1")
         ("remarks", "|u1"),
         ("value_range", "<i8", (2,)),
     ]
+    for array in arrays:
+        fields += [
+            (f"crc32/{array.name}", "<u4"),
+            (f"file_state/{array.name}", "<i8", (2,)),
+            (f"ids/{array.name}", "|u1", (array.id_bytes,)),
+        ]
     return np.dtype(
         fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()]
     )
+
+
+def crc32_field(array: str) -> str:
+    """Return the field of a record with the checksum of the row of an array."""
+    return "crc32" if array == "image" else f"crc32/{array}"
 
 
 def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[str, Any]) -> None:
@@ -91,12 +108,12 @@ def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[
 def columns_crc32(schema: Mapping[str, Column], columns: Mapping[str, Any]) -> int:
     """Return the checksum of a sample's columns as the source gives them.
 
-    Only points are included: they are stored moved to where they are in the stored picture, so
-    the stored values cannot be compared. Without points, it is 0.
+    Only points and boxes are included: they are stored moved to where they are in the stored
+    picture, so the stored values cannot be compared. Without them, it is 0.
     """
     checksum = 0
     for name, column in schema.items():
-        if column.points:
+        if column.moves:
             checksum = zlib.crc32(np.asarray(columns[name], np.float64).tobytes(), checksum)
     return checksum
 

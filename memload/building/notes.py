@@ -3,10 +3,12 @@
 Each record of the journal has ``remarks``, so the notes are the same after an interruption.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from memload.building.extra_arrays import ExtraArray
+from memload.building.files import MISSING
 from memload.building.journal import DONE
 
 #: Bits of a record's ``remarks``: the picture grew in width or in height; the background shows
@@ -62,3 +64,15 @@ def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -
             f"{count:,} of {total:,} pictures are TIFFs with several pages, of which the first was "
             "taken"
         )
+
+
+def mask_notes(records: np.ndarray, arrays: Sequence[ExtraArray]) -> Iterator[str]:
+    """Yield the notes on missing masks."""
+    used = records["status"] == DONE
+    for array in arrays:
+        is_missing = records[f"file_state/{array.name}"][:, 0] == MISSING.size
+        if count := np.count_nonzero(used & is_missing):
+            yield (
+                f"{count:,} of {np.count_nonzero(used):,} samples have no {array.name}; theirs is "
+                f"{array.fill} everywhere"
+            )

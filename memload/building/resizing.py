@@ -1,4 +1,4 @@
-"""Turns pictures upright, fits them into the stored shape, and moves points with them."""
+"""Turns pictures upright and fits them into the stored shape, with masks, points and boxes."""
 
 import math
 from dataclasses import dataclass
@@ -84,6 +84,52 @@ class Placement:
         """
         scale = np.array(self.resized) / np.array(self.source)
         return np.asarray((points + 0.5) * scale - 0.5 - np.array([self.left, self.top]))
+
+
+def place_mask(mask: np.ndarray, orientation: int, placement: Placement, fill: int) -> np.ndarray:
+    """Return a mask ``(H, W)`` where its picture went, contiguous and of the same dtype.
+
+    ``mask`` is as stored beside a picture of this EXIF orientation. Each id of the result is the
+    nearest one of the mask, as with Pillow's NEAREST and torch's ``nearest-exact``, or ``fill``
+    beyond the picture.
+    """
+    left, top, right, bottom = placement.visible
+    columns = nearest(placement.source[0], placement.resized[0], left, right)
+    rows = nearest(placement.source[1], placement.resized[1], top, bottom)
+    visible = turn_mask(mask, orientation).take(rows, axis=0).take(columns, axis=1)
+    width, height = placement.target
+    if visible.shape == (height, width):
+        return visible
+    padded = np.full((height, width), fill, mask.dtype)
+    x, y = max(0, -placement.left), max(0, -placement.top)
+    padded[y : y + bottom - top, x : x + right - left] = visible
+    return padded
+
+
+def nearest(length: int, resized: int, start: int, stop: int) -> np.ndarray:
+    """Return which of ``length`` pixels are nearest to pixels ``start`` to ``stop`` of ``resized``.
+
+    These are the pixels that contain the centers of the new ones. Of two that are equally near, it
+    is the later one. The integers are exact.
+    """
+    return (2 * np.arange(start, stop) + 1) * length // (2 * resized)
+
+
+def move_boxes(
+    boxes: np.ndarray, size: tuple[int, int], orientation: int, placement: Placement
+) -> np.ndarray:
+    """Return where boxes ``(k, 4)`` of a picture as stored are in the target, float32 ``(k, 4)``.
+
+    A box has the edges x1, y1, x2, y2, so that the whole picture is (0, 0, width, height). Boxes
+    are clipped. Those of which nothing is left are NaN, as are those with NaN.
+    """
+    corners = np.asarray(boxes, np.float64).reshape(-1, 2) - 0.5  # as points
+    corners = placement.points(turn_points(corners, size, orientation)) + 0.5
+    corners = np.sort(corners.reshape(-1, 2, 2), axis=1).clip(0, placement.target)
+    moved: np.ndarray = corners.reshape(-1, 4).astype(np.float32)
+    is_empty = ~np.less(moved[:, :2], moved[:, 2:]).all(axis=1)  # so are those with NaN
+    moved[is_empty] = np.nan
+    return moved
 
 
 def resize(
@@ -177,6 +223,15 @@ _TRANSPOSE = {
 def turn(image: Image.Image, orientation: int) -> Image.Image:
     """Return upright a picture that was stored with this EXIF orientation (1 to 8)."""
     return image if orientation == 1 else image.transpose(_TRANSPOSE[orientation])
+
+
+def turn_mask(mask: np.ndarray, orientation: int) -> np.ndarray:
+    """Return a view of an array ``(H, W)`` or ``(H, W, C)``, turned as `turn` does it."""
+    if orientation >= 5:
+        mask = mask.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        mask = mask[::-1]
+    return mask[:, ::-1] if orientation in (2, 3, 6, 7) else mask
 
 
 def turn_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:

@@ -34,6 +34,13 @@ def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str,
     }
 
 
+def mask_ids(records: np.ndarray, used: np.ndarray, name: str) -> list[int]:
+    """Return the ids that occur in a mask of uint8, sorted. ``name`` is that of its array."""
+    bits = np.bitwise_or.reduce(records[f"ids/{name}"][used], axis=0)
+    ids: list[int] = np.flatnonzero(np.unpackbits(bits)).tolist()
+    return ids
+
+
 def _moments_of_pixels(
     totals: np.ndarray, squares: np.ndarray, pixels: int, largest: int
 ) -> dict[str, Any]:

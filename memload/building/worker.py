@@ -1,7 +1,6 @@
 """What a worker does with a chunk of rows: it converts them, and writes pixels and records."""
 
 import os
-import stat
 import sys
 import zlib
 from pathlib import Path
@@ -11,11 +10,13 @@ import numpy as np
 from PIL import Image
 
 from memload.building.conversion import Settings
+from memload.building.files import MISSING, NO_FILE, file_state
 from memload.building.inherited import reopen_files
 from memload.building.journal import (
     DONE,
     REJECTED,
     columns_crc32,
+    crc32_field,
     is_intact,
     set_columns,
 )
@@ -63,10 +64,11 @@ class RowWork:
     def __init__(self, workspace: Workspace, *, in_worker: bool) -> None:
         self.workspace = workspace
         self.source, self.schema = workspace.source, workspace.source.schema
+        self.extra_arrays = workspace.settings.arrays
         texts = getattr(self.source, "categories", {}) | {"label": self.source.classes}
         #: how many texts the columns of labels and categories count into
         self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
-        self.writer = ShardWriter(workspace.folder, workspace.array)
+        self.writers = [ShardWriter(workspace.folder, array) for array in workspace.arrays]
         # A worker ignores Ctrl-C. So a KeyboardInterrupt there was raised by a sample's code, and
         # rejects only that sample.
         self.sample_errors = BaseException if in_worker else Exception
@@ -75,6 +77,7 @@ class RowWork:
             if runs_user_code(self.source):
                 reopen_files()
         self.points = [name for name, column in self.schema.items() if column.points]
+        self.boxes = [name for name, column in self.schema.items() if column.boxes]
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
         """Convert those rows of a chunk that are not done."""
@@ -88,22 +91,26 @@ class RowWork:
         for row in rows:
             note_row(row)
             record = records[row - chunk.start]
-            pixels, reason = b"", chunk.lost.get(row, "")
+            contents: list[bytes] = []
+            reason = chunk.lost.get(row, "")
             if not reason:
-                pixels, reason = self._convert(row, record, samples.pop(row, None))
+                contents, reason = self._convert(row, record, samples.pop(row, None))
             if not reason:
-                self.writer.write(row, pixels)
+                for writer, content in zip(self.writers, contents, strict=True):
+                    writer.write(row, content)
                 continue
             rejects.append((row, reason))
             record["status"] = REJECTED
-            record["crc32"] = zlib.crc32(bytes(self.writer.array.row_bytes))
-            self.writer.blank(row)  # a former build or a killed worker may have written it
+            for writer in self.writers:
+                record[crc32_field(writer.array.name)] = zlib.crc32(bytes(writer.array.row_bytes))
+                writer.blank(row)  # a former build or a killed worker may have written it
         self.workspace.journal.write(chunk.start, records, rejects)
         return ChunkResult(len(rows), rejects)
 
     def close(self) -> None:
         """Close the shards."""
-        self.writer.close()
+        for writer in self.writers:
+            writer.close()
 
     def _keep_finished(self, chunk: Chunk, records: np.ndarray, note_row: NoteRow) -> set[int]:
         """Copy the records of rows that were finished before. Return these rows."""
@@ -136,14 +143,17 @@ class RowWork:
 
     def _convert(
         self, row: int, record: np.void, sample: Record | Exception | None = None
-    ) -> tuple[bytes, str]:
-        """Convert a sample and fill its record. Return its pixels, or why it cannot be used."""
+    ) -> tuple[list[bytes], str]:
+        """Convert a sample and fill its record.
+
+        Return its rows, one for each array, or why it cannot be used.
+        """
         try:
             if sample is None:
                 sample = self.source[row]
             if isinstance(sample, Exception):
                 raise sample
-            converted = self.workspace.settings.convert(sample, self.points)
+            converted = self.workspace.settings.convert(sample, self.points, self.boxes)
             set_columns(record, self.schema, converted.columns)
             record["given_crc32"] = columns_crc32(self.schema, sample.columns)
             for name, count in self.num_texts.items():
@@ -156,13 +166,17 @@ class RowWork:
             reason = describe_error(error)
             if isinstance(error, DecodeError):
                 reason = str(error.reason) or "no reason was given"
-            return b"", reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
+            return [], reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
         record["status"], record["flags"] = DONE, converted.flags
         record["size"], record["crc32"] = converted.source_size, zlib.crc32(converted.pixels)
         record["total"], record["squares"] = converted.total, converted.squares
         record["remarks"], record["value_range"] = converted.remarks, converted.value_range
         record["file_size"], record["file_mtime_ns"] = sample.state or converted.file_state
-        return converted.pixels, ""
+        for array, row_of_array in zip(self.extra_arrays, converted.arrays, strict=True):
+            record[f"crc32/{array.name}"] = zlib.crc32(row_of_array.data)
+            record[f"file_state/{array.name}"] = row_of_array.file_state
+            record[f"ids/{array.name}"] = row_of_array.ids
+        return [converted.pixels, *(array.data for array in converted.arrays)], ""
 
     def _is_finished(self, row: int, record: np.void) -> bool:
         """Say whether a row was finished before and is still right.
@@ -171,20 +185,26 @@ class RowWork:
         """
         if not (is_intact(record) and record["status"] == DONE):
             return False
-        if zlib.crc32(self.writer.read(row)) != int(record["crc32"]):
-            return False
+        for writer in self.writers:
+            if zlib.crc32(writer.read(row)) != int(record[crc32_field(writer.array.name)]):
+                return False
+        states = [record[f"file_state/{array.name}"] for array in self.extra_arrays]
         is_file = record["file_size"] >= 0
-        if not (is_file or hasattr(self.source, "without_image")):
+        has_file = is_file or any(state[0] >= 0 for state in states)
+        if not (has_file or hasattr(self.source, "without_image")):
             return True  # `SampleCheck` has compared some of them
         without_image = getattr(self.source, "without_image", self.source.__getitem__)
         try:
             sample = without_image(row)
             state = (record["file_size"], record["file_mtime_ns"])
-            if is_file and (sample.state or _file_state(sample.image)) != state:
+            if is_file and (sample.state or _state(sample.image)) != state:
                 return False
+            for array, state in zip(self.extra_arrays, states, strict=True):
+                if not _is_unchanged(sample.arrays.get(array.name), FileState(*state.tolist())):
+                    return False
             if columns_crc32(self.schema, sample.columns) != record["given_crc32"]:
-                return False  # its points have changed
-            schema = {name: column for name, column in self.schema.items() if not column.points}
+                return False  # its points or boxes have changed
+            schema = {name: column for name, column in self.schema.items() if not column.moves}
             set_columns(record, schema, sample.columns)
         except self.sample_errors:  # it is converted again, which tells what is wrong
             return False
@@ -200,13 +220,18 @@ class SampleCheck(RowWork):
         note_row(row)
         before = self.workspace.journal.read(row, row + 1)[0]
         record = np.zeros(1, before.dtype)[0]
-        pixels, reason = b"", chunk.lost.get(row, "")
+        reason = chunk.lost.get(row, "")
         if not reason:
-            pixels, reason = self._convert(row, record)
+            _, reason = self._convert(row, record)
+        names = ["image"]
+        for array in self.extra_arrays:  # one with a file is converted again if that has changed
+            if before[f"file_state/{array.name}"][0] == NO_FILE.size:
+                names.append(array.name)
+        other = [name for name in names if record[crc32_field(name)] != before[crc32_field(name)]]
         if reason:
             difference = f"could be used, and now cannot: {reason:.200}"
-        elif zlib.crc32(pixels) != before["crc32"]:
-            difference = "has other pixels"
+        elif other:
+            difference = "has other pixels" if "image" in other else f"has another {other[0]!r}"
         else:
             fields = {name: f"column/{name}" for name in self.schema}
             changed = [
@@ -220,12 +245,19 @@ class SampleCheck(RowWork):
         return ChunkResult(0, [])
 
 
-def _file_state(image: object) -> FileState | None:
+def _state(image: object) -> FileState | None:
     """Return the state of an image given as a path; else None. Raises OSError."""
-    if not isinstance(image, Path):
-        return None
-    status = os.stat(image)  # noqa: PTH116  # for every row
-    return FileState(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    return file_state(image) if isinstance(image, Path) else None
+
+
+def _is_unchanged(value: object, before: FileState) -> bool:
+    """Say whether the value of an array has the state that its file had before. Raises OSError.
+
+    A source may leave out values that come without a file.
+    """
+    if isinstance(value, Path):
+        return file_state(value) == before
+    return before == NO_FILE or (value is None and before == MISSING)
 
 
 def _prepare_process(workspace: Workspace) -> None:
@@ -246,7 +278,8 @@ def _prepare_process(workspace: Workspace) -> None:
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
         except OSError:  # /proc is not mounted
             return
-        extra_bytes = _BYTES_PER_PIXEL * settings.max_pixels + _EXTRA_BYTES
+        pictures = 1 + bool(settings.arrays)  # a mask is decoded while the image is in memory
+        extra_bytes = pictures * _BYTES_PER_PIXEL * settings.max_pixels + _EXTRA_BYTES
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         largest = sys.maxsize if hard == resource.RLIM_INFINITY else hard
         limit = min(pages * resource.getpagesize() + extra_bytes, largest)

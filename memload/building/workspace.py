@@ -8,7 +8,7 @@
         keys           the names of the source's samples
         rows           one record for each row, see `memload.building.journal`
         rejects.jsonl  row and reason of every rejected sample
-        out*.bin       the shards
+        out*.bin       the shards of all arrays
         changed/       temporary: finished rows at their new positions, after samples were added to
                        the source or removed
         out.idx, out.rejects.csv    written last; then only renaming is left to do
@@ -24,23 +24,25 @@ import contextlib
 import csv
 import json
 import logging
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from memload.building.conversion import ArraySettings, Settings
-from memload.building.destination import check_output, move, shard_pattern
+from memload.building.destination import check_output, move
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
 from memload.building.sources.record import Source
 from memload.building.writer import ShardWriter
 from memload.errors import BuildError, FormatError
-from memload.storage.format import HEADER_BYTES, output_paths, shard_names
-from memload.storage.index import Array, Index, Shard, row_bytes, sync
+from memload.storage.format import HEADER_BYTES, array_path, output_paths, shard_names
+from memload.storage.index import Array, Index, Shard, sync
 from memload.storage.keys import Keys
 from memload.storage.shards import describe
 
@@ -73,41 +75,67 @@ class Workspace:
         #: ``output`` is absolute, and ``name`` is what messages call it
         self.output, self.name, self.overwrite = output, name, overwrite
         self.index_path, self.folder, self.ledger = output_paths(output)
-        self.row_bytes = row_bytes(settings.descr, settings.shape)
-        self.rows_per_shard = None
-        if shard_size is not None:
-            self.rows_per_shard = (shard_size - HEADER_BYTES) // self.row_bytes
-            if self.rows_per_shard < 1:
-                raise ValueError(
-                    f"shard_size: {shard_size:,} bytes are too few, as a shard with one row has "
-                    f"{HEADER_BYTES + self.row_bytes:,}."
-                )
-        self.array = self._array(len(source))
+        #: the arrays without their shards, the images first
+        self._kinds = [Array("image", settings.descr, settings.shape, ())]
+        for array in settings.arrays:
+            self._kinds.append(Array(array.name, array.descr, array.shape, (), array.kind))
+        #: of each array; None for all rows
+        self.rows_per_shard = {
+            array.name: _rows_per_shard(array, shard_size) for array in self._kinds
+        }
+        self.arrays = self._arrays_of(len(source))
         self.keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
-        record = record_type(settings.shape[2], source.schema, settings.descr)
+        record = record_type(settings.shape[2], source.schema, settings.descr, settings.arrays)
         self.journal = Journal(self.folder, len(source), record)
         self.libraries = settings.libraries()
         self.plan = {
             **settings.as_dict(),
             **self.libraries,
-            "rows per shard": self.rows_per_shard,
+            "rows per shard": self.rows_per_shard["image"],
             "columns": {
-                name: [column.dtype, list(column.shape), column.points]
+                name: [column.dtype, list(column.shape), column.points, *["boxes"] * column.boxes]
                 for name, column in source.schema.items()
             },
+            **self._plan_of_arrays(),
             **_identity(source),
         }
         #: whether the folder may hold finished rows
         self.resumed = False
 
-    def _array(self, rows: int) -> Array:
-        """Return the array of a build of so many rows."""
-        rows_per_shard = self.rows_per_shard or rows
-        shards = []
-        for number, name in enumerate(shard_names(self.output, -(-rows // rows_per_shard))):
-            held = min(rows_per_shard, rows - number * rows_per_shard)
-            shards.append(Shard(name, held, HEADER_BYTES + held * self.row_bytes))
-        return Array("image", self.settings.descr, self.settings.shape, tuple(shards))
+    def _plan_of_arrays(self) -> dict[str, Any]:
+        """Return the entry of the plan for the arrays besides the images; none without them."""
+        arrays = {
+            array.name: [
+                array.kind,
+                array.descr,
+                list(array.shape),
+                self.rows_per_shard[array.name],
+            ]
+            for array in self.settings.arrays
+        }
+        return {"arrays": arrays} if arrays else {}
+
+    def _arrays_of(self, rows: int) -> tuple[Array, ...]:
+        """Return the arrays of a build of so many rows."""
+        arrays = []
+        for array in self._kinds:
+            path = array_path(self.output, array.name)
+            rows_per_shard = self.rows_per_shard[array.name] or rows
+            shards = []
+            for number, name in enumerate(shard_names(path, -(-rows // rows_per_shard))):
+                held = min(rows_per_shard, rows - number * rows_per_shard)
+                shards.append(Shard(name, held, HEADER_BYTES + held * array.row_bytes))
+            arrays.append(replace(array, shards=tuple(shards)))
+        return tuple(arrays)
+
+    @property
+    def _shards(self) -> list[Shard]:
+        return [shard for array in self.arrays for shard in array.shards]
+
+    def _create_shards(self, folder: Path, crc32: Mapping[str, np.ndarray] | None = None) -> None:
+        """Make the shards of all arrays, see `ShardWriter.create`. Rows that are there stay."""
+        for array in self.arrays:
+            ShardWriter(folder, array).create(None if crc32 is None else crc32[array.name])
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Index | None]:
@@ -156,9 +184,10 @@ class Workspace:
         if is_same_plan:
             with contextlib.suppress(FormatError):  # it is missing or damaged
                 index = Index.read(self.folder / self.index_path.name)
-                if not all((self.folder / shard.file).exists() for shard in index.image.shards):
+                shards = [shard for array in index.arrays for shard in array.shards]
+                if not all((self.folder / shard.file).exists() for shard in shards):
                     return index
-        check_output(self.output, [shard.file for shard in self.array.shards], self.overwrite)
+        check_output(self.output, self.arrays, self.overwrite)
         self._check_space()
         overwrite_is_new = self.overwrite and not former_overwrite
         may_go_on = is_same_plan and not overwrite_is_new
@@ -173,7 +202,7 @@ class Workspace:
     def _create(self, folder: Path) -> None:
         """Make the files of a build without finished rows."""
         Journal(folder, len(self.source), self.journal.dtype).create()
-        ShardWriter(folder, self.array).create()
+        self._create_shards(folder)
         offsets, data = self.keys.pack()
         with (folder / "keys").open("wb") as file:
             np.savez(file, offsets=offsets, bytes=data)
@@ -194,7 +223,7 @@ class Workspace:
             self._take_in_changes(former_keys)
         self.resumed = True
         self.journal.create()  # at full size, should they be damaged
-        ShardWriter(self.folder, self.array).create()
+        self._create_shards(self.folder)
         done = np.count_nonzero(self.journal.mapped()["status"] == DONE)
         logger.info(f"{self.name}: going on with an unfinished build; {done:,} rows are done")
 
@@ -233,15 +262,19 @@ class Workspace:
         changed.mkdir()
         self._create(changed)
         journal = Journal(changed, len(rows), self.journal.dtype)
-        with (
-            contextlib.closing(ShardWriter(self.folder, self._array(len(former_keys)))) as reader,
-            contextlib.closing(ShardWriter(changed, self.array)) as writer,
-        ):
-            reader.create()  # at full size, should they be damaged
+        with contextlib.ExitStack() as stack:
+            copies = []
+            for former, array in zip(self._arrays_of(len(former_keys)), self.arrays, strict=True):
+                reader, writer = ShardWriter(self.folder, former), ShardWriter(changed, array)
+                reader.create()  # at full size, should they be damaged
+                copies.append((reader, writer))
+                stack.callback(reader.close)
+                stack.callback(writer.close)
             for row, former_row in enumerate(rows):
                 record = records[former_row : former_row + 1].copy()
                 if former_row >= 0 and record["status"] == DONE and is_intact(record[0]):
-                    writer.write(row, reader.read(former_row))
+                    for reader, writer in copies:
+                        writer.write(row, reader.read(former_row))
                     journal.write(row, record, [])
         self._remove_files()
         for path in sorted(changed.iterdir(), key=lambda path: path.name == "plan.json"):
@@ -252,8 +285,8 @@ class Workspace:
 
         ``reasons`` says why rows were rejected.
         """
-        ShardWriter(self.folder, self.array).create(index.crc32[self.array.name])
-        for shard in self.array.shards:
+        self._create_shards(self.folder, index.crc32)
+        for shard in self._shards:
             sync(self.folder / shard.file)
         (self.folder / self.ledger.name).unlink(missing_ok=True)
         if reasons:
@@ -289,22 +322,27 @@ class Workspace:
         # published. The plan next: without it, the rest is as good as gone.
         for name in (self.index_path.name, "plan.json"):
             (self.folder / name).unlink(missing_ok=True)
+        # Those of any array: another plan may have had others.
+        shards = re.compile(re.escape(self.output.stem) + r"(\..+)?(-\d{5,}-of-\d{5,})?\.bin")
         for path in self.folder.iterdir():
             if (
                 path.name in (*_FILES, self.ledger.name)
-                or shard_pattern(self.output).fullmatch(path.name)
+                or shards.fullmatch(path.name)
                 or path.match(_TEMPORARY_INDEX)
             ):
                 path.unlink()
 
     def _check_space(self) -> None:
-        total = sum(shard.bytes for shard in self.array.shards)
+        total = sum(shard.bytes for shard in self._shards)
         allocated = 0
-        for shard in self.array.shards:
+        for shard in self._shards:
             with contextlib.suppress(OSError):  # not begun yet
                 allocated += (self.folder / shard.file).stat().st_blocks * 512
         needed, free = total - allocated, shutil.disk_usage(self.folder.parent).free
-        rows = describe((len(self.source), *self.array.shape), self.array.descr)
+        image, *others = self.arrays
+        rows = describe((len(self.source), *image.shape), image.descr)
+        if others:
+            rows += f" with {', '.join(array.name for array in others)}"
         if needed > free:
             raise BuildError(
                 f"{self.name}: the disk is too small: {rows} need {size_text(needed)}, but "
@@ -313,6 +351,20 @@ class Workspace:
                 path=self.output,
             )
         logger.info(f"{self.name}: {rows}, {size_text(total)}; {size_text(free)} free on the disk")
+
+
+def _rows_per_shard(array: Array, shard_size: int | None) -> int | None:
+    """Return how many rows of an array fit into a shard; None if there is no limit."""
+    if shard_size is None:
+        return None
+    rows = (shard_size - HEADER_BYTES) // array.row_bytes
+    if rows < 1:
+        raise ValueError(
+            f"shard_size: {shard_size:,} bytes are too few, as a shard with one row"
+            f"{'' if array.name == 'image' else f' of {array.name!r}'} has "
+            f"{HEADER_BYTES + array.row_bytes:,}."
+        )
+    return rows
 
 
 def unfinished_build(path: str | Path) -> str | None:

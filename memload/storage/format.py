@@ -173,6 +173,15 @@ def output_paths(path: str | Path) -> tuple[Path, Path, Path]:
     return path.with_suffix(".idx"), path.with_suffix(".building"), path.with_suffix(".rejects.csv")
 
 
+def array_path(path: str | Path, name: str) -> Path:
+    """Return what the shards of an array of ``out.bin`` are named after, such as ``out.mask.bin``.
+
+    Those of ``image`` are named after ``out.bin`` itself.
+    """
+    path = Path(path)
+    return path if name == "image" else path.with_name(f"{path.stem}.{name}{path.suffix}")
+
+
 def shard_names(path: str | Path, count: int) -> list[str]:
     """Return the file names of ``count`` shards of ``out.bin``, without a folder."""
     path = Path(path)

@@ -24,6 +24,11 @@ class Column(NamedTuple):
     points: bool = False
     boxes: bool = False
 
+    @property
+    def moves(self) -> bool:
+        """Whether the entries move with the image."""
+        return self.points or self.boxes
+
 
 class FileState(NamedTuple):
     """Size in bytes and time of the last change (ns since 1970) of a file. They show a change."""

@@ -1,0 +1,231 @@
+"""Masks, which go where the pixels of their image go, and other arrays, which stay as they are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from memload.building.decoders import decode_errors
+from memload.building.files import MISSING, NO_FILE, read_file
+from memload.building.resizing import Placement, place_mask
+from memload.building.sources.record import FileState
+from memload.building.stored_values import (
+    ID_MODES,
+    is_npy,
+    open_picture,
+    picture_values,
+    read_npy,
+)
+from memload.errors import DecodeError
+from memload.storage.format import DESCRS_OF_ARRAYS
+
+#: What becomes of a sample without a mask: it is rejected, or the mask is all fill.
+MissingMasks = Literal["reject", "fill"]
+
+_TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS_OF_ARRAYS)
+_ALL_BYTES = bytes(range(256))
+
+
+class MissingArrayError(DecodeError):
+    """A sample lacks an array."""
+
+
+class Frame(NamedTuple):
+    """Where an image went, so that its masks follow."""
+
+    size: tuple[int, int]  #: width and height in its file
+    orientation: int  #: the EXIF orientation from which it was turned upright
+    placement: Placement
+
+
+class ExtraRow(NamedTuple):
+    """The row of a mask or another array, and what the journal keeps of it."""
+
+    data: bytes
+    file_state: FileState
+    ids: np.ndarray = np.zeros(0, np.uint8)  #: which ids occur, see `ExtraArray.id_bytes`
+
+
+@dataclass(frozen=True)
+class ExtraArray:
+    """A mask or another array of all samples: what their rows have in common.
+
+    The shape of a mask is the size (H, W) of the stored images. A mask is ``fill`` beyond its
+    image; with ``fills_missing``, also where a sample has none.
+    """
+
+    name: str
+    kind: Literal["mask", "array"]
+    descr: str
+    shape: tuple[int, ...]
+    fill: int = 255
+    fills_missing: bool = False
+
+    @property
+    def id_bytes(self) -> int:
+        """How many bytes say which ids occur in a row: 32 for a mask of uint8, else 0.
+
+        There is a bit for each id, that of the first one in the highest bit.
+        """
+        return 32 if self.kind == "mask" and self.descr == "|u1" else 0
+
+    def __str__(self) -> str:
+        return f"{self.shape} of {np.dtype(self.descr).name}"
+
+    def convert(self, value: Any, frame: Frame, max_pixels: int) -> ExtraRow:
+        """Return the row of a value as `Record` has it. Raises DecodeError, which names it."""
+        try:
+            if self.kind == "array":
+                return self._convert_array(value, max_pixels)
+            return self._convert_mask(value, frame, max_pixels)
+        except DecodeError as error:
+            raise type(error)(f"{self.kind} {self.name!r}: {error.reason}") from error
+
+    def _convert_array(self, value: Any, max_pixels: int) -> ExtraRow:
+        array, file_state = _array(value, max_pixels)
+        if (array.shape, array.dtype.str) != (self.shape, self.descr):
+            raise DecodeError(
+                f"it is {array.shape} of {array.dtype.name}, but the first one is {self}"
+            )
+        return ExtraRow(array.tobytes(), file_state)
+
+    def _convert_mask(self, value: Any, frame: Frame, max_pixels: int) -> ExtraRow:
+        if value is None and self.fills_missing:
+            placed, file_state = np.full(self.shape, self.fill, self.descr), MISSING
+        else:
+            mask, file_state = _mask(value, max_pixels, lambda size: _check_size(size, frame))
+            largest = np.iinfo(self.descr).max
+            if mask.dtype.itemsize > np.dtype(self.descr).itemsize and mask.max() > largest:
+                raise DecodeError(
+                    f"its largest id is {mask.max():,}, but the first mask has 8 bits, and so "
+                    "ids up to 255. Save the first one with 16 bits"
+                )
+            mask = mask.astype(self.descr, copy=False)
+            placed = place_mask(mask, frame.orientation, frame.placement, self.fill)
+        data = placed.tobytes()
+        return ExtraRow(data, file_state, _ids(data)[: self.id_bytes])
+
+
+def type_of(name: str, kind: str, value: Any, max_pixels: int) -> tuple[str, tuple[int, ...]]:
+    """Return element type and shape of an array as it is stored. Raises DecodeError.
+
+    ``value`` is as `Record` has it. It is that of the first usable sample, which decides.
+    """
+    try:
+        read = _mask if kind == "mask" else _array
+        array, _ = read(value, max_pixels)
+    except DecodeError as error:
+        raise type(error)(f"{kind} {name!r}: {error.reason}") from error
+    return array.dtype.str, array.shape
+
+
+def _mask(
+    value: Any, max_pixels: int, check: Callable[[tuple[int, int]], None] = lambda size: None
+) -> tuple[np.ndarray, FileState]:
+    """Return the ids of a mask as stored, uint8 or uint16 ``(H, W)``, and the state of its file.
+
+    ``check`` is called with width and height before a picture is decoded.
+    """
+    data, file_state = _read(value, max_pixels)
+    with decode_errors(data if isinstance(data, bytes) else b"", max_pixels):
+        if isinstance(data, bytes):
+            data = read_npy(data) if is_npy(data) else open_picture(data, max_pixels)
+        if not isinstance(data, Image.Image):
+            ids = _ids_of_array(data)
+            check(ids.shape[::-1])
+            return ids, file_state
+        check(data.size)
+        _check_mode(data)
+        from_file = not isinstance(value, Image.Image)  # a data set's own may be changed
+        ids = picture_values(data) if from_file else np.asarray(data)
+        return _ids_of_array(ids), file_state
+
+
+def _array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
+    """Return an array as it is stored, contiguous and little-endian, and the state of its file."""
+    data, file_state = _read(value, max_pixels)
+    if isinstance(data, bytes):
+        with decode_errors(data, max_pixels):
+            if is_npy(data):
+                data = read_npy(data)
+            else:
+                data = picture_values(open_picture(data, max_pixels))
+    array = np.asarray(data)
+    descr = array.dtype.newbyteorder("<").str
+    if descr not in DESCRS_OF_ARRAYS or not array.ndim or not array.size:
+        raise DecodeError(
+            f"{array.shape} of {array.dtype.name} cannot be stored. Convert it to one or more "
+            f"numbers of {_TYPES}"
+        )
+    return np.ascontiguousarray(array, descr), file_state
+
+
+def _read(value: Any, max_pixels: int) -> tuple[bytes | Image.Image | np.ndarray, FileState]:
+    """Return the value of a record, the bytes of a file if it is a path, and the file's state."""
+    if value is None:
+        raise MissingArrayError("it is missing")
+    if isinstance(value, Path):
+        return read_file(value, max_pixels)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value), NO_FILE
+    if np.ma.is_masked(value):
+        raise DecodeError("some of its values are masked out. Fill them")
+    if isinstance(value, (Image.Image, np.ndarray)):
+        return value, NO_FILE
+    raise DecodeError(
+        f"it must be a PIL image, an array, bytes or a path, not {type(value).__name__}"
+    )
+
+
+def _ids_of_array(array: np.ndarray) -> np.ndarray:
+    """Return a mask as uint8 if it is of one byte, else as uint16."""
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim != 2 or array.dtype.kind not in "bui" or not array.size:
+        raise DecodeError(
+            f"{array.shape} of {array.dtype.name} is no mask, which has one whole number for each "
+            "pixel. Convert it to uint8 or uint16 of (H, W)"
+        )
+    if array.dtype.name not in ("bool", "uint8", "uint16"):
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high > 65535:
+            raise DecodeError(
+                f"its ids go from {low:,} to {high:,}, but a mask has ids from 0 to 65,535. Change "
+                "the others, such as to 255 for pixels to be ignored"
+            )
+    return array.astype(np.uint8 if array.dtype.itemsize == 1 else np.uint16, copy=False)
+
+
+def _check_mode(image: Image.Image) -> None:
+    """Raise DecodeError for a picture whose pixels are no ids."""
+    if image.format == "JPEG":
+        raise DecodeError("a JPEG, in which ids are not exact. Save it as a palette or gray PNG")
+    if image.mode not in ID_MODES:
+        content = "floats" if image.mode == "F" else "colors"
+        raise DecodeError(
+            f"it has {content} (Pillow's mode {image.mode}), but a mask has one id for each pixel. "
+            "Save it as a palette or gray PNG of ids"
+        )
+
+
+def _check_size(size: tuple[int, int], frame: Frame) -> None:
+    if size == frame.size:
+        return
+    (width, height), (image_width, image_height) = size, frame.size
+    turned = ""
+    if frame.orientation > 1:
+        turned = f" in its file, before EXIF orientation {frame.orientation} turns it"
+    raise DecodeError(
+        f"its size is {width}×{height}, but its image has {image_width}×{image_height}{turned}. "
+        "Save both in the same size"
+    )
+
+
+def _ids(data: bytes) -> np.ndarray:
+    """Return which bytes occur: 256 bits. It takes 25 µs for 256×256."""
+    occurs = np.ones(256, np.uint8)
+    occurs[list(_ALL_BYTES.translate(None, data))] = 0
+    return np.packbits(occurs)

@@ -1,0 +1,83 @@
+"""The values of masks and other arrays as their files have them. Nothing is scaled or turned."""
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from memload.building.decoders import INVERSE, open_image, orientation_of, too_large
+from memload.building.depth import is_deep_gray, largest_value, png_raw_mode
+from memload.building.resizing import turn_mask
+from memload.errors import DecodeError
+
+#: Pillow's modes of pictures whose pixels have one whole number.
+ID_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B")
+
+#: How an .npy file begins.
+_NPY = b"\x93NUMPY"
+
+#: How Pillow calls gray PNGs of 2 and of 4 bits, and their largest values.
+_FEW_BITS = {"L;2": 3, "L;4": 15}
+
+# Tags of TIFF.
+_PHOTOMETRIC, _TILE_WIDTH, _TILE_LENGTH = 262, 322, 323
+
+
+def is_npy(data: bytes) -> bool:
+    """Say whether these are the bytes of an .npy file."""
+    return data.startswith(_NPY)
+
+
+def read_npy(data: bytes) -> np.ndarray:
+    """Return the array in the bytes of an .npy file, not copied. Raises DecodeError."""
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        if dtype.hasobject:
+            raise DecodeError("an .npy file of Python objects. Save an array of numbers")
+        # The shape is that of the data: a damaged header cannot ask for memory.
+        values = np.frombuffer(data, dtype, offset=file.tell())
+        return values.reshape(shape, order="F" if is_fortran else "C")
+    except ValueError as error:
+        raise DecodeError(f"a damaged .npy file: {error}") from None
+
+
+def open_picture(data: bytes, max_pixels: int) -> Image.Image:
+    """Return the picture in the bytes of a file, not decoded yet. Raises what Pillow does."""
+    image = open_image(data)
+    tags: Any = getattr(image, "tag_v2", {})
+    tile_pixels = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
+    pixels = max(image.width * image.height, tile_pixels)  # tiles are decoded whole
+    if pixels > max_pixels:
+        raise too_large(pixels, max_pixels)
+    return image
+
+
+def picture_values(image: Image.Image) -> np.ndarray:
+    """Decode a picture of a file, and return its values ``(H, W)`` or ``(H, W, C)``.
+
+    They are as the file has them: palette indices, gray values of 1 to 16 bits or floats, or
+    colors. Pillow would scale few bits to 8, turn white-is-zero round, and turn TIFFs upright.
+    Raises DecodeError for colors of 16 bits, of which Pillow reads only 8.
+    """
+    largest, tags = largest_value(image), getattr(image, "tag_v2", {})
+    largest = _FEW_BITS.get(png_raw_mode(image), largest)
+    if largest > 255 and not is_deep_gray(image):
+        raise DecodeError("a picture with 16 bits a channel, of which 8 would be lost. Use .npy")
+    orientation = orientation_of(image) if tags else 1
+    image.load()
+    values: np.ndarray = np.asarray(image)
+    is_deep = is_deep_gray(image)
+    full = 65535 if is_deep else 255
+    if image.format == "PPM" and is_deep:
+        values = np.rint(values * (largest / full)).astype(np.uint16)
+    elif largest < full and image.mode in ("L", "RGB"):
+        values = np.rint(values * (largest / full)).astype(np.uint8)
+    if tags.get(_PHOTOMETRIC) == 0 and image.mode in ("1", "L"):
+        values = ~values if image.mode == "1" else largest - values
+    return turn_mask(values, INVERSE.get(orientation, orientation))
