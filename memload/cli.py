@@ -171,6 +171,16 @@ def _mask(text: str) -> tuple[str, str]:
     return name or "mask", folder
 
 
+def _array(text: str) -> tuple[str, str]:
+    """Parse NAME=FILE for ``memload join``."""
+    name, _, file = text.partition("=")
+    if not (name and file):
+        raise click.BadParameter(
+            f"{text!r} is not NAME=FILE. Give a name and a file such as mask=masks.bin."
+        )
+    return name, file
+
+
 def _condition(text: str) -> tuple[str, str]:
     """Parse NAME=TEXT for ``--where``."""
     name, sign, value = text.partition("=")
@@ -617,6 +627,27 @@ def concat(paths: tuple[str, ...], output: str, columns: Any, overwrite: bool) -
     import memload
 
     _print_report(memload.concat(output, *paths, columns=columns, overwrite=overwrite))
+
+
+@main.command()
+@click.argument("path", metavar="OUT.BIN")
+@click.argument("arrays", metavar="NAME=FILE...", type=_array, nargs=-1, required=True)
+@click.option("-o", "--output", type=FILE, required=True, help="Index to write, such as both.idx.")
+@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite: bool) -> None:
+    """Add arrays to the images of OUT.BIN: masks, features. Nothing is copied.
+
+    FILE is a data set of memload's, whose samples have the same names, or an NPY file with a row
+    for each sample. All files must be in one folder.
+
+    \b
+      memload join out.bin mask=masks.bin -o both.idx
+      memload join out.bin features=feat.npy -o both.idx
+    """
+    import memload
+
+    named = _by_name("NAME=FILE", arrays)
+    _print_report(memload.join(output, path, overwrite=overwrite, **named))
 
 
 @main.command()

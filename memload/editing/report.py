@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from memload.storage.format import RESERVED
 from memload.storage.index import Index
 
 
@@ -55,6 +56,15 @@ def check_output(path: str | Path, folder: Path, overwrite: bool) -> Path:
             "Python)."
         )
     return path
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless an array or a column may have this name."""
+    if not name or name in RESERVED or "/" in name or not name.isprintable():
+        raise ValueError(
+            f"{name!r:.80} cannot be the name of an array or a column. Names have no '/', and "
+            f"{', '.join(RESERVED)} are taken. Choose another name."
+        )
 
 
 def shown(names: Sequence[str], count: int = 3) -> str:

@@ -31,9 +31,10 @@ Shards
     ``<i8``, ``<f8``, ``|b1``. Readers refuse other element types. The size of a shard is exactly
     ``4096 + rows × bytes of a row``.
 
-    A shard of an array that is neither images nor masks may also be any other NPY file of that type
-    and shape in C order, whatever wrote it. Its header has another size then, below 65,536 bytes:
-    the size of the file less its rows. It is the same for all shards of the array.
+    A shard of any array but ``image`` may also be another NPY file of that type and shape in C
+    order, whatever wrote it. Its header has another size then, below 65,536 bytes: the size of the
+    file less its rows. It is the same for all shards of the array. The shape in the header of masks
+    may also be ``(rows, H, W, 1)``, as that of images with one channel is.
 
     The seal, such as ``# 0123456789abcdef``, distinguishes shards of the same shape. Its digits are
     the first 16 hexadecimal digits of the SHA-256 of the CRC-32 of the shard's rows: those that the

@@ -431,7 +431,7 @@ def _parse_array(entry: Any) -> Array:
         size = array.header_bytes + shard.rows * array.row_bytes
         require(shard.bytes == size < 2**63, f"the size of {shard.file} does not fit its rows")
     is_ours = array.header_bytes == HEADER_BYTES
-    is_other = kind == "array" and 0 < array.header_bytes < MAX_HEADER_BYTES
+    is_other = kind != "image" and 0 < array.header_bytes < MAX_HEADER_BYTES
     require(is_ours or is_other, f"the size of {shards[0].file} does not fit its rows")
     return array
 

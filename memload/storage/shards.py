@@ -244,12 +244,13 @@ def check_header(
     Raises FormatError, and ChecksumError if only the seal is another one.
     """
     shape = (shard.rows, *array.shape)
+    shapes = [shape, (*shape, 1)] if array.kind == "mask" else [shape]
     if array.header_bytes != HEADER_BYTES:
-        _check_foreign_header(path, header, shape, array.descr)
+        _check_foreign_header(path, header, shapes, array.descr)
         return
     found = re.search(rb"# ([0-9a-f]{16})\n\Z", header)
     seal = found[1].decode() if found else ""
-    if header != npy_header(array.descr, shape, seal):
+    if header not in [npy_header(array.descr, possible, seal) for possible in shapes]:
         raise FormatError(
             f"{path} is damaged or belongs to another data set: its header is not that of "
             f"{describe(shape, array.descr)}; it starts with {header[:80]!r}. Restore the file, or "
@@ -264,8 +265,13 @@ def check_header(
         )
 
 
-def _check_foreign_header(path: Path, header: bytes, shape: tuple[int, ...], descr: str) -> None:
-    """Check the header of an NPY file that another program wrote. Raises FormatError."""
+def _check_foreign_header(
+    path: Path, header: bytes, shapes: Sequence[tuple[int, ...]], descr: str
+) -> None:
+    """Check the header of an NPY file that another program wrote, which has one of these shapes.
+
+    Raises FormatError.
+    """
     file = io.BytesIO(header)
     try:
         version = np.lib.format.read_magic(file)
@@ -274,14 +280,14 @@ def _check_foreign_header(path: Path, header: bytes, shape: tuple[int, ...], des
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         found_shape, is_fortran, dtype = read(file)
-        is_right = (found_shape, is_fortran, dtype.str) == (shape, False, descr)
+        is_right = found_shape in shapes and (is_fortran, dtype.str) == (False, descr)
     except (KeyError, ValueError):
         is_right = False
     if not is_right or file.tell() != len(header):
         raise FormatError(
             f"{path} is damaged or was replaced: its header is not that of "
-            f"{describe(shape, descr)}; it starts with {header[:80]!r}. Restore the file, or run "
-            "'memload join' again.",
+            f"{describe(shapes[0], descr)}; it starts with {header[:80]!r}. Restore the file, or "
+            "run 'memload join' again.",
             path=path,
         )
 

@@ -15,15 +15,9 @@ from memload.editing.concat import concatenate
 from memload.storage.format import npy_header
 from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
-from memload.storage.shards import Shards
 
 Make = Callable[..., Index]
-
-
-def pixels(index: Index, name: str = "image") -> np.ndarray:
-    shards = Shards(index, name)
-    rows = index.rows_of(name)
-    return shards.gather(rows, np.empty((len(rows), *shards.array.shape), shards.array.descr))
+Rows = Callable[..., np.ndarray]
 
 
 def with_mask(index: Index) -> Index:
@@ -40,7 +34,7 @@ def with_mask(index: Index) -> Index:
 
 
 def test_samples_of_data_sets_follow_one_another_with_pixels_names_and_classes(
-    make_dataset: Make, tmp_path: Path
+    make_dataset: Make, tmp_path: Path, rows_in: Rows
 ) -> None:
     first = make_dataset("out.bin", rows=(3, 4), classes=("cat", "dog", "elk"))
     second = make_dataset("more.bin", rows=(5,), seed=1, classes=("ant", "dog", "cat"))
@@ -48,7 +42,7 @@ def test_samples_of_data_sets_follow_one_another_with_pixels_names_and_classes(
     sizes = {path: path.stat().st_size for path in tmp_path.glob("*.bin")}
     report = memload.concat(tmp_path / "all.idx", tmp_path / "out.bin", second.path)
     both = Index.open(tmp_path / "all.idx")
-    assert np.array_equal(pixels(both), np.concatenate([pixels(first), pixels(second)]))
+    assert np.array_equal(rows_in(both), np.concatenate([rows_in(first), rows_in(second)]))
     assert list(both.keys) == [*first.keys, *second.keys]
     assert both.classes == ("cat", "dog", "elk", "ant")
     names = [part.classes[label] for part in (first, second) for label in part.columns["label"]]
@@ -60,12 +54,14 @@ def test_samples_of_data_sets_follow_one_another_with_pixels_names_and_classes(
     assert {path: path.stat().st_size for path in tmp_path.glob("*.bin")} == sizes
 
 
-def test_mean_and_deviation_are_those_of_all_pixels(folder: Path, tmp_path: Path) -> None:
+def test_mean_and_deviation_are_those_of_all_pixels(
+    folder: Path, tmp_path: Path, rows_in: Rows
+) -> None:
     memload.build(folder / "ant", tmp_path / "a.bin", size=16, num_workers=0)
     memload.build(folder, tmp_path / "b.bin", size=16, num_workers=0)
     memload.concat(tmp_path / "all.idx", tmp_path / "a.bin", tmp_path / "b.bin", columns="common")
     both = Index.open(tmp_path / "all.idx")
-    values = pixels(both) / 255
+    values = rows_in(both) / 255
     assert np.allclose(both.statistics["mean"], values.mean((0, 1, 2)), atol=1e-12)
     assert np.allclose(both.statistics["std"], values.std((0, 1, 2)), atol=1e-12)
     assert (
@@ -97,12 +93,14 @@ def test_files_of_a_former_build_are_refused(make_dataset: Make, tmp_path: Path)
     assert not (tmp_path / "all.idx").exists()
 
 
-def test_masks_and_rows_in_another_order_follow(make_dataset: Make, tmp_path: Path) -> None:
+def test_masks_and_rows_in_another_order_follow(
+    make_dataset: Make, tmp_path: Path, rows_in: Rows
+) -> None:
     first, second = (with_mask(make_dataset(f"{name}.bin", seed=s)) for s, name in enumerate("ab"))
     memload.concat(tmp_path / "all.idx", tmp_path / "a.bin", tmp_path / "b.bin")
     both = Index.open(tmp_path / "all.idx")
     assert np.array_equal(
-        pixels(both, "mask"), np.concatenate([pixels(first, "mask"), pixels(second, "mask")])
+        rows_in(both, "mask"), np.concatenate([rows_in(first, "mask"), rows_in(second, "mask")])
     )
     assert both.array("mask").kind == "mask"
     assert memload.verify(tmp_path / "all.idx").ok
@@ -218,12 +216,12 @@ def test_files_in_another_folder_are_an_error_that_says_how(
 
 
 def test_in_memory_files_may_be_anywhere_but_such_an_index_is_not_written(
-    make_dataset: Make, write_dataset: Make, tmp_path: Path
+    make_dataset: Make, write_dataset: Make, tmp_path: Path, rows_in: Rows
 ) -> None:
     (tmp_path / "other").mkdir()
     parts = [make_dataset("out.bin"), write_dataset(tmp_path / "other", "out.bin", seed=1)]
     both = concatenate(parts)
-    assert np.array_equal(pixels(both), np.concatenate([pixels(part) for part in parts]))
+    assert np.array_equal(rows_in(both), np.concatenate([rows_in(part) for part in parts]))
     assert (
         both.fingerprint == concatenate(parts).fingerprint != concatenate(parts[::-1]).fingerprint
     )
@@ -231,7 +229,7 @@ def test_in_memory_files_may_be_anywhere_but_such_an_index_is_not_written(
         both.write(tmp_path / "all.idx")
     again = pickle.loads(pickle.dumps(both))
     assert (list(again.keys), again.fingerprint) == (list(both.keys), both.fingerprint)
-    assert np.array_equal(pixels(concatenate([both, parts[0]]))[:10], pixels(both))
+    assert np.array_equal(rows_in(concatenate([both, parts[0]]))[:10], rows_in(both))
 
 
 def test_names_that_occur_twice_are_told(make_dataset: Make, tmp_path: Path) -> None:

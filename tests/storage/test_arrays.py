@@ -115,7 +115,7 @@ def test_a_replaced_npy_file_is_refused(make_dataset: Make, tmp_path: Path) -> N
         ({"name": "image"}, "two of its arrays have the same name"),
         ({"descr": "<f4"}, r"the element type of 'mask' is none of \|u1, <u2"),
         ({"shape": [30]}, r"the shape of 'mask' is not \[H, W\]"),
-        ({"shape": [6, 6]}, "the size of made.mask.bin does not fit its rows"),
+        ({"shape": [60, 50]}, "the size of made.mask.bin does not fit its rows"),
     ],
 )
 def test_a_forged_array_is_refused(

@@ -171,10 +171,10 @@ def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray
         number_of: dict[str, int] = {}
         second_of: dict[str, int] = {}
         for number, stem in enumerate(stems):
-            names = number_of if (end := _end(stem, folders)) not in number_of else second_of
+            names = number_of if (end := end_of(stem, folders)) not in number_of else second_of
             names[end] = number
         numbers = np.fromiter(
-            (_number_of(_end(key, folders), number_of) for key in keys), np.int64, len(keys)
+            (_number_of(end_of(key, folders), number_of) for key in keys), np.int64, len(keys)
         )
         if (numbers >= 0).any():
             seconds = {number_of[stem]: number for stem, number in second_of.items()}
@@ -190,10 +190,10 @@ def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray
     )
 
 
-def _end(name: str, folders: int) -> str:
+def end_of(name: str, folders: int) -> str:
     """Return a name with at most so many of its last folders.
 
-    >>> _end("train/cat/1", 1)
+    >>> end_of("train/cat/1", 1)
     'cat/1'
     """
     return "/".join(name.rsplit("/", folders + 1)[-folders - 1 :])
@@ -202,13 +202,13 @@ def _end(name: str, folders: int) -> str:
 def _number_of(name: str, number_of: Mapping[str, int]) -> int:
     """Return the number of the file of an image, whose name may have an extension; else -1."""
     number = number_of.get(name)
-    return number_of.get(_stem(name), -1) if number is None else number
+    return number_of.get(stem_of(name), -1) if number is None else number
 
 
-def _stem(name: str) -> str:
+def stem_of(name: str) -> str:
     """Return a name without its last extension.
 
-    >>> _stem("v1.0/cat.1.jpg"), _stem("v1.0/cat")
+    >>> stem_of("v1.0/cat.1.jpg"), stem_of("v1.0/cat")
     ('v1.0/cat.1', 'v1.0/cat')
     """
     folder, slash, file = name.rpartition("/")
@@ -238,7 +238,7 @@ def _check_unique(
                 "images are.",
                 path=root,
             )
-        if _stem(owners.setdefault(number, key)) != _stem(key):
+        if stem_of(owners.setdefault(number, key)) != stem_of(key):
             raise SourceError(
                 f"{root / files[number]} would belong to two images, {owners[number]} and {key}. "
                 "Sort these files into folders as the images are.",

@@ -1,0 +1,231 @@
+"""Further arrays beside the images of a data set: masks and features that exist already."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from memload.editing.matching import match
+from memload.editing.npy import checksums_of, read_npy_header
+from memload.editing.report import EditReport, check_name, check_output, report_on, shown
+from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED
+from memload.storage.index import Array, Index
+from memload.storage.shards import Shards, describe
+
+
+def join(
+    output: str | Path, path: str | Path, /, *, overwrite: bool = False, **arrays: str | Path
+) -> EditReport:
+    """Write an index of the data set ``path`` that also has ``arrays``. Nothing is copied.
+
+    Each array is a data set of memload's or an NPY file in the folder of ``path``. ``output`` is
+    the new index, in the same folder.
+
+    Of a data set, the array of the same name is taken, or else its only one. ``"other.bin:mask"``
+    names another. Samples are matched by their names, whatever the extension: ``cat/1.jpg`` and
+    ``cat/1.png``. Samples that one of the arrays lacks are left out, which the report notes.
+
+    An NPY file, as `numpy.save` writes it, has a row for each sample of ``path``, in its order. Or
+    it has a row for each of the rows of its images. It is read once, for its checksums.
+
+    Arrays of uint8 or uint16 that have the height and width of the images, and at most one channel,
+    become masks ``(H, W)``. Masks move with the images in transforms. All others are arrays, which
+    transforms leave alone. A mask that is built by itself needs the size and fit of the images, and
+    ``mode="L"`` (or ``"I;16"``) with ``interpolation="nearest"``. Masks of images that were turned
+    by their EXIF orientation are refused unless they were turned, too.
+
+    Raises ValueError for what does not fit together, FileExistsError, FormatError and OSError.
+
+    >>> memload.join("both.idx", "out.bin", mask="masks.bin", feature="f.npy")  # doctest: +SKIP
+    """
+    first = Index.open(path)
+    if not arrays:
+        raise ValueError("arrays: there is nothing to join. Name an array, such as mask=masks.bin.")
+    target = check_output(output, first.path.parent, overwrite)
+    added = [_find(first, name, str(source)) for name, source in arrays.items()]
+    notes = [note for addition in added for note in addition.notes]
+    index = _joined(first, added)
+    for array in index.arrays:
+        Shards(index, array.name)  # raises FormatError unless the files are those of the index
+    index.write(target)
+    return report_on(target, index, notes)
+
+
+class _Addition(NamedTuple):
+    """An array to add: the row of each sample in it, or -1, and the checksums of all its rows."""
+
+    array: Array
+    rows: np.ndarray
+    crc32: np.ndarray
+    notes: tuple[str, ...]
+
+
+def _joined(first: Index, added: list[_Addition]) -> Index:
+    """Return the samples that have a row in every array."""
+    kept = np.flatnonzero(np.all([addition.rows >= 0 for addition in added], axis=0))
+    if not len(kept):
+        raise ValueError(f"No sample of {first.path} has all of these arrays. Join fewer of them.")
+    index = first if len(kept) == len(first) else first.subset(kept)
+    files = [shard.file for array in index.arrays for shard in array.shards]
+    rows, crc32 = dict(index.rows), dict(index.crc32)
+    for addition in added:
+        name = addition.array.name
+        for shard in addition.array.shards:
+            if shard.file in files:
+                raise ValueError(f"{name}: {shard.file} is already an array of this data set.")
+            files.append(shard.file)
+        if not np.array_equal(addition.rows[kept], index.row):
+            rows[name] = addition.rows[kept]
+        crc32[name] = addition.crc32
+    united = (*index.arrays, *(addition.array for addition in added))
+    return replace(index, arrays=united, rows=rows, crc32=crc32, fingerprint="")
+
+
+def _find(first: Index, name: str, source: str) -> _Addition:
+    check_name(name)
+    if name in first.columns or any(array.name == name for array in first.arrays):
+        raise ValueError(
+            f"{name}: {first.path.name} has an array or a column of this name already. Choose "
+            "another name."
+        )
+    if source.endswith(".npy"):
+        return _from_npy(first, name, Path(source))
+    chosen = ""
+    if ":" in source and not Path(source).exists():
+        source, _, chosen = source.rpartition(":")
+    return _from_data_set(first, name, Index.open(source), chosen)
+
+
+def _check_folder(first: Index, path: Path, files: str) -> None:
+    folder = first.path.parent.resolve()
+    if path.parent.resolve() != folder:
+        raise ValueError(
+            f"{path} is not in {folder}, as {first.path.name} is. All files of an index must lie "
+            f"in one folder. Move it there, or make a hard link: 'ln {files} {folder}/'."
+        )
+
+
+# ------------------------------------------------------------------------------------- an NPY file
+
+
+def _from_npy(first: Index, name: str, path: Path) -> _Addition:
+    array = _as_mask(read_npy_header(path, name), first.image)
+    _check_folder(first, path, str(path))
+    if array.rows == len(first):
+        rows = np.arange(len(first))
+    elif array.rows == first.image.rows:
+        rows = first.row
+    else:
+        in_rows = "" if first.image.rows == len(first) else f" in {first.image.rows:,} rows"
+        raise ValueError(
+            f"{path} has {array.rows:,} rows, but {first.path.name} has {len(first):,} samples"
+            f"{in_rows}. Save one row for each sample, in the order of the data set."
+        )
+    notes = (f"{name}: {_kind_text(array)}, from {path.name}",)
+    return _Addition(array, rows, checksums_of(path, array), notes)
+
+
+def _as_mask(array: Array, image: Array) -> Array:
+    """Return an array as a mask, if it has a number of 8 or 16 bits for each pixel of an image."""
+    shape = array.shape[:2] if array.shape[2:] == (1,) else array.shape
+    is_mask = array.descr in DESCRS_OF_MASKS and shape == image.shape[:2]
+    return replace(array, shape=shape, kind="mask") if is_mask else replace(array, kind="array")
+
+
+def _kind_text(array: Array) -> str:
+    rows, _, shape = describe((array.rows, *array.shape), array.descr).partition(" of ")
+    return f"{'masks' if array.kind == 'mask' else 'arrays'} of {shape}, {rows}"
+
+
+# -------------------------------------------------------------------------- a data set of memload's
+
+
+def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addition:
+    _check_folder(first, other.path, f"{other.path.with_suffix('')}*.bin")
+    source = _choose_array(name, other, chosen)
+    array = replace(source, name=name)
+    if source.kind == "image":
+        array = _as_mask(array, first.image)
+        _check_size(first, name, other, source, array)
+    positions = match(first.keys, other.keys, other.path.name)
+    found = positions >= 0
+    if not found.any():
+        raise ValueError(
+            f"{name}: no sample of {other.path} has the name of one of {first.path.name}. The "
+            f"first are {other.keys[0]!r:.200} and {first.keys[0]!r:.200}. Arrays without such "
+            "names are joined as an NPY file, in the order of the samples."
+        )
+    rows = np.where(found, other.rows_of(source.name)[positions], -1)
+    if array.kind == "mask":
+        _check_orientation(first, name, other, positions)
+    notes = [f"{name}: {_kind_text(array)}, from {other.path.name}"]
+    missing = np.flatnonzero(~found).tolist()
+    if missing:
+        names = shown([first.keys[number] for number in missing[:4]])
+        count = f"{len(missing):,} of {len(first):,} samples are"
+        notes.append(f"{name}: {count} not in {other.path.name} and are left out: {names}")
+    if source.kind == "image" and array.kind == "mask":
+        notes += _notes_on_resizing(name, other)
+    return _Addition(array, rows, other.crc32[source.name], tuple(notes))
+
+
+def _choose_array(name: str, other: Index, chosen: str) -> Array:
+    names = [array.name for array in other.arrays]
+    wanted = chosen or (name if name in names or len(names) > 1 else names[0])
+    if wanted not in names:
+        raise ValueError(
+            f"{name}: {other.path.name} has no array {wanted!r}, only {', '.join(names)}. Say "
+            f"which, such as {name}={other.path.with_suffix('.bin')}:{names[-1]}."
+        )
+    return other.array(wanted)
+
+
+def _check_size(first: Index, name: str, other: Index, source: Array, array: Array) -> None:
+    """Raise ValueError if something looks like masks, but was stored otherwise than the images."""
+    if source.shape[2] != 1 or source.descr not in DESCRS_OF_MASKS:
+        return
+    height, width = first.image.shape[:2]
+    if array.kind != "mask":
+        raise ValueError(
+            f"{name}: {other.path} has {source.shape[0]}×{source.shape[1]} pixels, but the images "
+            f"of {first.path.name} have {height}×{width}. Build it with --size {height}x{width}."
+        )
+    fits = [_setting(index, "fit") for index in (first, other)]
+    if None not in fits and fits[0] != fits[1]:
+        raise ValueError(
+            f"{name}: {other.path} was built with --fit {fits[1]}, but {first.path.name} with "
+            f"--fit {fits[0]}, so that masks would not lie on their images. Build it with --fit "
+            f"{fits[0]}."
+        )
+
+
+def _setting(index: Index, name: str) -> object:
+    settings = index.build.get("settings")
+    return settings.get(name) if isinstance(settings, dict) else None
+
+
+def _check_orientation(first: Index, name: str, other: Index, positions: np.ndarray) -> None:
+    turned = (first.flags & FLAG_ORIENTED) != 0
+    others_turned = (other.flags[positions] & FLAG_ORIENTED) != 0
+    differ = np.flatnonzero((positions >= 0) & (turned != others_turned)).tolist()
+    if differ:
+        names = shown([first.keys[number] for number in differ[:4]])
+        was = "its picture" if turned[differ[0]] else "its mask"
+        raise ValueError(
+            f"{name}: for {len(differ):,} of {len(first):,} samples, only one of picture and mask "
+            f"was turned as its EXIF orientation says ({names}: {was}). Build them together with "
+            "'memload build --masks', or both with --no-exif."
+        )
+
+
+def _notes_on_resizing(name: str, other: Index) -> Iterator[str]:
+    interpolation = _setting(other, "interpolation")
+    sides = zip(("source_height", "source_width"), other.image.shape, strict=False)
+    is_resized = any(other.statistics.get(side) != [size, size] for side, size in sides)
+    if is_resized and interpolation not in (None, "nearest"):
+        yield (
+            f"{name}: {other.path.name} was resized with --interpolation {interpolation}, which "
+            "mixes ids. Build it with --interpolation nearest"
+        )

@@ -1,0 +1,66 @@
+"""Which samples, files and lines of tables stand for the same picture, by their names."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from memload.building.sources.beside import end_of, stem_of
+
+
+def match(keys: Sequence[str], names: Sequence[str], owner: str) -> np.ndarray:
+    """Return for each key the position of its name, int64 ``(n,)``; -1 for a key without one.
+
+    A key's name is the key itself, or else the only name that differs only in its extension. If
+    none fits, fewer folders are compared, as for the folders of masks in a build. ``owner`` is what
+    has the names, for messages. Raises ValueError if a key has two names, or a name two keys.
+
+    >>> match(["a/1.jpg", "b/2.jpg"], ["b/2.png"], "masks.bin")
+    array([-1,  0])
+    """
+    keys, names = list(keys), list(names)
+    deepest = max((name.count("/") for name in (*keys, *names)), default=0)
+    for folders in range(deepest, -1, -1):
+        whole = _Positions(end_of(name, folders) for name in names)
+        stems = _Positions(stem_of(end_of(name, folders)) for name in names)
+        found = [_find(end_of(key, folders), whole, stems) for key in keys]
+        numbers = np.array([number for number, _ in found], np.int64)
+        if (numbers >= 0).any():
+            _check_unique(keys, names, found, owner)
+            return numbers
+    return np.full(len(keys), -1)
+
+
+class _Positions:
+    """The first and the second position of each name."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.first: dict[str, int] = {}
+        self.second: dict[str, int] = {}
+        for position, name in enumerate(names):
+            positions = self.second if name in self.first else self.first
+            positions.setdefault(name, position)
+
+
+def _find(key: str, whole: _Positions, stems: _Positions) -> tuple[int, int]:
+    """Return the position of a key's name, or -1, and that of a second one, or -1."""
+    for name, positions in ((key, whole), (stem_of(key), whole), (stem_of(key), stems)):
+        if name in positions.first:
+            return positions.first[name], positions.second.get(name, -1)
+    return -1, -1
+
+
+def _check_unique(
+    keys: Sequence[str], names: Sequence[str], found: Sequence[tuple[int, int]], owner: str
+) -> None:
+    owners: dict[int, str] = {}
+    for key, (number, second) in zip(keys, found, strict=True):
+        if second >= 0:
+            raise ValueError(
+                f"{owner} has {names[number]!r:.200} and {names[second]!r:.200}, which both fit "
+                f"{key!r:.200}. Rename or remove one of them."
+            )
+        if number >= 0 and stem_of(owners.setdefault(number, key)) != stem_of(key):
+            raise ValueError(
+                f"{names[number]!r:.200} in {owner} fits both {owners[number]!r:.200} and "
+                f"{key!r:.200}. Name it with its folder, as the samples are."
+            )
