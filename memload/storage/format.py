@@ -1,16 +1,20 @@
 """The on-disk format, versions 1 and 2. This text is its specification.
 
-Version 2 is version 1 with more than one array. A data set that has only images is of version 1.
+Version 1 has images and columns of numbers. Version 2 adds masks and other arrays. A data set with
+only images is written as version 1, which older readers open.
 
-A data set is one **index** and one or more **shards** in one folder. All numbers are little-endian.
+A data set is one **index** and one or more **shards** in one folder. A shard has rows of one array:
+the images, or their masks, or anything else of which each sample has a row. All numbers are
+little-endian.
 
 File names
     One shard of ``out.bin`` is ``out.bin`` itself. Four shards are ``out-00000-of-00004.bin`` to
-    ``out-00003-of-00004.bin``, with five digits or more. The index is ``out.idx``. While a build
-    runs, all its files are in the folder ``out.building``. The build renames the index into place
-    last; pixels without an index are an unfinished build. Builds also write ``out.rejects.csv``
-    (UTF-8, columns ``path,reason``), which readers do not need. The shards of another array, such
-    as ``mask``, are called ``out.mask.bin``, or ``out.mask-00000-of-00004.bin`` and so on.
+    ``out-00003-of-00004.bin``, with five digits or more. These hold the images. The shards of
+    another array, such as ``mask``, are ``out.mask.bin``, or ``out.mask-00000-of-00004.bin`` and so
+    on. The index is ``out.idx``. While a build runs, all its files are in the folder
+    ``out.building``. The build renames the index into place last; pixels without an index are an
+    unfinished build. Builds also write ``out.rejects.csv`` (UTF-8, columns ``path,reason``), which
+    readers do not need.
 
 Shards
     A shard is an NPY file of version 1.0 whose header is padded to 4,096 bytes:
@@ -21,20 +25,28 @@ Shards
     bytes 8 and 9        ``F6 0F`` (4,086: the length of the text that follows)
     bytes 10 to 4,095    ASCII text: the dictionary below, then spaces, then optionally the seal,
                          then one newline (``0A``)
-    bytes 4,096 onwards  the array in C order: row after row, for images of ``H × W × C`` elements
+    bytes 4,096 onwards  the rows, one after another, each in C order
     ===================  =========================================================================
 
-    The dictionary is ``{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }``,
-    with the shape ``(rows, H, W, C)`` for images, ``(rows, H, W)`` for masks and ``(rows, …)`` for
-    other arrays. ``descr`` is one of ``|u1``, ``<u2``, ``<i2``, ``<i4``, ``<f2``, ``<f4`` for
-    images, ``|u1`` or ``<u2`` for masks, and for other arrays one of those of images or ``|i1``,
-    ``<i8``, ``<f8``, ``|b1``. Readers refuse other element types. The size of a shard is exactly
-    ``4096 + rows × bytes of a row``.
+    The dictionary is ``{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }``.
+    The shape begins with the number of rows. What else it may be depends on the kind of the array,
+    and so does the element type ``descr``. Readers refuse others.
 
-    A shard of any array but ``image`` may also be another NPY file of that type and shape in C
-    order, whatever wrote it. Its header has another size then, below 65,536 bytes: the size of the
-    file less its rows. It is the same for all shards of the array. The shape in the header of masks
-    may also be ``(rows, H, W, 1)``, as that of images with one channel is.
+    =========  ===================  ===============================================================
+    kind       shape                element types
+    =========  ===================  ===============================================================
+    ``image``  ``(rows, H, W, C)``  ``|u1``, ``<u2``, ``<i2``, ``<i4``, ``<f2``, ``<f4``
+    ``mask``   ``(rows, H, W)``     ``|u1``, ``<u2``
+    ``array``  ``(rows, …)``        those of images, and ``|i1``, ``<i8``, ``<f8``, ``|b1``
+    =========  ===================  ===============================================================
+
+    The size of a shard is exactly ``4096 + rows × bytes of a row``.
+
+    The shards of any array but ``image`` may also be NPY files that another program wrote, in C
+    order and of format version 1.0 or 2.0. Their headers then have another size, below 65,536
+    bytes, which is the size of the file less that of its rows. All shards of an array have headers
+    of the same size. In the header of masks, the shape may also be ``(rows, H, W, 1)``, as that of
+    images with one channel is.
 
     The seal, such as ``# 0123456789abcdef``, distinguishes shards of the same shape. Its digits are
     the first 16 hexadecimal digits of the SHA-256 of the CRC-32 of the shard's rows: those that the
@@ -50,15 +62,16 @@ Index
     The index is a safetensors file: the length of the header in 8 bytes, the header as JSON, then
     the data of the tensors. The header has the ``dtype``, ``shape`` and ``data_offsets`` of each
     tensor, which are its start and end in the data, and the metadata as ``__metadata__``. The
-    tensors of a data set of ``n`` samples and ``r`` rows are:
+    tensors of a data set of ``n`` samples are:
 
     ===============  ================  ============================================================
     name             type and shape    meaning
     ===============  ================  ============================================================
-    ``row``          I64 ``(n,)``      The row with the sample's pixels, ``0 <= row < r``. Rows may
-                                       be in any order, and several samples may share one.
-    ``row/NAME``     I64 ``(n,)``      The row of each sample in the array ``NAME``. Without it,
-                                       they are those of ``row``. Not for ``image``.
+    ``row``          I64 ``(n,)``      The row with the sample's pixels in the array ``image``.
+                                       Rows count from 0. They may be in any order, and several
+                                       samples may share one.
+    ``row/NAME``     I64 ``(n,)``      The same for another array ``NAME``. Where it is absent,
+                                       ``row`` holds for that array, too.
     ``flags``        U8 ``(n,)``       Bits. 1: the picture was turned as its EXIF orientation says.
                                        2: the chosen decoder failed and Pillow decoded the picture.
                                        4: a point of the sample is outside the picture.
@@ -68,8 +81,8 @@ Index
                                        source file below the root of the source, with ``/`` between
                                        folders, in the encoding of the file system (usually UTF-8).
     ``crc32/NAME``   U32 ``(r,)``      The CRC-32 (as zlib computes it) of every row of the array
-                                       ``NAME``, including rows that no sample uses. It may have
-                                       another number of rows than the images.
+                                       ``NAME``, including rows that no sample uses. ``r`` is the
+                                       number of rows of this array; arrays may differ in it.
     any other name   numbers           A column of the user's, with one entry for each sample. The
                      ``(n, …)``        name has no ``/``. If there are ``classes``, there is a
                                        column ``label``, I64 ``(n,)``, which counts into them.
@@ -83,12 +96,12 @@ Index
     ``format_version``  1, or 2 if there are arrays besides ``image``. Readers refuse greater ones.
     ``samples``         n
     ``arrays``          A list of ``{"name": "image", "descr": "|u1", "shape": [H, W, C], "shards":
-                        [{"file": "out.bin", "rows": r, "bytes": size of the file}, …]}``. A
-                        ``file`` is a name in the folder of the index, without a folder, and all
-                        are different, and a shard has at least one row. One array is named
-                        ``image``. The others have an entry ``kind``: ``"mask"`` (shape ``[H,
-                        W]``: ids of the pixels of the image) or ``"array"`` (any shape of one or
-                        more sizes). Arrays and columns have different names.
+                        [{"file": "out.bin", "rows": r, "bytes": size of the file}, …]}``. One
+                        array is named ``image``. Each of the others has an entry ``"kind"``:
+                        ``"mask"``, whose values are ids of the image's pixels, or ``"array"``. The
+                        shape is that of a row. A ``file`` is a name in the folder of the index,
+                        without a folder. No two files have the same name, and a shard has at least
+                        one row. No array has the name of a column.
     ``tensors``         Every tensor of the file by name: ``{"dtype": "<i8", "shape": [n],
                         "crc32": CRC-32 of its bytes}``, with the type as NumPy writes it.
     ``columns``         The names of the user's columns, in their order.
@@ -111,7 +124,8 @@ Index
                         identifies the data set.
     ==================  ===========================================================================
 
-    Several indexes may use the same shards. A saved subset is an index of its own.
+    Several indexes may use the same shards. A saved subset is an index of its own, and so is a
+    data set that was made by ``memload join``, ``concat`` or ``relabel``.
 """
 
 import hashlib
