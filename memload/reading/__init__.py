@@ -23,8 +23,9 @@ The way of a batch, from top to bottom; each step calls the next one only:
 Beside it:
 
     arguments.py  what a Loader takes, and what it says to everything else
-    columns.py    which columns are handed out, and which samples have some values
+    columns.py    which columns and arrays are handed out
     dataset.py    MemmapDataset: one sample at a time, for torch's DataLoader
+    origin.py     where its index comes from: a file, or several data sets one after another
     collate.py    fast_collate: samples to a batch, in one copy
     dropped.py    says that fast_collate has dropped samples
     prefetch.py   CudaPrefetcher, ThreadPrefetcher, background: any iterable, through ahead.py

@@ -93,16 +93,25 @@ def check_settings(seed: int, feed: str, transform: Any) -> None:
 def open_dataset(dataset: Any, columns: Any) -> MemmapDataset:
     """Return the data set that a Loader is given, opened if it is a path.
 
-    Raises TypeError for any other kind of data set, and ValueError if it has a transform.
+    A list, or torch's ConcatDataset, is the concatenation of its data sets, and torch's Subset a
+    view. Raises TypeError for any other kind of data set, and ValueError if one has a transform.
     """
+    if isinstance(dataset, Subset):
+        return open_dataset(dataset.dataset, columns).subset(dataset.indices)
+    if isinstance(dataset, ConcatDataset | list | tuple):
+        parts = dataset.datasets if isinstance(dataset, ConcatDataset) else dataset
+        if not parts:
+            raise ValueError("dataset is an empty list. Give at least one data set.")
+        return MemmapDataset([_opened(part) for part in parts], columns=columns)
     if isinstance(dataset, str | Path):
         return MemmapDataset(dataset, columns=columns)
     if not isinstance(dataset, MemmapDataset):
         kind = type(dataset).__name__
         raise TypeError(
-            f"dataset must be a MemmapDataset or its path, not a {kind}. {_remedy(dataset)}"
+            "dataset must be a MemmapDataset or its path, or a list of these, not a "
+            f"{kind}. {_remedy(dataset)}"
         )
-    if (dataset.transform, dataset.target_transform, dataset.transforms) != (None, None, None):
+    if dataset.has_transform:
         raise ValueError(
             "dataset has a transform, which is for single samples. Give the Loader a transform of "
             "batches instead."
@@ -110,19 +119,13 @@ def open_dataset(dataset: Any, columns: Any) -> MemmapDataset:
     return dataset
 
 
+def _opened(part: Any) -> Any:
+    """Return a part of a list: a path as it is, which is opened for the columns asked for."""
+    return part if isinstance(part, str | Path) else open_dataset(part, None)
+
+
 def _remedy(dataset: Any) -> str:
     """Return what to do with a data set that a Loader does not take."""
-    whole = dataset
-    while isinstance(whole, Subset):
-        whole = whole.dataset
-    if whole is not dataset and isinstance(whole, MemmapDataset):
-        return "For a part of it, write part.dataset.subset(part.indices): no pixels are copied."
-    if isinstance(dataset, ConcatDataset | list | tuple):
-        return (
-            "A Loader reads one data set. Build the pictures of all of them into one, iterate over "
-            "a Loader for each, or give a ConcatDataset of them to a DataLoader with "
-            "collate_fn=memload.fast_collate, in a CudaPrefetcher."
-        )
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return "Build one of it first: memload.build(dataset, 'out.bin')."
     return "Build one first: memload.build('images/', 'out.bin')."

@@ -1,9 +1,7 @@
 """Random access to the samples of a data set, as torch's DataLoader and its users expect it."""
 
-import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -13,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from memload.errors import FormatError
 from memload.reading.columns import choose_columns, names_of
+from memload.reading.origin import Concatenation, IndexFile, Part, fingerprint_of
 from memload.storage.conditions import matching
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
@@ -71,11 +69,16 @@ class MemmapDataset(Dataset[Any]):
     pickles as its path, and an unsaved subset also as the numbers of its samples; the worker opens
     it again. Reading is thread-safe.
 
+    A list of paths or data sets is read as one: their samples, one after another. No file is
+    written, and they may lie in different folders. Classes are united by name, as
+    `memload.concat` does. All need the same arrays and columns or, if ``columns`` lists some, at
+    least these.
+
     The files must not change while they are open. Do not truncate or rewrite a shard in place;
     replace it by renaming another file, as ``memload build`` does. See `Shards`.
 
-    Raises FormatError if files are damaged, and MissingError (also a FileNotFoundError) if they are
-    missing.
+    Raises FormatError if files are damaged, MissingError (also a FileNotFoundError) if they are
+    missing, and ValueError if several data sets do not fit together.
 
     >>> dataset = MemmapDataset("train.bin")
     >>> image, label = dataset[0]
@@ -84,7 +87,7 @@ class MemmapDataset(Dataset[Any]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: "str | Path | Sequence[str | Path | MemmapDataset]",
         *,
         columns: Sequence[str] | Literal["all"] | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -95,9 +98,11 @@ class MemmapDataset(Dataset[Any]):
             raise ValueError(
                 "transforms cannot be combined with transform or target_transform. Give either."
             )
-        index = Index.open(path)
-        # Absolute, since the user may change the folder, and a worker may start in another one.
-        index = replace(index, path=index.path.absolute())
+        self._origin: IndexFile | Concatenation
+        if isinstance(path, str | Path):
+            self._origin, index = IndexFile.open(path)
+        else:
+            self._origin, index, columns = _open_several(path, columns)
         #: the names of what is behind the image: columns, and arrays such as masks
         self.sample_columns = choose_columns(columns, names_of(index))
         self._set_up(index, {}, None)
@@ -137,6 +142,11 @@ class MemmapDataset(Dataset[Any]):
         return len(self.index)
 
     @property
+    def has_transform(self) -> bool:
+        """Whether there is a transform of single samples."""
+        return (self.transform, self.target_transform, self.transforms) != (None, None, None)
+
+    @property
     def shards(self) -> Shards:
         """The mapped pixels: all rows, including those that no sample uses."""
         return self._image.shards
@@ -152,7 +162,7 @@ class MemmapDataset(Dataset[Any]):
 
     @property
     def path(self) -> Path:
-        """The index file."""
+        """The index file; of several data sets, that of the first."""
         return self.index.path
 
     @property
@@ -237,10 +247,7 @@ class MemmapDataset(Dataset[Any]):
     @property
     def fingerprint(self) -> str:
         """64 hexadecimal digits that identify the data set, or the samples of a subset."""
-        if self._chosen is None:
-            return self.index.fingerprint
-        whole = self._whole_index.fingerprint.encode()
-        return hashlib.sha256(whole + self._chosen.astype("<i8").tobytes()).hexdigest()
+        return fingerprint_of(self._whole_index, self._chosen)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -359,22 +366,11 @@ class MemmapDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         opened_again = ("index", "columns", "arrays", "_whole_index", "_image", "_opened", *_LISTS)
-        state = {name: value for name, value in vars(self).items() if name not in opened_again}
-        whole = self._whole_index
-        return {**state, "path": str(whole.path), "fingerprint": whole.fingerprint}
+        return {name: value for name, value in vars(self).items() if name not in opened_again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        kept = dict(state)
-        path, fingerprint = kept.pop("path"), kept.pop("fingerprint")
-        index = Index.read(path)
-        if index.fingerprint != fingerprint:
-            raise FormatError(
-                f"{path} is another data set (fingerprint {index.fingerprint[:8]}…) than the one "
-                f"opened before ({fingerprint[:8]}…): it was built again meanwhile. Open it anew.",
-                path=path,
-            )
-        vars(self).update(kept)
-        self._set_up(index, {}, kept["_chosen"])
+        vars(self).update(state)
+        self._set_up(self._origin.read(), {}, self._chosen)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.index.image.shape))
@@ -384,7 +380,7 @@ class MemmapDataset(Dataset[Any]):
         ]
         described = ", ".join(names) or "no columns"
         kind = type(self).__name__
-        return f"{kind}({str(self.path)!r}: {len(self):,} samples of {shape}, {described})"
+        return f"{kind}({self._origin}: {len(self):,} samples of {shape}, {described})"
 
     def _check_array(self, name: str) -> None:
         if name not in self.arrays:
@@ -411,3 +407,45 @@ class MemmapDataset(Dataset[Any]):
             )
         positions = positions.astype(np.int64)
         return np.where(positions < 0, positions + size, positions)
+
+
+def _open_several(
+    items: Any, columns: Any
+) -> tuple[Concatenation, Index, Sequence[str] | Literal["all"] | None]:
+    """Return several data sets as one, their index, and the columns to hand out.
+
+    If ``columns`` is None, these are the columns that the data sets themselves hand out.
+    """
+    if not isinstance(items, list | tuple) or not items:
+        raise TypeError(f"path is {items!r:.80} instead of a path or a list of paths.")
+    datasets = [
+        item if isinstance(item, MemmapDataset) else MemmapDataset(item, columns=columns)
+        for item in items
+    ]
+    for dataset in datasets:
+        if dataset.has_transform:
+            raise ValueError(
+                f"path: {dataset.path} has a transform of its own. Give it to the data set of all."
+            )
+    handed_out = {dataset.sample_columns: dataset for dataset in datasets}
+    first = datasets[0]
+    if columns is None and len(handed_out) == 1:
+        is_narrowed = not set(names_of(first.index)) <= set(first.sample_columns)
+        columns = first.sample_columns if is_narrowed else None
+    origin = Concatenation(
+        tuple(Part(dataset._origin, dataset._chosen) for dataset in datasets),
+        None if columns is None or columns == "all" else tuple(columns),
+    )
+    index = origin.join(
+        [dataset.index for dataset in datasets], [dataset.fingerprint for dataset in datasets]
+    )
+    if columns is None and len(handed_out) > 1:
+        described = (
+            f"{', '.join(names) or 'no columns'} of {dataset.path.name}"
+            for names, dataset in handed_out.items()
+        )
+        raise ValueError(
+            f"path: the data sets hand out different columns: {'; '.join(described)}. Give "
+            "columns=…."
+        )
+    return origin, index, columns

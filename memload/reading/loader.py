@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Never
 
 import torch
+from torch.utils.data import Dataset
 
 from memload import ranks
 from memload.feeds.choice import Choice, FeedName
@@ -49,6 +50,10 @@ class Loader:
     >>> loader = Loader("out.bin", 256, shuffle=True, transform=memload.transforms.train(224))
     >>> for images, labels in loader:
     ...     ...
+
+    ``dataset`` is a `MemmapDataset` or its path. A list of these is read as one data set, the
+    samples of one after those of another; so is torch's ``ConcatDataset`` of them. torch's
+    ``Subset``, as ``random_split`` makes it, is read as a view.
 
     Each batch is a named tuple of images and what belongs to them, such as ``(images, labels)`` for
     an image folder, or ``batch.images``, ``batch.labels`` and ``batch.mask``. Everything that the
@@ -140,7 +145,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: MemmapDataset | str | Path,
+        dataset: "MemmapDataset | str | Path | Sequence[MemmapDataset | str | Path] | Dataset[Any]",
         batch_size: int = 1,
         *,
         shuffle: bool = False,
