@@ -20,6 +20,7 @@
     record                  the interface: `Source` and its records
     listed                  sources whose names and columns are in memory
     columns                 numbers, labels and categories of all samples
+    entries                 masks, arrays, points and boxes of a data set's samples
     names                   what columns are commonly called
     positional              a file that several processes read
     wrapped                 a source that changes the records of another one

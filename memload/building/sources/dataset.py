@@ -1,20 +1,30 @@
 """Any map-style data set as a source, such as torchvision's or Hugging Face's."""
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from memload.building.first_samples import first_usable
 from memload.building.sources.columns import is_category
+from memload.building.sources.entries import (
+    ArrayEntries,
+    BoxColumns,
+    is_picture,
+    is_tensor,
+    plain_array,
+    unpacked,
+)
 from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
 from memload.building.sources.record import Column, Record
 from memload.errors import DecodeError, SourceError, describe_error
 from memload.storage.keys import Keys
 
 Value = TypeVar("Value")
+
+#: Among so many samples, one with two boxes or more is looked for.
+_MAX_FIRST_BOXES = 20
 
 
 class DatasetSource:
@@ -32,6 +42,16 @@ class DatasetSource:
     with few values and those of type ClassLabel become categories, missing numbers become NaN, and
     lists of any length are left out.
 
+    - ``masks`` and ``arrays`` are the names of the entries with masks and other arrays (see
+      `Record`), or mappings from their names in the data set to those of entries. If samples are
+      ``(image, mask)``, its name is chosen here: ``masks=["mask"]``. Masks may be of any integers.
+      A sample without such an entry, or with None there, lacks it.
+    - ``points`` are the names of columns ``(k, 2)`` of x, y, see `Column`.
+    - ``boxes`` maps the names of columns of boxes x1, y1, x2, y2, ``(k, 4)``, to the most that a
+      sample may have, K. They are stored as ``(K, 4)``, filled up with NaN. Other entries with one
+      item for each box are filled up too, integers with -1 and floats with NaN: those that have as
+      many items as there are boxes in the first of the first 20 samples with two boxes or more.
+      An entry ``labels`` keeps its name then. A sample with more boxes is rejected.
     - ``image`` is the name of the entry with the image. The default is Hugging Face's only column
       of type Image, else ``image``, ``img``, ``jpg``, ``png`` or ``webp``.
     - ``columns`` are the names of the entries of a dict that are kept, or a mapping from the names
@@ -54,6 +74,10 @@ class DatasetSource:
         dataset: Any,
         *,
         image: str | None = None,
+        masks: Sequence[str] | Mapping[str, str] = (),
+        arrays: Sequence[str] | Mapping[str, str] = (),
+        points: Sequence[str] = (),
+        boxes: Mapping[str, int] | None = None,
         columns: Sequence[str] | Mapping[str, str] | None = None,
         key: str | Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
@@ -66,8 +90,16 @@ class DatasetSource:
         if isinstance(named, Mapping) and len(set(named.values())) < len(named):
             raise ValueError(f"columns: two columns have the same entry: {dict(named)!r:.200}.")
         self._columns = named
-        self._image_name = _marked_image(dataset) if image is None else image
+        self._arrays = ArrayEntries(masks, arrays)
+        self._points, self._boxes = _checked_points(points), BoxColumns(boxes or {})
+        #: the names and the kinds of the records' arrays
+        self.arrays = self._arrays.kinds
+        marked = _marked_image(dataset, self._arrays.entry_of.values())
+        self._image_name = marked if image is None else image
         self.identity = f"images in {self._image_name!r}, columns {named!r}"
+        if self._named_entries:
+            named_entries = [self._arrays.kinds, self._arrays.entry_of, self._points, boxes]
+            self.identity += f", arrays, points and boxes {named_entries!r}"
         self._is_named = image is not None or columns is not None
         column_of = self._columns_of(_column_names(dataset))
         texts = _renamed(_text_values(dataset) | _named_numbers(dataset), column_of)
@@ -85,12 +117,17 @@ class DatasetSource:
         #: for each column of text, the number of each text
         self._numbers = {name: _numbered(values) for name, values in texts.items()}
         self._numbers["label"] = _numbered(self.classes or ())
-        self.schema, skipped = first_usable(self._read_schema, len(dataset), num_workers, timeout)
-        self.notes = _notes(left_out | dict.fromkeys(skipped, "text"))
+        self.schema, skipped, self._boxes = first_usable(
+            self._read_schema, len(dataset), num_workers, timeout
+        )
+        if lists := [name for name in _features(self._dataset) if name in skipped]:
+            self._dataset = self._dataset.remove_columns(lists)
+            left_out |= dict.fromkeys(lists, "lists of any length, not of the boxes")
+        self.notes = _notes(dict.fromkeys(skipped, "text") | left_out)
         self.categories = {name: texts[name] for name in self.schema if name in texts}
         if self.schema.get("label") != Column("<i8"):
             self.classes = None
-        if "label" not in self.schema and columns is None:
+        if "label" not in self.schema and columns is None and not self._named_entries:
             self.notes.append(
                 f"no labels: there is no entry {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
                 "name one with DatasetSource(dataset, columns={'label': '…'})"
@@ -100,6 +137,11 @@ class DatasetSource:
         self.keys = Keys.of(_names(dataset, key))
         if hasattr(dataset, "__getitems__"):
             self.__getitems__ = self._get_several
+
+    @property
+    def _named_entries(self) -> list[str]:
+        """The entries that are named as masks, arrays, points and boxes."""
+        return [*self._arrays.entry_of.values(), *self._points, *self._boxes.limits]
 
     @property
     def _image_names(self) -> Sequence[str]:
@@ -115,9 +157,12 @@ class DatasetSource:
         reasons = {}
         for name, feature in features.items():
             is_kept = column_of[name] in texts if _is_text(feature) else _is_number(feature)
-            if name != image and not is_kept:
-                kind = "text" if _is_text(feature) else f"of type {type(feature).__name__}"
-                reasons[name] = kind
+            is_named = name in (image, *self._named_entries)
+            if not (is_kept or is_named or (self._boxes.limits and _is_list_of_numbers(feature))):
+                kind = type(feature).__name__
+                reasons[name] = "text" if _is_text(feature) else f"of type {kind}"
+                if kind == "Image":
+                    reasons[name] += f"; masks=[{name!r}] or arrays=[{name!r}] stores it"
         return reasons
 
     def _unused(self, dataset: Any) -> list[str]:
@@ -125,9 +170,8 @@ class DatasetSource:
         names = list(_stored(dataset))
         if self._columns is None or not set(self._columns_of(names)) <= set(names):
             return []
-        return [
-            name for name in names if name not in (*self._image_names, *self._columns_of(names))
-        ]
+        used = (*self._image_names, *self._columns_of(names), *self._arrays.entry_of.values())
+        return [name for name in names if name not in used]
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -141,8 +185,8 @@ class DatasetSource:
         return [self._record(index, sample) for index, sample in zip(indices, samples, strict=True)]
 
     def _record(self, index: int, sample: Any) -> Record:
-        image, entries = self._entries(sample)
-        columns = self._columns_from(entries)
+        image, entries, others = self._entries(sample)
+        columns = self._boxes.padded(self._columns_from(entries))
         if columns.keys() != self.schema.keys():
             raise DecodeError(
                 f"its columns are {sorted(columns)}, but those of the first sample are "
@@ -159,7 +203,8 @@ class DatasetSource:
                 )
         if self.schema.get("label") == Column("<f8") and np.isnan(columns["label"]):
             raise DecodeError("its label is missing: it is NaN")
-        return Record(self.keys[index], _plain_image(image), columns)
+        arrays = self._arrays.values(others)
+        return Record(self.keys[index], _plain_image(image), columns, arrays=arrays)
 
     def _columns_from(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns of a sample. Texts become numbers, or are left out."""
@@ -171,6 +216,9 @@ class DatasetSource:
                 columns[name] = value
             elif name in self._numbers:
                 columns[name] = self._number(name, value or "")
+        for name in self._points:
+            if name in columns:
+                columns[name] = np.asarray(plain_array(columns[name]), np.float32)
         return columns
 
     def _number(self, name: str, text: str) -> int:
@@ -184,12 +232,33 @@ class DatasetSource:
             raise DecodeError(f"{name} {text!r:.40} is none of the {len(numbers):,} known ones")
         return numbers[text]
 
-    def _entries(self, sample: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the image of a sample, and its other entries by the names of their columns."""
+    def _entries(self, sample: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Return the image of a sample, its columns by their names, and its arrays by entries."""
         if sample is None:
             raise DecodeError("the data set returned None")
+        image, entries = self._split(sample)
+        names = self._arrays.entry_of.values()
+        columns = self._columns_of([name for name in entries if name not in names])
+        lost = [entry for entry in columns if entry not in entries]
+        if lost:
+            raise SourceError(
+                f"The samples of the data set have no entry {lost[0]!r:.80}, only "
+                f"{sorted(entries)}. Name one of them."
+            )
+        arrays = {name: entries[name] for name in names if name in entries}
+        return image, {column: entries[entry] for entry, column in columns.items()}, arrays
+
+    def _split(self, sample: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the image of a sample, and its other entries."""
         if isinstance(sample, Mapping):
-            return self._entries_of_mapping(sample)
+            candidates = self._image_names
+            name = next((name for name in candidates if name in sample), None)
+            if name is None:
+                raise SourceError(
+                    f"The samples of the data set have no entry {' or '.join(candidates)}, only "
+                    f"{sorted(sample)}. Name the image's: DatasetSource(dataset, image='…')."
+                )
+            return sample[name], {other: sample[other] for other in sample if other != name}
         if self._is_named:
             raise SourceError(
                 f"image= and columns= name the entries of dicts, but the samples of the data set "
@@ -200,47 +269,76 @@ class DatasetSource:
         image, *targets = sample
         target = targets[0] if len(targets) == 1 else tuple(targets)
         if isinstance(target, Mapping):
-            columns = self._columns_of(list(target))
-            return image, {column: target[entry] for entry, column in columns.items()}
+            return image, dict(target)
         if not isinstance(target, tuple):
-            return image, {"label": target}
-        has_label = bool(target) and _column("label", target[0]) == Column("<i8")
+            only_name = self._named_entries[0] if len(self._named_entries) == 1 else "label"
+            return image, {only_name: target}
+        is_label = bool(target) and not is_picture(target[0])
+        has_label = is_label and _column("label", target[0]) == Column("<i8")
         names = ["label"] if has_label else []
         names += [f"target_{number}" for number in range(len(target) - has_label)]
         return image, dict(zip(names, target, strict=True))
 
-    def _entries_of_mapping(self, sample: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        candidates = self._image_names
-        image = next((name for name in candidates if name in sample), None)
-        if image is None:
-            raise SourceError(
-                f"The samples of the data set have no entry {' or '.join(candidates)}, only "
-                f"{sorted(sample)}. Name the image's: DatasetSource(dataset, image='…')."
-            )
-        columns = self._columns_of([name for name in sample if name != image])
-        lost = [entry for entry in columns if entry not in sample]
-        if lost:
-            raise SourceError(
-                f"The samples of the data set have no entry {lost[0]!r:.80}, only "
-                f"{sorted(sample)}. Name one of them in columns."
-            )
-        return sample[image], {column: sample[entry] for entry, column in columns.items()}
-
     def _columns_of(self, entries: Sequence[str]) -> dict[str, str]:
         """Return the name of the column for each entry that is kept."""
-        if isinstance(self._columns, Mapping):
-            return {entry: column for column, entry in self._columns.items()}
         named = [self._columns] if isinstance(self._columns, str) else self._columns
-        kept = entries if named is None else named
-        label = next((name for name in LABEL_NAMES if name in kept), None)
+        always = [
+            name for name in (*self._points, *self._boxes.limits) if name not in (named or ())
+        ]
+        if isinstance(named, Mapping):
+            return {name: name for name in always} | {
+                entry: column for column, entry in named.items()
+            }
+        kept = entries if named is None else [*named, *always]
+        # With boxes, "labels" are those of the boxes.
+        candidates = [name for name in LABEL_NAMES if name != "labels" or not self._boxes.limits]
+        label = next((name for name in candidates if name in kept), None)
         return {name: "label" if name == label else name for name in kept}
 
-    def _read_schema(self, index: int) -> tuple[dict[str, Column], list[str]]:
-        """Return the columns of a sample, and those that are left out."""
-        entries = self._entries(self._dataset[index])[1]
+    def _read_schema(self, index: int) -> tuple[dict[str, Column], list[str], BoxColumns]:
+        """Return the columns of a sample, those that are left out, and those of boxes."""
+        entries = self._first_entries(index)
         columns = self._columns_from(entries)
-        schema = {name: _column(name, value) for name, value in columns.items()}
-        return schema, [name for name in entries if name not in schema]
+        boxes = BoxColumns(self._boxes.limits)
+        boxes.learn(columns)
+        columns = boxes.padded(columns)
+        schema = {name: _column(name, value) for name, value in columns.items()} | boxes.schema
+        schema |= {name: schema[name]._replace(points=True) for name in self._points}
+        for name, feature in _stored(self._dataset).items():
+            if name not in boxes.schema and _is_list_of_numbers(feature):
+                schema.pop(name, None)
+        return schema, [name for name in entries if name not in schema], boxes
+
+    def _first_entries(self, index: int) -> dict[str, Any]:
+        """Return the columns of a sample, or of one of the next if that has more than one box.
+
+        Raises SourceError if it lacks an entry that is named.
+        """
+        _, entries, arrays = self._entries(self._dataset[index])
+        self._arrays.check(arrays, entries)
+        lost = [name for name in (*self._points, *self._boxes.limits) if name not in entries]
+        if lost:
+            argument = "points" if lost[0] in self._points else "boxes"
+            raise SourceError(
+                f"{argument}: the samples of the data set have no entry {lost[0]!r:.80}, only "
+                f"{sorted(entries)}. Name one of them."
+            )
+        if self._boxes.limits:
+            for other in range(index, min(index + _MAX_FIRST_BOXES, len(self))):
+                with contextlib.suppress(Exception):  # it is rejected when its turn comes
+                    candidate = self._entries(self._dataset[other])[1]
+                    if self._boxes.most(candidate) > 1:
+                        return candidate
+        return entries
+
+
+def _checked_points(points: Sequence[str]) -> list[str]:
+    if isinstance(points, (str, Mapping)):
+        raise TypeError(
+            f"points must be a list of names of entries, such as ['landmarks'], and not "
+            f"{points!r:.80}. Patterns are for tables."
+        )
+    return list(points)
 
 
 def has_classes(dataset: Any) -> bool:
@@ -265,10 +363,11 @@ def _stored(dataset: Any) -> Mapping[str, Any]:
     return _features(dataset) if is_stored else {}
 
 
-def _marked_image(dataset: Any) -> str | None:
-    """Return the only column that Hugging Face has as an image, or None."""
+def _marked_image(dataset: Any, others: Collection[str]) -> str | None:
+    """Return the only column that Hugging Face has as an image besides ``others``, or None."""
     features = _stored(dataset).items()
     images = [name for name, feature in features if type(feature).__name__ == "Image"]
+    images = [name for name in images if name not in others]
     return images[0] if len(images) == 1 else None
 
 
@@ -288,6 +387,12 @@ def _is_number(feature: Any) -> bool:
         return True
     inner, length = getattr(feature, "feature", None), getattr(feature, "length", -1)
     return inner is not None and length > 0 and _is_number(inner)
+
+
+def _is_list_of_numbers(feature: Any) -> bool:
+    """Return whether a feature is a list of numbers, of any length."""
+    inner = getattr(feature, "feature", None)
+    return getattr(feature, "length", None) == -1 and _is_number(inner)
 
 
 def _text_values(dataset: Any) -> dict[str, list[str]]:
@@ -388,18 +493,21 @@ def _class_names(dataset: Any, label: str) -> list[str] | None:
 
 def _plain_image(image: Any) -> Any:
     """Return an image of a data set as `Record` has it."""
-    if isinstance(image, Mapping):  # images that Hugging Face has not decoded
-        image = image.get("bytes") or image.get("path")
-    if isinstance(image, (str, os.PathLike)):
-        return Path(image)
-    # Tensors and their subclasses are recognized without importing torch.
-    if any(kind.__module__.partition(".")[0] == "torch" for kind in type(image).__mro__):
+    image = unpacked(image)
+    if is_tensor(image):
         return image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
     return image
 
 
 def _column(name: object, value: Any) -> Column:
     """Return type and shape of a value. A single number becomes int64 or float64."""
+    if is_picture(value):
+        own_name = "mask" if name == "label" else name
+        raise SourceError(
+            f"Entry {name!r:.80} of the samples is a picture. Store it with masks=[{own_name!r}] "
+            f"or arrays=[{own_name!r}], or leave it out: DatasetSource(dataset, columns=[…]) for "
+            "dicts."
+        )
     try:
         array = np.asarray(value)
     # Lists of different lengths or a tensor on a device, for example. It may raise anything.

@@ -149,10 +149,24 @@ def open_source(
         "boxes": boxes,
     }
     given = {name: value for name, value in options.items() if _is_given(value)}
+    for name, folder in (
+        {**mask_folders, **array_folders} if _is_map_style(source) else {}
+    ).items():
+        if not Path(folder).is_dir():
+            raise SourceError(
+                f"{folder} does not exist. Check the path, or name an entry of the samples: "
+                f"{'masks' if name in mask_folders else 'arrays'}=[{str(folder)!r}].",
+                path=folder,
+            )
     opened = _open(source, given, classes=classes, num_workers=num_workers, timeout=timeout)
     if mask_folders or array_folders:
         opened = FilesBeside(opened, masks=mask_folders, arrays=array_folders)
     return opened if new_to is None else NewSamples(opened, new_to)
+
+
+def _is_map_style(source: Any) -> bool:
+    is_path = isinstance(source, (str, os.PathLike)) or _is_list_of_files(source)
+    return not is_path and not isinstance(source, Source)
 
 
 def _is_given(value: Any) -> bool:

@@ -1,0 +1,279 @@
+"""Masks, arrays, points and boxes among the entries of a map-style data set's samples."""
+
+import enum
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import memload
+from memload.building.sources.dataset import DatasetSource
+from memload.building.sources.opening import open_source
+from memload.building.sources.record import Column
+from memload.errors import DecodeError, SourceError
+
+
+class Samples:
+    """Samples made by a function of their number."""
+
+    def __init__(self, make: Callable[[int], Any], count: int = 6) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+class Format(enum.Enum):
+    """As that of torchvision's tv_tensors."""
+
+    XYXY = "XYXY"
+    XYWH = "XYWH"
+
+
+class BoundingBoxes(torch.Tensor):
+    """Like torchvision's, which is not needed here."""
+
+    format: Format
+
+
+def boxes(values: Any, form: Format = Format.XYXY) -> Any:
+    found = torch.tensor(values, dtype=torch.float32).reshape(-1, 4).as_subclass(BoundingBoxes)
+    found.format = form
+    return found
+
+
+IMAGE = np.zeros((10, 12, 3), np.uint8)
+IDS = np.arange(120, dtype=np.uint8).reshape(10, 12) % 5
+
+
+def palette(number: int = 0) -> Image.Image:
+    mask = Image.fromarray((IDS + number).astype(np.uint8), "L")
+    mask.putpalette(list(range(255, -1, -1)) * 3)
+    assert mask.mode == "P"
+    return mask
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        IDS,
+        IDS.astype(np.int64),
+        IDS[None],
+        torch.from_numpy(IDS),
+        torch.from_numpy(IDS).long()[None],
+        IDS.tolist(),
+        IDS > 2,
+    ],
+)
+def test_masks_are_arrays_of_ids(mask: Any) -> None:
+    source = open_source(Samples(lambda i: (IMAGE, {"label": i, "mask": mask})), masks=["mask"])
+    found = source[1].arrays["mask"]
+    assert (source.arrays, source[1].columns) == ({"mask": "mask"}, {"label": 1})
+    assert (found.dtype.itemsize, found.shape) == (1, (10, 12))
+    expected = IDS > 2 if found.dtype == bool or found.max() == 1 else IDS
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_large_ids_have_16_bits_and_others_are_rejected() -> None:
+    samples = Samples(lambda i: {"image": IMAGE, "mask": torch.full((10, 12), (300, -1, 70000)[i])})
+    source = open_source(samples, masks=["mask"])
+    assert source[0].arrays["mask"].dtype == np.uint16
+    with pytest.raises(DecodeError, match=r"ids from -1 to -1, .* such as 255 in place of -1"):
+        source[1]
+    with pytest.raises(DecodeError, match="ids from 70000 to 70000"):
+        source[2]
+
+
+def test_arrays_keep_their_shape_and_type() -> None:
+    depth = torch.arange(24, dtype=torch.float16).reshape(2, 3, 4)
+    source = open_source(
+        Samples(lambda i: {"image": IMAGE, "depth": depth, "vector": [i, 2, 3]}),
+        arrays=["vector", "depth"],
+    )
+    assert source.arrays == {"vector": "array", "depth": "array"}
+    assert source.schema == {}
+    found = source[1].arrays["depth"]
+    assert (found.dtype, found.shape) == (np.float16, (2, 3, 4))
+    assert source[1].arrays["vector"].tolist() == [1, 2, 3]
+
+
+def test_a_mask_that_is_the_target_is_named_freely() -> None:
+    source = open_source(Samples(lambda i: (IMAGE, palette())), masks=["segmentation"])
+    assert (source.arrays, source.schema, source.notes) == ({"segmentation": "mask"}, {}, [])
+    np.testing.assert_array_equal(np.array(source[2].arrays["segmentation"]), IDS)
+
+
+def test_a_mask_beside_a_label_has_its_position_as_name() -> None:
+    source = open_source(Samples(lambda i: (IMAGE, (i, palette()))), masks=["target_0"])
+    assert (source.arrays, source[3].columns) == ({"target_0": "mask"}, {"label": 3})
+    renamed = DatasetSource(Samples(lambda i: (IMAGE, (i, palette()))), masks={"mask": "target_0"})
+    assert renamed.arrays == {"mask": "mask"}
+
+
+def test_arrays_go_with_named_columns() -> None:
+    samples = Samples(lambda i: {"photo": IMAGE, "segm": palette(), "a": i, "b": i, "p": [[1, 2]]})
+    source = DatasetSource(
+        samples, image="photo", columns=["a"], masks={"mask": "segm"}, points=["p"]
+    )
+    assert source.schema == {"a": Column("<i8"), "p": Column("<f4", (1, 2), points=True)}
+    assert list(source[0].arrays) == ["mask"]
+
+
+def test_a_sample_may_lack_its_mask() -> None:
+    samples = Samples(lambda i: {"image": IMAGE, "mask": None if i == 1 else palette()})
+    source = open_source(samples, masks=["mask"])
+    assert [list(source[i].arrays) for i in range(3)] == [["mask"], [], ["mask"]]
+
+
+def test_pictures_that_are_not_named_are_an_error_with_the_remedy() -> None:
+    for target, name in [
+        (palette(), "mask"),
+        ({"m": palette()}, "m"),
+        ((1, palette()), "target_0"),
+    ]:
+        with pytest.raises(SourceError, match=rf"is a picture. .*masks=\['{name}'\]"):
+            open_source(Samples(lambda i, target=target: (IMAGE, target)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"masks": ["msk"]}, r"masks: the samples .* no entry 'msk', only \['id', 'mask', 'p'\]"),
+        ({"masks": ["id"]}, "masks: 'id' is the number 0 in the first sample"),
+        ({"points": ["q"]}, r"points: the samples .* no entry 'q', only \['id', 'mask', 'p'\]"),
+        ({"boxes": {"q": 2}}, r"boxes: the samples .* no entry 'q'"),
+        ({"boxes": {"p": 0}}, "boxes: 'p' has 0"),
+        ({"masks": ["label"]}, r"cannot be named 'label'.*masks=\['mask'\]"),
+        ({"masks": ["mask"], "arrays": ["mask"]}, "'mask' is among the masks"),
+        ({"masks": "mask"}, r"mask does not exist. .*name an entry of the samples: masks=\['mask'"),
+        ({"arrays": {"d": "mask"}}, r"mask does not exist. .* arrays=\['mask'\]"),
+        ({"points": {"p": "x*"}}, "points must be a list"),
+        ({"boxes": ["p"]}, "boxes must be a mapping"),
+    ],
+)
+def test_wrong_names_are_told_with_what_there_is(arguments: dict[str, Any], message: str) -> None:
+    samples = Samples(lambda i: {"image": IMAGE, "mask": IDS, "id": i, "p": [[1, 2], [3, 4]]})
+    with pytest.raises((SourceError, ValueError, TypeError), match=message):
+        open_source(samples, **arguments)
+
+
+# ------------------------------------------------------------------------------------------- boxes
+
+
+def detection(index: int) -> tuple[Any, dict[str, Any]]:
+    """A sample as torchvision's detection has it, with as many boxes as its number."""
+    return IMAGE, {
+        "boxes": boxes([[1, 2, 3, 4.5]] * index),
+        "labels": torch.arange(index),
+        "area": torch.ones(index),
+        "iscrowd": torch.zeros(index, dtype=torch.bool),
+        "image_id": torch.tensor([index]),
+    }
+
+
+def test_boxes_and_what_belongs_to_them_are_filled_up() -> None:
+    source = open_source(Samples(detection), boxes={"boxes": 4})
+    assert source.schema == {
+        "boxes": Column("<f4", (4, 4), boxes=True),
+        "labels": Column("<i8", (4,)),
+        "area": Column("<f4", (4,)),
+        "iscrowd": Column("<i8", (4,)),
+        "image_id": Column("<i8", (1,)),
+    }
+    columns = source[2].columns
+    nan = [np.nan] * 4
+    np.testing.assert_array_equal(columns["boxes"], [[1, 2, 3, 4.5]] * 2 + [nan] * 2)
+    assert columns["boxes"].dtype == np.float32
+    assert columns["labels"].tolist() == [0, 1, -1, -1]
+    assert columns["iscrowd"].tolist() == [0, 0, -1, -1]
+    np.testing.assert_array_equal(columns["area"], [1, 1, np.nan, np.nan])
+    assert source[0].columns["labels"].tolist() == [-1] * 4
+    assert np.isnan(source[0].columns["boxes"]).all()
+    assert source[1].columns["image_id"].tolist() == [1]
+    with pytest.raises(DecodeError, match="5 boxes in 'boxes', and there is room for 4"):
+        source[5]
+
+
+def test_a_build_keeps_boxes_of_a_data_set(tmp_path: Path) -> None:
+    report = memload.build(
+        Samples(detection, 5),
+        tmp_path / "out.bin",
+        boxes={"boxes": 3},
+        size=(10, 12),
+        max_rejects=1,
+        num_workers=1,
+        progress=False,
+    )
+    assert (report.samples, report.rejected) == (4, 1)
+    assert "4 boxes in 'boxes', and there is room for 3" in report.ledger.read_text()
+    dataset = memload.MemmapDataset(tmp_path / "out.bin")
+    np.testing.assert_array_equal(dataset.columns["labels"][3], [0, 1, 2])
+    np.testing.assert_array_equal(dataset.columns["boxes"][1][0], [1, 2, 3, 4.5])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([[5, 1, 2, 3]], r"box \[5, 1, 2, 3\] in 'boxes' .* x, y, width, height"),
+        ([[1, 2, 3]], r"shape \(1, 3\), and not numbers of \(k, 4\)"),
+        (boxes([[0, 0, 1, 1]], Format.XYWH), r"are XYWH, and XYXY is stored"),
+    ],
+)
+def test_boxes_that_are_none_are_rejected(value: Any, message: str) -> None:
+    samples = Samples(lambda i: (IMAGE, {"boxes": value if i else [[0, 0, 1, 1]]}))
+    with pytest.raises((DecodeError, SourceError), match=message):
+        open_source(samples, boxes={"boxes": 2})[1]
+
+
+def test_items_of_another_number_than_boxes_are_rejected() -> None:
+    samples = Samples(
+        lambda i: (IMAGE, {"boxes": [[0, 0, 1, 1]] * 3, "kind": [1, 2, 3] if i < 2 else [1]})
+    )
+    source = open_source(samples, boxes={"boxes": 5})
+    assert source[1].columns["kind"].tolist() == [1, 2, 3, -1, -1]
+    with pytest.raises(DecodeError, match=r"'kind' has the shape \(1,\), and .* has 3 boxes"):
+        source[2]
+
+
+def test_a_hugging_face_data_set_has_masks_boxes_and_lists(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "photo": datasets.Image(),
+            "annotation": datasets.Image(),
+            "boxes": datasets.Sequence(datasets.Sequence(datasets.Value("float32"))),
+            "labels": datasets.Sequence(datasets.ClassLabel(names=["a", "b"])),
+            "tokens": datasets.Sequence(datasets.Value("int64")),
+        }
+    )
+    mask = tmp_path / "mask.png"
+    palette().save(mask)
+    rows = [
+        {
+            "photo": Image.fromarray(IMAGE),
+            "annotation": str(mask),
+            "boxes": [[0, 0, 1, 1]] * index,
+            "labels": [1] * index,
+            "tokens": [1] * (index + 3),
+        }
+        for index in range(5)
+    ]
+    dataset = datasets.Dataset.from_list(rows, features=features)
+    undecoded = dataset.cast_column("annotation", datasets.Image(decode=False))
+    for each in (dataset, undecoded):
+        source = open_source(each, masks=["annotation"], boxes={"boxes": 5})
+        assert sorted(source.schema) == ["boxes", "labels"]
+        assert source[3].columns["labels"].tolist() == [1, 1, 1, -1, -1]
+        assert source.notes == ["skipped 1 column: tokens (lists of any length, not of the boxes)"]
+        memload.build(source, tmp_path / "out.bin", size=(10, 12), overwrite=True, progress=False)
+        stored = memload.MemmapDataset(tmp_path / "out.bin")
+        np.testing.assert_array_equal(np.asarray(stored[1][1]), IDS)
+    skipped = memload.DatasetSource(dataset, image="photo").notes[0]
+    assert "annotation (of type Image; masks=['annotation'] or arrays=" in skipped
