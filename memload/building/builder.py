@@ -286,7 +286,7 @@ def build(
                 with _shared_files_noticed(workspace, num_workers):
                     converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace, limit)
-            notes += [*_notes(workspace), *_label_notes(index)]
+            notes += [*_notes(workspace), *_label_notes(index), *_id_notes(index)]
             publish(index, workspace.folder, output, overwrite)
             workspace.remove()
     except OSError as error:
@@ -560,6 +560,16 @@ def _label_notes(index: Index) -> Iterator[str]:
     if labels.dtype.kind not in "iu" or labels.min() < 0:
         kind = "below 0" if labels.dtype.kind in "iu" else "no integers"
         yield f"some labels are {kind}, so num_classes is not known"
+
+
+def _id_notes(index: Index) -> Iterator[str]:
+    """Yield a note for each mask of black and white: white is what most losses leave out."""
+    for name, ids in index.statistics.get("mask_ids", {}).items():
+        if ids == [0, 255]:
+            yield (
+                f"{name} has only the ids 0 and 255, and 255 usually does not count "
+                "(ignore_index=255). If it is the foreground, store 1 instead"
+            )
 
 
 def _label_range(index: Index) -> tuple[float, float] | None:

@@ -94,3 +94,20 @@ def _interrupted(function: Callable[..., Any], calls: int) -> Callable[..., Any]
         return function(*arguments)
 
     return run
+
+
+@pytest.mark.parametrize(("foreground", "notes"), [(255, 1), (1, 0), (7, 0)])
+def test_masks_of_black_and_white_are_noted(
+    foreground: int, notes: int, folder: Path, tmp_path: Path
+) -> None:
+    for path in folder.rglob("*.jpg"):
+        with Image.open(path) as image:
+            ids = np.zeros((image.height, image.width), np.uint8)
+        ids[5:20, 10:30] = foreground
+        mask = tmp_path / "masks" / path.relative_to(folder).with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(ids).save(mask)
+    report = build(folder, tmp_path, masks=tmp_path / "masks", size=16, num_workers=0)
+    found = [note for note in report.notes if "ids 0 and 255" in note]
+    assert len(found) == notes
+    assert all(note.startswith("mask ") and "ignore_index" in note for note in found)
