@@ -7,7 +7,7 @@ import numpy as np
 
 from memload.building.sources.columns import Columns
 from memload.building.sources.listed import ListedSource
-from memload.building.sources.record import Column, FileState
+from memload.building.sources.record import Column, FileState, Record
 from memload.errors import DecodeError
 from memload.storage.index import Index
 from memload.storage.shards import Shards
@@ -16,29 +16,31 @@ from memload.storage.shards import Shards
 class ExistingDataset(ListedSource):
     """The samples of a data set that memload has built. Its names, columns and classes are kept.
 
-    ``path`` is ``out.bin``, or the index of a subset. Points are moved when images are resized. A
-    row that has changed since it was written is rejected. Raises FormatError.
+    ``path`` is ``out.bin``, or the index of a subset. Its masks and other arrays are kept, too.
+    When images are resized, their masks, points and boxes move with them. A row that has changed
+    since it was written is rejected. Raises FormatError.
 
-    >>> source = memload.ExistingDataset("photos.bin")  # doctest: +SKIP
+    >>> source = memload.open_source("photos.bin")  # doctest: +SKIP
     >>> memload.build(source, "small.bin", size=128)  # doctest: +SKIP
     """
 
     def __init__(self, path: str | Path) -> None:
         index = Index.open(path)
         self.path = index.path
-        self._shards = Shards(index)
-        self._row, self._crc32 = index.row, index.crc32["image"]
-        self._states = []
-        for shard in self._shards.paths:
-            status = shard.stat()
-            self._states.append(FileState(status.st_size, status.st_mtime_ns))
+        self._rows = {array.name: _Rows(index, array.name) for array in index.arrays}
+        #: the names and the kinds of the records' arrays
+        self.arrays = {
+            array.name: "mask" if array.kind == "mask" else "array"
+            for array in index.arrays
+            if array.name != "image"
+        }
         #: element type and shape (H, W, C) of the images
         self.descr, self.shape = index.image.descr, index.image.shape
         columns = Columns()
         for name, values in index.columns.items():
             columns.values[name] = values
-            points = name in index.points
-            columns.schema[name] = Column(values.dtype.str, values.shape[1:], points)
+            points, boxes = name in index.points, name in index.boxes
+            columns.schema[name] = Column(values.dtype.str, values.shape[1:], points, boxes)
         columns.categories = {name: list(texts) for name, texts in index.categories.items()}
         columns.classes = None if index.classes is None else list(index.classes)
         super().__init__(index.keys, columns)
@@ -49,13 +51,40 @@ class ExistingDataset(ListedSource):
         modes = {("|u1", 1): "L", ("|u1", 3): "RGB", ("<u2", 1): "I;16"}
         return modes.get((self.descr, self.shape[2]), "array")
 
+    def __getitem__(self, index: int) -> Record:
+        arrays = {name: self._rows[name].read(index) for name in self.arrays}
+        return super().__getitem__(index)._replace(arrays=arrays)
+
     def _image(self, index: int) -> np.ndarray:
-        row = int(self._row[index])
-        shard = int(self._shards.shard_of(np.array([row]))[0])
-        image: np.ndarray = self._shards.maps[shard][row - self._shards.starts[shard]]
-        if zlib.crc32(image.data) != self._crc32[row]:
-            raise DecodeError(f"row {row} of {self.path} has changed since it was written")
-        return image
+        return self._rows["image"].read(index)
 
     def _state(self, index: int) -> FileState:
-        return self._states[int(self._shards.shard_of(self._row[index : index + 1])[0])]
+        states = [rows.state(index) for rows in self._rows.values()]
+        return FileState(sum(state.size for state in states), max(s.mtime_ns for s in states))
+
+
+class _Rows:
+    """The rows of one array, by sample."""
+
+    def __init__(self, index: Index, name: str) -> None:
+        self._index_path = index.path
+        self._shards, self._row = Shards(index, name), index.rows_of(name)
+        self._crc32 = index.crc32[name]
+        self._states = []
+        for shard in self._shards.paths:
+            status = shard.stat()
+            self._states.append(FileState(status.st_size, status.st_mtime_ns))
+
+    def read(self, sample: int) -> np.ndarray:
+        """Return the row of a sample. Raises DecodeError."""
+        row = int(self._row[sample])
+        shard, row_of_shard = self._shards.locate(row)
+        content: np.ndarray = self._shards.maps[shard][row_of_shard]
+        if zlib.crc32(content.data) != self._crc32[row]:
+            path = self._index_path
+            raise DecodeError(f"row {row} of {path} has changed since it was written")
+        return content
+
+    def state(self, sample: int) -> FileState:
+        """Return the state of the file with the row of a sample."""
+        return self._states[self._shards.locate(int(self._row[sample]))[0]]

@@ -213,3 +213,71 @@ def test_what_is_new_keeps_groups_batches_and_classes(tmp_path: Path) -> None:
     assert source.group_starts == [0, 1, 3, 5]
     assert [record.columns["label"] for record in source.__getitems__([0, 1])] == [0, 1]
     assert [record.image[0, 0, 0] for record in source.__getitems__([4, 1])] == [9, 6]
+
+
+# --------------------------------------------------------------------------------- through a build
+
+
+@pytest.fixture
+def built(images: Path, tmp_path: Path) -> Path:
+    """A data set with a mask, an array, points and boxes, built from entries of samples."""
+
+    def sample(index: int) -> dict[str, Any]:
+        rng = np.random.default_rng(index)
+        return {
+            "image": rng.integers(0, 255, (8, 12, 3), np.uint8),
+            "mask": rng.integers(0, 9, (8, 12), np.uint8),
+            "depth": rng.normal(size=(2, 3)),
+            "marks": [[index, 2.0]],
+            "boxes": [[1, 2, 5, 8]] * index,
+            "label": index % 2,
+        }
+
+    memload.build(
+        [sample(index) for index in range(5)],
+        tmp_path / "out.bin",
+        size=(8, 12),
+        masks=["mask"],
+        arrays=["depth"],
+        points=["marks"],
+        boxes={"boxes": 4},
+        num_workers=0,
+        progress=False,
+    )
+    return tmp_path / "out.bin"
+
+
+def test_a_data_set_of_memloads_brings_all_its_arrays(built: Path, tmp_path: Path) -> None:
+    memload.build(built, tmp_path / "small.bin", size=(4, 6), num_workers=0, progress=False)
+    before, after = memload.MemmapDataset(built), memload.MemmapDataset(tmp_path / "small.bin")
+    assert [(array.name, array.kind) for array in after.index.arrays] == [
+        ("image", "image"),
+        ("mask", "mask"),
+        ("depth", "array"),
+    ]
+    assert (after.index.points, after.index.boxes) == (("marks",), ("boxes",))
+    rows, columns = 2 * np.arange(4) + 1, 2 * np.arange(6) + 1
+    for name in ("mask", "depth"):
+        for index in range(5):
+            old, new = (_value(dataset, index, name) for dataset in (before, after))
+            np.testing.assert_array_equal(
+                new, old[np.ix_(rows, columns)] if name == "mask" else old
+            )
+    np.testing.assert_array_equal(after.columns["boxes"], before.columns["boxes"] / 2)
+    np.testing.assert_array_equal(after.columns["marks"], (before.columns["marks"] + 0.5) / 2 - 0.5)
+
+
+def _value(dataset: Any, index: int, name: str) -> np.ndarray:
+    names = ["image", "label", *[a.name for a in dataset.index.arrays if a.name != "image"]]
+    return np.asarray(dataset[index][names.index(name)])
+
+
+def test_a_changed_row_of_a_mask_is_rejected(built: Path) -> None:
+    mask = built.with_suffix(".mask.bin")
+    content = bytearray(mask.read_bytes())
+    content[4096 + 96 * 2 + 5] ^= 1
+    mask.write_bytes(content)
+    source = open_source(built)
+    with pytest.raises(memload.DecodeError, match=r"row 2 of .* has changed"):
+        source[2]
+    assert source[1].arrays["mask"].shape == (8, 12)
