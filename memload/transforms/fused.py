@@ -28,6 +28,11 @@ class Fused:
     def __repr__(self) -> str:
         return f"Fused({', '.join(repr(step) for _, step in self.steps)})"
 
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether one of the steps is a crop, a resize or a flip."""
+        return any(step.fuses_as != "pixels" for _, step in self.steps)
+
     def takes(self, fusion: Fusion) -> bool:
         """Return whether one more step can join.
 

@@ -1,7 +1,7 @@
 """Where the pixels of an output come from, one axis at a time, and the plan for a whole batch."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ class Axis:
     - ``resized``: the extent that the box is resized to, or None.
     - ``shift``: where the window begins in the resized box, int64 ``(N,)``.
     - ``flipped``: bool ``(N,)``.
+    - ``mirrored``: whether the box was flipped when it was resized, bool ``(N,)``.
     - ``extent``: the extent of the output so far.
     - ``inside``: whether the output has no margins, so that all of it comes from source pixels.
     - ``unchanged``: whether nothing was cropped or resized.
@@ -37,7 +38,7 @@ class Axis:
         self.source = self.extent = source
         self.start, self.shift = np.zeros((2, count), np.int64)
         self.length = np.full(count, source)
-        self.flipped = np.zeros(count, bool)
+        self.flipped = self.mirrored = np.zeros(count, bool)
         self.resized: int | None = None
         self.inside = self.unchanged = True
 
@@ -60,17 +61,38 @@ class Axis:
             self.extent = int(length)
         else:
             self.extent = self.resized = resized
+            self.mirrored = self.flipped
         self.unchanged = False
 
-    def affine(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return factor and offset, float64 ``(N,)``, from source to output coordinates.
+    def nearest(self, samples: slice) -> np.ndarray:
+        """Return the source pixel nearest to each output pixel, int64 ``(N, extent)``.
 
-        The centres of the pixels have integer coordinates.
+        Pixel ``i`` of a box that is resized is its pixel ``((2·i + 1)·length) // (2·resized)``: of
+        two equally near ones the second, in the direction that the box had when it was resized.
+        Pixels in margins are outside of the source: below 0, or not below ``source``.
         """
-        factor = (self.extent if self.resized is None else self.resized) / self.length
-        offset = (0.5 - self.start) * factor - 0.5 - self.shift
-        direction = np.where(self.flipped, -1.0, 1.0)
-        return direction * factor, np.where(self.flipped, self.extent - 1 - offset, offset)
+        start, length, shift, flipped, mirrored = (
+            values[samples, np.newaxis]
+            for values in (self.start, self.length, self.shift, self.flipped, self.mirrored)
+        )
+        output = np.arange(self.extent)
+        pixel = np.where(flipped, self.extent - 1 - output, output) + shift
+        if self.resized is None:
+            return np.asarray(start + pixel)
+        in_box = ((2 * pixel + 1) * length - mirrored) // (2 * self.resized)
+        return np.where((pixel >= 0) & (pixel < self.resized), start + in_box, -1)
+
+    def edge_map(self) -> np.ndarray:
+        """Return how coordinates move: start, factor, divisor, offset and extent, ``(5, N)``.
+
+        ``x`` becomes ``(x - start) · factor / divisor + offset``, where 0 and the extent are the
+        edges of the image. In float64 this is exact for whole ``x`` that become whole numbers.
+        """
+        resized = self.length if self.resized is None else self.resized
+        factor = np.where(self.flipped, -resized, resized)
+        offset = np.where(self.flipped, self.extent + self.shift, -self.shift)
+        extent = np.full_like(self.start, self.extent)
+        return np.array([self.start, factor, self.length, offset, extent], np.float64)
 
 
 @dataclass
@@ -94,6 +116,8 @@ class Plan:
     maps_pixels: bool = False
     #: The kernel's parameters on the device, once they are there.
     uploaded: Tensor | None = None
+    #: What `edge_maps` returns, by device.
+    uploaded_maps: dict[torch.device, Tensor] = field(default_factory=dict)
 
     @property
     def resizes(self) -> bool:
@@ -108,6 +132,13 @@ class Plan:
             table[row + 2], table[row + 3] = axis.shift, axis.flipped
         return table
 
+    def edge_maps(self, device: torch.device) -> Tensor:
+        """Return `Axis.edge_map` of x and y, float64 ``(5, N, 1, 2)``, on a device."""
+        if device not in self.uploaded_maps:
+            maps = np.stack([self.width.edge_map(), self.height.edge_map()], 2)
+            self.uploaded_maps[device] = upload(maps[:, :, np.newaxis], device)
+        return self.uploaded_maps[device]
+
     @functools.cached_property
     def fits_kernel(self) -> bool:
         """Whether no side has more than `LARGEST_SIDE` pixels."""
@@ -115,14 +146,6 @@ class Plan:
         return all(
             max(axis.source, axis.resized or 0, axis.extent) <= LARGEST_SIDE for axis in axes
         )
-
-
-def move_points(points: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
-    """Move points ``(N, K, 2)``, x and y, to where the pixels below them went."""
-    maps = np.stack([np.stack(axis.affine(), 1) for axis in (plan.width, plan.height)], 2)
-    samples = slice(first_in_plan, first_in_plan + len(points))
-    factor, offset = upload(maps[samples, :, np.newaxis], points.device).to(points.dtype).unbind(1)
-    return points * factor + offset
 
 
 def weights(length: int, resized: int, antialias: bool) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""A plan as one Triton kernel: each program makes a tile of one sample's output."""
+"""A plan as a Triton kernel for images and one for masks, which share the plan's parameters.
+
+Each program makes a tile of one sample's output.
+"""
 
 # ruff: noqa: N803  # Triton's way of writing constants
 
@@ -17,8 +20,10 @@ from memload.upload import upload
 #: computes the weights of all rows of its tile, so twice the rows and warps take 153 µs, and twice
 #: the warps alone 176 µs.
 _TILE_MOVED, _TILE_RESIZED = (16, 256, 1, 4), (4, 256, 4, 2)
+#: Rows and columns that a program makes of a mask.
+_TILE_OF_MASK = 32, 64
 #: How many integers `_parameters` has for each sample.
-_PER_SAMPLE = 10
+_PER_SAMPLE = tl.constexpr(12)
 
 
 def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
@@ -46,10 +51,8 @@ def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     rows, columns, strips, warps = _TILE_RESIZED if plan.resizes else _TILE_MOVED
     tiles = triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
     with torch.cuda.device(images.device if images.is_cuda else -1):
-        if plan.uploaded is None:
-            plan.uploaded = upload(_parameters(plan), images.device)
         _kernel[(count * tiles,)](
-            images, out, plan.uploaded, first_in_plan,
+            images, out, _uploaded(plan, images.device), first_in_plan,
             height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
             len(plan.height.start), *images.stride(), *out.stride(),
             C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias, AFFINE=plan.maps_pixels,
@@ -60,20 +63,51 @@ def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     return out
 
 
-def _parameters(plan: Plan) -> np.ndarray:
-    """Return the kernel's parameters as int32.
+def run_masks(masks: Tensor, plan: Plan, fill: int, first_in_plan: int = 0) -> Tensor:
+    """Carry out a plan for masks ``(N, H, W)`` of integers.
 
-    First come 10 rows with a number for each sample: `Plan.table`, and the precisions of height and
-    width. Then come 3 rows with a float32 for each channel: factor, offset and fill.
+    They are the plan's samples from ``first_in_plan``. The result is that of `reference_masks`.
+    """
+    masks = masks.contiguous()
+    count, height, width = masks.shape
+    extent = plan.height.extent, plan.width.extent
+    out = masks.new_empty((count, *extent))
+    if not count:
+        return out
+    rows, columns = _TILE_OF_MASK
+    tiles = triton.cdiv(extent[0], rows) * triton.cdiv(extent[1], columns)
+    with torch.cuda.device(masks.device if masks.is_cuda else -1):
+        _mask_kernel[(count * tiles,)](
+            masks, out, _uploaded(plan, masks.device), first_in_plan, fill,
+            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
+            len(plan.height.start), RESIZE=plan.resizes, ROWS=rows, COLUMNS=columns,
+        )  # fmt: skip
+    return out
+
+
+def _uploaded(plan: Plan, device: torch.device) -> Tensor:
+    """Return the parameters of the kernels on the device."""
+    if plan.uploaded is None:
+        plan.uploaded = upload(_parameters(plan), device)
+    return plan.uploaded
+
+
+def _parameters(plan: Plan) -> np.ndarray:
+    """Return the parameters of the kernels as int32.
+
+    First come 12 rows with a number for each sample: `Plan.table`, the precisions of height and
+    width, and whether each was mirrored. Then come 3 rows with a float32 for each channel: factor,
+    offset and fill.
     """
     table, channels = plan.table(), len(plan.fill)
-    count = table.shape[1]
-    parameters = np.empty(_PER_SAMPLE * count + 3 * channels, np.int32)
-    per_sample = parameters[: _PER_SAMPLE * count].reshape(_PER_SAMPLE, count)
+    rows, count = _PER_SAMPLE.value, table.shape[1]
+    parameters = np.empty(rows * count + 3 * channels, np.int32)
+    per_sample = parameters[: rows * count].reshape(rows, count)
     per_sample[:8] = table
     per_sample[8] = precision(plan.height, plan.antialias)
     per_sample[9] = precision(plan.width, plan.antialias)
-    per_channel = parameters[_PER_SAMPLE * count :].view(np.float32).reshape(3, channels)
+    per_sample[10], per_sample[11] = plan.height.mirrored, plan.width.mirrored
+    per_channel = parameters[rows * count :].view(np.float32).reshape(3, channels)
     per_channel[:] = plan.factor, plan.offset, plan.fill
     return parameters
 
@@ -126,7 +160,7 @@ def _kernel(
     # rows, every thread would read another sector.
     out_column = (column if DENSE and not RESIZE else x * out_x + channel * out_c)[:, None]
     channel_offset = channel * source_c
-    constants = parameters + 10 * count + channel
+    constants = parameters + _PER_SAMPLE * count + channel
     factor = tl.load(constants)[:, None].to(tl.float32, bitcast=True)
     offset = tl.load(constants + C)[:, None].to(tl.float32, bitcast=True)
     fill = tl.load(constants + 2 * C)[:, None].to(tl.float32, bitcast=True)
@@ -283,3 +317,49 @@ def _weight(source_pixel, pixel, length, resized, half, total, unit, bits):
     estimate = (distance.to(tl.float32) * unit + 0.4375).to(tl.int32)
     remainder = (distance << bits) - estimate * total
     return estimate + (2 * remainder >= total).to(tl.int32)
+
+
+@triton.jit
+def _mask_kernel(
+    source, out, parameters, first, fill,
+    height, width, extent_y, extent_x, resized_y, resized_x, count,
+    RESIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Make one tile of the output of a mask. The names are those of `_kernel`."""
+    program = tl.program_id(0)
+    across, down = tl.cdiv(extent_x, COLUMNS), tl.cdiv(extent_y, ROWS)
+    sample = (program // (across * down)).to(tl.int64)
+    y = program // across % down * ROWS + tl.arange(0, ROWS)
+    x = program % across * COLUMNS + tl.arange(0, COLUMNS)
+    mine = parameters + first + sample
+    pixel_y, inside_y = _nearest(
+        y, mine, tl.load(mine + 10 * count), count, height, extent_y, resized_y, RESIZE
+    )
+    pixel_x, inside_x = _nearest(
+        x, mine + 4 * count, tl.load(mine + 11 * count), count, width, extent_x, resized_x, RESIZE
+    )
+    # Columns are a tile's first dimension, as in `_kernel`.
+    in_output = (x < extent_x)[:, None] & (y < extent_y)[None, :]
+    inside = in_output & inside_x[:, None] & inside_y[None, :]
+    source += sample * height * width
+    out += sample * extent_y * extent_x
+    where = (pixel_y * width)[None, :] + pixel_x[:, None]
+    value = tl.load(source + where, mask=inside, other=fill)
+    tl.store(out + (y * extent_x)[None, :] + x[:, None], value, mask=in_output)
+
+
+@triton.jit
+def _nearest(output, mine, mirrored, count, source, extent, resized, RESIZE: tl.constexpr):
+    """Return the source pixel of each output pixel of an axis, and whether it is inside.
+
+    ``mine`` points at the start of the sample's box. See `geometry.Axis.nearest`.
+    """
+    start, length = tl.load(mine), tl.load(mine + count)
+    shift, flipped = tl.load(mine + 2 * count), tl.load(mine + 3 * count) != 0
+    pixel = tl.where(flipped, extent - 1 - output, output) + shift
+    inside, in_box = output < extent, pixel
+    if RESIZE:
+        inside &= (pixel >= 0) & (pixel < resized)
+        in_box = ((2 * pixel + 1) * length - mirrored) // (2 * resized)
+    source_pixel = start + in_box
+    return source_pixel, inside & (source_pixel >= 0) & (source_pixel < source)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from memload.transforms.arguments import describe, is_finite, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.erasing import inside
+from memload.transforms.following import Followers, as_signed
 from memload.transforms.fused import Columns
 from memload.transforms.transform import Transform
 from memload.upload import upload
@@ -22,7 +24,8 @@ class MixUp(Transform):
 
     Each sample keeps a share of its own, drawn from Beta(``alpha``, ``alpha``). The partner is the
     sample before it in the batch; that of the first is the last. So the result depends on the batch
-    too. Images ``(N, C, H, W)`` must be floats, so put it after Normalize.
+    too. Images ``(N, C, H, W)`` must be floats, so put it after Normalize. Masks and boxes cannot
+    be mixed: a `Compose` that names them, or a Loader that has them, raises ValueError.
 
     The column "label" holds integers ``(N,)`` below ``num_classes``, or shares ``(N,
     num_classes)``. It becomes float32 ``(N, num_classes)``. A Loader fills in the ``num_classes``
@@ -30,6 +33,8 @@ class MixUp(Transform):
 
     >>> images, columns = MixUp(alpha=0.2, num_classes=1000)(images, {"label": labels})
     """
+
+    _cuts_masks = False
 
     def __init__(
         self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
@@ -44,12 +49,31 @@ class MixUp(Transform):
         self.alpha = float(alpha)
         self.num_classes = num_classes
 
-    def bind(self, *, num_classes: int | None = None, **other: Any) -> Transform:
-        """Return this transform if it knows the number of classes, else one that does."""
-        if self.num_classes is not None:
-            return self
+    def bind(
+        self,
+        *,
+        num_classes: int | None = None,
+        masks: Sequence[str] | None = None,
+        boxes: Sequence[str] | None = None,
+        **other: Any,
+    ) -> Transform:
+        """Return the transform with the number of classes filled in, and with these masks.
+
+        Raises ValueError for masks and boxes that it cannot mix.
+        """
+        refused = {"boxes": boxes} if self._cuts_masks else {"masks": masks, "boxes": boxes}
+        for argument, names in refused.items():
+            if names:
+                advice = "" if self._cuts_masks else " (CutMix cuts masks)"
+                raise ValueError(
+                    f"{type(self).__name__} cannot mix {argument}, such as those in {names[0]!r}. "
+                    f"Leave it out of the list{advice}, or leave them out with columns=… in a "
+                    "Loader."
+                )
         bound = copy.copy(self)
-        bound.num_classes = num_classes
+        if self.num_classes is None:
+            bound.num_classes = num_classes
+        bound._followers = Followers(masks=tuple(masks or ()))
         return bound
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
@@ -57,15 +81,15 @@ class MixUp(Transform):
         labels = self._class_shares(columns.get("label"), len(images))
         drawn = draws.uniform(3)
         kept = _beta(drawn[0], self.alpha)
-        images, kept = self._mix(images, images.roll(1, 0), kept, drawn[1:])
+        images, mixed, kept = self._mix(images, columns, kept, drawn[1:])
         factor = upload(kept.astype(np.float32), labels.device)[:, None]
-        mixed = (labels * factor).add_(labels.roll(1, 0) * (1 - factor))
-        return images, columns | {"label": mixed}
+        shares = (labels * factor).add_(labels.roll(1, 0) * (1 - factor))
+        return images, columns | mixed | {"label": shares}
 
     def _mix(
-        self, images: Tensor, partners: Tensor, kept: np.ndarray, drawn: np.ndarray
-    ) -> tuple[Tensor, np.ndarray]:
-        """Return the mixed images, and the share ``(N,)`` of ``images`` in them.
+        self, images: Tensor, columns: Columns, kept: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Tensor, Columns, np.ndarray]:
+        """Return the mixed images and masks, and the share ``(N,)`` of each image that was kept.
 
         ``kept`` is the share that was drawn, and ``drawn`` are two more random numbers ``(2, N)``.
         """
@@ -73,8 +97,8 @@ class MixUp(Transform):
             advice = "Put ToDtype or Normalize before it."
             raise wrong(self, "images", "floating", images.dtype, advice)
         factor = upload(kept.astype(np.float32), images.device)[:, None, None, None]
-        mixed = (images * factor).add_(partners * (1 - factor))
-        return mixed.to(images.dtype), kept
+        mixed = (images * factor).add_(images.roll(1, 0) * (1 - factor))
+        return mixed.to(images.dtype), {}, kept
 
     def _class_shares(self, labels: Tensor | None, count: int) -> Tensor:
         """Return the share of every class, float32 ``(N, num_classes)``."""
@@ -107,21 +131,30 @@ class CutMix(MixUp):
 
     The share of the area that is kept is drawn from Beta(``alpha``, ``alpha``), and the labels are
     mixed by what is left of the image. Images ``(N, C, H, W)`` may be uint8. For arguments, labels
-    and partners see `MixUp`. (Yun et al., https://arxiv.org/abs/1905.04899)
+    and partners see `MixUp`. Masks that a `Compose` names are cut in the same way; boxes cannot be,
+    and are refused. (Yun et al., https://arxiv.org/abs/1905.04899)
 
     >>> images, columns = CutMix(num_classes=1000)(images, {"label": labels})
     """
 
+    _cuts_masks = True
+
     def _mix(
-        self, images: Tensor, partners: Tensor, kept: np.ndarray, drawn: np.ndarray
-    ) -> tuple[Tensor, np.ndarray]:
+        self, images: Tensor, columns: Columns, kept: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Tensor, Columns, np.ndarray]:
         extents = np.array(images.shape[-2:])[:, np.newaxis]
         centre = (drawn * extents).astype(np.int64)
         half = (0.5 * np.sqrt(1 - kept) * extents).astype(np.int64)
         start, end = np.maximum(centre - half, 0), np.minimum(centre + half, extents)
         length = end - start
-        mixed = torch.where(inside(images, np.concatenate([start, length])), partners, images)
-        return mixed, 1 - length.prod(0) / extents.prod()
+        cut = inside(images, np.concatenate([start, length]))
+        masks = {}
+        for name in self._followers.masks:
+            signed = as_signed(columns[name])
+            mixed = torch.where(cut[:, 0], signed.roll(1, 0), signed)
+            masks[name] = mixed.view(columns[name].dtype)
+        images = torch.where(cut, images.roll(1, 0), images)
+        return images, masks, 1 - length.prod(0) / extents.prod()
 
 
 def _beta(drawn: np.ndarray, alpha: float) -> np.ndarray:

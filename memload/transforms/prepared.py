@@ -15,7 +15,7 @@ from memload.transforms.arguments import describe, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.following import Followers
 from memload.transforms.fused import Columns, Fused
-from memload.transforms.geometry import Plan, move_points
+from memload.transforms.geometry import Plan
 from memload.transforms.reference import reference
 
 #: Plans are made for this many samples at once: 256 take 98 µs, 2,048 take 180 µs, and 32,768 take
@@ -99,14 +99,15 @@ class Prepared:
         return all_images if columns is None else (all_images, _merge([c for _, c in views]))
 
     def _check(self, images: Any, columns: Any, count: int) -> Columns:
-        """Check what ``count`` samples are given. Return the columns, points as floats."""
+        """Check what ``count`` samples are given. Return the columns; points, boxes as floats."""
         if not isinstance(images, Tensor) or images.ndim != 4 or 0 in images.shape[1:]:
             advice = "A Loader passes whole batches."
             raise wrong(self._name, "images", "a tensor (N, C, H, W)", describe(images), advice)
         shape = tuple(images.shape)
         # A callable of the user's that comes first may take any dtype and layout.
         first = self._steps[0][1] if self._steps else None
-        if first is None or isinstance(first, Fused) or hasattr(first, "fuses_as"):
+        is_ours = first is None or isinstance(first, Fused) or hasattr(first, "fuses_as")
+        if is_ours:
             if images.dtype not in _DTYPES:
                 advice = "Begin the list with a function that makes floats of them."
                 raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
@@ -126,12 +127,10 @@ class Prepared:
             if not isinstance(column, Tensor) or column.shape[:1] != (count,):
                 expected = f"a tensor ({count}, …)"
                 raise wrong(self._name, f"columns[{key!r}]", expected, describe(column))
-        for key in self._followers.points:
-            column = columns.get(key)
-            if column is None or column.ndim != 3 or column.shape[2] != 2:
-                expected = f"a tensor ({count}, K, 2), since points names it"
-                raise wrong(self._name, f"columns[{key!r}]", expected, describe(column))
-            checked[key] = column if column.is_floating_point() else column.float()
+        if self._followers:
+            checked |= self._followers.check(self._name, columns, count)
+            if is_ours:
+                self._followers.check_sizes(self._name, columns, images)
         return checked
 
     def _view(
@@ -139,6 +138,7 @@ class Prepared:
     ) -> tuple[Tensor, Columns]:
         """Return images and columns after all steps."""
         original = images
+        kept_of_boxes: dict[str, Any] = {}
         for position, step in self._steps:
             if not isinstance(step, Fused):
                 if images is original and self._views > 1 and not hasattr(step, "fuses_as"):
@@ -147,8 +147,8 @@ class Prepared:
                 images, columns = self._apply(step, position, images, columns, start, view)
                 continue
             plan, first_in_plan = self._plan(step, position, images, start, view)
-            for name in self._followers.points:
-                columns = columns | {name: move_points(columns[name], plan, first_in_plan)}
+            if self._followers and step.moves_pixels:
+                columns = self._followers.move(columns, plan, first_in_plan, kept_of_boxes)
             if images.is_cuda and images.dtype == torch.uint8 and plan.fits_kernel and _HAS_TRITON:
                 from memload.transforms.kernel import run
 
@@ -189,8 +189,8 @@ class Prepared:
                     self._name, f"what {name} returns", "(images, columns)", describe(result)
                 )
             images, columns = result
-            for lost in set(self._followers.points) - set(columns):
-                expected = f"images and columns with {lost!r}, since points names it"
+            for lost in self._followers.missing(columns):
+                expected = f"images and columns with {lost}"
                 returned = ", ".join(columns) or "no columns"
                 raise wrong(self._name, f"what {name} returns", expected, returned)
         else:
@@ -199,6 +199,10 @@ class Prepared:
         if not is_batch or images.dtype not in _DTYPES:
             expected = f"uint8 or floating images ({count}, C, H, W)"
             raise wrong(self._name, f"what {name} returns", expected, describe(images))
+        if self._followers:
+            after = f" after {name}"
+            self._followers.check(self._name, columns, count, after)
+            self._followers.check_sizes(self._name, columns, images, after)
         return images, columns
 
 

@@ -58,6 +58,82 @@ def test_a_gpu_gives_what_the_cpu_gives(count: int) -> None:
     )
 
 
+def masks_and_boxes(count: int, height: int, width: int) -> dict[str, torch.Tensor]:
+    """Return two masks of different types, and boxes of which some are none."""
+    rng = np.random.default_rng(count)
+    shape = (count, height, width)
+    low = torch.from_numpy(rng.uniform(0, 40, (count, 6, 2)).astype(np.float32))
+    boxes = torch.cat([low, low + 10], 2)
+    boxes[:, 4:] = torch.nan
+    return {
+        "mask": torch.from_numpy(rng.integers(0, 200, shape, np.uint8)),
+        "wide": torch.from_numpy(rng.integers(0, 60_000, shape, np.uint16)),
+        "boxes": boxes,
+        "label": torch.arange(count) % 7,
+    }
+
+
+@pytest.mark.parametrize("floats_first", [False, True])
+def test_masks_and_boxes_on_a_gpu_are_those_on_the_cpu(floats_first: bool) -> None:
+    images, columns = pixels(32, 50, 60), masks_and_boxes(32, 50, 60)
+    steps = [
+        transforms.RandomHorizontalFlip(),
+        transforms.RandomResizedCrop((70, 90)),
+        transforms.RandomVerticalFlip(),
+        transforms.ColorJitter(0.4),
+        transforms.RandomCrop((75, 64), padding=9),
+    ]
+    if floats_first:
+        steps.insert(0, transforms.ToDtype(torch.float32, scale=True))
+    compose = transforms.Compose(steps, masks=["mask", "wide"], boxes=["boxes"], views=2)
+    expected = compose(images, columns, samples=np.arange(32), seed=3)[1]
+    on_device = {name: column.cuda() for name, column in columns.items()}
+    found = compose(images.cuda(), on_device, samples=np.arange(32), seed=3)[1]
+    for view in (0, 1):
+        for name in ("mask", "wide", "boxes"):
+            assert found[name][view].is_cuda
+            on_cpu = found[name][view].cpu().numpy()
+            assert np.array_equal(
+                on_cpu, expected[name][view].numpy(), equal_nan=name == "boxes"
+            ), name
+
+
+def test_cutmix_cuts_masks_on_a_gpu_as_on_the_cpu() -> None:
+    images, columns = pixels(32, 50, 60), masks_and_boxes(32, 50, 60)
+    compose = transforms.Compose([transforms.CutMix(num_classes=7)], masks=["mask", "wide"])
+    expected = compose(images, columns, samples=np.arange(32))[1]
+    on_device = {name: column.cuda() for name, column in columns.items()}
+    found = compose(images.cuda(), on_device, samples=np.arange(32))[1]
+    for name in ("mask", "wide"):
+        assert np.array_equal(found[name].cpu().numpy(), expected[name].numpy())
+
+
+def test_nothing_waits_for_the_gpu_where_masks_and_boxes_follow() -> None:
+    images, columns = pixels(8, 50, 60).cuda(), masks_and_boxes(8, 50, 60)
+    columns = {name: column.cuda() for name, column in columns.items()}
+    columns["points"] = torch.rand(8, 5, 2, device="cuda")
+    steps = [*EVERYTHING[:8], transforms.CutMix(num_classes=7), transforms.CenterCrop(50)]
+    bound = {"masks": ["mask", "wide"], "points": ["points"]}
+    compose = transforms.Compose(steps, **bound)
+    moving = transforms.Compose(steps[:8], **bound, boxes=["boxes"])
+    for one in (compose, moving):
+        one(images, columns, samples=np.arange(8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it calls itself a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        for one in (compose, moving):
+            one(images, columns, samples=np.arange(8))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_masks_on_another_device_than_the_images_are_an_error() -> None:
+    compose = transforms.Compose([transforms.CenterCrop(40)], masks=["mask"])
+    with pytest.raises(ValueError, match="must be on cuda:0, as the images are, not on cpu"):
+        compose(pixels(8, 50, 60).cuda(), masks_and_boxes(8, 50, 60))
+
+
 def test_nothing_waits_for_the_gpu_where_samples_are_on_the_host() -> None:
     images = pixels(8, 50, 60).cuda()
     columns = {"label": torch.arange(8, device="cuda") % 7}

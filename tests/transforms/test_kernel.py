@@ -16,7 +16,7 @@ import torch
 from memload import transforms
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import LARGEST_SIDE, Plan, precision_of
-from memload.transforms.reference import reference
+from memload.transforms.reference import reference, reference_masks
 
 pytestmark = pytest.mark.slow
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -93,7 +93,7 @@ def test_all_of_this_holds_in_tritons_interpreter() -> None:
         text=True,
         check=False,
     )
-    assert "33 passed" in done.stdout, done.stdout
+    assert "73 passed" in done.stdout, done.stdout
 
 
 @needs_device
@@ -112,6 +112,30 @@ def test_the_kernel_gives_the_reference_bit_for_bit(seed: int) -> None:
     assert found.dtype == expected.dtype
     assert found.is_contiguous(memory_format=layout)
     assert expected.is_contiguous(memory_format=layout)
+    assert torch.equal(found.cpu(), expected), compose
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(300 if torch.cuda.is_available() else 40))
+def test_the_kernel_of_masks_gives_the_reference_bit_for_bit(seed: int) -> None:
+    from memload.transforms.kernel import run_masks
+
+    rng = random.Random(seed)
+    largest = 150 if INTERPRETED else 700
+    compose = transforms.Compose(steps(rng, 1, largest))
+    count = rng.randint(0, 3 if INTERPRETED else 17)
+    images = pixels(rng, count, rng.randint(1, largest), rng.randint(1, largest), 1)
+    dtype = rng.choice([torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+    limits, shape = torch.iinfo(dtype), (count, *images.shape[2:])
+    generator = torch.Generator().manual_seed(seed)
+    masks = torch.randint(limits.min, limits.max, shape, dtype=dtype, generator=generator)
+    masks = rng.choice([masks, masks.mT.contiguous().mT, masks.repeat(1, 2, 2)[:, ::2, ::2]])
+    first = rng.randrange(3)
+    plan = plan_of(compose, images, first + count + rng.randrange(3), seed)
+    fill = rng.choice([0, 1, limits.min, limits.max])
+    expected = reference_masks(masks, plan, fill, first)
+    found = run_masks(masks.to(DEVICE), plan, fill, first)
+    assert found.dtype == dtype
     assert torch.equal(found.cpu(), expected), compose
 
 
@@ -183,3 +207,6 @@ def test_an_empty_batch_stays_empty() -> None:
     images = torch.empty((0, 3, 9, 9), dtype=torch.uint8, device=DEVICE)
     plan = plan_of(transforms.train(8), images, 0)
     assert run_kernel(images, plan, 0).shape == (0, 3, 8, 8)
+    from memload.transforms.kernel import run_masks
+
+    assert run_masks(images[:, 0], plan, 255).shape == (0, 8, 8)

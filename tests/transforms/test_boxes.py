@@ -1,0 +1,229 @@
+"""Boxes go where their corners go, become upright again, and are cut at the edges."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memload import transforms
+
+Make = Callable[..., torch.Tensor]
+NONE = [math.nan] * 4
+FLIP = transforms.RandomHorizontalFlip(1)
+TURN = transforms.RandomVerticalFlip(1)
+
+
+def move(
+    steps: Any, boxes: list[list[float]], height: int = 8, width: int = 10, **options: Any
+) -> Any:
+    """Return what becomes of the boxes of one image."""
+    compose = transforms.Compose(steps, boxes=["boxes"], **options)
+    images = torch.zeros((1, 3, height, width), dtype=torch.uint8)
+    return compose(images, {"boxes": torch.tensor([boxes])})[1]["boxes"][0].tolist()
+
+
+def same(found: list[list[float]], expected: list[list[float]]) -> bool:
+    return np.array_equal(np.array(found), np.array(expected), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([FLIP], [5, 2, 9, 4]),
+        ([TURN], [1, 4, 5, 6]),
+        ([FLIP, TURN], [5, 4, 9, 6]),
+        ([transforms.CenterCrop((4, 6))], [0, 0, 3, 2]),
+        ([transforms.CenterCrop((12, 14))], [3, 4, 7, 6]),
+        ([transforms.Resize((16, 5))], [0.5, 4, 2.5, 8]),
+        ([transforms.Resize((16, 20)), transforms.CenterCrop(16), FLIP], [8, 4, 16, 8]),
+        ([FLIP, transforms.CenterCrop((4, 6)), transforms.Resize((8, 12))], [6, 0, 12, 4]),
+        ([transforms.CenterCrop((4, 6)), transforms.CenterCrop((6, 10))], [2, 1, 5, 3]),
+        ([transforms.Normalize("imagenet")], [1, 2, 5, 4]),
+    ],
+)  # fmt: skip
+def test_boxes_follow_crops_resizes_and_flips(steps: Any, expected: list[float]) -> None:
+    assert move(steps, [[1.0, 2, 5, 4]]) == [expected]
+
+
+def test_the_whole_image_stays_the_whole_image() -> None:
+    for size in ((7, 9), (333, 171), (1, 1)):
+        height, width = size
+        found = move([transforms.Resize(size), FLIP], [[0.0, 0, 499, 375]], 375, 499)
+        assert found == [[0, 0, width, height]]
+
+
+def test_what_is_no_box_stays_none() -> None:
+    boxes = [NONE, [1.0, 2, math.nan, 4], [2.0, 2, 4, 4]]
+    assert same(move([FLIP], boxes), [NONE, NONE, [6, 2, 8, 4]])
+
+
+def test_boxes_of_which_nothing_is_left_are_none() -> None:
+    outside = [[0.0, 0, 2, 8], [8.0, 2, 10, 4], [0.0, 0, 10, 2], [0.0, 6, 10, 8], [3.0, 3, 3, 5]]
+    for steps in ([transforms.CenterCrop((4, 6))], [FLIP, transforms.CenterCrop((4, 6)), TURN]):
+        assert same(move(steps, outside), [NONE] * 5)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 1 << 40))
+def test_a_box_that_only_touches_a_crop_is_none(seed: int) -> None:
+    samples = np.arange(20)
+    crop = transforms.RandomResizedCrop((37, 53), scale=(0.1, 0.5))
+    y, x = torch.meshgrid(torch.arange(61.0), torch.arange(83.0), indexing="ij")
+    positions = torch.stack([y, x]).expand(20, 2, 61, 83)
+    masks = {"y": positions[:, 0].byte(), "x": positions[:, 1].byte()}
+    # The outermost pixels of a crop are known where it enlarges its box.
+    seen = transforms.Compose([crop], masks=["y", "x"])(
+        torch.zeros(20, 1, 61, 83), masks, samples=samples, seed=seed
+    )[1]
+    top, left = (seen[name].flatten(1).amin(1).float() for name in ("y", "x"))
+    bottom, right = (seen[name].flatten(1).amax(1).float() + 1 for name in ("y", "x"))
+    exact = (bottom - top <= 37) & (right - left <= 53)
+    zero = torch.zeros(20)
+    beside = [
+        torch.stack([zero, zero, left, zero + 61], 1),
+        torch.stack([right, zero, zero + 83, zero + 61], 1),
+        torch.stack([zero, zero, zero + 83, top], 1),
+        torch.stack([zero, bottom, zero + 83, zero + 61], 1),
+        torch.stack([left, top, right, bottom], 1),
+    ]
+    found = transforms.Compose([crop], boxes=["boxes"])(
+        torch.zeros(20, 1, 61, 83),
+        {"boxes": torch.stack(beside, 1)},
+        samples=samples,
+        seed=seed,
+    )[1]["boxes"][exact]
+    assert found[:, :4].isnan().all()
+    assert (found[:, 4] == torch.tensor([0, 0, 53, 37])).all()
+
+
+@pytest.mark.parametrize(
+    ("min_area", "kept"),
+    [(0.0, True), (0.25, True), (0.2501, False), (1.0, False)],
+)
+def test_boxes_that_keep_too_little_of_their_area_are_none(min_area: float, kept: bool) -> None:
+    boxes = [[0.0, 0, 4, 4], [4.0, 3, 6, 5]]
+    crop = transforms.CenterCrop((4, 6))
+    resized = [crop, transforms.Resize((40, 60))]
+    assert same(move([crop], boxes, min_area=min_area)[:1], [[0, 0, 2, 2] if kept else NONE])
+    assert move([crop], boxes, min_area=min_area)[1] == [2, 1, 4, 3]
+    assert same(
+        move(resized, boxes, min_area=min_area),
+        [[0, 0, 20, 20] if kept else NONE, [20, 10, 40, 30]],
+    )
+
+
+def test_the_area_is_that_before_the_whole_list() -> None:
+    twice = [transforms.CenterCrop((8, 6)), transforms.CenterCrop((4, 6))]
+    box = [[0.0, 0, 4, 4]]  # the first crop takes half of it, and the second half of that
+    assert move(twice, box, min_area=0.25) == [[0, 0, 2, 2]]
+    assert same(move(twice, box, min_area=0.3), [NONE])
+
+
+def test_a_box_that_is_not_cut_keeps_all_of_its_area() -> None:
+    boxes = torch.rand(64, 9, 2, 2).sort(2).values.flatten(2) * 100
+    compose = transforms.Compose(
+        [transforms.Resize((173, 91)), FLIP, transforms.Resize((37, 211))],
+        boxes=["boxes"],
+        min_area=1,
+    )
+    found = compose(torch.zeros(64, 1, 100, 100), {"boxes": boxes})[1]["boxes"]
+    assert not found.isnan().any()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(5, 40), st.integers(5, 40), st.integers(0, 1 << 40))
+def test_a_box_stays_round_what_was_in_it(height: int, width: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    low = rng.integers(0, (width, height), (6, 2))
+    high = rng.integers(low, (width, height)) + 1
+    masks = torch.zeros((6, height, width), dtype=torch.uint8)
+    for mask, (left, top), (right, bottom) in zip(masks, low, high, strict=True):
+        mask[top:bottom, left:right] = 1
+    compose = transforms.Compose(
+        [
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomCrop((20, 30), padding=3, pad_if_needed=True),
+            transforms.RandomVerticalFlip(),
+            transforms.RandomCrop((11, 13)),
+        ],
+        masks=["mask"],
+        boxes=["boxes"],
+        mask_fill=0,
+    )
+    boxes = torch.from_numpy(np.concatenate([low, high], 1)[:, None]).float()
+    _, columns = compose(
+        torch.zeros(6, 1, height, width),
+        {"mask": masks, "boxes": boxes},
+        samples=np.arange(6),
+        seed=seed,
+    )
+    for mask, box in zip(columns["mask"], columns["boxes"][:, 0], strict=True):
+        y, x = mask.nonzero().unbind(1)
+        expected = [x.min(), y.min(), x.max() + 1, y.max() + 1] if len(x) else NONE
+        assert same(box.tolist(), [float(edge) for edge in expected])
+
+
+def test_corners_of_boxes_and_points_go_to_the_same_place(make_images: Make) -> None:
+    points = torch.rand(8, 5, 2, dtype=torch.float64) * 4 + 8
+    boxes = torch.cat([points + 0.5, points + 1.5], 2)
+    crop = transforms.RandomResizedCrop((31, 33), scale=(0.9, 1))
+    compose = transforms.Compose([crop, FLIP], points=["points"], boxes=["boxes"])
+    moved = compose(make_images(), {"points": points, "boxes": boxes}, samples=np.arange(8))[1]
+    right_and_top = moved["boxes"][..., [2, 1]] - 0.5
+    assert torch.allclose(right_and_top, moved["points"])
+    assert moved["boxes"].dtype == torch.float64
+
+
+def test_views_have_boxes_of_their_own_and_integers_become_floats(make_images: Make) -> None:
+    boxes = torch.tensor([[[0, 0, 24, 20]]] * 8)
+    compose = transforms.Compose([transforms.RandomCrop(30, padding=9)], boxes=["boxes"], views=2)
+    one, other = compose(make_images(), {"boxes": boxes})[1]["boxes"]
+    assert one.dtype == torch.float32
+    assert not torch.equal(one, other)
+
+
+def test_an_empty_batch_and_no_boxes_at_all_pass() -> None:
+    compose = transforms.Compose([transforms.RandomResizedCrop(4)], boxes=["boxes"])
+    for shape in ((0, 3, 4), (5, 0, 4)):
+        images = torch.zeros(shape[0], 3, 9, 9)
+        assert compose(images, {"boxes": torch.zeros(shape)})[1]["boxes"].shape == shape
+
+
+class Replaced(transforms.Transform):
+    """A transform of one's own that puts other boxes in the place of those given."""
+
+    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
+        return images, columns | {"boxes": torch.tensor([[[0.0, 0, 6, 4]] * 3])}
+
+
+def test_boxes_that_a_step_replaces_count_from_there() -> None:
+    steps = [transforms.CenterCrop((4, 6)), Replaced(), transforms.CenterCrop((4, 4))]
+    assert move(steps, [[0.0, 0, 4, 4]], min_area=0.5) == [[0, 0, 4, 4]] * 3
+
+
+T = transforms
+IMAGES = torch.zeros((2, 3, 8, 9), dtype=torch.uint8)
+
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: T.Compose([], boxes="b"), "Compose: boxes must be a list of column names, not 'b'"),
+    (lambda: T.Compose([], min_area=2), "min_area must be a share of the area, from 0 to 1, not 2"),
+    (lambda: T.Compose([T.MixUp()], boxes=["b"]), "MixUp cannot mix boxes, such as those in 'b'"),
+    (lambda: T.CutMix().bind(boxes=["b"]), "CutMix cannot mix boxes, such as .*columns=…"),
+    (
+        lambda: T.Compose([], boxes=["b"])(IMAGES, {"b": torch.zeros(2, 4)}),
+        r"columns\['b'\] must be a tensor \(2, K, 4\), since boxes names it, not .* \(2, 4\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_a_mistake_names_the_column_and_what_was_given(
+    call: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

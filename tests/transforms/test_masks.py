@@ -1,0 +1,402 @@
+"""Masks go where the images go: with the same random numbers, and by the nearest neighbour."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from memload import transforms
+from memload.transforms.draws import Draws
+from memload.transforms.geometry import Axis, Plan
+
+Make = Callable[..., torch.Tensor]
+SIDES = st.integers(1, 40)
+#: Those that move nothing.
+COLOURS: list[Callable[..., Any]] = [
+    transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    transforms.RandomGrayscale(0.5),
+    transforms.Cutout(4),
+    transforms.RandomErasing(),
+    transforms.Normalize("imagenet"),
+    torch.nn.AvgPool2d(3, stride=1, padding=1),
+    transforms.ToDtype(torch.float32),
+]
+
+
+def make_masks(
+    count: int, height: int, width: int, dtype: torch.dtype = torch.uint8, seed: int = 0
+) -> torch.Tensor:
+    """Return masks (N, H, W) of ids from 0 to 199, or in 16 bits to 59,999."""
+    rng = np.random.default_rng(seed)
+    largest = 200 if dtype in (torch.uint8, torch.int8) else 60_000
+    ids = rng.integers(0, largest, (count, height, width))
+    return torch.from_numpy(ids.astype(str(dtype).removeprefix("torch.")))
+
+
+def ids(masks: torch.Tensor) -> np.ndarray:
+    return masks.numpy().astype(np.int64)
+
+
+class Recorded(Axis):
+    """An axis that notes what the steps do to it, one after another."""
+
+    def __init__(self, source: int, count: int) -> None:
+        self.steps: list[tuple[str, Any, Any, Any]] = []
+        super().__init__(source, count)
+        self.steps.clear()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "flipped" and hasattr(self, "flipped"):
+            self.steps.append(("flip", self.flipped ^ value, None, None))
+        super().__setattr__(name, value)
+
+    def crop(self, start: Any, length: Any, resized: int | None = None) -> None:
+        numbers = np.zeros(len(self.start), np.int64)
+        self.steps.append(("crop", start + numbers, length + numbers, resized))
+        super().crop(start, length, resized)
+
+    def pixels(self, sample: int) -> list[int]:
+        """Return the source pixel of each output pixel of a sample, -1 outside, step by step."""
+        pixels = list(range(self.source))
+        for step, first, second, resized in self.steps:
+            if step == "flip":
+                pixels = pixels[::-1] if first[sample] else pixels
+                continue
+            start, length = int(first[sample]), int(second[sample])
+            inside = range(len(pixels))
+            pixels = [pixels[at] if at in inside else -1 for at in range(start, start + length)]
+            if resized is not None:
+                pixels = [pixels[((2 * i + 1) * length) // (2 * resized)] for i in range(resized)]
+        return pixels
+
+
+def expected_masks(
+    masks: np.ndarray, compose: transforms.Compose, samples: np.ndarray, **draw: int
+) -> np.ndarray:
+    """Return what becomes of masks, one step after another, one sample after another."""
+    for position, step in enumerate(compose.transforms):
+        if getattr(step, "fuses_as", "no") not in ("crop", "resize", "flip"):
+            continue
+        count, height, width = masks.shape
+        rows, columns = Recorded(height, count), Recorded(width, count)
+        plan = Plan(
+            rows, columns, (0.0,) * 3, np.ones(3), np.zeros(3), torch.uint8, torch.channels_last
+        )
+        step.add_to(plan, Draws(samples, position=position, **draw))  # type: ignore[attr-defined]
+        moved = []
+        for number, mask in enumerate(masks):
+            framed = np.pad(mask, ((0, 1), (0, 1)), constant_values=compose.mask_fill)
+            moved.append(framed[np.ix_(rows.pixels(number), columns.pixels(number))])
+        masks = np.array(moved)
+    return masks
+
+
+def draw_steps(data: st.DataObject) -> list[Any]:
+    """Return crops, resizes and flips in any order, and others between them."""
+    sides = st.tuples(SIDES, SIDES)
+    margin = st.integers(0, 5)
+    step = st.one_of(
+        sides.map(transforms.CenterCrop),
+        st.builds(
+            functools.partial(transforms.RandomCrop, pad_if_needed=True), sides, padding=margin
+        ),
+        sides.map(transforms.Resize),
+        st.integers(8, 40).map(lambda longest: transforms.Resize(None, max_size=longest)),
+        st.builds(transforms.RandomResizedCrop, sides, antialias=st.booleans()),
+        st.just(transforms.RandomHorizontalFlip()),
+        st.just(transforms.RandomVerticalFlip()),
+        st.just(transforms.RandomGrayscale()),
+        st.just(transforms.Cutout(3)),
+        st.just(torch.nn.Identity()),
+    )
+    end = data.draw(st.sampled_from([[], [transforms.Normalize("imagenet")]]))
+    return data.draw(st.lists(step, max_size=5)) + end
+
+
+@settings(deadline=None, max_examples=60)
+@given(SIDES, SIDES, st.sampled_from([torch.uint8, torch.uint16, torch.int32]), st.data())
+def test_masks_are_the_nearest_neighbours_of_the_same_boxes(
+    height: int, width: int, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    views, count = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 9))
+    compose = transforms.Compose(
+        draw_steps(data),
+        masks=["one", "other"],
+        views=views,
+        mask_fill=data.draw(st.integers(0, 255)),
+    )
+    seed, epoch = data.draw(st.integers(0, 1 << 40)), data.draw(st.integers(0, 9))
+    samples = np.random.default_rng(seed).permutation(1 << 20)[:count]
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start + 1, count))
+    images = torch.zeros((count, 3, height, width), dtype=torch.uint8)[start:stop]
+    given_masks = {
+        "one": make_masks(count, height, width, dtype, seed)[start:stop],
+        "other": make_masks(count, 2 * height, width, dtype, seed + 1)[start:stop, ::2],
+    }
+    pictures, moved = compose.prepare(samples, seed=seed, epoch=epoch)(
+        images, given_masks, start, stop
+    )
+    for view in range(views):
+        for name, masks in given_masks.items():
+            found = moved[name][view] if isinstance(moved[name], tuple) else moved[name]
+            expected = expected_masks(
+                ids(masks), compose, samples[start:stop], seed=seed, epoch=epoch, view=view
+            )
+            assert found.dtype == dtype
+            assert found.shape[1:] == (pictures if views == 1 else pictures[view]).shape[2:]
+            assert np.array_equal(ids(found), expected)
+            for before, after in zip(ids(masks), ids(found), strict=True):
+                assert set(after.flat) <= {*before.flat, compose.mask_fill}
+
+
+@settings(deadline=None, max_examples=30)
+@given(SIDES, SIDES, st.integers(0, 255), st.integers(0, 1 << 40))
+def test_a_mask_that_is_its_image_stays_so_unless_it_is_resized(
+    height: int, width: int, fill: int, seed: int
+) -> None:
+    masks = make_masks(5, height, width)
+    compose = transforms.Compose(
+        [
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomCrop((20, 30), padding=7, pad_if_needed=True, fill=fill),
+            transforms.RandomVerticalFlip(),
+            transforms.RandomCrop((18, 25), fill=fill),
+        ],
+        masks=["mask"],
+        mask_fill=fill,
+    )
+    images, columns = compose(masks[:, None], {"mask": masks}, samples=np.arange(5), seed=seed)
+    assert torch.equal(images[:, 0], columns["mask"])
+
+
+@settings(deadline=None, max_examples=30)
+@given(SIDES, SIDES, st.integers(0, 1 << 40), st.booleans())
+def test_each_pixel_of_a_mask_lies_below_that_of_the_image(
+    height: int, width: int, seed: int, flip_first: bool
+) -> None:
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    positions = torch.stack([y, x]).expand(6, 2, height, width)
+    crop = transforms.RandomResizedCrop((17, 23), scale=(0.2, 1), antialias=False)
+    flip = transforms.RandomHorizontalFlip()
+    compose = transforms.Compose([flip, crop] if flip_first else [crop, flip], masks=["y", "x"])
+    columns = {"y": positions[:, 0], "x": positions[:, 1]}
+    images, moved = compose(positions.double(), columns, samples=np.arange(6), seed=seed)
+    nearest = torch.stack([moved["y"], moved["x"]], 1)
+    assert (nearest - images).abs().max() <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("size", [(7, 9), (30, 50), (11, 60), (20, 24), (1, 2), (40, 1)])
+def test_resize_is_pillows_and_torchs_nearest(size: tuple[int, int]) -> None:
+    masks = make_masks(2, 21, 25)  # odd sides have no ties, which these two round either way
+    found = transforms.Compose([transforms.Resize(size)], masks=["mask"])(
+        torch.zeros(2, 3, 21, 25), {"mask": masks}
+    )[1]["mask"]
+    pillow = [
+        np.array(Image.fromarray(mask.numpy()).resize(size[::-1], Image.Resampling.NEAREST))
+        for mask in masks
+    ]
+    assert np.array_equal(found, pillow)
+    assert torch.equal(found, interpolate(masks[:, None], size, mode="nearest-exact")[:, 0])
+
+
+def test_of_two_equally_near_pixels_the_second_is_taken_as_if_steps_came_one_after_another() -> (
+    None
+):
+    masks = torch.arange(4, dtype=torch.uint8).view(1, 1, 4)
+    flip, half = transforms.RandomHorizontalFlip(1), transforms.Resize((1, 2))
+
+    def moved(*steps: Any) -> list[int]:
+        compose = transforms.Compose(steps, masks=["mask"])
+        found = compose(masks[:, None], {"mask": masks})[1]["mask"]
+        result: list[int] = found[0, 0].tolist()
+        return result
+
+    assert moved(half) == [1, 3]
+    assert moved(half, flip) == [3, 1]
+    assert moved(flip, half) == [2, 0]
+    assert moved(flip, half, flip) == [0, 2]
+
+
+def test_the_recipes_move_the_masks_of_a_data_set_without_an_argument(make_images: Make) -> None:
+    images, masks = make_images(), make_masks(8, 20, 24)
+    named = transforms.Compose(transforms.train(16).transforms, masks=["mask"])
+    expected = named(images, {"mask": masks}, samples=np.arange(8))[1]["mask"]
+    bound = transforms.train(16).bind(masks=["mask"])
+    found = bound(images, {"mask": masks}, samples=np.arange(8))[1]["mask"]
+    assert torch.equal(found, expected)
+    assert found.shape == (8, 16, 16)
+    evaluated = transforms.evaluate(16).bind(masks=["mask"])(images, {"mask": masks})[1]["mask"]
+    assert evaluated.shape == (8, 16, 16)
+    unbound = transforms.train(16)(images, {"mask": masks})[1]["mask"]
+    assert unbound is masks
+
+
+def test_lists_that_are_given_stay_when_a_list_is_bound() -> None:
+    steps, names = [transforms.Resize(4)], {"points": ["p"], "masks": ["m"], "boxes": ["b"]}
+    bound = transforms.Compose(steps).bind(**names)
+    assert (bound.points, bound.masks, bound.boxes) == (("p",), ("m",), ("b",))
+    assert bound.bind(points=["q"], masks=[], boxes=["c"]).masks == ("m",)
+    given_lists = transforms.Compose(steps, points=[], masks=["own"]).bind(**names)
+    assert (given_lists.points, given_lists.masks, given_lists.boxes) == ((), ("own",), ("b",))
+    unbound = transforms.Compose(steps).bind(num_classes=3)
+    assert (unbound.points, unbound.masks, unbound.boxes) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "step", [transforms.RandomHorizontalFlip(), transforms.RandomResizedCrop(9)]
+)
+def test_a_transform_that_is_no_list_moves_what_it_is_bound_to(
+    step: transforms.Transform, make_images: Make
+) -> None:
+    images, columns = make_images(), {"mask": make_masks(8, 20, 24), "at": torch.ones(8, 2, 2)}
+    expected = transforms.Compose([step], masks=["mask"], points=["at"])(images, columns)
+    found = step.bind(masks=["mask"], points=["at"])(images, columns)
+    for one, other in zip(
+        (found[0], *found[1].values()), (expected[0], *expected[1].values()), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_what_changes_colours_leaves_masks_alone(make_images: Make) -> None:
+    masks = make_masks(8, 20, 24)
+    compose = transforms.Compose(COLOURS, masks=["mask"], views=2)
+    columns = compose(make_images(), {"mask": masks})[1]
+    assert columns["mask"] is masks
+
+
+def test_two_views_have_a_mask_each(make_images: Make) -> None:
+    images, masks = make_images(), make_masks(8, 20, 24)
+    compose = transforms.Compose([transforms.RandomCrop(9)], masks=["mask"], views=2)
+    one, other = compose(masks[:, None], {"mask": masks})[1]["mask"]
+    assert not torch.equal(one, other)
+    never = transforms.Compose([transforms.RandomVerticalFlip(0)], masks=["mask"], views=2)
+    assert len(never(images, {"mask": masks})[1]["mask"]) == 2
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64]
+)
+def test_masks_may_be_of_any_integer_type(dtype: torch.dtype) -> None:
+    masks = make_masks(3, 6, 7, dtype)
+    fill = 100 if dtype == torch.int8 else torch.iinfo(dtype).max
+    compose = transforms.Compose([transforms.CenterCrop(8)], masks=["mask"], mask_fill=fill)
+    found = compose(torch.zeros(3, 1, 6, 7), {"mask": masks})[1]["mask"]
+    assert found.dtype == dtype
+    assert np.array_equal(ids(found)[:, 1:7, 0:7], ids(masks))
+    assert (ids(found)[:, 0] == fill).all()
+
+
+def test_an_empty_batch_of_masks_stays_empty() -> None:
+    images, masks = torch.zeros((0, 3, 9, 9), dtype=torch.uint8), make_masks(0, 9, 9)
+    found = transforms.train(8).bind(masks=["mask"])(images, {"mask": masks})[1]["mask"]
+    assert found.shape == (0, 8, 8)
+
+
+def test_the_given_masks_are_never_changed(make_images: Make) -> None:
+    masks = make_masks(8, 20, 24)
+    steps = [transforms.RandomCrop(30, pad_if_needed=True), transforms.CutMix(num_classes=3)]
+    transforms.Compose(steps, masks=["mask"])(
+        make_images(), {"mask": masks, "label": torch.zeros(8, dtype=torch.int64)}
+    )
+    assert torch.equal(masks, make_masks(8, 20, 24))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+def test_cutmix_cuts_masks_as_it_cuts_images(dtype: torch.dtype) -> None:
+    masks, labels = make_masks(8, 20, 24, dtype), torch.arange(8)
+    images = torch.from_numpy(ids(masks)[:, None]).double()
+    listed = transforms.Compose([transforms.CutMix(num_classes=8)], masks=["mask"])
+    alone = transforms.CutMix(num_classes=8).bind(masks=["mask"])
+    for mix in (listed, alone):
+        mixed, columns = mix(images, {"mask": masks, "label": labels})
+        assert columns["mask"].dtype == dtype
+        assert np.array_equal(mixed[:, 0], ids(columns["mask"]))
+        assert not np.array_equal(mixed[:, 0], ids(masks))
+
+
+class Half(transforms.Transform):
+    """One that takes every second pixel of images, and of masks if it is told to."""
+
+    def __init__(self, masks: bool) -> None:
+        self.masks = masks
+
+    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
+        if self.masks:
+            columns = columns | {"mask": columns["mask"][:, ::2, ::2]}
+        return images[:, :, ::2, ::2], columns
+
+
+def test_a_transform_of_ones_own_can_change_images_and_masks(make_images: Make) -> None:
+    masks = make_masks(8, 20, 24)
+    compose = transforms.Compose([Half(True), transforms.CenterCrop(6)], masks=["mask"])
+    images, columns = compose(masks[:, None], {"mask": masks})
+    assert torch.equal(images[:, 0], columns["mask"])
+
+
+def test_a_function_that_comes_first_may_take_other_layouts() -> None:
+    masks = make_masks(4, 20, 24)
+    steps = [lambda images: images.movedim(3, 1), transforms.RandomCrop(9)]
+    images, columns = transforms.Compose(steps, masks=["mask"])(masks[..., None], {"mask": masks})
+    assert torch.equal(images[:, 0], columns["mask"])
+
+
+T = transforms
+IMAGES = torch.zeros((2, 3, 8, 9), dtype=torch.uint8)
+MASKS = {"m": torch.zeros((2, 8, 9), dtype=torch.uint8)}
+CROP = [T.RandomCrop(4)]
+
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: T.Compose([], masks="m"), "Compose: masks must be a list of column names, not 'm'"),
+    (lambda: T.Compose([], mask_fill=0.5), "Compose: mask_fill must be an integer, not 0.5"),
+    (
+        lambda: T.Compose([T.Compose(CROP, masks=["m"])]),
+        "inside another has points, masks, boxes, .*Give them to the outer one",
+    ),
+    (lambda: T.Compose([T.MixUp()], masks=["m"]), "MixUp cannot mix masks, such as those in 'm'"),
+    (lambda: T.MixUp().bind(masks=["m"]), r"MixUp cannot mix masks.*CutMix.*columns=…"),
+    (lambda: T.Compose([T.MixUp()]).bind(masks=["m"]), "MixUp cannot mix masks"),
+    (
+        lambda: T.Compose(CROP, masks=["m"])(IMAGES),
+        r"Compose: columns\['m'\] must be integers \(2, H, W\), since masks names it, not None",
+    ),
+    (
+        lambda: T.Compose(CROP, masks=["m"])(IMAGES, {"m": torch.zeros(2, 8, 9)}),
+        r"integers \(2, H, W\).*not a torch.float32 tensor of shape \(2, 8, 9\)",
+    ),
+    (
+        lambda: T.Compose(CROP, masks=["m"])(IMAGES, {"m": IMAGES}),
+        r"integers \(2, H, W\).*not a torch.uint8 tensor of shape \(2, 3, 8, 9\)",
+    ),
+    (
+        lambda: T.Compose(CROP, masks=["m"])(IMAGES, {"m": IMAGES[:, 0, :, 1:]}),
+        r"columns\['m'\] must be as large as the images, 8×9 pixels, not 8×8. Resize one",
+    ),
+    (
+        lambda: T.Compose(CROP, masks=["m"], mask_fill=256)(IMAGES, MASKS),
+        "mask_fill must be from 0 to 255 for the torch.uint8 of 'm', not 256",
+    ),
+    (
+        lambda: T.Compose([lambda images: images[..., 1:]], masks=["m"])(IMAGES, MASKS),
+        r"as large as the images after <lambda>, 8×8 pixels, not 8×9. Write a Transform .*masks=\[\]",
+    ),
+    (
+        lambda: T.Compose([Half(False)], masks=["mask"])(IMAGES, {"mask": MASKS["m"]}),
+        "as large as the images after Half, 4×5 pixels, not 8×9",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_a_mistake_names_the_column_and_what_was_given(
+    call: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
