@@ -18,6 +18,7 @@ from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import DmaFeed
 from memload.feeds.interface import Samples, widest_word
+from memload.feeds.joined import join
 from memload.feeds.uva import UvaFeed
 from memload.machine import available_memory
 from memload.storage.shards import Shards
@@ -100,6 +101,8 @@ def test_a_pinned_feed_may_be_closed_while_a_thread_gathers(
 def test_words_are_as_wide_as_rows_allow() -> None:
     words = [widest_word(size) for size in (24, 12, 6, 3)]
     assert words == [torch.int64, torch.int32, torch.int16, torch.int8]
+    assert widest_word(24, 4096) == torch.int64
+    assert widest_word(24, 100) == torch.int32  # rows begin at byte 100
 
 
 # Which windows are registered, and which feed is chosen. CUDA is replaced by functions that record.
@@ -162,6 +165,30 @@ def test_only_windows_that_hold_rows_in_use_are_registered(
     opened.close()
     del opened
     assert not registered
+
+
+def test_the_rows_of_an_npy_file_begin_behind_its_own_header(
+    make_dataset: Callable[..., Index],
+    add_array: Callable[..., Index],
+    registered: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, Driver(registered))
+    values = np.random.default_rng(0).random((10, 375))  # 3,000 bytes
+    index = add_array(make_dataset(rows=(10,)), "features", values, "npy")
+    shards = Shards(index, "features")
+    rows = np.array([2, 9, 0, 5])  # rows 2 and 5 lie in two windows: 2 from byte 6,128 to 9,128
+    assert pages.bytes_before_boundary(shards, rows).tolist() == [2064, 0, 0, 1256]
+    feed = DmaFeed(samples_of(shards), CUDA, num_threads=0)
+    wait_for_pages(feed._pages)
+    assert sum(registered.values()) == 128 + 30_000
+    out = torch.zeros((4, 375), dtype=torch.float64)
+    feed._prepare_copies(rows)(0, 4, out)
+    np.testing.assert_array_equal(out.numpy(), values[rows])
+    copied = torch.zeros(30_000, dtype=torch.uint8)
+    feed._pages.copy_all(copied)
+    np.testing.assert_array_equal(copied.numpy().view(np.float64).reshape(10, 375), values)
+    feed.close()
 
 
 def test_feeds_share_registered_windows_and_the_last_one_gives_them_back(
@@ -326,6 +353,76 @@ def test_the_choice_counts_only_what_a_subset_uses(
     assert choose(part, 4 * 6000, 0)[0] == "resident"
     assert choose(part, 0, 2 * 8192)[0] == "uva"  # rows 60 and 61 lie in one window of 8 KiB
     assert choose(part, 0, 2 * 8192 - 1)[0] == "pinned"
+
+
+def large_and_small(make_dataset: Callable[..., Index], add_array: Callable[..., Index]) -> Samples:
+    """Images of 28 KiB, masks of 28 KiB in another order, and features of 16 bytes."""
+    index = make_dataset(rows=(8,), shape=(28, 1024, 1))
+    index = add_array(index, "mask", np.zeros((8, 28, 1024), np.uint8), "mask")
+    index = add_array(
+        index, "features", np.zeros((5, 2)), "npy", rows={"features": np.arange(8) % 5}
+    )
+    row = np.arange(8)
+    others = [
+        Samples(Shards(index, "mask"), row[::-1], ()),
+        Samples(Shards(index, "features"), np.array([4, 1] * 4), ()),
+    ]
+    return Samples(Shards(index), row, [np.zeros(8, np.int64)], others)
+
+
+def test_the_choice_counts_all_arrays_that_are_used(
+    choose: Callable[..., tuple[str, str]],
+    make_dataset: Callable[..., Index],
+    add_array: Callable[..., Index],
+) -> None:
+    samples = large_and_small(make_dataset, add_array)
+    size = 2 * 8 * (28 << 10) + 2 * 16 + 8 * 8  # both rows of the features in use, and the labels
+    assert choose(samples, 4 * size, 0)[0] == "resident"
+    assert choose(samples, 4 * size - 4, 0)[0] == "pinned"
+    ram = 2 * (2 * (4096 + 8 * (28 << 10)) + 128 + 5 * 16)
+    name, reason = choose(samples, 0, ram)
+    assert name == "dma"
+    assert reason.startswith("dma, and uva for features; 0.000467 GB fits in 50% of ")
+    name, reason = choose(samples, 0, ram - 2)
+    assert name == "pinned"
+    assert reason.count("does not fit") == 4
+    name, reason = choose(samples, 0, ram, refused=("uva",))
+    assert (name, reason.startswith("0.000467 GB fits")) == ("dma", True)
+    assert "; dma, and uva for features: uva does not work here" in reason
+    name, reason = choose(samples, 0, ram, refused=("dma",))
+    assert name == "uva"
+    assert " for " not in reason.partition(";")[0]
+
+
+def test_a_feed_that_cannot_serve_an_array_closes_those_of_the_others() -> None:
+    closed = []
+
+    def create(name: str, samples: Any) -> Any:
+        if samples == "mask":
+            raise FeedError("no")
+        return SimpleNamespace(name=name, close=lambda: closed.append(samples))
+
+    with pytest.raises(FeedError, match="no"):
+        join(["dma", "dma"], SimpleNamespace(arrays=("image", "mask")), create)  # type: ignore[arg-type]
+    assert closed == ["image"]
+
+
+def test_all_arrays_come_through_one_feed(
+    make_dataset: Callable[..., Index], add_array: Callable[..., Index]
+) -> None:
+    samples = large_and_small(make_dataset, add_array)
+    rng = np.random.default_rng(0)
+    for array in samples.arrays:
+        array.shards.maps[0][:] = rng.integers(0, 99, array.shards.maps[0].shape)
+    feed, chosen = choose_feed("auto", samples, CPU, num_threads=1, prefetch_factor=2)
+    assert chosen == ("cpu", "the device is cpu")
+    numbers = np.array([3, 3, 0, 7])
+    batch = feed.prepare(numbers)(1, 4)
+    assert batch.pop().dtype == torch.int64  # the labels are behind all arrays
+    for array, found in zip(samples.arrays, batch, strict=True):
+        expected = array.shards.maps[0][array.row[numbers[1:]]]
+        np.testing.assert_array_equal(found.numpy(), expected)
+    feed.close()
 
 
 def test_pinned_fetches_on_the_consumers_thread_if_there_are_no_others() -> None:
