@@ -21,6 +21,7 @@ _PUBLIC = {
     "building.sources.table": "Manifest",
     "editing.concat": "concat",
     "editing.join": "join",
+    "editing.relabel": "relabel",
     "editing.report": "EditReport",
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
     "MemloadError MissingError SourceError",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.building.sources.table import Manifest as Manifest
     from memload.editing.concat import concat as concat
     from memload.editing.join import join as join
+    from memload.editing.relabel import relabel as relabel
     from memload.editing.report import EditReport as EditReport
     from memload.errors import (
         BuildError as BuildError,

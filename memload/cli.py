@@ -652,6 +652,32 @@ def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite:
 
 @main.command()
 @click.argument("path", metavar="OUT.BIN")
+@click.argument("table", metavar="TABLE")
+@click.option("-o", "--output", type=FILE, required=True, help="Index to write, such as new.idx.")
+@click.option(
+    "--missing",
+    type=click.Choice(["error", "drop"]),
+    default="error",
+    help="Samples without a line in TABLE are an error, or are left out.",
+)
+@click.option("--key-column", help="Column with the names of samples. Default: the first.")
+@click.option(
+    "--label-column", help="Column with the labels. Default: label, or the only column of text."
+)
+@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+def relabel(path: str, table: str, output: str, **options: Any) -> None:
+    """Give OUT.BIN the labels and other columns of TABLE (.csv, .tsv). Pixels are not copied.
+
+    \b
+      memload relabel out.bin labels.csv -o new.idx
+    """
+    import memload
+
+    _print_report(memload.relabel(output, path, table, **options))
+
+
+@main.command()
+@click.argument("path", metavar="OUT.BIN")
 @click.option(
     "--images", type=FOLDER, help="Folder that OUT.BIN was built from, to measure decoding, too."
 )

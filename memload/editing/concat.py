@@ -95,7 +95,7 @@ def concatenate(indexes: Sequence[Index], *, columns: Columns = "same") -> Index
         categories=categories,
         build=_unite_build(indexes),
         statistics=statistics,
-    ).identified()
+    )
 
 
 # ---------------------------------------------------------------------------------- what must agree

@@ -42,18 +42,17 @@ def check_output(path: str | Path, folder: Path, overwrite: bool) -> Path:
     path = Path(path)
     if path.suffix != ".idx":
         raise ValueError(
-            f"The output is {str(path)!r}, but the name of an index must end in '.idx'. Write "
+            f"The output is {str(path)!r}, but its name must end in '.idx'. Write "
             f"'{path.with_suffix('.idx') if path.name else 'out.idx'}'."
         )
     if path.resolve().parent != folder.resolve():
         raise ValueError(
-            f"The output is {str(path)!r}, but an index must be in the folder of its pixels. Write "
-            f"'{folder / path.name}'."
+            f"The output is {str(path)!r}, but the index must be in the folder of the pixels. "
+            f"Write '{folder / path.name}'."
         )
     if path.exists() and not overwrite:
         raise FileExistsError(
-            f"{path} exists already. Choose another name, or say --overwrite (overwrite=True in "
-            "Python)."
+            f"{path} exists already. Say overwrite=True (--overwrite) to replace it."
         )
     return path
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from memload.reading.columns import choose_columns, names_of
-from memload.reading.origin import Concatenation, IndexFile, Part, fingerprint_of
+from memload.editing.columns import column_of, replace_columns
+from memload.editing.report import check_output
+from memload.reading.columns import INDEX, choose_columns, names_of
+from memload.reading.origin import Concatenation, IndexFile, InMemory, Origin, Part, fingerprint_of
 from memload.storage.conditions import matching
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
@@ -98,7 +100,7 @@ class MemmapDataset(Dataset[Any]):
             raise ValueError(
                 "transforms cannot be combined with transform or target_transform. Give either."
             )
-        self._origin: IndexFile | Concatenation
+        self._origin: Origin
         if isinstance(path, str | Path):
             self._origin, index = IndexFile.open(path)
         else:
@@ -345,24 +347,47 @@ class MemmapDataset(Dataset[Any]):
         """
         return self.subset(matching(self.index, conditions))
 
+    def with_columns(self, /, **columns: Any) -> "MemmapDataset":
+        """Return the data set with other columns. Neither pixels are copied nor files written.
+
+        Each value is an array, a tensor or a list with one entry for each sample, ``(n, …)``. It
+        replaces the column of this name, or is added. None removes a column, or an array such as
+        ``mask``. `save` writes the result.
+
+        Texts are numbered: those of ``label`` are names of classes, those of others categories. If
+        the data set has all of them already, they keep their numbers; otherwise they are sorted.
+        Integers that count into the texts that a column has keep these texts; other numbers stand
+        for themselves. Points and boxes stay such if their shape fits. If only some columns are
+        handed out, new ones are, too.
+
+        >>> cleaned = dataset.with_columns(label=labels, age=None)
+        >>> cleaned.save("cleaned.idx")
+
+        Raises ValueError.
+        """
+        values = {
+            name: None if value is None else column_of(name, _as_array(value), len(self))
+            for name, value in columns.items()
+        }
+        index = replace_columns(self.index, values).identified()
+        names = names_of(index)
+        chosen = choose_columns(None, names)
+        if self.sample_columns != choose_columns(None, names_of(self.index)):
+            wanted = dict.fromkeys([*self.sample_columns, *columns])
+            chosen = tuple(name for name in wanted if name in names or name == INDEX)
+        changed = type(self).__new__(type(self))
+        changed.__dict__.update(self.__dict__)
+        changed._origin, changed.sample_columns = InMemory(index), chosen
+        changed._set_up(index, self._opened, None)
+        return changed
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an index of these samples, in this order; ``MemmapDataset(path)`` opens it.
 
         ``path`` ends in ``.idx`` and is in the folder of the pixels, since an index can name no
         other. Raises ValueError, FileExistsError and OSError.
         """
-        path = Path(path)
-        folder = self.index.path.parent
-        if path.suffix != ".idx":
-            raise ValueError(f"path is {str(path)!r}, but its name must end in '.idx'")
-        if path.resolve().parent != folder.resolve():
-            raise ValueError(
-                f"path is {str(path)!r}, but the index must be in the folder of the pixels. Write "
-                f"'{folder / path.name}'."
-            )
-        if path.exists() and not overwrite:
-            raise FileExistsError(f"{path} exists already. Say overwrite=True to replace it.")
-        self.index.write(path)
+        self.index.write(check_output(path, self.index.path.parent, overwrite))
 
     def __getstate__(self) -> dict[str, Any]:
         opened_again = ("index", "columns", "arrays", "_whole_index", "_image", "_opened", *_LISTS)
@@ -407,6 +432,11 @@ class MemmapDataset(Dataset[Any]):
             )
         positions = positions.astype(np.int64)
         return np.where(positions < 0, positions + size, positions)
+
+
+def _as_array(values: Any) -> Any:
+    """Return a tensor as an array on the CPU, and anything else as it is."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
 def _open_several(

@@ -1,4 +1,4 @@
-"""Where the index of a data set comes from: one file, or several data sets one after another.
+"""Where the index of a data set comes from: a file, several data sets, or memory.
 
 A data set pickles its origin in place of its index, and reads the index again from there.
 """
@@ -48,10 +48,24 @@ class IndexFile:
         return index
 
 
+@dataclass(frozen=True)
+class InMemory:
+    """An index that is in no file, such as one with other columns. It is pickled whole."""
+
+    index: Index
+
+    def __str__(self) -> str:
+        return repr(str(self.index.path))
+
+    def read(self) -> Index:
+        """Return the index."""
+        return self.index
+
+
 class Part(NamedTuple):
     """A data set, or those of its samples that a view of it has, int64 ``(n,)``."""
 
-    origin: "IndexFile | Concatenation"
+    origin: "Origin"
     chosen: np.ndarray | None
 
 
@@ -94,6 +108,9 @@ class Concatenation:
             concatenate(indexes)  # raises: it says in what they differ
         digest = hashlib.sha256("".join(fingerprints).encode()).hexdigest()
         return replace(index, fingerprint=digest)
+
+
+Origin = IndexFile | Concatenation | InMemory
 
 
 def fingerprint_of(index: Index, chosen: np.ndarray | None) -> str:

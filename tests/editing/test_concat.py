@@ -209,7 +209,7 @@ def test_files_in_another_folder_are_an_error_that_says_how(
     paths = tmp_path / "out.bin", tmp_path / "other" / "more.bin"
     with pytest.raises(ValueError, match=r"must lie in one folder. Move .* hard links: 'ln "):
         memload.concat(tmp_path / "all.idx", *paths)
-    with pytest.raises(ValueError, match=r"must be in the folder of its pixels. Write"):
+    with pytest.raises(ValueError, match=r"must be in the folder of the pixels. Write"):
         memload.concat(tmp_path / "other" / "all.idx", paths[0])
     with pytest.raises(ValueError, match=r"must end in '.idx'. Write"):
         memload.concat(tmp_path / "all.bin", paths[0])
@@ -222,13 +222,10 @@ def test_in_memory_files_may_be_anywhere_but_such_an_index_is_not_written(
     parts = [make_dataset("out.bin"), write_dataset(tmp_path / "other", "out.bin", seed=1)]
     both = concatenate(parts)
     assert np.array_equal(rows_in(both), np.concatenate([rows_in(part) for part in parts]))
-    assert (
-        both.fingerprint == concatenate(parts).fingerprint != concatenate(parts[::-1]).fingerprint
-    )
     with pytest.raises(ValueError, match="all files of an index must lie in its folder"):
         both.write(tmp_path / "all.idx")
     again = pickle.loads(pickle.dumps(both))
-    assert (list(again.keys), again.fingerprint) == (list(both.keys), both.fingerprint)
+    assert list(again.keys) == list(both.keys)
     assert np.array_equal(rows_in(concatenate([both, parts[0]]))[:10], rows_in(both))
 
 

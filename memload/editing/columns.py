@@ -1,0 +1,134 @@
+"""Other columns for a data set: labels, texts, numbers and arrays for each sample."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memload.building.sources.columns import number_texts
+from memload.editing.report import check_name
+from memload.storage.index import Index, class_counts
+from memload.storage.tensors import TYPES
+
+
+class Column(NamedTuple):
+    """The values of all samples, ``(n, …)``, and the texts that they count into, if they do."""
+
+    values: np.ndarray
+    texts: tuple[str, ...] | None = None
+
+
+def column_of(name: str, values: Any, samples: int) -> Column:
+    """Return a user's array or list, with one entry for each sample, as a column.
+
+    Texts are numbered in alphabetical order. Single integers and booleans become int64, and single
+    floats float64, as in a build. Arrays keep their type. Raises ValueError.
+    """
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: the values are no array: {error}.") from None
+    if array.ndim == 0 or len(array) != samples:
+        found = "is one value" if array.ndim == 0 else f"are {len(array):,} values"
+        raise ValueError(f"{name}: there {found}, but {samples:,} samples. Give one for each.")
+    are_texts = array.dtype.kind == "U" or (array.dtype.kind == "O" and array.ndim == 1)
+    if are_texts and array.ndim == 1 and all(isinstance(value, str) for value in values):
+        texts, numbers = number_texts([str(value) for value in values])
+        return Column(numbers, tuple(texts))
+    if array.ndim == 1 and array.dtype.kind in "biuf":
+        if array.dtype.kind == "u" and (array > np.iinfo(np.int64).max).any():
+            raise ValueError(f"{name}: it has numbers above 2⁶³. Give int64.")
+        array = array.astype("<f8" if array.dtype.kind == "f" else "<i8")
+    little = array.dtype.newbyteorder("<")
+    if little.str not in TYPES.values():
+        raise ValueError(
+            f"{name}: {array.dtype} of shape {array.shape} is neither numbers of at most 64 bits "
+            "nor a text for each sample. Convert it."
+        )
+    return Column(np.array(array, little, order="C"))  # a copy: the user may change the values
+
+
+def replace_columns(index: Index, columns: Mapping[str, Column | None]) -> Index:
+    """Return the index with other columns. None removes a column, or an array such as masks.
+
+    Texts that are all known, as classes or as those of the same column, keep their numbers. Numbers
+    that count into known texts keep these texts. Points and boxes stay such if the shape fits.
+
+    Raises ValueError for a name that is taken, or that is to be removed and is not there.
+    """
+    arrays = {array.name for array in index.arrays}
+    values, texts = dict(index.columns), dict(index.categories)
+    if index.classes is not None:
+        texts["label"] = index.classes
+    for name, column in columns.items():
+        known = texts.pop(name, None)
+        if column is None:
+            _check_removable(index, name)
+            values.pop(name, None)
+            continue
+        check_name(name)
+        if name in arrays:
+            raise ValueError(f"{name}: an array has this name. Choose another one for the column.")
+        values[name], new_texts = _renumbered(column, known)
+        if new_texts is not None:
+            texts[name] = new_texts
+    classes = texts.pop("label", None)
+    statistics = dict(index.statistics)
+    if "label" in columns:
+        statistics.pop("class_counts", None)
+        if classes is not None:
+            statistics["class_counts"] = class_counts(values["label"], len(classes))
+    return replace(
+        _without_arrays(index, [name for name, column in columns.items() if column is None]),
+        columns=values,
+        classes=classes,
+        categories=texts,
+        points=tuple(name for name in index.points if _are(values.get(name), "f", 2)),
+        boxes=tuple(name for name in index.boxes if _are(values.get(name), "<f4", 4)),
+        statistics=statistics,
+        fingerprint="",
+    )
+
+
+def _without_arrays(index: Index, names: Collection[str]) -> Index:
+    """Return the index without the arrays of these names."""
+    return replace(
+        index,
+        arrays=tuple(array for array in index.arrays if array.name not in names),
+        rows={name: rows for name, rows in index.rows.items() if name not in names},
+        crc32={name: checksums for name, checksums in index.crc32.items() if name not in names},
+    )
+
+
+def _check_removable(index: Index, name: str) -> None:
+    names = [*(array.name for array in index.arrays if array.name != "image"), *index.columns]
+    if name == "image":
+        raise ValueError("image: a data set cannot be without its images.")
+    if name not in names:
+        raise ValueError(
+            f"{name}: there is no such column to remove. There is {', '.join(names) or 'none'}."
+        )
+
+
+def _renumbered(
+    column: Column, known: tuple[str, ...] | None
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return the values and texts of a column that takes the place of one with these texts."""
+    values, texts = column
+    if known is None:
+        return values, texts
+    if texts is None:
+        is_whole = values.ndim == 1 and values.dtype.kind == "i"
+        counts = is_whole and bool(np.all((values >= 0) & (values < len(known))))
+        return values, known if counts else None
+    if not set(texts) <= set(known):
+        return values, texts
+    number = {text: position for position, text in enumerate(known)}
+    return np.array([number[text] for text in texts], np.int64)[values], known
+
+
+def _are(values: np.ndarray | None, types: str, size: int) -> bool:
+    """Return whether a column is still one of points (size 2) or boxes (size 4)."""
+    is_float = values is not None and (values.dtype.str == types or values.dtype.kind == types)
+    return values is not None and is_float and values.shape[2:] == (size,)
