@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memload.transforms.arguments import describe, is_finite, wrong
 from memload.transforms.fused import Columns
-from memload.transforms.geometry import Plan
+from memload.transforms.geometry import Plan, move_points
 from memload.transforms.reference import reference_masks
 
 _HAS_TRITON = find_spec("triton") is not None
@@ -97,9 +97,7 @@ class Followers:
         """
         moved = dict(columns)
         for name in self.points:
-            # The centre of the first pixel is 0 for points, and 0.5 from the edge.
-            at = _move_from_edges(columns[name].double() + 0.5, plan, first_in_plan) - 0.5
-            moved[name] = at.to(columns[name].dtype)
+            moved[name] = move_points(columns[name], plan, first_in_plan)
         for name in self.masks:
             moved[name] = move_masks(columns[name], plan, self.mask_fill, first_in_plan)
         for name in self.boxes:
@@ -164,13 +162,6 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-def _move_from_edges(values: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
-    """Return coordinates ``(N, K, 2)`` from the left and top edge, moved; float64."""
-    samples = slice(first_in_plan, first_in_plan + len(values))
-    start, factor, divisor, offset, _ = plan.edge_maps(values.device)[:, samples].unbind()
-    return (values - start) * factor / divisor + offset
-
-
 def _move_boxes(
     boxes: Tensor, plan: Plan, first_in_plan: int, share: Tensor, min_area: float
 ) -> tuple[Tensor, Tensor]:
@@ -180,12 +171,13 @@ def _move_boxes(
     ``min_area``, are NaN.
     """
     count, number = boxes.shape[:2]
-    corners = boxes.reshape(count, 2 * number, 2)
-    moved = _move_from_edges(corners.double(), plan, first_in_plan).to(boxes.dtype)
+    maps = plan.edge_maps(boxes.device)[:, first_in_plan : first_in_plan + count]
+    start, factor, divisor, offset, extent = maps.unbind()
+    corners = boxes.reshape(count, 2 * number, 2).double()
+    moved = ((corners - start) * factor / divisor + offset).to(boxes.dtype)
     one, other = moved.view(count, number, 2, 2).unbind(2)
     low, high = torch.minimum(one, other), torch.maximum(one, other)
-    samples = slice(first_in_plan, first_in_plan + count)
-    extent = plan.edge_maps(boxes.device)[4, samples].to(boxes.dtype)
+    extent = extent.to(boxes.dtype)
     shown_low, shown_high = (torch.minimum(edge.clamp(min=0), extent) for edge in (low, high))
     area = (shown_high - shown_low).prod(2)
     share = share * area / (high - low).prod(2)

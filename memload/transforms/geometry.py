@@ -64,6 +64,16 @@ class Axis:
             self.mirrored = self.flipped
         self.unchanged = False
 
+    def affine(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return factor and offset, float64 ``(N,)``, from source to output coordinates.
+
+        The centres of the pixels have integer coordinates.
+        """
+        factor = (self.extent if self.resized is None else self.resized) / self.length
+        offset = (0.5 - self.start) * factor - 0.5 - self.shift
+        direction = np.where(self.flipped, -1.0, 1.0)
+        return direction * factor, np.where(self.flipped, self.extent - 1 - offset, offset)
+
     def nearest(self, samples: slice) -> np.ndarray:
         """Return the source pixel nearest to each output pixel, int64 ``(N, extent)``.
 
@@ -83,10 +93,11 @@ class Axis:
         return np.where((pixel >= 0) & (pixel < self.resized), start + in_box, -1)
 
     def edge_map(self) -> np.ndarray:
-        """Return how coordinates move: start, factor, divisor, offset and extent, ``(5, N)``.
+        """Return how edges of boxes move: start, factor, divisor, offset and extent, ``(5, N)``.
 
         ``x`` becomes ``(x - start) · factor / divisor + offset``, where 0 and the extent are the
-        edges of the image. In float64 this is exact for whole ``x`` that become whole numbers.
+        edges of the image. This is `affine` for coordinates that are larger by 0.5, in a form that
+        is exact where edges meet: a box that only touches a crop has nothing left in it.
         """
         resized = self.length if self.resized is None else self.resized
         factor = np.where(self.flipped, -resized, resized)
@@ -146,6 +157,14 @@ class Plan:
         return all(
             max(axis.source, axis.resized or 0, axis.extent) <= LARGEST_SIDE for axis in axes
         )
+
+
+def move_points(points: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
+    """Move points ``(N, K, 2)``, x and y, to where the pixels below them went."""
+    maps = np.stack([np.stack(axis.affine(), 1) for axis in (plan.width, plan.height)], 2)
+    samples = slice(first_in_plan, first_in_plan + len(points))
+    factor, offset = upload(maps[samples, :, np.newaxis], points.device).to(points.dtype).unbind(1)
+    return points * factor + offset
 
 
 def weights(length: int, resized: int, antialias: bool) -> np.ndarray:
