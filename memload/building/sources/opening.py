@@ -54,6 +54,7 @@ _OPTIONS: Mapping[type, tuple[str, ...]] = {
     ZipArchive: ("extensions",),
     Manifest: ("root", *_TABLE),
     ParquetFiles: ("image_column", "label_column"),
+    TarShards: ("masks", "arrays"),
     ArrayFile: ("labels",),
 }
 

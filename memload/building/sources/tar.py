@@ -3,15 +3,18 @@
 import json
 import os
 import posixpath
+import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from memload.building.sources.beside import ENDINGS
 from memload.building.sources.columns import Columns
+from memload.building.sources.entries import ArrayEntries
 from memload.building.sources.listed import (
     ListedSource,
     add_folder_labels,
@@ -21,7 +24,7 @@ from memload.building.sources.listed import (
     without_shared_folders,
 )
 from memload.building.sources.positional import PositionalFile
-from memload.building.sources.record import EXTENSIONS, FileState
+from memload.building.sources.record import EXTENSIONS, FileState, Record
 from memload.errors import DecodeError, SourceError
 from memload.storage.format import RESERVED
 
@@ -29,6 +32,10 @@ from memload.storage.format import RESERVED
 _BLOCK_BYTES, _TAIL_BYTES = 512, 1 << 20
 #: What makes an extended header matter: another name or size, or a file with holes.
 _NOT_PLAIN = (b" path=", b" size=", b" GNU.")
+
+
+#: An extension that says what a file is, such as ``txt`` and ``depth.npy``, and does not number it.
+_KIND = re.compile(r"[a-z_]+(\.\w+)?")
 
 
 class _Member(NamedTuple):
@@ -39,13 +46,16 @@ class _Member(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The files of one stem: the image, by its name, and the contents of ``.cls`` and ``.json``."""
+    """The files of one stem: the image, by its name, the contents of ``.cls`` and ``.json``, and
+    the masks and other arrays.
+    """
 
     shard: int
     name: str
     image: _Member
     label: str | None
     json: str | None
+    arrays: tuple[_Member | None, ...]
 
 
 class TarShards(ListedSource):
@@ -58,18 +68,36 @@ class TarShards(ListedSource):
     the name of a class. Numbers in the object of ``.json`` become columns. So do texts with few
     values, and those called ``label`` are names of classes. Other files are left out, which
     ``notes`` reports. Without labels in these files, the folders in the tar are the classes, as in
-    `memload.ZipArchive`. A key is the name of the tar and of the image, such as
-    ``00000.tar/000123.jpg``. Links to images within a tar are followed.
+    `memload.ZipArchive`.
+
+    ``masks`` and ``arrays`` are the names of further files of a sample, without their extension:
+    ``masks=["mask"]`` is ``000123.mask.png`` or ``000123.mask.npy``. A mapping gives them other
+    names: ``masks={"mask": "png"}`` is ``000123.png`` beside ``000123.jpg``.
+
+    A key is the name of the tar and of the image, such as ``00000.tar/000123.jpg``. Links to images
+    within a tar are followed.
 
     Opening reads all headers and all small files, which takes some 0.1 ms a sample. A sample is
     read by its position, so samples may be in any order. Compressed tar files cannot be read so.
 
-    Raises SourceError if a file is not a tar, is compressed or truncated, or has no images.
+    Raises SourceError if a file is not a tar, is compressed or truncated, or has no images or none
+    of the arrays.
 
     >>> source = memload.TarShards(["shards/00000.tar", "shards/00001.tar"])  # doctest: +SKIP
     """
 
-    def __init__(self, paths: Sequence[str | Path]) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        masks: Sequence[str] | Mapping[str, str] = (),
+        arrays: Sequence[str] | Mapping[str, str] = (),
+    ) -> None:
+        members = _ArrayMembers(masks, arrays)
+        #: the names and the kinds of the records' arrays
+        self.arrays = members.kinds
+        if members.kinds:
+            self.identity = f"arrays {members.kinds!r} in {members.entry_of!r}"
         self._paths = [Path(path) for path in paths]
         self.path = self._paths[0]
         self._file = PositionalFile(self._paths[0])
@@ -78,13 +106,14 @@ class TarShards(ListedSource):
         self._states: list[FileState] = []
         skipped = Counter[str]()
         for number, path in enumerate(self._paths):
-            shard = _Shard(path)
+            shard = _Shard(path, members)
             samples += shard.samples(number)
             self._states.append(shard.state)
             skipped += shard.skipped
         if not samples:
             shown = ", ".join(path.name for path in self._paths[:3])
             raise SourceError(f"{shown}: no images in it. Check the path.", path=self._paths[0])
+        members.check(samples, skipped, self.path)
         names = [sample.name for sample in samples]
         if any(sample.label is not None for sample in samples):
             _add_classes(columns, samples)
@@ -97,8 +126,10 @@ class TarShards(ListedSource):
             kinds = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
             columns.notes.append(f"skipped files in tars: {kinds}")
         self._shard = np.array([sample.shard for sample in samples], np.int32)
-        self._start = np.array([sample.image.start for sample in samples], np.int64)
-        self._size = np.array([sample.image.size for sample in samples], np.int64)
+        #: where each file of a sample lies, int64 ``(n, 2)``: its start and its size
+        self._places = {"image": _places([sample.image for sample in samples])}
+        for number, name in enumerate(self.arrays):
+            self._places[name] = _places([sample.arrays[number] for sample in samples])
         shard_names = names_of(self._paths)
         keys = [
             f"{shard_names[sample.shard]}/{name}"
@@ -106,11 +137,22 @@ class TarShards(ListedSource):
         ]
         super().__init__(keys, columns.finish())
 
+    def __getitem__(self, index: int) -> Record:
+        arrays = {
+            name: self._read(name, index)
+            for name in self.arrays
+            if self._places[name][index, 1] >= 0
+        }
+        return super().__getitem__(index)._replace(arrays=arrays)
+
     def _image(self, index: int) -> bytes:
-        path, size = self._paths[self._shard[index]], int(self._size[index])
+        return self._read("image", index)
+
+    def _read(self, name: str, index: int) -> bytes:
+        path, (start, size) = self._paths[self._shard[index]], self._places[name][index].tolist()
         if self._file.path != path:  # one is open at a time: there may be thousands
             self._file = PositionalFile(path)
-        data = self._file.read(int(self._start[index]), size)
+        data = self._file.read(start, size)
         if len(data) != size:
             raise DecodeError(f"{path.name} has been truncated")
         return data
@@ -119,15 +161,63 @@ class TarShards(ListedSource):
         return self._states[int(self._shard[index])]
 
 
+def _places(members: Sequence[_Member | None]) -> np.ndarray:
+    """Return start and size of each member, int64 ``(n, 2)``; -1 for None."""
+    return np.array([member or (-1, -1) for member in members], np.int64)
+
+
+class _ArrayMembers:
+    """Which files in a tar are masks and other arrays."""
+
+    def __init__(
+        self,
+        masks: Sequence[str] | Mapping[str, str],
+        arrays: Sequence[str] | Mapping[str, str],
+    ) -> None:
+        entries = ArrayEntries(_by_name(masks), _by_name(arrays))
+        self.kinds, self.entry_of = entries.kinds, entries.entry_of
+
+    def name_of(self, extension: str) -> str | None:
+        """Return the array that a file with this extension, such as ``mask.png``, belongs to."""
+        for name, entry in self.entry_of.items():
+            first, last = f"{entry.lower()}.", f".{extension.rpartition('.')[2]}"
+            is_kind = last in ENDINGS[self.kinds[name]]
+            if extension == entry.lower() or (extension == f"{first}{last[1:]}" and is_kind):
+                return name
+        return None
+
+    def check(self, samples: Sequence[_Sample], skipped: Mapping[str, int], path: Path) -> None:
+        """Raise SourceError if no sample has one of the arrays."""
+        for number, (name, entry) in enumerate(self.entry_of.items()):
+            if all(sample.arrays[number] is None for sample in samples):
+                others = ", ".join(list(skipped)[:5]) or "none"
+                kind = "mask" if self.kinds[name] == "mask" else "array"
+                raise SourceError(
+                    f"{path} has no files for the {kind} {name!r}, such as "
+                    f"{_split(samples[0].name)[0]}.{entry}{'.png' * ('.' not in entry)}. Other "
+                    f"files beside the images: {others}. Name one of them.",
+                    path=path,
+                )
+
+
+def _by_name(entries: Sequence[str] | Mapping[str, str]) -> Sequence[str] | Mapping[str, str]:
+    """Return names of files by those of their arrays, such as ``mask`` for ``mask.png``."""
+    if isinstance(entries, (str, Mapping)):
+        return entries
+    return {entry.partition(".")[0]: entry for entry in entries}
+
+
 class _Shard:
     """What one tar file holds: images, texts beside them, and how much else. Raises SourceError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, members: _ArrayMembers) -> None:
         self.path = path
+        self._members = members
         self.skipped = Counter[str]()
         self._images: dict[str, _Member] = {}
         #: By extension and stem. A dict for each stem would take 0.2 KB a sample.
         self._texts: dict[str, dict[str, str]] = {"cls": {}, "json": {}}
+        self._arrays: dict[str, dict[str, _Member]] = {name: {} for name in members.kinds}
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -141,20 +231,28 @@ class _Shard:
         name = relative_name(member.name)
         stem, extension = _split(name)
         last = "." + extension.rpartition(".")[2]
-        place = self._place(name, member)
+        place, array = self._place(name, member), self._members.name_of(extension)
         if name in self._images or stem in self._texts.get(extension, ()):
             self.skipped["files whose name comes again"] += 1
         if is_hidden(name):
             self.skipped["hidden files"] += 1
         elif place is None:
             self.skipped["links to what is not an image of the tar"] += 1
+        elif array is not None:
+            if stem in self._arrays[array]:
+                raise SourceError(
+                    f"{self.path} has two files of {stem} for {array!r}; the second is {name}. "
+                    "Keep one of them, or name its ending, such as mask.png.",
+                    path=self.path,
+                )
+            self._arrays[array][stem] = place
         elif last in EXTENSIONS:
             self._images[name] = place
         elif extension in self._texts:
             content = os.pread(file.fileno(), place.size, place.start)
             self._texts[extension][stem] = content.decode("utf-8", "replace")
         else:
-            self.skipped[last] += 1
+            self.skipped[f".{extension}" if _KIND.fullmatch(extension) else last] += 1
 
     def _place(self, name: str, member: tarfile.TarInfo) -> _Member | None:
         """Return where the content is. That of a link has come before."""
@@ -165,6 +263,11 @@ class _Shard:
             target = posixpath.join(posixpath.dirname(name), target)
         return self._images.get(relative_name(target))
 
+    def _is_one_sample(self, stem: str) -> bool:
+        """Return whether files beside its images show that a stem is one sample."""
+        beside: list[Mapping[str, Any]] = [*self._texts.values(), *self._arrays.values()]
+        return any(stem in found for found in beside)
+
     def samples(self, number: int) -> Iterator[_Sample]:
         """Yield the samples, which belong to the shard of this number."""
         labels, objects = self._texts["cls"], self._texts["json"]
@@ -173,14 +276,14 @@ class _Shard:
             names.setdefault(_split(name)[0], []).append(name)
         for stem, candidates in names.items():
             plain = [name for name in candidates if "." not in _split(name)[1]]
-            chosen = plain[:1] or (
-                candidates[:1] if stem in labels or stem in objects else candidates
-            )
-            if len(chosen) < len(candidates):
-                self.skipped["other images of a sample"] += len(candidates) - len(chosen)
+            chosen = plain[:1] or (candidates[:1] if self._is_one_sample(stem) else candidates)
+            for name in candidates:
+                if name not in chosen:
+                    self.skipped[f".{_split(name)[1]} beside another image"] += 1
+            arrays = tuple(places.get(stem) for places in self._arrays.values())
             for name in chosen:
                 texts = labels.get(stem), objects.get(stem)
-                yield _Sample(number, name, self._images[name], *texts)
+                yield _Sample(number, name, self._images[name], *texts, arrays)
         without = len((labels.keys() | objects.keys()) - names.keys())
         if without:
             self.skipped["samples without an image"] += without

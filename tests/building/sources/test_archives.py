@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import memload
 from memload.building.sources.opening import open_source
 from memload.building.sources.tar import TarShards
 from memload.building.sources.zip import ZipArchive
@@ -138,7 +140,7 @@ def test_the_image_with_the_plain_extension_is_taken(tmp_path: Path) -> None:
     members |= {"d/b.y.jpg": b"one more"}
     source = TarShards([write_tar(tmp_path / "x.tar", members)])
     assert [record.image for record in source] == [b"image", b"other", b"one more"]
-    assert "skipped files in tars: .txt (1), other images of a sample (1)" in source.notes
+    assert "skipped files in tars: .txt (1), .seg.png beside another image (1)" in source.notes
 
 
 def test_json_values_that_are_missing_become_nan(tmp_path: Path) -> None:
@@ -246,3 +248,70 @@ def test_a_damaged_zip_is_an_error_or_rejects_the_sample(containers: Any) -> Non
 def test_files_of_other_kinds_are_not_built_together(containers: Any) -> None:
     with pytest.raises(ValueError, match="one by one"):
         open_source([containers.zip(), containers.tar()])
+
+
+# --------------------------------------------------------------------------- masks and other arrays
+
+
+def write_samples(path: Path, members: dict[str, bytes]) -> Path:
+    """Write a tar with three samples, whose labels are 0, 1, 2."""
+    images = {f"{number}.jpg": b"image %d" % number for number in range(3)}
+    labels = {f"{number}.cls": b"%d" % number for number in range(3)}
+    return write_tar(path, images | members | labels)
+
+
+def test_files_beside_the_images_of_a_tar_are_masks_and_arrays(tmp_path: Path) -> None:
+    members = {"0.mask.png": b"m0", "2.mask.NPY": b"m2", "1.depth.npy": b"d1", "1.txt": b"?"}
+    path = write_samples(tmp_path / "x.tar", members)
+    source = open_source(path, masks=["mask"], arrays=["depth"])
+    assert source.arrays == {"mask": "mask", "depth": "array"}
+    assert [record.arrays for record in source] == [
+        {"mask": b"m0"},
+        {"depth": b"d1"},
+        {"mask": b"m2"},
+    ]
+    assert [record.image for record in source] == [b"image 0", b"image 1", b"image 2"]
+    assert source.columns["label"].tolist() == [0, 1, 2]
+    assert source.notes == ["skipped files in tars: .txt (1)"]
+
+
+def test_masks_of_a_tar_may_differ_from_images_by_their_ending_alone(tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "x.tar", {f"{number}.png": b"m" for number in range(3)})
+    source = TarShards([path], masks={"mask": "png"})
+    assert source.arrays == {"mask": "mask"}
+    assert [record.image for record in source] == [b"image 0", b"image 1", b"image 2"]
+    assert [record.arrays for record in source] == [{"mask": b"m"}] * 3
+
+
+def test_two_masks_of_a_sample_are_told_apart_by_their_endings(tmp_path: Path) -> None:
+    members = {"0.mask.png": b"png", "0.mask.npy": b"npy"}
+    path = write_samples(tmp_path / "x.tar", members)
+    with pytest.raises(SourceError, match=r"two files of 0 for 'mask'.*0.mask.npy.*mask.png"):
+        open_source(path, masks=["mask"])
+    assert open_source(path, masks=["mask.png"])[0].arrays == {"mask": b"png"}
+
+
+def test_a_tar_without_masks_says_what_it_has(tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "x.tar", {"0.seg.png": b"", "1.depth.npy": b""})
+    with pytest.raises(SourceError, match=r"such as 0.mask.png. Other .* .seg.png beside another"):
+        open_source(path, masks=["mask"])
+
+
+def test_a_tar_with_masks_is_built_like_a_folder_with_masks(tmp_path: Path) -> None:
+    members = {}
+    for number in range(4):
+        ids = np.arange(48, dtype=np.uint8).reshape(6, 8) % (number + 2)
+        for name, array in [("image.png", np.stack([ids * 9] * 3, 2)), ("mask.png", ids)]:
+            stream = io.BytesIO()
+            Image.fromarray(array).save(stream, "png")
+            members[f"{number}.{name.replace('image.', '')}"] = stream.getvalue()
+            path = tmp_path / name.partition(".")[0] / f"{number}.png"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(stream.getvalue())
+    write_tar(tmp_path / "x.tar", members)
+    for source, masks, output in [("image", tmp_path / "mask", "a"), ("x.tar", ["mask"], "b")]:
+        path = tmp_path / f"{output}.bin"
+        report = memload.build(tmp_path / source, path, masks=masks, size=6, progress=False)
+        assert report.samples == 4
+    for name in ("bin", "mask.bin"):
+        assert (tmp_path / f"a.{name}").read_bytes() == (tmp_path / f"b.{name}").read_bytes()
