@@ -172,12 +172,13 @@ def build(
     timeout: float = 60.0,
     overwrite: bool = False,
     progress: bool | None = None,
-    masks: Any = None,
-    arrays: Any = None,
-    points: Any = None,
-    boxes: Any = None,
+    masks: str | Path | Sequence[str] | Mapping[str, str | Path] | None = None,
+    arrays: Sequence[str] | Mapping[str, str | Path] | None = None,
+    points: Sequence[str] | Mapping[str, str | int] | None = None,
+    boxes: Mapping[str, int] | None = None,
     missing_masks: MissingMasks = "reject",
     mask_fill: int = 255,
+    new_to: str | Path | None = None,
 ) -> BuildReport:
     """Decode every image of ``source`` once, into the memory map ``output`` and its index.
 
@@ -210,12 +211,34 @@ def build(
     their type's largest value, signed integers and floats as they are. Mean and std are left out if
     there are NaN or infinite values.
 
+    Beside the images:
+
+    - ``masks`` have an id for each pixel of their image. Give a folder of pictures that are named
+      as the images are, or ``{name: folder}``, or for a map-style data set the names of entries. A
+      mask is stored as ``out.mask.bin``, uint8 or uint16 ``(N, H, W)``, and goes where its image
+      goes: the same EXIF orientation, crop or margin, with nearest neighbor. Ids are palette
+      indices or gray values as in the file. A mask with colors, as JPEG, or of another size than
+      its image in its file, rejects the sample.
+    - ``mask_fill`` is the id in the margin of ``fit="pad"``. A sample without a mask is rejected,
+      or with ``missing_masks="fill"`` gets one of nothing but ``mask_fill``.
+    - ``arrays`` are given in the same way: further pictures, or .npy files, one for each sample.
+      They are stored as they are, as ``out.NAME.bin``. The first usable sample determines the shape
+      and the type; samples that differ are rejected.
+    - ``points`` and ``boxes`` name entries of a map-style data set, such as ``["landmarks"]`` and
+      ``{"boxes": 100}``, with the largest number of boxes a sample. They are columns that move with
+      the image. Points ``(k, 2)`` are x, y, and (0, 0) is the center of the top left pixel. Boxes
+      ``(k, 4)`` are the edges x1, y1, x2, y2, so that the whole picture is (0, 0, W, H). They are
+      clipped, and rows of NaN are no boxes.
+
+    ``new_to`` is the path of a data set. Only samples whose names it does not have are built.
+
     ``on_error="skip"`` lists images that cannot be used in ``out.rejects.csv`` and goes on.
     ``"raise"`` stops at the first. If more than ``max_rejects`` cannot be used, nothing is
     published, and the error shows the most frequent reasons. It is a share of all images, such as
     ``"10%"`` or ``0.1``, or a count if it is an integer.
 
-    ``shard_size`` splits the pixels into files of at most that many bytes. ``progress`` shows a
+    ``shard_size`` splits the pixels, and each other array, into files of at most that many bytes.
+    ``progress`` shows a
     progress bar; by default, if stderr is a terminal or this is a notebook. Elsewhere the logger
     ``memload`` gets a line about every 30 seconds, of level INFO.
 
@@ -231,6 +254,8 @@ def build(
 
     >>> memload.build("images/", "out.bin", size=224).samples
     1281167
+    >>> memload.build("images/", "out.bin", masks="masks/", fit="pad").arrays
+    (ArrayReport(name='mask', kind='mask', shape=(256, 256), dtype='uint8'),)
 
     Raises ValueError, SourceError, DependencyError and BuildError, and DecodeError if ``on_error``
     is ``"raise"``.
@@ -261,19 +286,18 @@ def build(
     if mode != "array":  # an error of the decoder's should not wait for the source
         Settings(mode=mode or "RGB", **image_options)
     limit = RejectLimit(max_rejects)
-    parts = {"masks": masks, "arrays": arrays, "points": points, "boxes": boxes}
+    parts: dict[str, Any] = {
+        "masks": masks,
+        "arrays": arrays,
+        "points": points,
+        "boxes": boxes,
+        "new_to": new_to,
+    }
     records = _open_source(source, classes, num_workers, timeout, parts)
-    check_mask_options(records, missing_masks, mask_fill)
     settings = _settings(records, mode, size, image_options, num_workers, timeout)
-    extra_arrays = find_arrays(
-        records,
-        settings,
-        missing_masks=missing_masks,
-        mask_fill=mask_fill,
-        num_workers=num_workers,
-        timeout=timeout,
-    )
-    settings = replace(settings, arrays=extra_arrays)
+    check_mask_options(records, missing_masks, mask_fill)
+    found = find_arrays(records, settings, missing_masks, mask_fill, num_workers, timeout)
+    settings = replace(settings, arrays=found)
     workspace = Workspace(
         records, output, settings, name=name, shard_size=shard_size, overwrite=overwrite
     )
@@ -312,7 +336,7 @@ def _open_source(
 ) -> Source:
     """Return the records. Their labels count into ``classes`` if these are given.
 
-    ``parts`` name the masks, arrays, points and boxes of the samples, or are None.
+    ``parts`` are further arguments of `open_source`.
     """
     names = None if classes is None else read_classes(classes)
     try:

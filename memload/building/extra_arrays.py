@@ -133,15 +133,15 @@ def _mask(
     with decode_errors(data if isinstance(data, bytes) else b"", max_pixels):
         if isinstance(data, bytes):
             data = read_npy(data) if is_npy(data) else open_picture(data, max_pixels)
-        if not isinstance(data, Image.Image):
-            ids = _ids_of_array(data)
-            check(ids.shape[::-1])
-            return ids, file_state
-        check(data.size)
-        _check_mode(data)
-        from_file = not isinstance(value, Image.Image)  # a data set's own may be changed
-        ids = picture_values(data) if from_file else np.asarray(data)
-        return _ids_of_array(ids), file_state
+        if isinstance(data, Image.Image):
+            if data.format != "TIFF":  # whose size may be that of the picture turned upright
+                check(data.size)
+            _check_mode(data)
+            from_file = not isinstance(value, Image.Image)  # a data set's own may be changed
+            data = picture_values(data) if from_file else np.asarray(data)
+        ids = _ids_of_array(data)
+    check(ids.shape[::-1])
+    return ids, file_state
 
 
 def _array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:

@@ -17,7 +17,6 @@ from memload.errors import SourceError
 def find_arrays(
     source: Source,
     settings: Settings | ArraySettings,
-    *,
     missing_masks: MissingMasks,
     mask_fill: int,
     num_workers: int,

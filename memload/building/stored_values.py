@@ -9,7 +9,7 @@ from PIL import Image
 from memload.building.decoders import INVERSE, open_image, orientation_of, too_large
 from memload.building.depth import is_deep_gray, largest_value, png_raw_mode
 from memload.building.resizing import turn_mask
-from memload.errors import DecodeError
+from memload.errors import DecodeError, describe_error
 
 #: Pillow's modes of pictures whose pixels have one whole number.
 ID_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B")
@@ -40,11 +40,13 @@ def read_npy(data: bytes) -> np.ndarray:
             shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
         if dtype.hasobject:
             raise DecodeError("an .npy file of Python objects. Save an array of numbers")
-        # The shape is that of the data: a damaged header cannot ask for memory.
+        # The shape has to be that of the data: a damaged header cannot ask for memory.
         values = np.frombuffer(data, dtype, offset=file.tell())
         return values.reshape(shape, order="F" if is_fortran else "C")
-    except ValueError as error:
-        raise DecodeError(f"a damaged .npy file: {error}") from None
+    except DecodeError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a damaged header may raise anything
+        raise DecodeError(f"a damaged .npy file: {describe_error(error)}") from None
 
 
 def open_picture(data: bytes, max_pixels: int) -> Image.Image:

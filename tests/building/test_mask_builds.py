@@ -1,0 +1,612 @@
+"""Builds with masks and other arrays: their files, what is rejected, resuming and replacing."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import memload
+from memload.building.sources.beside import FilesBeside
+from memload.building.sources.record import Column
+from memload.storage.index import Index
+from tests.building.test_resuming import Stop, files, killed_at, undisturbed
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
+CLASSES = ("ant", "bee")
+ROW = 6 * 6
+
+
+def picture(number: int) -> Image.Image:
+    pixels = np.random.default_rng(number).integers(0, 256, (8, 9 + number, 3))
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def ids(number: int) -> np.ndarray:
+    return np.random.default_rng(100 + number).integers(0, 21, (8, 9 + number)).astype(np.uint8)
+
+
+def depth(number: int) -> np.ndarray:
+    return np.random.default_rng(200 + number).standard_normal((2, 3)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ten pictures in ``images``, and files of their names in ``masks`` and ``depth``."""
+    for number in range(10):
+        name = f"{CLASSES[number % 2]}/{number}"
+        for part in ("images", "masks", "depth"):
+            (tmp_path / part / name).parent.mkdir(parents=True, exist_ok=True)
+        exif = Image.Exif()
+        exif[0x0112] = 1 + number % 8
+        picture(number).save(tmp_path / "images" / f"{name}.png", exif=exif)
+        Image.fromarray(ids(number)).save(tmp_path / "masks" / f"{name}.png")
+        np.save(tmp_path / "depth" / f"{name}.npy", depth(number))
+    return tmp_path
+
+
+def options_for(folder: Path) -> dict[str, Any]:
+    return {
+        "masks": folder / "masks",
+        "arrays": {"depth": folder / "depth"},
+        "size": 6,
+        "num_workers": 0,
+        "max_rejects": "100%",
+        "shard_size": 4096 + 4 * ROW * 3,
+    }
+
+
+def build(folder: Path, place: Path | None = None, **options: Any) -> memload.BuildReport:
+    place = folder if place is None else place
+    return memload.build(folder / "images", place / "out.bin", **options_for(folder) | options)
+
+
+def rejected(place: Path) -> dict[str, str]:
+    with contextlib.suppress(FileNotFoundError):
+        lines = (place / "out.rejects.csv").read_text().splitlines()[1:]
+        return {line.partition(",")[0]: line.partition(",")[2] for line in lines}
+    return {}
+
+
+class Samples:
+    """A source of five records, whose arrays are given."""
+
+    notes: ClassVar[list[str]] = []
+    classes = None
+
+    def __init__(
+        self,
+        kinds: Mapping[str, str],
+        arrays: Callable[[int], Mapping[str, Any]],
+        schema: Mapping[str, Column] | None = None,
+        columns: Callable[[int], Mapping[str, Any]] = lambda number: {},
+        act: Callable[[int], object] = lambda number: None,
+    ) -> None:
+        self.arrays, self.get_arrays, self.get_columns = kinds, arrays, columns
+        self.schema, self.act = schema or {}, act
+        self.keys = [str(number) for number in range(5)]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def image(self, number: int) -> Any:
+        return np.full((6, 6, 3), number, np.uint8)
+
+    def __getitem__(self, number: int) -> memload.Record:
+        self.act(number)
+        columns, arrays = self.get_columns(number), self.get_arrays(number)
+        return memload.Record(str(number), self.image(number), columns, arrays=arrays)
+
+
+def mask_of(number: int) -> np.ndarray:
+    return np.full((6, 6), number, np.uint8)
+
+
+def build_samples(source: Any, place: Path, **options: Any) -> memload.BuildReport:
+    defaults = {"size": 6, "num_workers": 0, "max_rejects": "100%"}
+    return memload.build(source, place / "out.bin", **defaults | options)
+
+
+def rows(place: Path, name: str) -> np.ndarray:
+    array = Index.open(place / "out.bin").array(name)
+    return np.concatenate([np.load(place / shard.file) for shard in array.shards])
+
+
+# What comes out
+
+
+def test_masks_and_arrays_are_files_beside_the_images(folder: Path) -> None:
+    report = build(folder, shard_size=None)
+    masks = np.load(folder / "out.mask.bin", mmap_mode="r")
+    assert (masks.shape, masks.dtype) == ((10, 6, 6), np.uint8)
+    index = Index.open(folder / "out.bin")
+    assert [(array.name, array.kind) for array in index.arrays] == [
+        ("image", "image"),
+        ("mask", "mask"),
+        ("depth", "array"),
+    ]
+    depths = np.load(folder / "out.depth.bin")
+    for row, key in enumerate(index.keys):
+        assert np.array_equal(depths[row], depth(int(key[4])))
+    assert {path.name for path in folder.glob("out*")} == {
+        *("out.bin", "out.idx", "out.mask.bin", "out.depth.bin")
+    }
+    assert memload.verify(folder / "out.bin").ok
+    assert report.bytes == sum(path.stat().st_size for path in folder.glob("out*.bin"))
+    assert [array._asdict() for array in report.arrays] == [
+        {"name": "mask", "kind": "mask", "shape": (6, 6), "dtype": "uint8"},
+        {"name": "depth", "kind": "array", "shape": (2, 3), "dtype": "float32"},
+    ]
+    assert "mask 6×6 uint8" in str(report)
+    assert json.loads(json.dumps(report.as_dict()))["arrays"][0]["name"] == "mask"
+    assert index.statistics["mask_ids"] == {"mask": np.unique(masks).tolist()}
+
+
+def test_masks_lie_over_their_images(folder: Path) -> None:
+    """Images of the same values, stored with the nearest neighbor, too, show where they go."""
+    for path in (folder / "images").rglob("*.png"):
+        with Image.open(path) as image:
+            exif = image.getexif()
+        Image.fromarray(ids(int(path.stem))).save(path, exif=exif)
+    build(folder, mode="L", interpolation="nearest", size=16, shard_size=None)
+    assert np.array_equal(rows(folder, "image")[..., 0], rows(folder, "mask"))
+
+
+def test_files_are_the_same_for_any_number_of_workers(folder: Path) -> None:
+    (folder / "masks" / "bee" / "3.png").unlink()
+    Image.new("RGB", (14, 8)).save(folder / "masks" / "bee" / "5.png")
+    written = []
+    for num_workers in range(4):
+        place = folder / str(num_workers)
+        place.mkdir()
+        assert build(folder, place, num_workers=num_workers).rejected == 2
+        written.append(files(place))
+    assert written[1:] == written[:1] * 3
+    assert sorted(written[0]) == [
+        *(f"out-0000{number}-of-00003.bin" for number in range(3)),
+        "out.depth.bin",
+        "out.idx",
+        "out.mask.bin",
+        "out.rejects.csv",
+    ]
+    # A row that no sample uses is all zeros in every array.
+    used = Index.open(folder / "0" / "out.bin").row
+    for name in ("image", "mask", "depth"):
+        assert not np.delete(rows(folder / "0", name), used, axis=0).any()
+
+
+def test_the_shard_size_holds_for_each_array(folder: Path) -> None:
+    build(folder, shard_size=4096 + 3 * ROW * 3)
+    names = {path.name for path in folder.glob("out*.bin")}
+    assert names == {
+        *(f"out-0000{number}-of-00004.bin" for number in range(4)),
+        *("out.mask-00000-of-00002.bin", "out.mask-00001-of-00002.bin", "out.depth.bin"),
+    }
+    assert memload.verify(folder / "out.bin").ok
+    with pytest.raises(ValueError, match="shard_size: 4,100 bytes are too few"):
+        build(folder, shard_size=4100, overwrite=True)
+
+
+def test_a_data_set_without_masks_is_as_it_was_before(folder: Path) -> None:
+    build(folder, masks=None, arrays=None)
+    index = Index.open(folder / "out.bin")
+    assert not {"mask_fill", "missing_masks", "arrays"} & {*index.build["settings"]}
+    assert "mask_ids" not in index.statistics
+
+
+def test_arrays_can_have_masks(tmp_path: Path) -> None:
+    source = Samples({"mask": "mask"}, lambda number: {"mask": mask_of(number)})
+    report = build_samples(source, tmp_path, mode="array", size=None)
+    assert (report.samples, report.arrays[0].shape) == (5, (6, 6))
+    assert rows(tmp_path, "mask")[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+# What is rejected, and what the first sample decides
+
+
+def test_samples_whose_mask_does_not_fit_are_rejected_with_the_reason(folder: Path) -> None:
+    masks = folder / "masks"
+    (masks / "bee" / "1.png").unlink()
+    Image.new("L", (3, 3)).save(masks / "ant" / "2.png")
+    Image.new("RGB", (12, 8)).save(masks / "bee" / "3.png")
+    (masks / "ant" / "4.png").write_bytes(b"junk")
+    np.save(folder / "depth" / "bee" / "5.npy", np.zeros((3, 2), np.float32))
+    assert build(folder).samples == 5
+    found = rejected(folder)
+    assert found["bee/1.png"] == "mask 'mask': it is missing"
+    assert "its size is 3×3, but its image has 11×8 in its file, before EXIF" in found["ant/2.png"]
+    assert "palette or gray PNG" in found["bee/3.png"]
+    assert "not an image in a supported format" in found["ant/4.png"]
+    assert "(3, 2) of float32, but the first one is (2, 3) of float32" in found["bee/5.png"]
+
+
+def test_missing_masks_can_be_filled_and_are_counted(folder: Path) -> None:
+    for name in ("ant/0", "bee/7"):
+        (folder / "masks" / f"{name}.png").unlink()
+    report = build(folder, missing_masks="fill", mask_fill=9)
+    assert report.rejected == 0
+    assert [note for note in report.notes if "theirs" in note] == [
+        "2 of 10 samples have no mask; theirs is 9 everywhere"
+    ]
+    index = Index.open(folder / "out.bin")
+    masks = rows(folder, "mask")
+    for row, key in enumerate(index.keys):
+        assert (masks[row] == 9).all() == (key in ("ant/0.png", "bee/7.png"))
+    assert index.build["settings"]["mask_fill"] == 9
+
+
+def test_the_margin_of_a_mask_is_the_fill(folder: Path) -> None:
+    build(folder, fit="pad", mask_fill=77, fill="white")
+    masks, images = rows(folder, "mask"), rows(folder, "image")
+    assert np.array_equal((masks == 77), (images == 255).all(axis=3))
+
+
+def test_the_first_usable_sample_decides_the_type(tmp_path: Path) -> None:
+    def arrays(number: int) -> dict[str, Any]:
+        if number == 0:
+            return {}  # it lacks its mask
+        if number == 1:
+            return {"mask": np.zeros((9, 9), np.uint8)}  # of another size
+        return {"mask": mask_of(number).astype(np.uint16 if number == 2 else np.uint8) + number}
+
+    for num_workers in (0, 1):
+        build_samples(Samples({"mask": "mask"}, arrays), tmp_path, num_workers=num_workers)
+        assert rows(tmp_path, "mask").dtype == np.uint16
+        assert [*rejected(tmp_path)] == ["0", "1"]
+        for path in tmp_path.glob("out*"):
+            path.unlink()
+
+
+def test_the_array_of_a_broken_image_decides_nothing(tmp_path: Path) -> None:
+    class Broken(Samples):
+        def image(self, number: int) -> Any:
+            return b"junk" if number == 0 else super().image(number)
+
+    source = Broken({"depth": "array"}, lambda number: {"depth": np.zeros(2 + (number == 0))})
+    assert build_samples(source, tmp_path).samples == 4
+
+
+def test_ids_that_exceed_the_type_of_the_first_mask_are_rejected(tmp_path: Path) -> None:
+    values = [1, 255, 256, 3, 4]
+    source = Samples(
+        {"mask": "mask"},
+        lambda number: {"mask": np.full((6, 6), values[number], np.uint16 if number else np.uint8)},
+    )
+    assert build_samples(source, tmp_path).samples == 4
+    assert "its largest id is 256, but the first mask has 8 bits" in rejected(tmp_path)["2"]
+
+
+def test_a_mask_that_comes_late_is_found(tmp_path: Path) -> None:
+    class Late(Samples):
+        def __init__(self) -> None:
+            mask = np.full((6, 6), 300, np.uint16)
+            super().__init__({"mask": "mask"}, lambda n: {"mask": mask} if n == 149 else {})
+            self.keys = [str(number) for number in range(150)]
+
+    report = build_samples(Late(), tmp_path, missing_masks="fill")
+    assert (report.samples, report.arrays[0].dtype) == (150, "uint16")
+
+
+def test_no_mask_at_all_is_an_error_unless_they_are_filled(tmp_path: Path) -> None:
+    source = Samples({"mask": "mask"}, lambda number: {"mask": None})
+    with pytest.raises(memload.SourceError, match="No sample has the mask 'mask'"):
+        build_samples(source, tmp_path)
+    report = build_samples(source, tmp_path, missing_masks="fill")
+    assert (report.samples, rows(tmp_path, "mask").min()) == (5, 255)
+
+
+def test_nothing_but_bad_masks_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    source = Samples({"mask": "mask"}, lambda number: {"mask": np.zeros((6, 6, 3), np.uint8)})
+    with pytest.raises(memload.SourceError, match=r"None of the first 5 .* is no mask"):
+        build_samples(source, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_mask_that_crashes_its_worker_is_rejected(tmp_path: Path) -> None:
+    def arrays(number: int) -> dict[str, Any]:
+        if number == 3:
+            os._exit(1)
+        return {"mask": mask_of(number)}
+
+    report = build_samples(Samples({"mask": "mask"}, arrays), tmp_path, num_workers=1)
+    assert (report.samples, [*rejected(tmp_path)]) == (4, ["3"])
+
+
+# Boxes
+
+
+def test_boxes_are_stored_as_such(tmp_path: Path) -> None:
+    class Large(Samples):
+        def image(self, number: int) -> Any:
+            return np.full((12, 12, 3), number, np.uint8)
+
+    boxes = [[2, 4, 6, 12], [0, 0, np.nan, 0], [-9, -9, 0, 0]]
+    source = Large(
+        {},
+        lambda number: {},
+        {"boxes": Column("<f4", (3, 4), boxes=True)},
+        lambda n: {"boxes": boxes},
+    )
+    build_samples(source, tmp_path)
+    index = Index.open(tmp_path / "out.bin")
+    assert index.boxes == ("boxes",)
+    found = index.columns["boxes"]
+    assert found.dtype == np.float32
+    assert found[4, 0].tolist() == [1, 2, 3, 6]
+    assert np.isnan(found[:, 1:]).all()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"missing_masks": "skip"}, ValueError, "missing_masks: 'skip' is neither"),
+        ({"mask_fill": -1}, ValueError, "mask_fill: -1 is no whole number from 0 to 65,535"),
+        ({"mask_fill": 2.5}, ValueError, "mask_fill: 2.5 is no whole number"),
+        ({"mask_fill": 256}, ValueError, "mask_fill: 256 does not fit the mask 'mask'"),
+        ({"masks": None, "mask_fill": 0}, ValueError, "mask_fill: 0 has no effect"),
+        ({"masks": None, "missing_masks": "fill"}, ValueError, "'fill' has no effect"),
+        ({"masks": "nowhere"}, memload.SourceError, "nowhere does not exist"),
+    ],
+)
+def test_wrong_arguments_are_errors_before_anything_is_written(
+    folder: Path, options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        build(folder, **options)
+    assert not [*folder.glob("out*")]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "match"),
+    [
+        ({"image": "mask"}, "'image' cannot be the name of an array"),
+        ({"row": "mask"}, "'row' cannot be the name"),
+        ({"a/b": "mask"}, "'a/b' cannot be the name"),
+        ({"": "mask"}, "'' cannot be the name"),
+        ({"a-00000-of-00002": "mask"}, "cannot be the name"),
+        ({"boxes": "mask"}, "'boxes' is the name of a column, too"),
+        ({"mask": "boxes"}, "'mask' is of kind 'boxes'"),
+    ],
+)
+def test_names_that_no_array_can_have_are_refused(tmp_path: Path, arrays: Any, match: str) -> None:
+    schema = {"boxes": Column("<f4", (3, 4), boxes=True)}
+    with pytest.raises(memload.SourceError, match=match):
+        build_samples(Samples(arrays, lambda number: {}, schema), tmp_path)
+
+
+def test_boxes_of_another_shape_are_refused(tmp_path: Path) -> None:
+    for column in (Column("<f4", (3,), boxes=True), Column("<f8", (3, 4), boxes=True)):
+        with pytest.raises(memload.SourceError, match="boxes are float32 of shape"):
+            build_samples(Samples({}, lambda number: {}, {"boxes": column}), tmp_path)
+
+
+def test_the_free_space_is_compared_with_all_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
+    with pytest.raises(memload.BuildError, match="with mask, depth need 1"):
+        build(folder, shard_size=None)
+
+
+# Resuming
+
+
+class StoppedAt(FilesBeside):
+    """The images and what lies beside them; the build is stopped at one of them."""
+
+    def __init__(self, folder: Path, row: int) -> None:
+        masks, arrays = {"mask": folder / "masks"}, {"depth": folder / "depth"}
+        super().__init__(memload.ImageFolder(folder / "images"), masks=masks, arrays=arrays)
+        self.row = row
+
+    def __getitem__(self, index: int) -> memload.Record:
+        if index == self.row:
+            raise Stop
+        return super().__getitem__(index)
+
+
+def interrupt(folder: Path, row: int = 9, **options: Any) -> None:
+    options = options_for(folder) | {"masks": None, "arrays": None} | options
+    with pytest.raises(Stop):
+        memload.build(StoppedAt(folder, row), folder / "out.bin", **options)
+
+
+def finish(folder: Path, **options: Any) -> memload.BuildReport:
+    expected = folder / "expected"
+    expected.mkdir()
+    build(folder, expected, **options)
+    report = build(folder, **options)
+    assert files(folder) == files(expected)
+    assert not (folder / "out.building").exists()
+    return report
+
+
+def change_mask(folder: Path) -> None:
+    Image.fromarray(ids(4)[::-1]).save(folder / "masks" / "ant" / "4.png", compress_level=0)
+
+
+def change_depth(folder: Path) -> None:
+    np.save(folder / "depth" / "ant" / "4.npy", depth(4) + 1)
+    os.utime(folder / "depth" / "ant" / "4.npy", (1, 1))
+
+
+def remove_mask(folder: Path) -> None:
+    (folder / "masks" / "ant" / "4.png").unlink()
+
+
+def add_image(folder: Path) -> None:
+    for part, end in (("images", "png"), ("masks", "png"), ("depth", "npy")):
+        shutil.copy(folder / part / "bee" / f"1.{end}", folder / part / "ant" / f"1.{end}")
+
+
+def remove_image(folder: Path) -> None:
+    (folder / "images" / "ant" / "4.png").unlink()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"shard_size": 4096 + 3 * ROW * 3}])
+@pytest.mark.parametrize(
+    ("change", "converted"),
+    [(None, 1), (change_mask, 2), (change_depth, 2), (remove_mask, 2), (add_image, 2),
+     (remove_image, 1)],
+)  # fmt: skip
+def test_what_changed_is_converted_again(
+    folder: Path, change: Callable[[Path], None] | None, converted: int, options: dict[str, Any]
+) -> None:
+    interrupt(folder, **options | {"num_workers": 0})
+    if change is not None:
+        change(folder)
+    report = finish(folder, **options)
+    assert converted <= report.converted <= converted + 2  # rows of an unfinished chunk count too
+
+
+def test_a_mask_that_was_missing_is_taken_once_it_is_there(folder: Path) -> None:
+    path = folder / "masks" / "ant" / "4.png"
+    data = path.read_bytes()
+    path.unlink()
+    interrupt(folder, missing_masks="fill")
+    path.write_bytes(data)
+    assert not any("theirs" in note for note in finish(folder, missing_masks="fill").notes)
+
+
+def test_the_note_on_missing_masks_is_the_same_after_an_interruption(folder: Path) -> None:
+    (folder / "masks" / "ant" / "0.png").unlink()
+    interrupt(folder, missing_masks="fill")
+    report = finish(folder, missing_masks="fill")
+    assert "1 of 10 samples have no mask; theirs is 255 everywhere" in report.notes
+
+
+def test_a_damaged_row_of_a_mask_is_converted_again(folder: Path) -> None:
+    interrupt(folder)
+    with (folder / "out.building" / "out.mask.bin").open("r+b") as file:
+        file.seek(4096 + 3 * ROW)
+        file.write(b"\xaa")
+    assert finish(folder).converted >= 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_another_data_set_of_masks_is_not_gone_on_with(tmp_path: Path, num_workers: int) -> None:
+    def stop(number: int) -> None:
+        if number == 4:
+            raise Stop
+
+    def source(added: int, act: Any = lambda number: None) -> Samples:
+        return Samples({"mask": "mask"}, lambda n: {"mask": mask_of(n + added)}, act=act)
+
+    with pytest.raises(Stop):
+        build_samples(source(0, stop), tmp_path)
+    with pytest.raises(memload.BuildError, match="another data set: sample 0 has another 'mask'"):
+        build_samples(source(1), tmp_path, num_workers=num_workers)
+    build_samples(source(0), tmp_path, num_workers=num_workers)
+    assert files(tmp_path) == undisturbed(source(0), tmp_path / "expected", size=6)
+
+
+def test_other_masks_are_another_build(folder: Path) -> None:
+    interrupt(folder)
+    with pytest.raises(
+        memload.BuildError, match="unfinished build with other settings: arrays was"
+    ):
+        build(folder, arrays=None)
+    with pytest.raises(memload.BuildError, match="mask_fill was 255 and is 3"):
+        build(folder, mask_fill=3)
+    build(folder, arrays=None, overwrite=True)
+    assert not (folder / "out.depth.bin").exists()
+    assert not (folder / "out.building").exists()
+
+
+@LINUX
+@pytest.mark.parametrize("old", [False, True], ids=["fresh", "over an old one"])
+@pytest.mark.parametrize(
+    "steps", [range(1, 200, 17), pytest.param(range(1, 400), marks=pytest.mark.slow)]
+)
+def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
+    folder: Path, old: bool, steps: range
+) -> None:
+    (folder / "masks" / "bee" / "3.png").unlink()
+    options: dict[str, Any] = {"shard_size": 4096 + 3 * ROW * 3, "overwrite": old}
+    expected, place = folder / "expected", folder / "place"
+    expected.mkdir()
+    build(folder, expected, **options)
+    finished = False
+    for step in steps:
+        place.mkdir()
+        if old:  # with other shards, which are to go, and without the masks
+            build(folder, place, shard_size=4096 + 2 * ROW * 3, masks=None)
+        before = files(place)
+        finished = killed_at(step, lambda: build(folder, place, **options))
+        if (place / "out.idx").exists():  # the old one is whole, or the new one is
+            assert files(place) == files(expected) or before.items() <= files(place).items(), step
+            assert memload.verify(place / "out.bin").ok, step
+        else:
+            with pytest.raises(memload.MissingError):
+                memload.MemmapDataset(place / "out.bin")
+        if old or files(place) != files(expected):
+            build(folder, place, **options)
+            assert not (place / "out.building").exists(), step
+        assert files(place) == files(expected), step
+        shutil.rmtree(place)
+        if finished:
+            break
+    assert finished
+    assert step > 80
+
+
+# Replacing
+
+
+def test_files_of_masks_of_an_older_build_are_removed(folder: Path) -> None:
+    build(folder, shard_size=4096 + 3 * ROW * 3)
+    build(folder, masks=None, arrays=None, shard_size=None, overwrite=True)
+    assert {path.name for path in folder.glob("out*")} == {"out.bin", "out.idx"}
+
+
+def test_files_that_another_index_names_and_those_of_the_user_are_kept(folder: Path) -> None:
+    build(folder, shard_size=None)
+    dataset = memload.MemmapDataset(folder / "out.bin")
+    dataset.subset([0]).save(folder / "few.idx")
+    build(folder, masks=None, arrays=None, shard_size=3 * 4096, overwrite=True)
+    assert (folder / "out.mask.bin").exists()
+    (folder / "out.notes.bin").write_bytes(b"mine")
+    build(folder, overwrite=True)
+    assert (folder / "out.notes.bin").read_bytes() == b"mine"
+
+
+def test_a_mask_does_not_take_the_place_of_another_data_set(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    memload.build(folder / "images", folder / "out.mask.bin", size=6, num_workers=0)
+    before = files(folder)
+    for shard_size in (None, 4096 + 3 * ROW * 3):
+        with pytest.raises(memload.BuildError, match=r"which is the data set of out\.mask\.idx"):
+            build(folder, overwrite=True, shard_size=shard_size)
+    assert files(folder) == before
+
+
+def test_a_data_set_does_not_take_the_place_of_a_mask(folder: Path) -> None:
+    build(folder, shard_size=None)
+    before = files(folder)
+    with pytest.raises(memload.BuildError, match=r"out\.mask\.bin is the mask 'mask' of out\.idx"):
+        memload.build(
+            folder / "images", folder / "out.mask.bin", size=6, num_workers=0, overwrite=True
+        )
+    assert files(folder) == before
+
+
+def test_a_file_with_the_name_of_a_mask_is_not_replaced_unless_it_is_said(folder: Path) -> None:
+    (folder / "out.mask.bin").write_bytes(b"somebody else's")
+    with pytest.raises(memload.BuildError, match=r"out\.mask\.bin exists already"):
+        build(folder, shard_size=None)
+    build(folder, shard_size=None, overwrite=True)
+    assert memload.verify(folder / "out.bin").ok

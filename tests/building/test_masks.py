@@ -1,0 +1,465 @@
+"""Masks, other arrays and boxes that are converted beside their images."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, features
+
+from memload.building.conversion import ArraySettings, Row, Settings
+from memload.building.extra_arrays import ExtraArray
+from memload.building.resizing import FITS, Fit, Placement, nearest, place_mask, turn
+from memload.building.sources.record import Record
+from memload.errors import DecodeError
+
+ORIENTED = ["JPEG", "PNG", "WEBP", "TIFF", *(["AVIF"] if features.check("avif") else [])]
+
+
+def noise(width: int, height: int, seed: int = 0, high: int = 256) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, high, (height, width)).astype(np.uint8)
+
+
+def encode(image: Image.Image | np.ndarray, format: str = "PNG", **options: Any) -> bytes:
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def exif(orientation: int) -> Image.Exif:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+def palette(ids: np.ndarray) -> Image.Image:
+    image = Image.fromarray(ids).convert("L")
+    image.putpalette(np.random.default_rng(9).integers(0, 256, 768).astype(np.uint8).tobytes())
+    return image
+
+
+def convert(
+    image: Any,
+    mask: Any,
+    *,
+    descr: str = "|u1",
+    fill: int = 255,
+    fills_missing: bool = False,
+    size: tuple[int, int] = (16, 16),
+    **options: Any,
+) -> Row:
+    array = ExtraArray("mask", "mask", descr, size, fill, fills_missing)
+    record = Record("key", image, {}, arrays={} if mask is None else {"mask": mask})
+    return Settings(size=size, arrays=(array,), **options).convert(record, [])
+
+
+def converted(image: Any, mask: Any, *, descr: str = "|u1", **options: Any) -> np.ndarray:
+    size = options.setdefault("size", (16, 16))
+    row = convert(image, mask, descr=descr, **options)
+    return np.frombuffer(row.arrays[0].data, descr).reshape(size)
+
+
+def reason(mask: Any, image: Any = None, **options: Any) -> str:
+    image = Image.new("RGB", (8, 6)) if image is None else image
+    with pytest.raises(DecodeError) as caught:
+        convert(image, mask, **options)
+    return caught.value.reason
+
+
+def reference(upright: np.ndarray, size: tuple[int, int], fit: Fit, fill: int) -> np.ndarray:
+    """A mask resized with the nearest neighbor, pixel by pixel, with fractions as they are."""
+    height, width = upright.shape
+    placement = Placement.of((width, height), size[::-1], fit)
+    out = np.full(size, fill, upright.dtype)
+    for y in range(size[0]):
+        for x in range(size[1]):
+            column, row = x + placement.left, y + placement.top
+            if 0 <= column < placement.resized[0] and 0 <= row < placement.resized[1]:
+                out[y, x] = upright[
+                    (2 * row + 1) * height // (2 * placement.resized[1]),
+                    (2 * column + 1) * width // (2 * placement.resized[0]),
+                ]
+    return out
+
+
+# Where a mask goes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    target=st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    orientation=st.integers(1, 8),
+    fit=st.sampled_from(FITS),
+    seed=st.integers(0, 9),
+)
+def test_a_mask_goes_where_its_image_goes(
+    size: tuple[int, int], target: tuple[int, int], orientation: int, fit: Fit, seed: int
+) -> None:
+    ids = noise(*size, seed=seed, high=200)
+    image = encode(Image.new("RGB", size), exif=exif(orientation))
+    found = converted(image, encode(ids), size=target, fit=fit, fill=250)
+    upright = np.asarray(turn(Image.fromarray(ids), orientation))
+    np.testing.assert_array_equal(found, reference(upright, target, fit, 250), strict=True)
+    assert set(found.ravel()) <= {*ids.ravel().tolist(), 250}
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("fast", [False, True])
+def test_ids_follow_an_image_that_shows_them(orientation: int, fit: Fit, fast: bool) -> None:
+    ids = noise(50, 31)
+    image = encode(ids, exif=exif(orientation))
+    options: dict[str, Any] = {"mode": "L", "interpolation": "nearest", "fit": fit, "fast": fast}
+    row = convert(image, encode(ids), size=(16, 23), fill=0, **options)
+    pixels, mask = np.frombuffer(row.pixels, np.uint8), np.frombuffer(row.arrays[0].data, np.uint8)
+    assert np.mean(pixels == mask) > 0.9  # Pillow takes either one of two equally near pixels
+
+
+@pytest.mark.parametrize("format", ORIENTED)
+def test_orientations_of_all_formats_turn_masks(format: str) -> None:
+    image = encode(Image.new("RGB", (40, 20)), format, exif=exif(6))
+    ids = noise(40, 20)
+    found = converted(image, ids, size=(40, 20), fit="squash")
+    assert np.array_equal(found, np.rot90(ids, -1))
+
+
+def test_a_mask_stays_as_it_is_where_the_orientation_is_ignored() -> None:
+    ids = noise(40, 20)
+    image = encode(Image.new("RGB", (40, 20)), "JPEG", exif=exif(6))
+    assert np.array_equal(converted(image, ids, size=(20, 40), exif=False), ids)
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_the_orientation_of_a_mask_itself_is_ignored(format: str) -> None:
+    ids = noise(16, 12)
+    for orientation in range(1, 9):
+        mask = encode(ids, format, exif=exif(orientation))
+        found = converted(Image.new("RGB", (16, 12)), mask, size=(12, 16))
+        assert np.array_equal(found, ids), orientation
+
+
+def test_a_mask_of_a_jpeg_that_is_decoded_smaller_goes_to_the_same_place() -> None:
+    ids = noise(640, 480)
+    image = encode(Image.new("RGB", (640, 480)), "JPEG")
+    assert np.array_equal(converted(image, ids, fast=True), converted(image, ids))
+
+
+@settings(max_examples=200, deadline=None)
+@given(length=st.integers(1, 400), resized=st.integers(1, 400))
+def test_the_nearest_pixels_are_pillows_except_for_ties(length: int, resized: int) -> None:
+    pixels = Image.fromarray(np.arange(length, dtype=np.int32)[None])
+    expected = np.asarray(pixels.resize((resized, 1), Image.Resampling.NEAREST))[0]
+    found = nearest(length, resized, 0, resized)
+    is_tie = (2 * np.arange(resized) + 1) * length % (2 * resized) == 0
+    assert np.array_equal(found[~is_tie], expected[~is_tie])
+    assert np.all(np.abs(found - expected) <= 1)
+
+
+def test_of_two_pixels_that_are_equally_near_the_later_one_is_taken() -> None:
+    assert nearest(4, 2, 0, 2).tolist() == [1, 3]
+    assert nearest(2**31, 2**30, 2**30 - 1, 2**30).tolist() == [2**31 - 1]
+
+
+def test_a_strip_is_not_resized_as_a_whole() -> None:
+    placement = Placement.of((1, 60_000), (256, 256))
+    mask = np.arange(60_000, dtype=np.uint16)[:, None]
+    assert place_mask(mask, 1, placement, 0).shape == (256, 256)
+
+
+# What a mask may be
+
+
+IDS = noise(8, 6, high=4)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        encode(IDS),
+        encode(palette(IDS)),
+        encode(palette(IDS), bits=2),
+        encode(palette(IDS), "GIF"),
+        encode(palette(IDS), transparency=1),
+        encode(IDS, "TIFF"),
+        encode(IDS, "TIFF", compression="tiff_lzw"),
+        encode(palette(IDS), "TIFF"),
+        encode(IDS, "BMP"),
+        encode(IDS, "PPM"),
+        encode(IDS.astype(np.uint16)),
+        encode(IDS.astype(np.int32), "TIFF"),
+        palette(IDS),
+        Image.fromarray(IDS),
+        IDS,
+        IDS[:, :, None],
+        IDS.astype(np.int64),
+        IDS.astype(">u2"),
+        np.asfortranarray(IDS),
+    ],
+    ids=lambda mask: f"{type(mask).__name__}",
+)
+def test_ids_are_stored_as_they_are(mask: Any, tmp_path: Path) -> None:
+    for value in (mask, tmp_path / "mask") if isinstance(mask, bytes) else (mask,):
+        if isinstance(value, Path):
+            value.write_bytes(mask)
+        found = converted(Image.new("RGB", (8, 6)), value, size=(6, 8))
+        assert np.array_equal(found, IDS)
+
+
+def test_a_mask_of_one_bit_has_the_ids_0_and_1() -> None:
+    mask = Image.fromarray(noise(8, 6) > 100)
+    assert mask.mode == "1"
+    for value in (mask, encode(mask), encode(mask, "TIFF"), np.asarray(mask)):
+        found = converted(Image.new("RGB", (8, 6)), value, size=(6, 8))
+        assert np.array_equal(found, np.asarray(mask).astype(np.uint8))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_gray_of_few_bits_is_not_scaled(bits: int) -> None:
+    ids = noise(8, 6, high=2**bits)
+    data = encode(palette(ids), bits=bits)
+    # A gray PNG of few bits: Pillow writes none, so the palette is removed.
+    chunks, position = [data[:8]], 8
+    while position < len(data):
+        length = int.from_bytes(data[position : position + 4], "big")
+        chunk = data[position : position + 12 + length]
+        if chunk[4:8] == b"IHDR":
+            header = chunk[4:17] + b"\0" + chunk[18:21]
+            chunk = chunk[:4] + header + __import__("zlib").crc32(header).to_bytes(4, "big")
+        if chunk[4:8] != b"PLTE":
+            chunks.append(chunk)
+        position += 12 + length
+    mask = b"".join(chunks)
+    assert Image.open(io.BytesIO(mask)).mode == "L"
+    assert np.array_equal(converted(Image.new("RGB", (8, 6)), mask, size=(6, 8)), ids)
+
+
+def test_a_pgm_of_few_levels_is_not_scaled() -> None:
+    mask = b"P5\n8 6\n20\n" + noise(8, 6, high=21).tobytes()
+    found = converted(Image.new("RGB", (8, 6)), mask, size=(6, 8))
+    assert np.array_equal(found, noise(8, 6, high=21))
+
+
+def test_ids_of_16_bits_are_kept() -> None:
+    ids = np.random.default_rng(0).integers(0, 65536, (6, 8)).astype(np.uint16)
+    pgm = b"P5\n8 6\n65535\n" + ids.astype(">u2").tobytes()
+    for mask in (encode(ids), encode(ids, "TIFF"), pgm, ids, ids.astype(np.int32)):
+        found = converted(Image.new("RGB", (8, 6)), mask, size=(6, 8), descr="<u2")
+        assert np.array_equal(found, ids)
+
+
+def test_ids_that_do_not_fit_8_bits_are_told() -> None:
+    ids = noise(8, 6).astype(np.uint16)
+    assert np.array_equal(converted(Image.new("RGB", (8, 6)), encode(ids), size=(6, 8)), ids)
+    ids[0, 0] = 300
+    assert reason(encode(ids)).startswith("mask 'mask': its largest id is 300, but the first mask")
+
+
+def test_an_8_bit_mask_fits_where_the_first_one_had_16_bits() -> None:
+    found = converted(Image.new("RGB", (8, 6)), IDS, size=(6, 8), descr="<u2")
+    assert np.array_equal(found, IDS)
+
+
+def test_a_missing_mask_is_told_or_filled() -> None:
+    assert reason(None) == "mask 'mask': it is missing"
+    found = converted(Image.new("RGB", (8, 6)), None, fills_missing=True, fill=7)
+    assert np.array_equal(found, np.full((16, 16), 7, np.uint8))
+
+
+def test_another_size_is_told_with_both_sizes_and_the_orientation() -> None:
+    text = reason(noise(6, 8))
+    assert text.startswith("mask 'mask': its size is 6×8, but its image has 8×6. ")
+    image = encode(Image.new("RGB", (8, 6)), "JPEG", exif=exif(6))
+    assert "has 8×6 in its file, before EXIF orientation 6 turns it" in reason(noise(6, 8), image)
+    for mask in (encode(noise(6, 8)), Image.fromarray(noise(6, 8))):
+        assert reason(mask) == text
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (encode(Image.new("RGB", (8, 6))), "it has colors (Pillow's mode RGB)"),
+        (encode(Image.new("RGBA", (8, 6))), "it has colors"),
+        (encode(Image.new("LA", (8, 6))), "it has colors"),
+        (encode(IDS, "JPEG"), "a JPEG, in which ids are not exact"),
+        (encode(IDS, "WEBP", lossless=True), "it has colors"),
+        (encode(IDS.astype(np.float32), "TIFF"), "it has floats"),
+        (IDS.astype(np.float32), "(6, 8) of float32 is no mask"),
+        (np.zeros((6, 8, 3), np.uint8), "(6, 8, 3) of uint8 is no mask"),
+        (IDS.astype(np.int64) - 100, "its ids go from -100 to"),
+        (np.full((6, 8), 70_000), "its ids go from 70,000 to 70,000"),
+        (np.ma.masked_equal(IDS, IDS[0, 0]), "some of its values are masked out"),
+        (encode(IDS)[:60], "truncated"),
+        (b"", "the file is empty"),
+        (b"junk", "not an image in a supported format"),
+        (b"\x93NUMPY junk", "a damaged .npy file"),
+        ("mask.png", "it must be a PIL image, an array, bytes or a path, not str"),
+        (Path("missing.png"), "no such file"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_what_is_no_mask_is_told(mask: Any, text: str) -> None:
+    found = reason(mask)
+    assert found.startswith("mask 'mask': ")
+    assert text in found
+
+
+def test_a_huge_mask_is_not_decoded() -> None:
+    assert "its size is 6000×6000, but its image" in reason(
+        encode(Image.new("1", (6000, 6000)))[:99]
+    )
+    assert "too large: it has 225,000,000 pix" in reason(encode(Image.new("1", (15_000, 15_000))))
+
+
+# Other arrays
+
+
+def array_row(value: Any, shape: tuple[int, ...], descr: str, **options: Any) -> np.ndarray:
+    array = ExtraArray("depth", "array", descr, shape)
+    record = Record("key", Image.new("RGB", (8, 6)), {}, arrays={"depth": value})
+    row = Settings(size=(4, 4), arrays=(array,), **options).convert(record, [])
+    return np.frombuffer(row.arrays[0].data, descr).reshape(shape)
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "?", "<u2", ">i2", "<i4", "<i8", "<f2", ">f4", "f8"])
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4, 1)])
+def test_arrays_are_stored_as_they_are(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+    path = tmp_path / "values.npy"
+    np.save(path, np.asfortranarray(values))
+    descr = np.dtype(dtype).newbyteorder("<").str
+    for value in (values, npy(values), path, values[::-1][::-1]):
+        found = array_row(value, shape, descr)
+        np.testing.assert_array_equal(found, values.astype(descr), strict=True)
+
+
+def test_further_pictures_are_stored_as_they_are() -> None:
+    depth = np.random.default_rng(0).integers(0, 65536, (6, 8)).astype(np.uint16)
+    assert np.array_equal(array_row(encode(depth), (6, 8), "<u2"), depth)
+    floats = np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 8)
+    assert np.array_equal(array_row(encode(floats, "TIFF"), (6, 8), "<f4"), floats)
+    colors = np.random.default_rng(0).integers(0, 256, (5, 9, 3)).astype(np.uint8)
+    turned = encode(colors, exif=exif(6))
+    assert np.array_equal(array_row(turned, (5, 9, 3), "|u1"), colors)
+    assert np.array_equal(array_row(encode(colors, "TIFF", exif=exif(6)), (5, 9, 3), "|u1"), colors)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros((2, 4)), "it is (2, 4) of float64, but the first one is (2, 3) of float64"),
+        (np.zeros((2, 3), "f4"), "it is (2, 3) of float32, but the first one is (2, 3) of float64"),
+        (np.zeros((2, 3), complex), "(2, 3) of complex128 cannot be stored"),
+        (np.zeros((2, 0)), "(2, 0) of float64 cannot be stored"),
+        (np.float64(3), "it must be a PIL image, an array"),
+        (np.array(3.0), "() of float64 cannot be stored"),
+        (np.array([[None, 1]]), "cannot be stored"),
+        (None, "it is missing"),
+        (npy(np.zeros((2, 3)))[:-1], "a damaged .npy file"),
+        (npy(np.zeros((2, 3))) + b"x", "a damaged .npy file"),
+        (npy(np.array([None])), "an .npy file of Python objects"),
+        (npy(np.zeros((2, 3))).replace(b"(2, 3)", b"(9**9,)"), "a damaged .npy file"),
+        (npy(np.zeros((2, 3))).replace(b"(2, 3), }", b"(99999,  "), "a damaged .npy file"),
+        (npy(np.zeros((2, 3))).replace(b"(2, 3), }", b"(99999,)}"), "a damaged .npy file"),
+        (b"junk", "not an image"),
+    ],
+    ids=str,
+)
+def test_other_arrays_that_cannot_be_stored_are_told(value: Any, text: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        array_row(value, (2, 3), "<f8")
+    assert caught.value.reason.startswith("array 'depth': ")
+    assert text in caught.value.reason
+
+
+def test_colors_of_16_bits_are_not_reduced_silently() -> None:
+    data = b"P6\n2 1\n65535\n" + bytes(12)
+    with pytest.raises(DecodeError, match="16 bits a channel"):
+        array_row(data, (1, 2, 3), "|u1")
+
+
+# Boxes
+
+
+def boxes_of(boxes: Any, image: Any, **options: Any) -> np.ndarray:
+    record = Record("key", image, {"boxes": np.asarray(boxes, np.float32)})
+    found = Settings(**options).convert(record, [], ["boxes"]).columns["boxes"]
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("fit", FITS)
+def test_boxes_enclose_what_they_enclosed(orientation: int, fit: Fit) -> None:
+    ids = np.zeros((30, 50), np.uint8)
+    ids[6:18, 10:20] = 1
+    image = encode(Image.new("RGB", (50, 30)), exif=exif(orientation))
+    options: dict[str, Any] = {"size": (90, 90), "fit": fit}
+    mask = converted(image, ids, fill=0, **options)
+    rows, columns = np.nonzero(mask)
+    found = boxes_of([[10, 6, 20, 18]], image, **options)[0]
+    assert found.dtype == np.float32
+    expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    np.testing.assert_allclose(found, expected, atol=1)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_box_of_the_whole_picture_is_that_of_the_stored_one(orientation: int) -> None:
+    image = encode(Image.new("RGB", (50, 30)), exif=exif(orientation))
+    for fit in ("crop", "squash"):
+        found = boxes_of([[0, 0, 50, 30]], image, size=(20, 24), fit=fit)
+        assert found.tolist() == [[0, 0, 24, 20]]
+
+
+def test_boxes_are_clipped_and_those_outside_are_none() -> None:
+    image = Image.new("RGB", (40, 20))  # of which the columns 10 to 30 are kept
+    boxes = [[0, 0, 15, 20], [5, 5, 10, 15], [29, -5, 99, 99], [12, 3, 12, 9], [14, 4, 12, 2]]
+    found = boxes_of(boxes, image, size=(20, 20))
+    assert found[[0, 2, 4]].tolist() == [[0, 0, 5, 20], [19, 0, 20, 20], [2, 2, 4, 4]]
+    assert np.isnan(found[[1, 3]]).all()
+
+
+def test_rows_of_nan_are_no_boxes() -> None:
+    nan = np.nan
+    boxes = [[nan] * 4, [1, 2, 3, 4], [1, 2, nan, 4], [1, 2, np.inf, 4]]
+    found = boxes_of(boxes, Image.new("RGB", (8, 8)), size=(8, 8))
+    assert np.isnan(found[[0, 2]]).all()
+    assert found[[1, 3]].tolist() == [[1, 2, 3, 4], [1, 2, 8, 4]]
+
+
+def test_boxes_outside_set_no_flag() -> None:
+    record = Record("key", Image.new("RGB", (8, 8)), {"boxes": np.array([[9, 9, 12, 12]], "f4")})
+    assert Settings(size=(8, 8)).convert(record, [], ["boxes"]).flags == 0
+
+
+def test_no_boxes_at_all_are_none() -> None:
+    assert boxes_of(np.zeros((0, 4)), Image.new("RGB", (8, 8)), size=(8, 8)).shape == (0, 4)
+
+
+# Beside images that are arrays
+
+
+def test_masks_of_arrays_are_stored_as_they_are() -> None:
+    mask = ExtraArray("mask", "mask", "|u1", (6, 8))
+    settings = ArraySettings((6, 8, 5), "<f4", (mask,))
+    image = np.zeros((6, 8, 5), np.float32)
+    row = settings.convert(Record("key", image, {}, arrays={"mask": IDS}), [])
+    assert row.arrays[0].data == IDS.tobytes()
+    with pytest.raises(DecodeError, match="its size is 6×8, but its image has 8×6"):
+        settings.convert(Record("key", image, {}, arrays={"mask": noise(6, 8)}), [])
+
+
+def test_boxes_of_arrays_are_clipped() -> None:
+    settings = ArraySettings((6, 8, 1), "|u1")
+    record = Record("key", noise(8, 6), {"boxes": np.array([[0.1, -2, 9, 3]], np.float32)})
+    found = settings.convert(record, [], ["boxes"]).columns["boxes"]
+    assert found.tolist() == [[np.float32(0.1), 0, 8, 3]]
