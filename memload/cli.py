@@ -31,7 +31,7 @@ _SOURCE_OPTIONS = (
 #: Further options of `memload build` that say what is read. They go with any source.
 _BESIDE_OPTIONS = ("masks", "new_to")
 
-#: The sections of a long help text, each with its options. The others come last.
+#: The sections of the help text of `memload build`, each with its options. The others come last.
 _SECTIONS = {
     "How the source is read": (
         *(*_SOURCE_OPTIONS, *_BESIDE_OPTIONS, "missing_masks"),
@@ -52,7 +52,8 @@ class _Command(click.Command):
         return (self.help or "").partition("\n\n")[0].replace("\n", " ")
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        section_of = {name: title for title, names in _SECTIONS.items() for name in names}
+        sections_of_build = _SECTIONS if self.name == "build" else {}
+        section_of = {name: title for title, names in sections_of_build.items() for name in names}
         sections: dict[str, list[tuple[str, str]]] = {}
         for option in self.get_params(context):
             record = option.get_help_record(context)
@@ -362,13 +363,9 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         if not quiet:
             _echo(str(error), err=True)
         return
-    import logging
-
     import memload
 
-    logger = logging.getLogger("memload")
-    logger.addHandler(logging.NullHandler() if quiet else logging.StreamHandler())
-    logger.setLevel(logging.INFO)
+    _start_logging(quiet)
     exif, progress = not options.pop("no_exif"), False if quiet else None
     try:
         report = memload.build(source, output, exif=exif, progress=progress, **options)
@@ -383,6 +380,15 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         error.strerror = f"{report.path} is complete, but this cannot be printed: {error.strerror}"
         raise
 # fmt: on
+
+
+def _start_logging(quiet: bool) -> None:
+    """Let memload's log, which has a line every 30 seconds, appear on stderr."""
+    import logging
+
+    logger = logging.getLogger("memload")
+    logger.addHandler(logging.NullHandler() if quiet else logging.StreamHandler())
+    logger.setLevel(logging.INFO)
 
 
 def _print_report(report: Any) -> None:
@@ -627,6 +633,65 @@ def concat(paths: tuple[str, ...], output: str, columns: Any, overwrite: bool) -
     import memload
 
     _print_report(memload.concat(output, *paths, columns=columns, overwrite=overwrite))
+
+
+def _where(function: Any) -> Any:
+    """Add the option ``--where`` of `export` and `copy`."""
+    return click.option(
+        "--where",
+        type=_condition,
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Take only samples with this value in a column, such as label=cat, or with one of "
+        "several: label=cat,dog. Repeatable: all must hold.",
+    )(function)
+
+
+def _conditions(path: str, where: Sequence[tuple[str, str]]) -> tuple[Any, dict[str, Any]]:
+    """Return the index of a data set, and the conditions of ``--where`` for it."""
+    from memload.storage.conditions import parsed
+    from memload.storage.index import Index
+
+    index = Index.open(path)
+    texts = _by_name("--where", where)
+    return index, {name: parsed(index, name, text) for name, text in texts.items()}
+
+
+@main.command()
+@click.argument("path", metavar="OUT.BIN")
+@click.argument("output", metavar="FOLDER|X.TAR")
+@_where
+@click.option(
+    "--format",
+    type=click.Choice(["png", "jpg", "npy"]),
+    default="png",
+    help="png: lossless, for uint8 with up to 4 channels and gray uint16. jpg: lossy, of quality "
+    "95. npy: for any array.",
+)
+@click.option(
+    "--num-threads",
+    type=click.IntRange(min=1),
+    help="Number of threads. Default: one for each core.",
+)
+@click.option("--quiet", is_flag=True, help="Print only errors.")
+def export(path: str, output: str, where: Any, quiet: bool, **options: Any) -> None:
+    """Write the samples of OUT.BIN as image files into a folder, or into a tar as WebDataset.
+
+    The folder gets a folder for each class, and metadata.csv with labels and columns. Masks and
+    other arrays go beside it: FOLDER.mask.
+
+    \b
+      memload export out.bin pngs/ --where label=cat
+      memload export out.bin x.tar
+    """
+    import memload
+
+    _start_logging(quiet)
+    index, conditions = _conditions(path, where)
+    progress = False if quiet else None
+    report = memload.export(index, output, where=conditions, progress=progress, **options)
+    if not quiet:
+        _print_report(report)
 
 
 @main.command()

@@ -82,8 +82,9 @@ class Placement:
 
         A point is x and y in pixels, where (0, 0) is the center of the top left pixel.
         """
-        scale = np.array(self.resized) / np.array(self.source)
-        return np.asarray((points + 0.5) * scale - 0.5 - np.array([self.left, self.top]))
+        if self.resized != self.source:  # otherwise, not even a rounding is to change them
+            points = (points + 0.5) * (np.array(self.resized) / np.array(self.source)) - 0.5
+        return np.asarray(points - np.array([self.left, self.top]))
 
 
 def place_mask(mask: np.ndarray, orientation: int, placement: Placement, fill: int) -> np.ndarray:

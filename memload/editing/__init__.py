@@ -6,6 +6,8 @@
               ├──▶ concat, join, relabel ──▶ all.idx      a new index; pixels stay where they are
     more.idx ─┘
 
+    out.bin, out.idx ──▶ export ──▶ pngs/cat/1.png, pngs/metadata.csv          or a WebDataset
+
 ======================  ============================================================================
 `concat`                the samples of several data sets, one after another
 `join`                  arrays of other data sets and NPY files, beside the images
@@ -15,5 +17,12 @@
 `npy`                   NPY files of other programs
 `statistics`            those of several data sets, from those of each
 `report`                where an index may be written, and what the user is told
+`export`                samples as image files in folders, or in a tar
+`writers`               … where the files go
+`encoding`              … rows as PNG, JPEG and NPY
+`facts`                 … keys, labels and columns as text
+`file_names`            … paths for keys, which are not trusted
+`aside`                 … written under another name, and renamed once complete
+`selected`              some samples of a data set, and their rows
 ======================  ============================================================================
 """

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from memload.storage.conditions import matching
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
+
+if TYPE_CHECKING:  # it loads Pillow
+    from memload.editing.export import ExportReport, ImageFormat
 
 #: Attributes that are lists of all samples. They are made when they are first asked for.
 _LISTS = ("targets", "samples")
@@ -388,6 +391,24 @@ class MemmapDataset(Dataset[Any]):
         other. Raises ValueError, FileExistsError and OSError.
         """
         self.index.write(check_output(path, self.index.path.parent, overwrite))
+
+    def export(
+        self,
+        output: str | Path,
+        *,
+        format: "ImageFormat" = "png",
+        num_threads: int | None = None,
+        progress: bool | None = None,
+    ) -> "ExportReport":
+        """Write these samples as image files into a folder, or into a tar file as WebDataset.
+
+        See `memload.export`, which explains the arguments and the errors.
+
+        >>> dataset.where(label="cat").export("cats/")  # doctest: +SKIP
+        """
+        from memload.editing.export import export
+
+        return export(self.index, output, format=format, num_threads=num_threads, progress=progress)
 
     def __getstate__(self) -> dict[str, Any]:
         opened_again = ("index", "columns", "arrays", "_whole_index", "_image", "_opened", *_LISTS)

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from memload.building.sources.listed import ListedSource
 from memload.building.sources.record import EXTENSIONS, Record, Source
 from memload.building.sources.wrapped import WrappedSource
 from memload.errors import SourceError
@@ -48,10 +49,11 @@ class FilesBeside(WrappedSource):
         masks, arrays = masks or {}, arrays or {}
         kinds = dict.fromkeys(masks, "mask") | dict.fromkeys(arrays, "array")
         self.arrays = {**self.arrays, **kinds}
+        names = source.names if isinstance(source, ListedSource) else self.keys
         for folder in {**masks, **arrays}.values():
-            _check_not_images(self.root, Path(folder), self.keys)
+            _check_not_images(self.root, Path(folder), names)
         self._folders = {
-            name: _Folder(Path(folder), name, kinds[name], self.keys)
+            name: _Folder(Path(folder), name, kinds[name], names)
             for name, folder in {**masks, **arrays}.items()
         }
         self.notes = [

@@ -25,7 +25,8 @@ class Columns:
 
     ``values`` has an array for each column, with one entry for each sample. ``schema`` has their
     types. ``classes`` are the names that ``label`` counts into, and ``categories`` those of other
-    columns. ``notes`` says what was left out.
+    columns. ``keys`` are the names of the samples, if they are not those of their files. ``notes``
+    says what was left out.
     """
 
     def __init__(self) -> None:
@@ -33,10 +34,13 @@ class Columns:
         self.schema: dict[str, Column] = {}
         self.classes: list[str] | None = None
         self.categories: dict[str, list[str]] = {}
+        self.keys: Sequence[str] | None = None
         self.notes: list[str] = []
         self._skipped: list[str] = []
 
-    def add(self, name: str, values: np.ndarray, *, points: bool = False) -> None:
+    def add(
+        self, name: str, values: np.ndarray, *, points: bool = False, boxes: bool = False
+    ) -> None:
         """Add a column of numbers. Single integers and booleans become int64."""
         if name in self.values:
             raise SourceError(f"Two columns would be named {name!r:.80}. Rename one.")
@@ -45,7 +49,7 @@ class Columns:
         if values.ndim == 1:
             values = values.astype("<f8" if values.dtype.kind == "f" else "<i8", copy=False)
         self.values[name] = values
-        self.schema[name] = Column(values.dtype.str, values.shape[1:], points)
+        self.schema[name] = Column(values.dtype.str, values.shape[1:], points, boxes)
 
     def add_labels(self, labels: Sequence[Any] | np.ndarray, names: Sequence[str] = ()) -> None:
         """Add the labels: integers and floats as they are, texts as numbers of classes.
@@ -63,9 +67,14 @@ class Columns:
             numbers = np.array([position[text] for text in texts], np.int64)
         self.add("label", numbers)
 
-    def add_text(self, name: str, texts: Sequence[str], example: str = "") -> None:
-        """Add a column of text as a category, or leave it out if it has too many values."""
-        if not is_category(len(set(texts)), len(texts)):
+    def add_text(
+        self, name: str, texts: Sequence[str], example: str = "", *, always: bool = False
+    ) -> None:
+        """Add a column of text as a category, or leave it out if it has too many values.
+
+        With ``always``, a category it is.
+        """
+        if not always and not is_category(len(set(texts)), len(texts)):
             self.skip(name, example or f"{texts[0]!r:.20}")
             return
         self.categories[name], numbers = number_texts(texts)

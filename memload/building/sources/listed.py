@@ -15,11 +15,13 @@ from memload.storage.keys import Keys
 class ListedSource:
     """A source whose names and columns are all in memory. A subclass finds the image.
 
-    ``columns`` are the values of all samples (see `memload.building.sources.columns.Columns`).
+    ``names`` are those of the images, such as paths. They are the keys, unless ``columns``, the
+    values of all samples (see `memload.building.sources.columns.Columns`), have others.
     """
 
     def __init__(self, names: Sequence[str] | Keys, columns: Columns) -> None:
-        self.keys = names if isinstance(names, Keys) else Keys.of(names)
+        self.names = names if isinstance(names, Keys) else Keys.of(names)
+        self.keys = self.names if columns.keys is None else Keys.of(columns.keys)
         self.columns, self.schema = columns.values, columns.schema
         self.classes, self.categories = columns.classes, columns.categories
         self.notes: list[str] = columns.notes
@@ -72,8 +74,7 @@ class Files(ListedSource):
 
     def __getitem__(self, index: int) -> Record:
         columns = {name: values[index] for name, values in self.columns.items()}
-        key = self.keys[index]
-        return Record(key, self.root / key, columns)
+        return Record(self.keys[index], self.root / self.names[index], columns)
 
 
 def without_shared_folders(names: Sequence[str]) -> list[str]:

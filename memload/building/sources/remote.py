@@ -83,7 +83,7 @@ class RemoteFiles(ListedSource):
         # fsspec keeps one object for each process: one from before a fork does not work.
         file_system, root = _file_system(self.root)
         paths = {
-            index: _join(root, self.keys[index]) if self._paths is None else self._paths[index]
+            index: _join(root, self.names[index]) if self._paths is None else self._paths[index]
             for index in indices
         }
         contents: dict[int, bytes | Exception] = {}

@@ -10,6 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from memload.building.sources.columns import EXACT, MAX_CATEGORIES, Columns
+from memload.building.sources.exported import (
+    KEY,
+    PATH,
+    ArrayCells,
+    add_array,
+    find_arrays,
+    is_exported,
+)
 from memload.building.sources.listed import Files
 from memload.building.sources.names import are_splits
 from memload.building.sources.places import check_places
@@ -33,8 +41,8 @@ class Manifest(Files):
     decimal commas, which ``notes`` reports.
 
     ``path_column`` has the paths of the images, relative to ``root``, which by default is the
-    folder of the table. By default it is the first column, or else the first with an image's
-    extension, which ``notes`` reports. ``extension``, such as ``".jpg"``, is
+    folder of the table. By default it is ``file_name``, or the first column, or else the first with
+    an image's extension, which ``notes`` reports. ``extension``, such as ``".jpg"``, is
     added to paths without the extension of an image. ``where``, such as ``{"split": "train"}``,
     keeps only the lines with these texts.
 
@@ -54,6 +62,9 @@ class Manifest(Files):
       ``y*``, and so on;
     - ``points={"landmarks": 2}`` takes all other columns of numbers as x, y, x, y, …;
     - ``arrays={"pose": "r*:3x3"}`` gives the array a shape; without one it is flat.
+
+    A table that `memload.export` has written has the columns ``file_name`` and ``key``. The latter
+    are the names of the samples. Its arrays, points and boxes need no patterns.
 
     Points are in pixels of the image as it is stored, and (0, 0) is the center of its top left
     pixel. They become an array ``(k, 2)`` and stay on the same spot of the image when it is turned,
@@ -118,8 +129,10 @@ def list_images(
     table = _read_table(path, where or {})
     notes: list[str] = []
     paths = _take_column(table, path_column or _find_paths(table, extension, notes))
+    keys = _take_column(table, KEY) if table.is_exported else None
     _read_decimal_commas(table, notes)
     columns = _columns(table, label_column, points or {}, arrays or {})
+    columns.keys = keys
     columns.notes[:0] = notes
     ending = f".{extension.lstrip('.')}" if extension else ""
     return [_with_extension(name, ending) for name in paths], columns
@@ -132,6 +145,8 @@ class _Table:
         self.path, self.delimiter = path, ","
         self.cells: dict[str, list[str]] = {}
         self.lines: list[int] = []
+        #: whether ``memload export`` has written it
+        self.is_exported = False
 
     def first_text(self, name: str) -> tuple[int, str]:
         """Return line and text of the first cell because of which a column is not numbers."""
@@ -160,6 +175,8 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
             delimiter = max(DELIMITERS, key=lambda mark: len(_split(first, mark)))
             table.delimiter = delimiter
             header = _checked_header(_split(first, delimiter), table)
+            table.is_exported = is_exported(header)
+            names = [header.index(name) for name in (PATH, KEY) if table.is_exported]
             reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
             kept = [
                 (header.index(_checked_name(table, header, name)), str(text))
@@ -174,8 +191,10 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
                     raise table.error(
                         f"it has {count}, but the first line has {len(header)}. Correct it.", line
                     )
-                _check_text(row, table, line)
                 cells = [cell.strip() for cell in row]
+                for column in names:
+                    cells[column], row[column] = row[column], ""
+                _check_text(row, table, line)
                 if all(cells[column] == text for column, text in kept):
                     rows.append(cells)
                     table.lines.append(line)
@@ -245,8 +264,12 @@ def _checked_name(table: _Table, names: Sequence[str], name: str) -> str:
 
 
 def _find_paths(table: _Table, extension: str, notes: list[str]) -> str:
-    """Return the column of the paths, if none was named: the first, or else the first of images."""
+    """Return the column of the paths, if none was named: ``file_name``, as in tables of Hugging
+    Face, or the first, or else the first of images.
+    """
     names = list(table.cells)
+    if PATH in names:
+        return PATH
     images = [name for name in names if table.cells[name][0].lower().endswith(EXTENSIONS)]
     if extension or not images or names[0] in images:
         return names[0]
@@ -308,7 +331,12 @@ def _columns(
         values = _stack(chosen, table)
         columns.add(name, values.reshape(len(values), *shape))
         used.update(chosen)
+    arrays_at = _exported_arrays([name for name in others if name not in used], table)
     for name in others:
+        if name in arrays_at:
+            whole, cells = arrays_at[name]
+            add_array(columns, whole, cells, [_numbers(table.cells[cell]) for cell in cells.names])
+            used.update(cells.names)
         if name in used:
             continue
         if name in points or name in arrays:
@@ -317,10 +345,22 @@ def _columns(
     return columns.finish()
 
 
+def _exported_arrays(names: Sequence[str], table: _Table) -> dict[str, tuple[str, ArrayCells]]:
+    """Return the arrays of an exported table by the name of their first cell."""
+    return {
+        cells.names[0]: (name, cells)
+        for name, cells in (find_arrays(names) if table.is_exported else {}).items()
+        if name not in names
+        and all(_numbers(table.cells[cell]) is not None for cell in cells.names)
+    }
+
+
 def _find_label(table: _Table, columns: Columns) -> str | None:
     """Return the column of the labels, if none was named."""
     if "label" in table.cells:
         return "label"
+    if table.is_exported:
+        return None
     texts = [
         name
         for name, cells in table.cells.items()
@@ -369,7 +409,7 @@ def _add_column(columns: Columns, name: str, table: _Table) -> None:
     if numeric > len(cells) // 2:  # a few cells are wrong
         columns.skip(name, f"{example} is not a number")
     else:
-        columns.add_text(name, cells, example)
+        columns.add_text(name, cells, example, always=table.is_exported)
 
 
 def _stack(names: Sequence[str], table: _Table) -> np.ndarray:

@@ -66,16 +66,17 @@ class TarShards(ListedSource):
     extension is just that, such as ``.jpg``, is taken. Without one, as in ``cat.1.jpg`` and
     ``cat.2.jpg``, each image without other files is a sample. ``.cls`` has the label: a number, or
     the name of a class. Numbers in the object of ``.json`` become columns. So do texts with few
-    values, and those called ``label`` are names of classes. Other files are left out, which
-    ``notes`` reports. Without labels in these files, the folders in the tar are the classes, as in
-    `memload.ZipArchive`.
+    values, and those called ``label`` are names of classes, also of those that ``.cls`` numbers.
+    Other files are left out, which ``notes`` reports. Links to images within a tar are followed.
 
     ``masks`` and ``arrays`` are the names of further files of a sample, without their extension:
     ``masks=["mask"]`` is ``000123.mask.png`` or ``000123.mask.npy``. A mapping gives them other
     names: ``masks={"mask": "png"}`` is ``000123.png`` beside ``000123.jpg``.
 
-    A key is the name of the tar and of the image, such as ``00000.tar/000123.jpg``. Links to images
-    within a tar are followed.
+    A key is the name of the tar and of the image, such as ``00000.tar/000123.jpg``. If all samples
+    have a different text ``key`` in ``.json``, as in the files of `memload.export`, those are the
+    keys. Without it and without labels, the folders in the tar are the classes, as in
+    `memload.ZipArchive`.
 
     Opening reads all headers and all small files, which takes some 0.1 ms a sample. A sample is
     read by its position, so samples may be in any order. Compressed tar files cannot be read so.
@@ -117,7 +118,7 @@ class TarShards(ListedSource):
         names = [sample.name for sample in samples]
         if any(sample.label is not None for sample in samples):
             _add_classes(columns, samples)
-        elif not any(map(_has_label_in_json, samples)):
+        elif not any(map(_has_label_in_json, samples)) and not all(map(_has_key, samples)):
             names = without_shared_folders(names)
             order = add_folder_labels(columns, names)
             samples, names = [samples[n] for n in order], [names[n] for n in order]
@@ -399,6 +400,12 @@ def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
             numbers, values = found.setdefault(name, ([], []))
             numbers.append(number)
             values.append(value)
+    _, keys = found.pop("key", ([], []))
+    if all(type(key) is str for key in keys) and len(set(keys) - {""}) == len(samples):
+        columns.keys = keys
+    _, names = found.get("label", ([], []))
+    if len(names) == len(samples) and _name_classes(columns, names):
+        del found["label"]
     for name, (numbers, values) in found.items():
         if name in columns.values or name in RESERVED or "/" in name:
             columns.skip(name, "its name is taken")
@@ -413,10 +420,35 @@ def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
             columns.add_values(name, column)
 
 
+def _name_classes(columns: Columns, names: Sequence[Any]) -> bool:
+    """Take texts for the names of the classes whose numbers are the labels, if they fit them.
+
+    Numbers without a sample have no name: then the names are sorted and counted.
+    """
+    labels = columns.values.get("label")
+    if labels is None or labels.dtype.kind != "i" or not all(type(name) is str for name in names):
+        return False
+    name_of = dict(zip(labels.tolist(), names, strict=True))
+    if [name_of[label] for label in labels.tolist()] != list(names):
+        return False
+    if len(set(name_of.values())) < len(name_of):
+        return False
+    if sorted(name_of) == list(range(len(name_of))):
+        columns.classes = [name_of[number] for number in range(len(name_of))]
+    else:
+        del columns.values["label"]
+        columns.add_labels(names)
+    return True
+
+
 def _has_label_in_json(sample: _Sample) -> bool:
     if sample.json is None or '"label"' not in sample.json:  # most often it need not be parsed
         return False
     return isinstance(_parse(sample).get("label"), (str, int, float))
+
+
+def _has_key(sample: _Sample) -> bool:
+    return sample.json is not None and '"key"' in sample.json and "key" in _parse(sample)
 
 
 def _parse(sample: _Sample) -> dict[str, Any]:

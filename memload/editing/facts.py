@@ -1,0 +1,108 @@
+"""What is written beside the images of samples: keys, labels and columns, as text and numbers."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from memload.building.sources.exported import KEY, PATH, Kind, cell_names
+from memload.storage.index import Index
+
+
+class Facts:
+    """The keys, labels and columns of all samples of an index.
+
+    Labels with classes, and columns with categories, are texts. NaN is None.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._texts: dict[str, Sequence[str]] = dict(index.categories)
+        if index.classes is not None:
+            self._texts["label"] = index.classes
+        #: the names of the columns, the label first
+        self.names = sorted(index.columns, key=lambda name: name != "label")
+
+    def entries(self, position: int) -> dict[str, Any]:
+        """Return key and columns of a sample by name, as JSON has them."""
+        values = {name: self._value(name, position) for name in self.names}
+        return {KEY: self._index.keys[position], **values}
+
+    def _value(self, name: str, position: int) -> Any:
+        number = self._index.columns[name][position]
+        texts = self._texts.get(name)
+        return _plain(number.tolist()) if texts is None else texts[int(number)]
+
+
+class Table:
+    """The same as the lines of a table, one cell for each number.
+
+    ``header`` has the names of its columns: ``key``, ``label``, then the others. Arrays have a cell
+    for each number, see `memload.building.sources.exported`.
+
+    Names of classes that all look like numbers would be read as numbers. Then the labels are the
+    numbers of the classes.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._facts = Facts(index)
+        self._numbers: np.ndarray | None = None
+        if index.classes is not None and has_numeric_classes(index):
+            self._numbers = index.columns["label"]
+        self.header = [KEY]
+        for name in self._facts.names:
+            self.header += _distinct_from(self.header, _cell_names(index, name))
+
+    def cells(self, position: int) -> list[Any]:
+        """Return the cells of a sample. Those of missing numbers are empty."""
+        entries = self._facts.entries(position)
+        if self._numbers is not None:
+            entries["label"] = int(self._numbers[position])
+        cells: list[Any] = []
+        for value in entries.values():
+            cells += _flat(value) if isinstance(value, list) else [value]
+        return ["" if cell is None else cell for cell in cells]
+
+
+def has_numeric_classes(index: Index) -> bool:
+    """Return whether a table of labels would be read as numbers."""
+    classes: Sequence[str] = index.classes or ()
+    used = np.unique(index.columns["label"]).tolist() if classes else []
+    return bool(used) and all(_is_number(classes[label]) for label in used)
+
+
+def _cell_names(index: Index, name: str) -> list[str]:
+    """Return the names of the cells of a column."""
+    shape = index.columns[name].shape[1:]
+    kind: Kind = "points" if name in index.points else "boxes" if name in index.boxes else "array"
+    return cell_names(name, kind, shape) if shape else [name]
+
+
+def _distinct_from(taken: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return names with an underscore behind those that are taken."""
+    while set(names) & {*taken, PATH}:
+        names = [f"{name}_" for name in names]
+    return list(names)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or nested lists of numbers with None for NaN."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    if isinstance(values, list):
+        return itertools.chain.from_iterable(map(_flat, values))
+    return iter([values])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

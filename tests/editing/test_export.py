@@ -1,0 +1,529 @@
+"""Samples as image files in folders, or in a tar, and back."""
+
+import csv
+import io
+import json
+import resource
+import signal
+import subprocess
+import sys
+import tarfile
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+import memload
+from memload.cli import main
+from memload.errors import ChecksumError
+from memload.storage.index import Index
+from memload.storage.keys import Keys
+from memload.storage.shards import Shards
+
+Make = Callable[..., Index]
+
+#: Keys that are awkward as paths.
+ODD = (
+    "../../outside.jpg", "/absolute.jpg", "a/../b.jpg", ".hidden/.file.jpg", "ant/..",
+    "cat/ant/1.jpg", "ant/1.jpg", "ant/1.png", "ant/1-2.png", "dots.in.the.name", "dots.in",
+    " spaces around.jpg ", "new\nline.png", 'quo"te,comma.png', "caf\udce9.jpg", "größe/ñ.png",
+    "x" * 300 + ".jpg", "/".join(["deep"] * 900), "a\0b.png", "ant.png/1.jpg", "https://x/y.jpg?z=1",
+)  # fmt: skip
+
+KINDS = [("|u1", 3), ("|u1", 1), ("<u2", 1)]
+
+
+def pixels(index: Index, name: str = "image") -> np.ndarray:
+    rows = index.rows_of(name)
+    shards = Shards(index, name)
+    return shards.gather(rows, np.empty((len(rows), *shards.array.shape), shards.array.descr))
+
+
+def by_stem(index: Index, name: str = "image") -> dict[str, bytes]:
+    rows = zip(index.keys, pixels(index, name), strict=True)
+    return {key.rpartition(".")[0]: row.tobytes() for key, row in rows}
+
+
+def labels(index: Index) -> list[Any]:
+    numbers = index.columns["label"].tolist()
+    return numbers if index.classes is None else [index.classes[number] for number in numbers]
+
+
+def build(source: Any, output: Path, like: Index, **options: Any) -> Index:
+    """Build from files at the size and the mode of another data set."""
+    height, width, channels = like.image.shape
+    mode = {("|u1", 1): "L", ("|u1", 3): "RGB", ("<u2", 1): "I;16"}[like.image.descr, channels]
+    memload.build(
+        source, output, size=(height, width), mode=mode, num_workers=0, progress=False, **options
+    )
+    return Index.open(output)
+
+
+def mixed(index: Index, **facts: Any) -> Index:
+    """Return an index with rows in another order, and with labels in no order."""
+    label = np.random.default_rng(len(index)).permutation(np.arange(len(index)) % 3)
+    changed = {"columns": {"label": label}, "row": index.row[::-1].copy(), **facts}
+    return replace(index, **changed).write(index.path)
+
+
+def files(folder: Path) -> list[str]:
+    """Return the files below a folder."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+# ------------------------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize(("descr", "channels"), KINDS)
+@pytest.mark.parametrize("name", ["files", "files.tar"])
+def test_what_was_exported_with_its_facts_builds_the_same_data_set(
+    make_dataset: Make, tmp_path: Path, descr: str, channels: int, name: str
+) -> None:
+    index = mixed(make_dataset(rows=(9, 4), shape=(5, 7, channels), descr=descr))
+    report = memload.export(index.path, tmp_path / name, progress=False)
+    assert (report.path, report.samples, report.format) == (tmp_path / name, 13, "png")
+    source = tmp_path / name
+    again = build(source / "metadata.csv" if name == "files" else source, tmp_path / "b.bin", index)
+    assert list(again.keys) == list(index.keys)
+    assert np.array_equal(pixels(again), pixels(index))
+    assert again.classes == index.classes
+    assert np.array_equal(again.columns["label"], index.columns["label"])
+
+
+@pytest.mark.parametrize(("descr", "channels"), KINDS)
+def test_a_folder_alone_builds_the_same_pixels_labels_and_names(
+    make_dataset: Make, tmp_path: Path, descr: str, channels: int
+) -> None:
+    index = make_dataset(rows=(7,), shape=(5, 7, channels), descr=descr)
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    again = build(tmp_path / "pngs", tmp_path / "again.bin", index)
+    assert by_stem(again) == by_stem(index)
+    assert again.classes == index.classes
+    assert sorted(zip(again.keys, labels(again), strict=True)) == sorted(
+        (key.replace(".jpg", ".png"), label)
+        for key, label in zip(index.keys, labels(index), strict=True)
+    )
+
+
+def test_a_folder_of_pngs_keeps_its_names_and_its_order(
+    folder: Path, tmp_path: Path, make_dataset: Make
+) -> None:
+    for path in sorted(folder.rglob("*.jpg")):
+        Image.open(path).save(path.with_suffix(".png"))
+        path.unlink()
+    memload.build(folder, tmp_path / "out.bin", size=16, num_workers=0, progress=False)
+    index = Index.open(tmp_path / "out.bin")
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    again = build(tmp_path / "pngs", tmp_path / "again.bin", index)
+    assert list(again.keys) == list(index.keys)
+    assert np.array_equal(pixels(again), pixels(index))
+    assert labels(again) == labels(index)
+
+
+def test_masks_and_arrays_lie_beside_and_are_found_again(
+    make_dataset: Make, add_array: Any, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    index = make_dataset(rows=(12,), shape=(6, 8, 3))
+    for name, dtype in (("mask", np.uint8), ("deep", np.uint16)):
+        ids = rng.integers(0, np.iinfo(dtype).max, (12, 6, 8)).astype(dtype)
+        index = add_array(index, name, ids, "mask", rows={**index.rows, name: rng.permutation(12)})
+    index = add_array(index, "depth", rng.random((12, 3, 2), np.float32), "npy")
+    index = mixed(index, keys=Keys.of([f"{key}/{n}" for n, key in enumerate(ODD[:12])]))
+    report = memload.export(index.path, tmp_path / "pngs", progress=False)
+    assert set(report.beside) == {tmp_path / f"pngs.{name}" for name in ("mask", "deep", "depth")}
+    again = build(
+        tmp_path / "pngs/metadata.csv",
+        tmp_path / "again.bin",
+        index,
+        masks={"mask": tmp_path / "pngs.mask", "deep": tmp_path / "pngs.deep"},
+        arrays={"depth": tmp_path / "pngs.depth"},
+    )
+    for name in ("image", "mask", "deep", "depth"):
+        assert np.array_equal(pixels(again, name), pixels(index, name))
+        assert again.array(name).descr == index.array(name).descr
+    assert list(again.keys) == list(index.keys)
+
+
+def test_the_table_has_all_columns_and_gives_them_back(make_dataset: Make, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    n = 9
+    columns = {
+        "pose": rng.random((n, 2, 3)).astype(np.float32),
+        "split": np.arange(n) % 2,
+        "age": np.where(np.arange(n) == 4, np.nan, rng.random(n)),
+        "label": np.arange(n) % 3,
+        "marks": rng.random((n, 2, 2)) * 3,
+        "count": np.arange(n) - 2**62,
+        "boxes": np.array([[0.1, 0.2, 3.3, 2.7], [1, 1, 2, 2], [np.nan] * 4] * n, np.float32),
+        "tags": rng.integers(0, 2, (n, 4)),
+    }
+    columns["boxes"] = columns["boxes"].reshape(n, 3, 4)
+    index = make_dataset(
+        rows=(n,),
+        columns=columns,
+        categories={"split": ("test, more", "train")},
+        points=("marks",),
+        boxes=("boxes",),
+    )
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    again = build(tmp_path / "pngs/metadata.csv", tmp_path / "again.bin", index)
+    assert again.columns.keys() == columns.keys()
+    for name, values in columns.items():
+        assert np.array_equal(again.columns[name], values, equal_nan=values.dtype.kind == "f"), name
+        assert again.columns[name].dtype == values.dtype, name
+    assert (again.points, again.boxes) == (("marks",), ("boxes",))
+    assert again.categories == index.categories
+
+
+@pytest.mark.parametrize("name", ["files", "files.tar"])
+def test_keys_of_any_kind_come_back_and_no_file_lies_elsewhere(
+    make_dataset: Make, tmp_path: Path, name: str
+) -> None:
+    index = mixed(make_dataset(rows=(len(ODD),)), keys=Keys.of(ODD))
+    folder = tmp_path / "out/in/here"
+    folder.mkdir(parents=True)
+    before = files(tmp_path)
+    memload.export(index.path, folder / name, progress=False)
+    inside = f"out/in/here/{name}"
+    assert all(file.startswith(inside) for file in set(files(tmp_path)) - {*before})
+    if name == "files":
+        assert len(files(folder / name)) == len(ODD) + 1  # metadata.csv
+        assert not any(part.startswith(".") for file in files(folder) for part in file.split("/"))
+    source = folder / name
+    again = build(source / "metadata.csv" if name == "files" else source, tmp_path / "b.bin", index)
+    assert list(again.keys) == list(ODD)
+    assert np.array_equal(pixels(again), pixels(index))
+    assert labels(again) == labels(index)
+
+
+@pytest.mark.parametrize("name", ["files", "files.tar"])
+def test_without_labels_no_folder_becomes_one(
+    make_dataset: Make, tmp_path: Path, name: str
+) -> None:
+    keys = Keys.of(["a/1.jpg", "a/2.jpg", "b/1.jpg", "3.jpg", "c"])
+    index = make_dataset(columns={}, classes=None, keys=keys)
+    memload.export(index.path, tmp_path / name, progress=False)
+    source = tmp_path / name
+    if name == "files":
+        expected = ["3.png", "a/1.png", "a/2.png", "b/1.png", "c.png", "metadata.csv"]
+        assert files(source) == expected
+        source /= "metadata.csv"
+    again = build(source, tmp_path / "again.bin", index)
+    assert list(again.keys) == list(keys)
+    assert not again.columns
+    assert np.array_equal(pixels(again), pixels(index))
+
+
+@pytest.mark.parametrize("name", ["files", "files.tar"])
+def test_labels_and_classes_that_are_numbers_stay_what_they_are(
+    make_dataset: Make, tmp_path: Path, name: str
+) -> None:
+    label = np.array([10, 0, 2, 11, 1, 9])
+    numbers = make_dataset("numbers.bin", rows=(6,), columns={"label": label}, classes=None)
+    names = tuple(sorted(map(str, range(12))))  # 0, 1, 10, 11, 2, …
+    named = make_dataset("named.bin", rows=(6,), columns={"label": label}, classes=names)
+    for index in (numbers, named):
+        source = tmp_path / index.path.stem / name
+        source.parent.mkdir()
+        memload.export(index.path, source, progress=False)
+        source = source / "metadata.csv" if name == "files" else source
+        again = build(source, tmp_path / "b.bin", index, overwrite=True, classes=index.classes)
+        assert np.array_equal(again.columns["label"], label)
+        assert again.classes == index.classes
+
+
+def test_the_folders_of_labels_without_names_sort_as_the_labels(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    label = np.array([3, 10, 0, 2, 1, 4, 5, 6, 7, 8, 9, 10])
+    keys = Keys.of([f"{n}.jpg" for n in range(12)])
+    index = make_dataset(rows=(12,), columns={"label": label}, classes=None, keys=keys)
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    again = build(tmp_path / "pngs", tmp_path / "again.bin", index)
+    found = {
+        Path(key).stem: label for key, label in zip(again.keys, again.columns["label"], strict=True)
+    }
+    assert found == {str(n): label for n, label in enumerate(label)}
+
+
+def test_a_class_whose_name_is_no_name_of_a_folder_gets_one(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    names = ("a/b", "a_b", "../..")
+    keys = Keys.of([f"{number}.jpg" for number in range(6)])
+    index = make_dataset(rows=(6,), columns={"label": np.arange(6) % 3}, classes=names, keys=keys)
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    assert {path.name for path in (tmp_path / "pngs").iterdir() if path.is_dir()} == {
+        "a_b",
+        "a_b-2",
+        "_._..",
+    }
+    again = build(tmp_path / "pngs/metadata.csv", tmp_path / "again.bin", index)
+    assert labels(again) == labels(index)
+
+
+# --------------------------------------------------------------------------------- what is written
+
+
+def test_the_table_is_as_image_folders_of_hugging_face_have_it(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    split = {"columns": {"split": np.array([0, 1, 0, 1, 0]), "label": np.arange(5) % 3}}
+    index = make_dataset(**split, categories={"split": ("train", "val")})
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    with (tmp_path / "pngs/metadata.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert list(lines[0]) == ["file_name", "key", "label", "split"]
+    assert lines[1] == {
+        "file_name": "bee/1.png", "key": "bee/1.jpg", "label": "bee", "split": "val",
+    }  # fmt: skip
+    for line, pixel in zip(lines, pixels(index), strict=True):
+        with Image.open(tmp_path / "pngs" / line["file_name"]) as image:
+            assert np.array_equal(np.asarray(image), pixel)
+
+
+def test_a_tar_has_one_sample_after_another_and_always_the_same_bytes(
+    make_dataset: Make, add_array: Any, tmp_path: Path
+) -> None:
+    index = make_dataset(keys=Keys.of(["v1.0/a.b.jpg", "v1.0/a_b.jpg", "c.jpg", "ant/d", "e"]))
+    index = add_array(index, "mask", np.zeros((5, 4, 6), np.uint8), "mask")
+    index = add_array(index, "depth", np.arange(5.0)[:, None])
+    for name in ("x.tar", "y.tar"):
+        memload.export(index.path, tmp_path / name, num_threads=3, progress=False)
+    assert (tmp_path / "x.tar").read_bytes() == (tmp_path / "y.tar").read_bytes()
+    with tarfile.open(tmp_path / "x.tar") as tar:
+        names = tar.getnames()
+        assert not any(member.mtime or member.uid or member.uname for member in tar)
+        facts = json.loads(tar.extractfile(names[4]).read())  # type: ignore[union-attr]
+        number = tar.extractfile(names[3]).read()  # type: ignore[union-attr]
+        depth = np.load(io.BytesIO(tar.extractfile(names[2]).read()))  # type: ignore[union-attr]
+    endings = ["png", "mask.png", "depth.npy", "cls", "json"]
+    keys = ["v1.0/a_b", "v1.0/a_b-2", "c", "ant/d", "e"]
+    assert names == [f"{key}.{ending}" for key in keys for ending in endings]
+    assert facts == {"key": "v1.0/a.b.jpg", "label": "ant"}
+    assert (number, depth) == (b"0", np.zeros(1))
+
+
+def test_samples_that_share_a_row_or_a_key_are_all_written(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    index = make_dataset()
+    dataset = memload.MemmapDataset(index.path).subset([4, 1, 1, 1])
+    dataset.export(tmp_path / "pngs", progress=False)
+    assert files(tmp_path / "pngs") == [
+        "bee/1-2.png", "bee/1-3.png", "bee/1.png", "bee/4.png", "metadata.csv",
+    ]  # fmt: skip
+    again = build(tmp_path / "pngs/metadata.csv", tmp_path / "again.bin", index)
+    assert list(again.keys) == ["bee/4.jpg", "bee/1.jpg", "bee/1.jpg", "bee/1.jpg"]
+    assert np.array_equal(pixels(again), pixels(index)[[4, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_pngs_with_an_alpha_channel_are_lossless(
+    make_dataset: Make, tmp_path: Path, channels: int
+) -> None:
+    index = make_dataset(shape=(4, 6, channels))
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    found = [
+        np.asarray(Image.open(tmp_path / "pngs" / key.replace(".jpg", ".png")))
+        for key in index.keys
+    ]
+    assert np.array_equal(found, pixels(index))
+
+
+def test_npy_holds_any_array_and_jpg_is_close(make_dataset: Make, tmp_path: Path) -> None:
+    floats = make_dataset("floats.bin", shape=(3, 4, 5), descr="<f4")
+    memload.export(floats.path, tmp_path / "npys", format="npy", progress=False)
+    values = [np.load(tmp_path / "npys" / key.replace(".jpg", ".npy")) for key in floats.keys]
+    assert np.array_equal(values, pixels(floats))
+    smooth = make_dataset("smooth.bin", shape=(16, 16, 3))
+    memload.export(smooth.path, tmp_path / "jpgs", format="jpg", progress=False)
+    with Image.open(tmp_path / "jpgs/ant/0.jpg") as image:
+        assert (image.format, image.size, image.mode) == ("JPEG", (16, 16), "RGB")
+        difference = np.asarray(image).astype(int) - pixels(smooth)[0]
+        assert np.abs(difference).mean() < 10
+
+
+@pytest.mark.parametrize(
+    ("descr", "channels", "format", "remedy"),
+    [("<f4", 3, "png", "npy"), ("<u2", 3, "png", "npy"), ("|u1", 5, "png", "npy"), ("<u2", 1, "jpg", "png")],
+)  # fmt: skip
+def test_a_format_that_cannot_hold_the_images_names_one_that_can(
+    make_dataset: Make, tmp_path: Path, descr: str, channels: int, format: Any, remedy: str
+) -> None:
+    index = make_dataset(shape=(4, 6, channels), descr=descr)
+    with pytest.raises(ValueError, match=f"{format}.* cannot hold .*--format {remedy}"):
+        memload.export(index.path, tmp_path / "files", format=format)
+    assert not (tmp_path / "files").exists()
+
+
+# ----------------------------------------------------------------------------------- which samples
+
+
+def test_conditions_choose_samples_as_in_a_data_set(make_dataset: Make, tmp_path: Path) -> None:
+    columns = {"label": np.arange(8) % 3, "split": np.arange(8) // 4, "age": np.arange(8) / 2}
+    index = make_dataset(rows=(8,), columns=columns, categories={"split": ("a,b", "c")})
+    conditions: Mapping[str, Any]
+    for number, (conditions, options, expected) in enumerate(
+        [
+            ({"label": "bee"}, ["label=bee"], [1, 4, 7]),
+            ({"label": ["bee", "cat"], "split": "c"}, ["label=bee,cat", "split=c"], [4, 5, 7]),
+            ({"split": "a,b", "age": [0, 1.5]}, ["split=a,b", "age=0,1.5"], [0, 3]),
+        ]
+    ):
+        memload.export(index.path, tmp_path / f"{number}.tar", where=conditions, progress=False)
+        wheres = [word for option in options for word in ("--where", option)]
+        done = run("export", index.path, tmp_path / f"{number}.cli.tar", *wheres)
+        assert done.exit_code == 0, done.output
+        dataset = memload.MemmapDataset(index.path).where(**conditions)
+        dataset.export(tmp_path / f"{number}.view.tar", progress=False)
+        written = {path.read_bytes() for path in tmp_path.glob(f"{number}*.tar")}
+        assert len(written) == 1
+        with tarfile.open(tmp_path / f"{number}.tar") as tar:
+            names = [name.removesuffix(".png") for name in tar.getnames() if name.endswith("png")]
+        assert names == [index.keys[sample].removesuffix(".jpg") for sample in expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--where", "label=dog"], "'label' has no value 'dog'. It has ant, bee, cat"),
+        (["--where", "kind=dog"], "no column 'kind'"),
+        (["--where", "age=old"], "age is 'old', but this column has no texts"),
+        (["--where", "age=0", "--where", "label=bee"], "no sample with age=[0] and label=['bee']"),
+    ],
+)
+def test_conditions_that_choose_nothing_are_errors(
+    make_dataset: Make, tmp_path: Path, options: list[str], message: str
+) -> None:
+    index = make_dataset(columns={"label": np.arange(5) % 3, "age": np.arange(5)})
+    done = run("export", index.path, tmp_path / "pngs", *options)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not (tmp_path / "pngs").exists()
+
+
+def test_the_command_says_what_it_wrote_and_how_to_build_it_again(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    index = make_dataset(shape=(4, 6, 1), classes=("b", "a", "c"))
+    done = run("export", index.path, tmp_path / "pngs")
+    assert done.stdout == f"{tmp_path / 'pngs'}: 5 samples as PNG\n"
+    command = done.stderr.strip().removeprefix("note: build it again: memload ").split()
+    command[2] = str(tmp_path / "again.bin")
+    assert run(*command).exit_code == 0
+    again = Index.open(tmp_path / "again.bin")
+    assert np.array_equal(pixels(again), pixels(index))
+    assert again.classes == index.classes
+    assert np.array_equal(again.columns["label"], index.columns["label"])
+
+
+# ----------------------------------------------------------------------------------------- safety
+
+
+def test_nothing_is_replaced(make_dataset: Make, add_array: Any, tmp_path: Path) -> None:
+    index = add_array(make_dataset(), "mask", np.zeros((5, 4, 6), np.uint8), "mask")
+    (tmp_path / "pngs").mkdir()
+    (tmp_path / "pngs.mask").mkdir()
+    (tmp_path / "pngs.mask/mine.txt").write_text("mine")
+    (tmp_path / "x.tar").write_text("mine")
+    for name, found in (("pngs", "pngs.mask"), ("x.tar", "x.tar")):
+        with pytest.raises(FileExistsError, match=f"{found} exists already. Remove it"):
+            memload.export(index.path, tmp_path / name, progress=False)
+    assert (tmp_path / "x.tar").read_text() == "mine"
+    (tmp_path / "pngs.mask/mine.txt").unlink()  # empty folders are as good as none
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    assert len(files(tmp_path / "pngs.mask")) == 5
+    assert not list(tmp_path.glob("*.exporting"))
+
+
+def test_a_damaged_row_is_named_and_nothing_is_left(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    with (tmp_path / "made.bin").open("r+b") as file:
+        file.seek(4096 + 2 * index.image.row_bytes)
+        file.write(b"damaged")
+    before = files(tmp_path)
+    for name in ("pngs", "x.tar"):
+        with pytest.raises(
+            ChecksumError, match=r"made.bin is damaged: row 2 \(cat/2.jpg\)"
+        ) as caught:
+            memload.export(index.path, tmp_path / name, progress=False)
+        assert caught.value.rows == (2,)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["pngs", "x.tar"])
+def test_a_full_disk_leaves_nothing(make_dataset: Make, tmp_path: Path, name: str) -> None:
+    index = make_dataset(rows=(30,), shape=(64, 64, 3))
+    before = files(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            memload.export(index.path, tmp_path / name, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert files(tmp_path) == before
+    memload.export(index.path, tmp_path / name, progress=False)
+
+
+@pytest.mark.parametrize("name", ["pngs", "x.tar"])
+def test_a_kill_leaves_nothing_that_passes_for_complete(
+    make_dataset: Make, tmp_path: Path, name: str
+) -> None:
+    index = make_dataset(rows=(30,))
+    script = """
+    import os, signal, sys
+    import memload
+    from memload.editing import encoding
+
+    encode, count = encoding.Encoder.encode, iter(range(20))
+    def killed(self, position):
+        if next(count, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(self, position)
+    encoding.Encoder.encode = killed
+    memload.export(*sys.argv[1:], progress=False)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), index.path, tmp_path / name]
+    done = subprocess.run(command, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / name).exists()
+    assert (tmp_path / f"{name}.exporting").is_dir()
+    memload.export(index.path, tmp_path / name, progress=False)
+    assert not (tmp_path / f"{name}.exporting").exists()
+    source = tmp_path / name / "metadata.csv" if name == "pngs" else tmp_path / name
+    assert np.array_equal(pixels(build(source, tmp_path / "b.bin", index)), pixels(index))
+
+
+def test_a_folder_of_others_in_the_way_is_not_touched(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    (tmp_path / "pngs.exporting").mkdir()
+    (tmp_path / "pngs.exporting/mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"pngs.exporting is in the way"):
+        memload.export(index.path, tmp_path / "pngs", progress=False)
+    assert files(tmp_path / "pngs.exporting") == ["mine.txt"]
+    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+        memload.export(index.path, tmp_path / "missing/pngs", progress=False)
+
+
+def test_a_link_to_a_folder_is_not_written_through(make_dataset: Make, tmp_path: Path) -> None:
+    index = make_dataset()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "pngs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        memload.export(index.path, tmp_path / "pngs", progress=False)
+    assert files(tmp_path / "elsewhere") == []
