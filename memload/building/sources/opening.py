@@ -53,7 +53,7 @@ _OPTIONS: Mapping[type, tuple[str, ...]] = {
     RemoteFolder: ("extensions",),
     ZipArchive: ("extensions",),
     Manifest: ("root", *_TABLE),
-    ParquetFiles: ("image_column", "label_column"),
+    ParquetFiles: ("image_column", "label_column", "masks", "arrays"),
     TarShards: ("masks", "arrays"),
     ArrayFile: ("labels",),
 }

@@ -3,16 +3,17 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from memload.building.sources.columns import MAX_CATEGORIES, Columns
+from memload.building.sources.entries import ArrayEntries
 from memload.building.sources.listed import ListedSource, names_of
 from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
-from memload.building.sources.record import FileState
+from memload.building.sources.record import FileState, Record
 from memload.errors import DecodeError, DependencyError, SourceError
 from memload.storage.format import RESERVED
 
@@ -43,6 +44,10 @@ class ParquetFiles(ListedSource):
     ``target``. Names of classes are taken from Hugging Face's ClassLabel. Columns of numbers are
     kept. Columns of text with few values and of type ClassLabel become categories.
 
+    ``masks`` and ``arrays`` are the names of columns with masks and other arrays, or mappings from
+    their names in the data set to those of columns. Their entries are as those of images, or lists
+    of numbers. A sample may lack one.
+
     All files need the same columns. A key is the path in the struct if all images have one, else
     the file and the number of the row, such as ``train.parquet/17``.
 
@@ -60,7 +65,12 @@ class ParquetFiles(ListedSource):
         *,
         image_column: str | None = None,
         label_column: str | None = None,
+        masks: Sequence[str] | Mapping[str, str] = (),
+        arrays: Sequence[str] | Mapping[str, str] = (),
     ) -> None:
+        self._arrays = ArrayEntries(masks, arrays)
+        #: the names and the kinds of the records' arrays
+        self.arrays = self._arrays.kinds
         self._paths = [Path(path) for path in paths]
         files = [_OpenFile(path, _open(path)) for path in self._paths]
         schema = files[0].content.schema_arrow
@@ -74,12 +84,17 @@ class ParquetFiles(ListedSource):
             _check_types(file.schema_arrow, schema, path, self._paths[0])
         self._states = [_state(path) for path in self._paths]
         features = _features(schema)
-        self._image_name = image_column or _find_image(schema, features, self._paths[0])
+        used = self._arrays.entry_of.values()
+        for name in used:
+            _require_column(schema, name, self._paths[0])
+        self._image_name = image_column or _find_image(schema, features, used, self._paths[0])
         _require_column(schema, self._image_name, self._paths[0])
         kind = str(schema.field(self._image_name).type)
         #: whether images are files besides, and never in the column itself
         self.lists_paths = _general(kind) == "string"
         self.identity = f"images in {self._image_name!r}"
+        if self.arrays:
+            self.identity += f", arrays {self.arrays!r} in {self._arrays.entry_of!r}"
         self._list_row_groups(files)
         columns = Columns()
         label_name = label_column or next(
@@ -91,7 +106,7 @@ class ParquetFiles(ListedSource):
         else:
             columns.notes.append("no labels: name their column with --label-column")
         for name in schema.names:
-            if name not in (self._image_name, label_name):
+            if name not in (self._image_name, label_name, *used):
                 _add_column(columns, files, name)
         self._cursor: _Cursor | None = None
         super().__init__(self._keys(files), columns.finish())
@@ -123,18 +138,27 @@ class ParquetFiles(ListedSource):
             for row in range(file.metadata.num_rows)
         ]
 
-    def _image(self, index: int) -> Path | bytes:
-        group = int(np.searchsorted(self._starts, index, side="right")) - 1
-        place = self._groups[group]
-        row = index - int(self._starts[group])
-        if self._cursor is None or not self._cursor.can_reach(place, row):
-            self._cursor = _Cursor(self._paths[place.file], place, self._image_name, self._cursor)
-        image = self._cursor.read(row)
-        if isinstance(image, dict):
-            image = image.get("bytes") or image.get("path")
+    def __getitem__(self, index: int) -> Record:
+        record, (image, *others) = self.without_image(index), self._read(index)
         if image is None:
             raise DecodeError("the image is missing")
-        return self._paths[place.file].parent / image if isinstance(image, str) else bytes(image)
+        image = image if isinstance(image, Path) else bytes(image)
+        arrays = dict(zip(self._arrays.entry_of.values(), others, strict=True))
+        return record._replace(image=image, arrays=self._arrays.values(arrays))
+
+    def _read(self, index: int) -> list[Any]:
+        """Return the image of a sample, and its arrays: paths, bytes, lists, or None."""
+        group = int(np.searchsorted(self._starts, index, side="right")) - 1
+        place = self._groups[group]
+        row, folder = index - int(self._starts[group]), self._paths[place.file].parent
+        if self._cursor is None or not self._cursor.can_reach(place, row):
+            names = [self._image_name, *self._arrays.entry_of.values()]
+            self._cursor = _Cursor(self._paths[place.file], place, names, self._cursor)
+        values = [
+            value.get("bytes") or value.get("path") if isinstance(value, dict) else value
+            for value in self._cursor.read(row)
+        ]
+        return [folder / value if isinstance(value, str) else value for value in values]
 
     def _state(self, index: int) -> FileState:
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
@@ -142,18 +166,19 @@ class ParquetFiles(ListedSource):
 
 
 class _Cursor:
-    """Reads the images of one row group in one process, forwards."""
+    """Reads some columns of one row group in one process, forwards."""
 
     def __init__(
-        self, path: Path, group: _RowGroup, column: str, previous: "_Cursor | None"
+        self, path: Path, group: _RowGroup, names: Sequence[str], previous: "_Cursor | None"
     ) -> None:
         self._process, self._group, self._path = os.getpid(), group, path
         is_open = previous is not None and previous.has_opened(path)
         self._file: Any = previous._file if previous and is_open else _open(path)
         self._batches = self._file.iter_batches(
-            _ROWS_AT_A_TIME, row_groups=[group.number], columns=[column], use_threads=False
+            _ROWS_AT_A_TIME, row_groups=[group.number], columns=list(names), use_threads=False
         )
-        self._start, self._images, self._damage = 0, None, ""
+        self._names = names
+        self._start, self._rows, self._damage = 0, None, ""
 
     def has_opened(self, path: Path) -> bool:
         """Return whether this process has opened a file: reading its metadata takes long."""
@@ -163,9 +188,9 @@ class _Cursor:
         """Return whether this process can read a row without going back."""
         return self._process == os.getpid() and self._group == group and row >= self._start
 
-    def read(self, row: int) -> Any:
+    def read(self, row: int) -> list[Any]:
         """Return a row, counted from the first row of the group. Raises DecodeError."""
-        while self._images is None or row >= self._start + len(self._images):
+        while self._rows is None or row >= self._start + len(self._rows):
             if self._damage:
                 raise DecodeError(f"{self._path.name} is damaged: {self._damage}")
             try:
@@ -173,9 +198,9 @@ class _Cursor:
             except (OSError, ValueError, StopIteration) as error:  # pyarrow's errors are of these
                 self._damage = str(error) or "rows are missing"
                 continue
-            self._start += 0 if self._images is None else len(self._images)
-            self._images = batch.column(0)
-        return self._images[row - self._start].as_py()
+            self._start += 0 if self._rows is None else len(self._rows)
+            self._rows = batch
+        return [self._rows.column(name)[row - self._start].as_py() for name in self._names]
 
 
 def _open(path: Path) -> Any:
@@ -231,19 +256,22 @@ def _general(kind: str) -> str:
     return re.sub(r"halffloat|double", "float", re.sub(r"u?int\d+", "int", kind))
 
 
-def _find_image(schema: Any, features: dict[str, Any], path: Path) -> str:
+def _find_image(schema: Any, features: dict[str, Any], used: Collection[str], path: Path) -> str:
+    """Return the column with the images. It is none of those that are ``used`` otherwise."""
+    fields = [field for field in schema if field.name not in used]
+    names = [field.name for field in fields]
     marked = [
         name
         for name, feature in features.items()
-        if isinstance(feature, dict) and feature.get("_type") == "Image" and name in schema.names
+        if isinstance(feature, dict) and feature.get("_type") == "Image" and name in names
     ]
     if len(marked) == 1:
         return marked[0]
-    named = [name for name in IMAGE_NAMES if name in schema.names]
+    named = [name for name in IMAGE_NAMES if name in names]
     if named:
         return named[0]
-    holds_bytes = [field.name for field in schema if str(field.type) in ("binary", "large_binary")]
-    structs = [field.name for field in schema if _is_struct(field.type)]
+    holds_bytes = [field.name for field in fields if str(field.type) in ("binary", "large_binary")]
+    structs = [field.name for field in fields if _is_struct(field.type)]
     for candidates in (holds_bytes, structs):
         if len(candidates) == 1:
             return str(candidates[0])
@@ -335,7 +363,8 @@ def _add_column(columns: Columns, files: Sequence[_OpenFile], name: str) -> None
         columns.skip(name, "its name is taken")
         return
     if not (is_text or is_number):
-        columns.skip(name, f"of type {kind:.40}")
+        option = f"; masks=[{name!r}] or arrays=[{name!r}] stores it"
+        columns.skip(name, f"of type {kind:.40}{option * kind.startswith('struct<bytes')}")
         return
     values: list[Any] = []
     distinct = set[Any]()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from memload.building.builder import _chunks
+from memload.building.sources.opening import open_source
 from memload.building.sources.parquet import ParquetFiles
 from memload.errors import DecodeError, SourceError
 
@@ -211,3 +212,30 @@ def test_files_may_keep_the_same_values_in_other_types(tmp_path: Path) -> None:
     source = ParquetFiles(paths)
     assert source.columns["label"].tolist() == [0, 1, 0, 1]
     assert source.columns["n"].tolist() == [1, 2, 1, 2]
+
+
+def test_columns_may_hold_masks_and_arrays(tmp_path: Path) -> None:
+    columns = {
+        "scan": [{"bytes": b"s%d" % row, "path": None} for row in range(5)],
+        "mask": [{"bytes": None if row == 3 else b"m%d" % row, "path": None} for row in range(5)],
+        "depth": [[[row, 1.5], [2.5, 3.0]] for row in range(5)],
+        "file": [f"{row}.png" for row in range(5)],
+        "label": [0, 1, 0, 1, 0],
+    }
+    features = {"scan": {"_type": "Image"}, "mask": {"_type": "Image"}}
+    path = write(tmp_path / "x.parquet", columns, features)
+    source = open_source(path, masks=["mask", "file"], arrays=["depth"])
+    assert source.arrays == {"mask": "mask", "file": "mask", "depth": "array"}
+    assert list(source.schema) == ["label"]
+    assert source.notes == []
+    for index in (4, 0, 3):
+        record = source[index]
+        assert (record.image, record.columns) == (b"s%d" % index, {"label": index % 2})
+        assert record.arrays.get("mask") == (None if index == 3 else b"m%d" % index)
+        assert record.arrays["file"] == tmp_path / f"{index}.png"
+        assert record.arrays["depth"].tolist() == columns["depth"][index]
+    assert source.without_image(1).arrays == {}
+    named = open_source(path, image_column="mask")
+    assert "scan (of type struct<bytes: binary, path: null>; masks=['scan'] or" in named.notes[0]
+    with pytest.raises(SourceError, match="no column 'segm', only scan, mask"):
+        open_source(path, masks=["segm"])
