@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from memload import FormatError, Index, Loader, MemmapDataset, fast_collate
+from memload import (
+    CudaPrefetcher,
+    FormatError,
+    Index,
+    Loader,
+    MemmapDataset,
+    fast_collate,
+    transforms,
+)
+from memload.reading.batches import batch_type
 
 SIZE = 23
 
@@ -169,3 +178,43 @@ def test_the_columns_of_a_batch_narrow_and_order(path: Path, values: dict[str, A
     assert batch.index.tolist() == list(range(SIZE))
     np.testing.assert_array_equal(batch.mask.numpy(), values["mask"])
     np.testing.assert_array_equal(batch.features.numpy(), features(values))
+
+
+def test_transforms_move_masks_boxes_and_points_of_the_data_set(
+    make_dataset: Callable[..., Index], add_array: Callable[..., Index]
+) -> None:
+    columns = {
+        "label": np.arange(5) % 3,
+        "eyes": np.zeros((5, 1, 2), np.float32),
+        "boxes": np.tile(np.array([0, 1, 2, 3], np.float32), (5, 2, 1)),
+    }
+    index = make_dataset(columns=columns, points=("eyes",), boxes=("boxes",))
+    masks = np.random.default_rng(0).integers(0, 9, (5, 4, 6)).astype(np.uint8)
+    path = add_array(index, "mask", masks, "mask").path
+    depth = np.random.default_rng(1).random((5, 4, 6)).astype(np.float32)
+    path = add_array(Index.read(path), "depth", depth).path
+    flip = transforms.RandomHorizontalFlip(1)
+    batches = DataLoader(MemmapDataset(path), 5, collate_fn=fast_collate)
+    (collated,) = CudaPrefetcher(batches, transform=flip, device="cpu")
+    for batch in (
+        *Loader(path, 5, transform=flip, device="cpu"),
+        *Loader(path, 5, transform=transforms.Compose([flip]), device="cpu"),
+        batch_type(("label", "mask", "depth", "eyes", "boxes"))(*collated),
+    ):
+        np.testing.assert_array_equal(batch.mask.numpy(), masks[:, :, ::-1])
+        np.testing.assert_array_equal(batch.depth.numpy(), depth)  # an array is no mask
+        assert batch.eyes[0].tolist() == [[5, 0]]
+        assert batch.boxes[0].tolist() == [[4, 1, 6, 3]] * 2
+    (batch,) = Loader(path, 5, transform=flip, columns=["boxes"], device="cpu")
+    assert batch.boxes[0].tolist() == [[4, 1, 6, 3]] * 2
+    still = transforms.Compose([flip], masks=[])
+    (batch,) = Loader(path, 5, transform=still, device="cpu")
+    np.testing.assert_array_equal(batch.mask.numpy(), masks)
+
+
+def test_a_function_that_crops_images_but_not_their_masks_is_warned_of(path: Path) -> None:
+    def crop(images: torch.Tensor) -> torch.Tensor:
+        return images[:, :, :2, :3]
+
+    with pytest.warns(UserWarning, match=r"images of 2×3 from 4×6.* alone: mask stay as they are"):
+        list(Loader(path, 5, transform=crop, device="cpu"))
