@@ -29,6 +29,7 @@ RATES = {
     "collate": ".*_collate",
     "feeds": r"(\d+×|what else)[^/]*",
     "loader": "np.take|(memload|ffcv), [^/]*",
+    "masks": "[^/]*",
     "several_gpus": "together|.* alone",
     "shards": "[^/]*",
 }

@@ -19,7 +19,8 @@ for none. The clock starts and stops when the device has done its work. Cores: C
 over the time of a turn; that is what the training thread takes to ask for a batch, all other threads
 but autograd's, and workers.
 
-`--quick` measures the Loaders alone. `--toy` shows on a CPU that all of it runs: few small pictures,
+`--quick` measures the Loaders alone. So does `--masks`, where a mask of the same size comes with each
+image and moves with it; the step does not use it. `--toy` shows on a CPU that all of it runs: few small pictures,
 and the stem, which is one convolution.
 """
 
@@ -122,7 +123,7 @@ class Feeding:
             if number == untimed:
                 start = self.training.now()
             asked = time.thread_time()
-            images, labels = next(batches)
+            images, labels, *_ = next(batches)
             asking += time.thread_time() - asked
             self.training.step(images, labels)
         end = self.training.now()
@@ -228,9 +229,10 @@ def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     batch, side, larger_side = (16, 64, 72) if toy else (256, 224, 256)
     device = torch.device("cpu") if toy else torch.device("cuda", torch.cuda.current_device())
     training = Training(make_model(options.model), device, (batch, 3, side, side))
-    options.model = MODELS[options.model]  # as the results name it
-    exact = noise_dataset(folder, options.images, side)
-    larger = noise_dataset(folder, options.images // 2, larger_side)
+    # as the results name it
+    options.model = MODELS[options.model] + " with masks" * options.masks
+    exact = noise_dataset(folder, options.images, side, masks=options.masks)
+    larger = noise_dataset(folder, options.images // 2, larger_side, masks=options.masks)
 
     images = torch.randn(training.shape, device=device, dtype=torch.bfloat16)
     images = images.to(memory_format=torch.channels_last)
@@ -243,7 +245,7 @@ def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     found = {"synthetic": synthetic}
     for name, begin in loaders(training, exact, larger, ("cpu",) if toy else FEEDS).items():
         found[name] = feeding(begin)
-    if not options.quick:
+    if not (options.quick or options.masks):
         jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if toy else 64)
         for name, made in data_loaders(training, exact, jpegs, options.workers).items():
             found[name] = feeding(*made)
@@ -263,6 +265,7 @@ if __name__ == "__main__":
             "images": 20_000,
             "workers": WORKERS,
             "jpegs": None,
+            "masks": False,
             "toy": False,
         },
         quick={"images": 10_000, "rounds": 4},

@@ -19,6 +19,11 @@ TINY = {
     "cold --images 64 --part 32 --side 16 --batch 8": ["np.take", "Loader / np.take, 1 thread"],
     "collate --images 64 --side 16 --batch 8": ["fast_collate", "ratio"],
     "loader --images 64 --side 16": ["np.take", "one thread / np.take"],
+    "masks --images 64 --side 16 --batch 8": [
+        "cpu",
+        "cpu / np.take",
+        "cpu, images alone / np.take",
+    ],
     "opening --samples 2000": ["memload build --help (ms)", "open", "subset of all"],
     "records --records 60": ["tar"],
     "sources --count 12 --side 32 --only tar memload": ["folder", "tar", "tar / folder"],
@@ -27,6 +32,7 @@ TINY = {
     "train_step --toy --images 64 --seconds 0.01 --workers 1": [
         *("synthetic", "Loader, cpu", "the same in CudaPrefetcher", "synthetic, again")
     ],
+    "train_step --masks --toy --images 64 --seconds 0.01": ["synthetic", "Loader, cpu, train(64)"],
     "transforms --device cpu --batch 2": ["time: flip, normalise, 32 / flip, normalise, 32, plain"],
 }
 
