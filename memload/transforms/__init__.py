@@ -8,6 +8,12 @@ Names, arguments, defaults and arithmetic are those of torchvision. See `Transfo
 a transform, and `Compose` for what is fused. ``train(224)`` and ``evaluate(224)`` are the usual
 recipes for ImageNet.
 
+Crops, resizes and flips move masks, points and boxes together with the images. In a Loader these
+are all those of the data set; elsewhere, a `Compose` names the columns:
+
+>>> both = transforms.Compose([transforms.RandomResizedCrop(224)], masks=["mask"], boxes=["boxes"])
+>>> images, columns = both(images, {"mask": masks, "boxes": boxes}, samples=samples)
+
 The way of a batch:
 
     Compose, or a Transform alone       groups its steps, once
@@ -15,7 +21,8 @@ The way of a batch:
         ▼
     Prepared ─▶ Fused.plan(draws)       where pixels come from, for 2,048 samples at a time:
         │            │ Plan             each step adds itself by add_to(plan, draws)
-        │            ├─▶ kernel         CUDA: one Triton kernel
+        │            ├─▶ Followers      masks, points and boxes, by the same plan
+        │            ├─▶ kernel         CUDA: a Triton kernel for images, and one for masks
         │            └─▶ reference      elsewhere: plain torch operations
         └─────▶ Transform.apply(draws)  what cannot be fused
         ▼
@@ -26,9 +33,10 @@ Each module imports only modules above it:
     arguments   checks of arguments and their messages
     draws       random numbers as a function of (seed, epoch, sample, position, view)
     geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
-    kernel      a plan as a Triton kernel
+    kernel      a plan as Triton kernels, for images and for masks
     reference   a plan by torch operations; defines the pixels
     fused       steps that make one plan together
+    following   Followers: the masks, points and boxes that move with the images
     prepared    a list of steps, applied to parts of a chunk of samples
     transform   Transform, the base of all
     compose     Compose, the list

@@ -24,7 +24,7 @@ class ColorJitter(Transform):
     and arguments are those of torchvision's ``ColorJitter``.
 
     Images ``(N, C, H, W)`` have 1 or 3 channels, and keep their dtype. Floats are from 0 to 1.
-    uint8 is rounded down after each adjustment, as in torchvision.
+    uint8 is rounded down after each adjustment, as in torchvision. Masks stay as they are.
 
     >>> images = ColorJitter(0.4, 0.4, 0.4, 0.1)(images, samples=samples)
     """
@@ -74,7 +74,7 @@ class ColorJitter(Transform):
 class RandomGrayscale(Transform):
     """Turn each image grey with probability ``p``, like torchvision's.
 
-    Images ``(N, C, H, W)`` have 1 or 3 channels; shape and dtype stay as they are.
+    Images ``(N, C, H, W)`` have 1 or 3 channels; shape and dtype stay as they are, and so do masks.
 
     >>> images = RandomGrayscale(p=0.1)(images, samples=samples)
     """

@@ -1,4 +1,7 @@
-"""Crops, resizes and flips: the transforms that move pixels."""
+"""Crops, resizes and flips: the transforms that move pixels, and what follows them.
+
+Masks, points and boxes are described in `Compose`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -82,7 +85,7 @@ class RandomCrop(Transform):
     number, two (left and right, top and bottom), or four (left, top, right, bottom). Padding has
     the value ``fill``, one number or one for each channel, in the units of the images.
     ``pad_if_needed`` pads images that are still too small on both sides. Images ``(N, C, H, W)``
-    keep their dtype.
+    keep their dtype. Padding of masks is the ``mask_fill`` of the `Compose`.
 
     >>> crops = RandomCrop(32, padding=4)(images, samples=samples)
     """
@@ -137,7 +140,8 @@ class Resize(Transform):
 
     Images ``(N, C, H, W)`` keep their dtype. uint8 is rounded as `torch.nn.functional.interpolate`
     rounds it on the CPU, also on CUDA. There, sides of more than 16,384 pixels and a width of 1
-    pixel may differ by 1.
+    pixel may differ by 1. Masks are resized to the nearest neighbour: pixel ``i`` of ``new`` pixels
+    is pixel ``((2·i + 1)·old) // (2·new)`` of the ``old`` ones.
 
     >>> Resize(256)(torch.zeros(1, 3, 512, 1024)).shape
     torch.Size([1, 3, 256, 512])

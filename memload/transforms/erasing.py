@@ -34,8 +34,8 @@ class RandomErasing(Transform):
     and the logarithm of height / width is uniform over ``ratio``. If ten attempts do not fit,
     nothing is erased. ``value`` is one number or one for each channel, in the units of the images,
     or ``"random"``: then pixels are normally distributed, and images must be floats, so put it
-    after Normalize. Images ``(N, C, H, W)`` keep their shape and dtype. (Zhong et al.,
-    https://arxiv.org/abs/1708.04896)
+    after Normalize. Images ``(N, C, H, W)`` keep their shape and dtype. Masks stay as they are.
+    (Zhong et al., https://arxiv.org/abs/1708.04896)
 
     >>> images = RandomErasing(p=0.25, value="random")(images, samples=samples)
     """
@@ -76,8 +76,8 @@ class Cutout(Transform):
 
     ``size`` is the number of pixels, or (height, width). The centre is anywhere in the image, so a
     part of the square may be outside. ``fill`` is one number or one for each channel, in the units
-    of the images. Images ``(N, C, H, W)`` keep their shape and dtype. (DeVries and Taylor,
-    https://arxiv.org/abs/1708.04552)
+    of the images. Images ``(N, C, H, W)`` keep their shape and dtype. Masks stay as they are.
+    (DeVries and Taylor, https://arxiv.org/abs/1708.04552)
 
     >>> images = Cutout(8)(images, samples=samples)
     """

@@ -44,7 +44,8 @@ def draws_once_a_batch(transform: Any) -> str:
     if missing:
         text += (
             f" memload.transforms has no {', '.join(missing)}: for a draw for each image, give it "
-            "to MemmapDataset(transform=…), in a DataLoader."
+            "to MemmapDataset(transform=…), in a DataLoader, or to its transforms=…, which gets "
+            "masks, points and boxes together with the image."
         )
     return text
 

@@ -38,6 +38,8 @@ class Normalize(Transform):
       `MemmapDataset` or the path of one. They are read here, once. Use it for validation, whose
       images must be normalised like those of training. A subset has those of the whole data set.
 
+    Masks stay as they are.
+
     Raises ValueError for other arguments, and FormatError if a data set cannot be opened.
 
     >>> images = Normalize([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])(images)
@@ -132,7 +134,8 @@ class ToDtype(Transform):
     """Convert images to float32, float16 or bfloat16, like torchvision's ``v2.ToDtype``.
 
     ``scale`` maps uint8 images ``(N, C, H, W)`` to 0 to 1; floats keep their range. Transforms that
-    follow in the same pass still compute in float32, and round once at the end.
+    follow in the same pass still compute in float32, and round once at the end. Masks keep their
+    dtype.
 
     >>> ToDtype(torch.bfloat16, scale=True)(images).dtype
     torch.bfloat16

@@ -25,7 +25,8 @@ def train(
     It takes uint8 images ``(N, C, H, W)``. ``statistics`` is a `MemmapDataset`, or the path of one,
     whose mean and std take the place of ``mean`` and ``std``: give the training data to both
     recipes. ``mean=None`` takes those of the data set in the Loader. See `Normalize`. This is the
-    training recipe of torchvision's references.
+    training recipe of torchvision's references. Masks, points and boxes of the data set in the
+    Loader follow; see `Compose`.
 
     >>> train(224)(images, samples=samples, seed=0, epoch=3).shape[2:]
     torch.Size([224, 224])

@@ -29,8 +29,13 @@ class Transform:
     the rank and a DataLoader's worker are added to the seed. No other random state is read or
     changed. Objects can be pickled; with ``samples``, several threads can use one.
 
+    Crops, resizes and flips also move masks, points and boxes: the columns that a `Compose` names,
+    or in a Loader those of the data set. All other transforms leave them alone, but for CutMix,
+    which cuts masks.
+
     Subclasses define `apply`, and take what is random from its ``draws``: ``draws.uniform(count)``
-    is float64 ``(count, N)``, at least 0 and below 1.
+    is float64 ``(count, N)``, at least 0 and below 1. One that moves pixels has to move the masks,
+    points and boxes in ``columns`` by itself.
 
     >>> class Invert(Transform):
     ...     def __init__(self, p=0.5):
