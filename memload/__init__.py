@@ -23,6 +23,7 @@ _PUBLIC = {
     "editing.export": "ExportReport export",
     "editing.join": "join",
     "editing.relabel": "relabel",
+    "editing.rename": "rename",
     "editing.report": "EditReport",
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
     "MemloadError MissingError SourceError",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.editing.export import ExportReport as ExportReport, export as export
     from memload.editing.join import join as join
     from memload.editing.relabel import relabel as relabel
+    from memload.editing.rename import rename as rename
     from memload.editing.report import EditReport as EditReport
     from memload.errors import (
         BuildError as BuildError,

@@ -743,6 +743,22 @@ def relabel(path: str, table: str, output: str, **options: Any) -> None:
 
 @main.command()
 @click.argument("path", metavar="OUT.BIN")
+@click.argument("new", metavar="NEW.BIN")
+def rename(path: str, new: str) -> None:
+    """Rename OUT.BIN with its index and all else that belongs to it. Nothing is copied.
+
+    At any moment, the old or the new name opens. Other indexes that name the same files follow.
+
+    \b
+      memload rename out.bin photos.bin
+    """
+    import memload
+
+    _print_report(memload.rename(path, new))
+
+
+@main.command()
+@click.argument("path", metavar="OUT.BIN")
 @click.option(
     "--images", type=FOLDER, help="Folder that OUT.BIN was built from, to measure decoding, too."
 )

@@ -6,12 +6,14 @@
               ├──▶ concat, join, relabel ──▶ all.idx      a new index; pixels stay where they are
     more.idx ─┘
 
+    out.bin, out.idx ──▶ rename ──▶ photos.bin, photos.idx                     the same files
     out.bin, out.idx ──▶ export ──▶ pngs/cat/1.png, pngs/metadata.csv          or a WebDataset
 
 ======================  ============================================================================
 `concat`                the samples of several data sets, one after another
 `join`                  arrays of other data sets and NPY files, beside the images
 `relabel`               labels and other columns, from a table
+`rename`                another name for pixels and index together
 `columns`               labels and other columns, from arrays and lists
 `matching`              which samples stand for the same picture, by their names
 `npy`                   NPY files of other programs
