@@ -237,7 +237,8 @@ def _unite_array(name: str, parts: Sequence[Index]) -> _UnitedArray:
         part_rows = part.rows_of(name)
         rows.append(part_rows + np.array(moved)[np.searchsorted(starts, part_rows, "right") - 1])
     shards = tuple(
-        replace(shard, file=path.name if path.parent == folder else str(path))
+        # A link is followed: Shards accepts those in the folder of the index alone.
+        replace(shard, file=path.name if path.parent == folder else str(path.resolve()))
         for path, (_, shard, _) in known.items()
     )
     crc32 = np.concatenate([checksums for _, _, checksums in known.values()])

@@ -130,9 +130,8 @@ def first_that_serves(
         except FeedError as error:
             refusals.append(f"{described}: {str(error).removesuffix('.')}")
             continue
-        reasons = [f"{_gigabytes(size)} fits in {limit_in_words}", *refusals]
-        if described != names[0]:
-            reasons.insert(0, described)
+        others = [described.removeprefix(f"{names[0]} with ")] if described != names[0] else []
+        reasons = [f"{_gigabytes(size)} fits in {limit_in_words}", *others, *refusals]
         return feed, Choice(names[0], "; ".join(reasons))
     return create(["pinned"] * len(used)), Choice("pinned", "; ".join(refusals))
 
@@ -153,12 +152,12 @@ def _from_page_cache(samples: Samples) -> list[tuple[str, ...]]:
 
 
 def _describe(names: Sequence[str], samples: Samples) -> str:
-    """Return, for example, ``dma, and uva for mask``."""
+    """Return, for example, ``dma with uva for mask``."""
     arrays = [array.shards.array.name for array in samples.arrays]
     others = [array for array, name in zip(arrays, names, strict=True) if name != names[0]]
     if not others:
         return names[0]
-    return f"{names[0]}, and {names[arrays.index(others[0])]} for {', '.join(others)}"
+    return f"{names[0]} with {names[arrays.index(others[0])]} for {', '.join(others)}"
 
 
 def _free_memory(device: torch.device) -> int:

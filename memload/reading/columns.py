@@ -31,6 +31,8 @@ def choose_columns(requested: Any, available: Collection[str]) -> tuple[str, ...
             "them."
         )
     for name in requested:
+        if name == "image":
+            raise ValueError("columns names 'image', which always comes first. Leave it out.")
         if name not in available and name != INDEX:
             raise ValueError(
                 f"columns names {name!r}, which the data set does not have. It has "

@@ -478,11 +478,10 @@ def _open_several(
             raise ValueError(
                 f"path: {dataset.path} has a transform of its own. Give it to the data set of all."
             )
-    handed_out = {dataset.sample_columns: dataset for dataset in datasets}
     first = datasets[0]
-    if columns is None and len(handed_out) == 1:
-        is_narrowed = not set(names_of(first.index)) <= set(first.sample_columns)
-        columns = first.sample_columns if is_narrowed else None
+    agree = all(dataset.sample_columns == first.sample_columns for dataset in datasets)
+    if columns is None and agree and not set(names_of(first.index)) <= set(first.sample_columns):
+        columns = first.sample_columns
     origin = Concatenation(
         tuple(Part(dataset._origin, dataset._chosen) for dataset in datasets),
         None if columns is None or columns == "all" else tuple(columns),
@@ -490,13 +489,9 @@ def _open_several(
     index = origin.join(
         [dataset.index for dataset in datasets], [dataset.fingerprint for dataset in datasets]
     )
-    if columns is None and len(handed_out) > 1:
-        described = (
-            f"{', '.join(names) or 'no columns'} of {dataset.path.name}"
-            for names, dataset in handed_out.items()
-        )
+    if columns is None and not agree:
+        names = (", ".join(dataset.sample_columns) or "none" for dataset in datasets)
         raise ValueError(
-            f"path: the data sets hand out different columns: {'; '.join(described)}. Give "
-            "columns=…."
+            f"path: the data sets hand out different columns: {'; '.join(names)}. Give columns=…."
         )
     return origin, index, columns

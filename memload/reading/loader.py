@@ -71,6 +71,7 @@ class Loader:
     **Device.** ``device`` is by default the CUDA device that is current when the first batch is
     asked for, or the CPU if there is none. ``feed`` is the way samples take to the device. The
     property `feed` tells which one was chosen and why, and so does a line in the log ``memload``.
+    All arrays and columns in the batches count together.
     On the CPU there is only ``"cpu"``, in which ``num_threads`` threads copy rows. On CUDA:
 
     - ``"resident"`` keeps all samples in the device's memory, loaded when the feed is made. It is
@@ -79,7 +80,8 @@ class Loader:
       files take at most half of the available RAM (of the container, if that has a limit) and their
       pages can be registered with CUDA. Processes share these pages. They are registered in the
       background. Until all of them are, batches take the way of ``"pinned"``.
-    - ``"uva"`` has a kernel fetch them. It is chosen for rows below 28 KiB.
+    - ``"uva"`` has a kernel fetch them. It is chosen for rows below 28 KiB, also for some arrays
+      beside ``"dma"`` for the others.
     - ``"pinned"`` has ``num_threads`` threads copy rows to page-locked memory, and sends them from
       there.
 

@@ -11,9 +11,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from memload.reading.ahead import ahead, on_thread
+from memload.reading.arguments import open_dataset
 from memload.reading.batches import bind_dataset
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import tell_epoch
@@ -263,10 +264,13 @@ class _Mover:
 
 
 def _stored_dataset(iterable: Any) -> MemmapDataset | None:
-    """Return the data set that a loader reads, or reads parts of with torch's Subset."""
+    """Return the data set that a loader reads, also through torch's Subset and ConcatDataset."""
     dataset = getattr(iterable, "dataset", None)
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
+    if isinstance(dataset, ConcatDataset):
+        with contextlib.suppress(TypeError, ValueError):  # of other kinds, or with transforms
+            dataset = open_dataset(dataset, None)
     return dataset if isinstance(dataset, MemmapDataset) else None
 
 

@@ -382,16 +382,17 @@ def test_the_choice_counts_all_arrays_that_are_used(
     ram = 2 * (2 * (4096 + 8 * (28 << 10)) + 128 + 5 * 16)
     name, reason = choose(samples, 0, ram)
     assert name == "dma"
-    assert reason.startswith("dma, and uva for features; 0.000467 GB fits in 50% of ")
+    assert reason.startswith("0.000467 GB fits in 50% of ")
+    assert "of available RAM; uva for features; resident: " in reason
     name, reason = choose(samples, 0, ram - 2)
     assert name == "pinned"
     assert reason.count("does not fit") == 4
     name, reason = choose(samples, 0, ram, refused=("uva",))
     assert (name, reason.startswith("0.000467 GB fits")) == ("dma", True)
-    assert "; dma, and uva for features: uva does not work here" in reason
+    assert "; dma with uva for features: uva does not work here" in reason
     name, reason = choose(samples, 0, ram, refused=("dma",))
     assert name == "uva"
-    assert " for " not in reason.partition(";")[0]
+    assert "of available RAM; resident: " in reason
 
 
 def test_a_feed_that_cannot_serve_an_array_closes_those_of_the_others() -> None:
