@@ -20,6 +20,7 @@ _PUBLIC = {
     "building.sources.record": "Record Source",
     "building.sources.table": "Manifest",
     "editing.concat": "concat",
+    "editing.copying": "copy",
     "editing.export": "ExportReport export",
     "editing.join": "join",
     "editing.relabel": "relabel",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.building.sources.record import Record as Record, Source as Source
     from memload.building.sources.table import Manifest as Manifest
     from memload.editing.concat import concat as concat
+    from memload.editing.copying import copy as copy
     from memload.editing.export import ExportReport as ExportReport, export as export
     from memload.editing.join import join as join
     from memload.editing.relabel import relabel as relabel

@@ -742,6 +742,38 @@ def relabel(path: str, table: str, output: str, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("path", metavar="ALL.IDX")
+@click.argument("output", metavar="OUT.BIN")
+@_where
+@click.option(
+    "--shard-size",
+    type=_bytes,
+    metavar="BYTES",
+    help="Split each array into files of at most this size, such as 4GB.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace OUT.BIN once the new one is complete.")
+@click.option("--quiet", is_flag=True, help="Print only errors.")
+def copy(path: str, output: str, where: Any, quiet: bool, **options: Any) -> None:
+    """Write the samples of ALL.IDX anew as one data set, OUT.BIN and its index.
+
+    ALL.IDX is any data set, such as a subset, or what concat or join put together. Rows that no
+    sample uses are left out.
+
+    \b
+      memload copy all.idx packed.bin
+      memload copy out.bin cats.bin --where label=cat
+    """
+    import memload
+
+    _start_logging(quiet)
+    index, conditions = _conditions(path, where)
+    progress = False if quiet else None
+    report = memload.copy(index, output, where=conditions, progress=progress, **options)
+    if not quiet:
+        _print_report(report)
+
+
+@main.command()
 @click.argument("path", metavar="OUT.BIN")
 @click.argument("new", metavar="NEW.BIN")
 def rename(path: str, new: str) -> None:

@@ -202,9 +202,21 @@ def _pixels_and_sums(image: Image.Image) -> tuple[bytes, np.ndarray, np.ndarray]
     if image.mode == "F":
         values = np.rint(np.asarray(image)).clip(0, 65535).astype("<u2")
         return values.tobytes(), *_sums(values.reshape(-1, 1))
+    return image.tobytes(), *_sums_of_picture(image)
+
+
+def _sums_of_picture(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
     counts = np.array(image.histogram(), np.float64).reshape(-1, 256)
     total, squares = (counts @ _POWERS).T.astype(np.uint64)
-    return image.tobytes(), total, squares
+    return total, squares
+
+
+def stored_sums(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``total`` and ``squares`` (see `Row`) of a stored image ``(H, W, C)``."""
+    channels = pixels.shape[2]
+    if pixels.dtype == np.uint8 and channels in (1, 3, 4):  # 25 times as fast
+        return _sums_of_picture(Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels))
+    return _sums(pixels.reshape(-1, channels))
 
 
 def _remarks(picture: Picture, placement: Placement) -> int:
@@ -284,7 +296,7 @@ class ArraySettings:
                 f"the array is {pixels.shape} of {pixels.dtype.name}, but the first one is "
                 f"{self.shape} of {np.dtype(self.descr).name}"
             )
-        height, width, channels = self.shape
+        height, width, _ = self.shape
         is_outside = any(
             _any_outside(np.asarray(record.columns[name]), (height, width)) for name in points
         )
@@ -293,7 +305,7 @@ class ArraySettings:
         columns = dict(record.columns)
         for name in boxes:
             columns[name] = move_boxes(columns[name], *frame)
-        total, squares = _sums(pixels.reshape(-1, channels))
+        total, squares = stored_sums(pixels)
         return Row(
             pixels.tobytes(),
             FLAG_OUTSIDE * is_outside,

@@ -11,27 +11,29 @@ _SIDES = (0, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 204
 
 
 def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str, Any]:
-    """Return mean and standard deviation a channel, and the sizes of the sources.
-
-    Unsigned integers count as a share of their type's largest value, from 0 to 1. Signed integers
-    are measurements, such as Hounsfield units, and count as they are. So do floats.
-    """
+    """Return mean and standard deviation a channel, and the sizes of the sources."""
     sizes = records["size"][used]
     shorter = np.searchsorted(_SIDES, sizes.min(axis=1), side="right") - 1
     counts = np.bincount(shorter, minlength=len(_SIDES))
-    pixels, dtype = array.shape[0] * array.shape[1], np.dtype(array.descr)
-    totals, squares = records["total"][used], records["squares"][used]
-    if dtype.kind == "u":
-        moments = _moments_of_pixels(totals, squares, pixels, int(np.iinfo(dtype).max))
-    else:
-        moments = _moments_of_measurements(totals, squares, pixels)
-    return moments | {
+    return moments(records["total"][used], records["squares"][used], array) | {
         "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
         "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
         "source_shorter_side": {
             str(side): int(count) for side, count in zip(_SIDES, counts, strict=True) if count
         },
     }
+
+
+def moments(totals: np.ndarray, squares: np.ndarray, array: Array) -> dict[str, Any]:
+    """Return mean and standard deviation a channel, from the sums of each row ``(rows, C)``.
+
+    Unsigned integers count as a share of their type's largest value, from 0 to 1. Signed integers
+    are measurements, such as Hounsfield units, and count as they are. So do floats.
+    """
+    pixels, dtype = array.shape[0] * array.shape[1], np.dtype(array.descr)
+    if dtype.kind == "u":
+        return _moments_of_pixels(totals, squares, pixels, int(np.iinfo(dtype).max))
+    return _moments_of_measurements(totals, squares, pixels)
 
 
 def mask_ids(records: np.ndarray, used: np.ndarray, name: str) -> list[int]:

@@ -28,7 +28,6 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,9 @@ from memload.building.destination import check_output, move
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
 from memload.building.sources.record import Source
-from memload.building.writer import ShardWriter
+from memload.building.writer import ShardWriter, rows_per_shard, with_shards
 from memload.errors import BuildError, FormatError
-from memload.storage.format import HEADER_BYTES, array_path, output_paths, shard_names
+from memload.storage.format import output_paths
 from memload.storage.index import Array, Index, Shard, sync
 from memload.storage.keys import Keys
 from memload.storage.shards import describe
@@ -81,7 +80,7 @@ class Workspace:
             self._kinds.append(Array(array.name, array.descr, array.shape, (), array.kind))
         #: of each array; None for all rows
         self.rows_per_shard = {
-            array.name: _rows_per_shard(array, shard_size) for array in self._kinds
+            array.name: rows_per_shard(array, shard_size) for array in self._kinds
         }
         self.arrays = self._arrays_of(len(source))
         self.keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
@@ -117,16 +116,10 @@ class Workspace:
 
     def _arrays_of(self, rows: int) -> tuple[Array, ...]:
         """Return the arrays of a build of so many rows."""
-        arrays = []
-        for array in self._kinds:
-            path = array_path(self.output, array.name)
-            rows_per_shard = self.rows_per_shard[array.name] or rows
-            shards = []
-            for number, name in enumerate(shard_names(path, -(-rows // rows_per_shard))):
-                held = min(rows_per_shard, rows - number * rows_per_shard)
-                shards.append(Shard(name, held, HEADER_BYTES + held * array.row_bytes))
-            arrays.append(replace(array, shards=tuple(shards)))
-        return tuple(arrays)
+        return tuple(
+            with_shards(array, self.output, rows, self.rows_per_shard[array.name])
+            for array in self._kinds
+        )
 
     @property
     def _shards(self) -> list[Shard]:
@@ -351,20 +344,6 @@ class Workspace:
                 path=self.output,
             )
         logger.info(f"{self.name}: {rows}, {size_text(total)}; {size_text(free)} free on the disk")
-
-
-def _rows_per_shard(array: Array, shard_size: int | None) -> int | None:
-    """Return how many rows of an array fit into a shard; None if there is no limit."""
-    if shard_size is None:
-        return None
-    rows = (shard_size - HEADER_BYTES) // array.row_bytes
-    if rows < 1:
-        raise ValueError(
-            f"shard_size: {shard_size:,} bytes are too few, as a shard with one row"
-            f"{'' if array.name == 'image' else f' of {array.name!r}'} has "
-            f"{HEADER_BYTES + array.row_bytes:,}."
-        )
-    return rows
 
 
 def unfinished_build(path: str | Path) -> str | None:

@@ -2,15 +2,44 @@
 
 import os
 from bisect import bisect_right
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from memload.storage.format import HEADER_BYTES, npy_header, seal_of
-from memload.storage.index import Array
+from memload.storage.format import HEADER_BYTES, array_path, npy_header, seal_of, shard_names
+from memload.storage.index import Array, Shard
 
 #: A process holds at most this many shards open at once.
 _MAX_OPEN = 16
+
+
+def rows_per_shard(array: Array, shard_size: int | None) -> int | None:
+    """Return how many rows of an array fit into a shard; None if there is no limit.
+
+    Raises ValueError if a shard has no room for one row.
+    """
+    if shard_size is None:
+        return None
+    rows = (shard_size - HEADER_BYTES) // array.row_bytes
+    if rows < 1:
+        raise ValueError(
+            f"shard_size: {shard_size:,} bytes are too few, as a shard with one row"
+            f"{'' if array.name == 'image' else f' of {array.name!r}'} has "
+            f"{HEADER_BYTES + array.row_bytes:,}."
+        )
+    return rows
+
+
+def with_shards(array: Array, output: Path, rows: int, limit: int | None) -> Array:
+    """Return an array of so many rows, in shards of at most ``limit`` rows, of an output."""
+    limit = limit or rows
+    shards = []
+    names = shard_names(array_path(output, array.name), -(-rows // limit))
+    for number, name in enumerate(names):
+        held = min(limit, rows - number * limit)
+        shards.append(Shard(name, held, HEADER_BYTES + held * array.row_bytes))
+    return replace(array, shards=tuple(shards))
 
 
 class ShardWriter:

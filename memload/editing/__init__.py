@@ -7,6 +7,7 @@
     more.idx ─┘
 
     out.bin, out.idx ──▶ rename ──▶ photos.bin, photos.idx                     the same files
+    all.idx, out.bin, … ──▶ copy ──▶ packed.bin, packed.idx                    rows written anew
     out.bin, out.idx ──▶ export ──▶ pngs/cat/1.png, pngs/metadata.csv          or a WebDataset
 
 ======================  ============================================================================
@@ -19,12 +20,14 @@
 `npy`                   NPY files of other programs
 `statistics`            those of several data sets, from those of each
 `report`                where an index may be written, and what the user is told
+`copying`               samples written anew as one data set
 `export`                samples as image files in folders, or in a tar
 `writers`               … where the files go
 `encoding`              … rows as PNG, JPEG and NPY
 `facts`                 … keys, labels and columns as text
 `file_names`            … paths for keys, which are not trusted
-`aside`                 … written under another name, and renamed once complete
+`aside`                 files in a temporary folder, renamed once they are complete
+`threads`               work whose results come in order
 `selected`              some samples of a data set, and their rows
 ======================  ============================================================================
 """

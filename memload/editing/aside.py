@@ -1,4 +1,4 @@
-"""Files that are written under another name, and renamed once they are complete."""
+"""Files that are written into a temporary folder, and renamed once they are complete."""
 
 import contextlib
 import os
@@ -13,41 +13,50 @@ _LOCK = "lock"
 
 
 @contextlib.contextmanager
-def written_aside(targets: Sequence[Path]) -> Iterator[Path]:
-    """Yield a folder in which to make files and folders of the same names as ``targets``.
+def temporary_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder, yield it, and remove it with all that it holds, also after an error.
 
-    In the end they are renamed, in this order, and the folder is removed. It lies beside the last
-    target, and is called ``NAME.exporting``. After an error it is removed with all that it holds;
-    if the process was killed, the next one does so. Two processes are kept apart by a lock.
-
-    Targets lie in one folder. Raises FileExistsError if there is one that is not an empty folder,
-    FileNotFoundError if their folder is missing, BuildError if another process writes them now, and
-    OSError.
+    If the process is killed, it stays, and the next one clears it. Two processes are kept apart by
+    a lock. Raises FileNotFoundError if its parent is missing, FileExistsError if there is such a
+    folder with other content, BuildError if another process has it now, and OSError.
     """
-    output = targets[-1]
-    folder = output.with_name(f"{output.name}.exporting")
     if not folder.parent.is_dir():
         raise FileNotFoundError(f"{folder.parent}: there is no such folder. Make it first.")
-    for target in targets:
-        if os.path.lexists(target) and not _is_empty_folder(target):
-            raise FileExistsError(f"{target} exists already. Remove it, or choose another output.")
-    is_ours = (folder / _LOCK).exists() or _is_empty_folder(folder)
+    is_ours = (folder / _LOCK).exists() or is_empty_folder(folder)
     if os.path.lexists(folder) and not is_ours:
         raise FileExistsError(f"{folder} is in the way. Move it, or choose another output.")
     with locked(folder):
         _clear(folder)  # after a process that was killed
         try:
             yield folder
-            for target in targets:
-                (folder / target.name).rename(target)
-            sync(folder.parent)
         finally:
             _clear(folder)
             (folder / _LOCK).unlink()  # last: until then no other process begins
             folder.rmdir()
 
 
-def _is_empty_folder(path: Path) -> bool:
+@contextlib.contextmanager
+def written_aside(targets: Sequence[Path]) -> Iterator[Path]:
+    """Yield a folder in which to make files and folders of the same names as ``targets``.
+
+    In the end they are renamed, in this order. Targets lie in one folder. The temporary one lies
+    beside the last of them, and is called ``NAME.exporting``; see `temporary_folder`.
+
+    Raises FileExistsError if there is a target that is not an empty folder.
+    """
+    output = targets[-1]
+    for target in targets:
+        if os.path.lexists(target) and not is_empty_folder(target):
+            raise FileExistsError(f"{target} exists already. Remove it, or choose another output.")
+    with temporary_folder(output.with_name(f"{output.name}.exporting")) as folder:
+        yield folder
+        for target in targets:
+            (folder / target.name).rename(target)
+        sync(output.parent)
+
+
+def is_empty_folder(path: Path) -> bool:
+    """Return whether a path is a folder, and no link to one, with nothing in it."""
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 

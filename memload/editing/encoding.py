@@ -1,16 +1,13 @@
-"""The files of samples: rows as PNG, JPEG and NPY, encoded by threads."""
+"""The contents of files: rows as PNG, JPEG and NPY."""
 
 import io
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from memload.editing.selected import CheckedRows
-from memload.machine import starting_threads
 from memload.storage.index import Index
 
 #: How Pillow writes them. For photos, PNGs of level 1 are written three times as fast as those of
@@ -19,8 +16,6 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "png": {"format": "PNG", "compress_level": 1},
     "jpg": {"format": "JPEG", "quality": 95, "subsampling": 0},
 }
-#: How many samples for each thread are encoded, or wait to be written.
-_AHEAD = 4
 
 
 class Encoder:
@@ -51,21 +46,3 @@ def _encoded(values: np.ndarray, format: str) -> bytes:
         picture = Image.fromarray(values[:, :, 0] if is_gray else values)
         picture.save(file, **_OPTIONS[format])
     return file.getvalue()
-
-
-def in_order(
-    function: Callable[[int], dict[str, bytes]], count: int, num_threads: int
-) -> Iterator[dict[str, bytes]]:
-    """Yield the results of a function for 0, 1, 2, …, which threads compute ahead."""
-    waiting = deque[Future[dict[str, bytes]]]()
-    with ThreadPoolExecutor(num_threads) as pool:
-        try:
-            for number in range(count):
-                with starting_threads("use fewer with --num-threads"):
-                    waiting.append(pool.submit(function, number))
-                if len(waiting) > _AHEAD * num_threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)

@@ -17,12 +17,12 @@ import numpy as np
 
 from memload.building.progress import progress as progress_of
 from memload.editing.aside import written_aside
-from memload.editing.encoding import Encoder, in_order
+from memload.editing.encoding import Encoder
 from memload.editing.facts import has_numeric_classes
 from memload.editing.file_names import without_extension
 from memload.editing.selected import select
+from memload.editing.threads import in_order
 from memload.editing.writers import FolderWriter, TarWriter, folders, images_last
-from memload.machine import available_cores
 from memload.storage.index import Array, Index
 from memload.storage.shards import describe
 
@@ -114,8 +114,8 @@ def export(
         writer_of(index, folder / path.name, encoder.endings) as writer,
         progress_of(path.name, len(index), progress) as show,
     ):
-        threads = num_threads or available_cores()
-        for position, contents in enumerate(in_order(encoder.encode, len(index), threads)):
+        encoded = in_order(encoder.encode, range(len(index)), num_threads)
+        for position, contents in enumerate(encoded):
             writer.write(position, contents)
             show(1, 0)
     return _report(index, Path(output), targets, format, writer.stems)
