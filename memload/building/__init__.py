@@ -9,6 +9,7 @@ The way of an image, from top to bottom; the middle runs in worker processes::
     worker.RowWork ──────▶ skip a row that is done already and unchanged
       │  sources             which file or sample a row is: its key and columns
       │  conversion          read it ─▶ decoders ─▶ resizing ─▶ pixels and their sums
+      │  extra_arrays        its masks ─▶ stored_values ─▶ resizing; other arrays as they are
       │  writer              pixels ─▶ out.building/out.bin, each row at its own offset
       │  journal             record ─▶ out.building/rows, with checksums of itself and of the pixels
       ▼  how many were converted, and which were rejected
@@ -22,12 +23,16 @@ pixels is done. So nothing has to reach the disk in order, and any number of wor
 `checks`                wrong arguments and unusable sources
 `sources`               folders, tables, archives, data sets and more as sequences of records
 `conversion`            a record to a row: its pixels, flags and sums
+`extra_arrays`          its masks, which go where the pixels go, and its other arrays
+`stored_values`         the values of masks and arrays as their files have them
+`files`                 reads the files of samples, and sees whether they have changed
 `decoders`, `resizing`  bytes to a picture; a picture to a fixed shape
 `depth`                 pictures with more than 8 bits
 `pool`                  worker processes that survive a crash or a hang
 `worker`                what a worker does with a chunk of rows
 `inherited`             files that a data set has open, opened again in each worker
 `first_samples`         looks at the first samples of a data set, in a worker
+`first_arrays`          shape and type of masks and arrays, from the first usable sample
 `writer`                the shards under construction
 `journal`               which rows are done, provably
 `notes`                 what the report says about enlarged, transparent and deep pictures

@@ -3,10 +3,9 @@
 All JPEG decoders here are built on libjpeg-turbo and give the same pixels to the bit.
 """
 
-import contextlib
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -116,11 +115,14 @@ class Decoder:
 
         With ``draft``, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size.
         """
-        if isinstance(data, Image.Image):
-            with decode_errors(b"", self.max_pixels):
+        try:
+            if isinstance(data, Image.Image):
                 return self._decode(data, b"", None)
-        with decode_errors(data, self.max_pixels):
             return self._decode(open_image(data), data, draft)
+        except DecodeError:
+            raise
+        except Exception as error:
+            raise decode_error(error, data, self.max_pixels) from error
 
     def _decode(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         width, height = image.size
@@ -205,26 +207,19 @@ def open_image(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-@contextlib.contextmanager
-def decode_errors(data: bytes, max_pixels: int) -> Iterator[None]:
-    """Raise DecodeError for whatever Pillow raises while it decodes ``data``."""
-    try:
-        yield
-    except DecodeError:
-        raise
-    except Image.DecompressionBombError as error:
+def decode_error(error: Exception, data: object, max_pixels: int) -> DecodeError:
+    """Return the error for whatever Pillow raises while it decodes ``data``."""
+    if isinstance(error, Image.DecompressionBombError):
         # Pillow's own limit. Its message has the number of pixels in parentheses, and no size.
-        pixels = int(re.findall(r"\((\d+) pixels\)", str(error))[0])
-        raise too_large(pixels, max_pixels) from None
-    except UnidentifiedImageError:
+        return too_large(int(re.findall(r"\((\d+) pixels\)", str(error))[0]), max_pixels)
+    if isinstance(error, UnidentifiedImageError):
         unknown = f"not an image in a supported format ({', '.join(FORMATS)})"
-        raise DecodeError(describe_tiff(data) or unknown) from None
-    except MemoryError:
-        raise DecodeError("there is not enough memory to decode it") from None
+        return DecodeError((isinstance(data, bytes) and describe_tiff(data)) or unknown)
+    if isinstance(error, MemoryError):
+        return DecodeError("there is not enough memory to decode it")
     # For bad files, Pillow raises OSError, ValueError, SyntaxError, struct.error and others.
-    except Exception as error:
-        is_plain = isinstance(error, OSError) and str(error)
-        raise DecodeError(str(error) if is_plain else describe_error(error)) from error
+    is_plain = isinstance(error, OSError) and str(error)
+    return DecodeError(str(error) if is_plain else describe_error(error))
 
 
 def too_large(pixels: int, max_pixels: int) -> DecodeError:

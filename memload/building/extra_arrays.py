@@ -8,17 +8,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from memload.building.decoders import decode_errors
 from memload.building.files import MISSING, NO_FILE, read_file
 from memload.building.resizing import Placement, place_mask
 from memload.building.sources.record import FileState
-from memload.building.stored_values import (
-    ID_MODES,
-    is_npy,
-    open_picture,
-    picture_values,
-    read_npy,
-)
+from memload.building.stored_values import ID_MODES, decode_values
 from memload.errors import DecodeError
 from memload.storage.format import DESCRS_OF_ARRAYS
 
@@ -93,7 +86,9 @@ class ExtraArray:
         return ExtraRow(array.tobytes(), file_state)
 
     def _convert_mask(self, value: Any, frame: Frame, max_pixels: int) -> ExtraRow:
-        if value is None and self.fills_missing:
+        if value is None:
+            if not self.fills_missing:
+                raise MissingArrayError("it is missing. Add it, or say --missing-masks fill")
             placed, file_state = np.full(self.shape, self.fill, self.descr), MISSING
         else:
             mask, file_state = _mask(value, max_pixels, lambda size: _check_size(size, frame))
@@ -129,17 +124,16 @@ def _mask(
 
     ``check`` is called with width and height before a picture is decoded.
     """
+
+    def check_picture(image: Image.Image) -> None:
+        if image.format != "TIFF":  # whose size may be that of the picture turned upright
+            check(image.size)
+        _check_mode(image)
+
     data, file_state = _read(value, max_pixels)
-    with decode_errors(data if isinstance(data, bytes) else b"", max_pixels):
-        if isinstance(data, bytes):
-            data = read_npy(data) if is_npy(data) else open_picture(data, max_pixels)
-        if isinstance(data, Image.Image):
-            if data.format != "TIFF":  # whose size may be that of the picture turned upright
-                check(data.size)
-            _check_mode(data)
-            from_file = not isinstance(value, Image.Image)  # a data set's own may be changed
-            data = picture_values(data) if from_file else np.asarray(data)
-        ids = _ids_of_array(data)
+    if not isinstance(data, np.ndarray):
+        data = decode_values(data, max_pixels, check_picture)
+    ids = _ids_of_array(data)
     check(ids.shape[::-1])
     return ids, file_state
 
@@ -147,13 +141,7 @@ def _mask(
 def _array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
     """Return an array as it is stored, contiguous and little-endian, and the state of its file."""
     data, file_state = _read(value, max_pixels)
-    if isinstance(data, bytes):
-        with decode_errors(data, max_pixels):
-            if is_npy(data):
-                data = read_npy(data)
-            else:
-                data = picture_values(open_picture(data, max_pixels))
-    array = np.asarray(data)
+    array = data if isinstance(data, np.ndarray) else decode_values(data, max_pixels)
     descr = array.dtype.newbyteorder("<").str
     if descr not in DESCRS_OF_ARRAYS or not array.ndim or not array.size:
         raise DecodeError(

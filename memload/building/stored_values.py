@@ -1,12 +1,13 @@
 """The values of masks and other arrays as their files have them. Nothing is scaled or turned."""
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from memload.building.decoders import INVERSE, open_image, orientation_of, too_large
+from memload.building.decoders import INVERSE, decode_error, open_image, orientation_of, too_large
 from memload.building.depth import is_deep_gray, largest_value, png_raw_mode
 from memload.building.resizing import turn_mask
 from memload.errors import DecodeError, describe_error
@@ -24,12 +25,32 @@ _FEW_BITS = {"L;2": 3, "L;4": 15}
 _PHOTOMETRIC, _TILE_WIDTH, _TILE_LENGTH = 262, 322, 323
 
 
-def is_npy(data: bytes) -> bool:
-    """Say whether these are the bytes of an .npy file."""
-    return data.startswith(_NPY)
+def decode_values(
+    data: bytes | Image.Image,
+    max_pixels: int,
+    check: Callable[[Image.Image], None] = lambda image: None,
+) -> np.ndarray:
+    """Return the values in the bytes of an .npy file or a picture. Raises DecodeError.
+
+    A PIL image, which a data set may have changed, has the values that it has for NumPy. ``check``
+    is called with a picture before it is decoded.
+    """
+    try:
+        if isinstance(data, Image.Image):
+            check(data)
+            return np.asarray(data)
+        if data.startswith(_NPY):
+            return _read_npy(data)
+        image = _open_picture(data, max_pixels)
+        check(image)
+        return _picture_values(image)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise decode_error(error, data, max_pixels) from error
 
 
-def read_npy(data: bytes) -> np.ndarray:
+def _read_npy(data: bytes) -> np.ndarray:
     """Return the array in the bytes of an .npy file, not copied. Raises DecodeError."""
     file = io.BytesIO(data)
     try:
@@ -49,7 +70,7 @@ def read_npy(data: bytes) -> np.ndarray:
         raise DecodeError(f"a damaged .npy file: {describe_error(error)}") from None
 
 
-def open_picture(data: bytes, max_pixels: int) -> Image.Image:
+def _open_picture(data: bytes, max_pixels: int) -> Image.Image:
     """Return the picture in the bytes of a file, not decoded yet. Raises what Pillow does."""
     image = open_image(data)
     tags: Any = getattr(image, "tag_v2", {})
@@ -60,7 +81,7 @@ def open_picture(data: bytes, max_pixels: int) -> Image.Image:
     return image
 
 
-def picture_values(image: Image.Image) -> np.ndarray:
+def _picture_values(image: Image.Image) -> np.ndarray:
     """Decode a picture of a file, and return its values ``(H, W)`` or ``(H, W, C)``.
 
     They are as the file has them: palette indices, gray values of 1 to 16 bits or floats, or

@@ -221,7 +221,7 @@ def test_samples_whose_mask_does_not_fit_are_rejected_with_the_reason(folder: Pa
     np.save(folder / "depth" / "bee" / "5.npy", np.zeros((3, 2), np.float32))
     assert build(folder).samples == 5
     found = rejected(folder)
-    assert found["bee/1.png"] == "mask 'mask': it is missing"
+    assert "mask 'mask': it is missing. Add it, or say --missing-masks fill" in found["bee/1.png"]
     assert "its size is 3×3, but its image has 11×8 in its file, before EXIF" in found["ant/2.png"]
     assert "palette or gray PNG" in found["bee/3.png"]
     assert "not an image in a supported format" in found["ant/4.png"]

@@ -265,7 +265,9 @@ def test_an_8_bit_mask_fits_where_the_first_one_had_16_bits() -> None:
 
 
 def test_a_missing_mask_is_told_or_filled() -> None:
-    assert reason(None) == "mask 'mask': it is missing"
+    assert reason(None).startswith(
+        "mask 'mask': it is missing. Add it, or say --missing-masks fill"
+    )
     found = converted(Image.new("RGB", (8, 6)), None, fills_missing=True, fill=7)
     assert np.array_equal(found, np.full((16, 16), 7, np.uint8))
 
