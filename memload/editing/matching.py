@@ -20,9 +20,9 @@ def match(keys: Sequence[str], names: Sequence[str], owner: str) -> np.ndarray:
     keys, names = list(keys), list(names)
     deepest = max((name.count("/") for name in (*keys, *names)), default=0)
     for folders in range(deepest, -1, -1):
-        whole = _Positions(end_of(name, folders) for name in names)
-        stems = _Positions(stem_of(end_of(name, folders)) for name in names)
-        found = [_find(end_of(key, folders), whole, stems) for key in keys]
+        found = _find_all(
+            [end_of(key, folders) for key in keys], [end_of(name, folders) for name in names]
+        )
         numbers = np.array([number for number, _ in found], np.int64)
         if (numbers >= 0).any():
             _check_unique(keys, names, found, owner)
@@ -30,23 +30,23 @@ def match(keys: Sequence[str], names: Sequence[str], owner: str) -> np.ndarray:
     return np.full(len(keys), -1)
 
 
-class _Positions:
-    """The first and the second position of each name."""
+def _find_all(keys: Sequence[str], names: Sequence[str]) -> list[tuple[int, int]]:
+    """Return for each key the position of its name and that of a second one, or -1."""
+    whole = _positions(names)
+    stems = whole if whole.keys() >= {*keys} else _positions(map(stem_of, names))
+    none = (-1, -1)
+    return [
+        whole.get(key) or whole.get(stem := stem_of(key)) or stems.get(stem, none) for key in keys
+    ]
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.first: dict[str, int] = {}
-        self.second: dict[str, int] = {}
-        for position, name in enumerate(names):
-            positions = self.second if name in self.first else self.first
-            positions.setdefault(name, position)
 
-
-def _find(key: str, whole: _Positions, stems: _Positions) -> tuple[int, int]:
-    """Return the position of a key's name, or -1, and that of a second one, or -1."""
-    for name, positions in ((key, whole), (stem_of(key), whole), (stem_of(key), stems)):
-        if name in positions.first:
-            return positions.first[name], positions.second.get(name, -1)
-    return -1, -1
+def _positions(names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return the first and the second position of each name; -1 if there is no second."""
+    positions: dict[str, tuple[int, int]] = {}
+    for position, name in enumerate(names):
+        first, second = positions.get(name, (position, -1))
+        positions[name] = first, position if second < 0 and first != position else second
+    return positions
 
 
 def _check_unique(

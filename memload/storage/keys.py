@@ -1,7 +1,8 @@
 """The names of samples, packed into two arrays."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Self, overload
 
 import numpy as np
@@ -53,6 +54,11 @@ class Keys(Sequence[str]):
         number = position if self._chosen is None else int(self._chosen[position])
         start, stop = self._offsets[number : number + 2].tolist()
         return os.fsdecode(self._data[start:stop].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        offsets, data = self.pack()  # six times as fast as one name after another
+        ends, names = offsets.tolist(), data.tobytes()
+        return (os.fsdecode(names[start:end]) for start, end in pairwise(ends))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

@@ -1,0 +1,51 @@
+"""Which names stand for the same picture."""
+
+import pytest
+
+from memload.editing.matching import match
+
+
+@pytest.mark.parametrize(
+    ("keys", "names", "expected"),
+    [
+        (["a/1.jpg", "b/2.jpg", "c"], ["b/2.png", "c", "a/1"], [2, 0, 1]),
+        (["a.jpg", "a.png"], ["a.png", "a.jpg"], [1, 0]),  # the names themselves come first
+        (["v1.0/a.0001.jpg", "v1.0/b"], ["v1.0/b", "v1.0/a.0001"], [1, 0]),
+        (["a.jpg", "a.jpg"], ["a.png"], [0, 0]),  # a sample that is there twice
+        (["train/a/1.jpg", "train/b/1.jpg"], ["b/1.png", "a/1.png"], [1, 0]),
+        (["a/1.jpg", "a/2.jpg"], ["masks/2.png"], [-1, 0]),
+        (["a/1.jpg", "b/1.jpg"], ["b/1.png"], [-1, 0]),  # folders count as long as one name fits
+        (["a"], ["b"], [-1]),
+        (["a"], [], [-1]),
+        ([], ["a"], []),
+    ],
+)
+def test_names_fit_whatever_their_extension(
+    keys: list[str], names: list[str], expected: list[int]
+) -> None:
+    assert match(keys, names, "masks.bin").tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "names", "message"),
+    [
+        (
+            ["a.jpg"],
+            ["a.png", "a.tif"],
+            "masks.bin has 'a.png' and 'a.tif', which both fit 'a.jpg'",
+        ),
+        (["a"], ["a", "b", "a"], "masks.bin has 'a' and 'a', which both fit 'a'"),
+        (
+            ["a/1.jpg", "b/1.jpg"],
+            ["1.png"],
+            "'1.png' in masks.bin fits both 'a/1.jpg' and 'b/1.jpg'",
+        ),
+    ],
+)
+def test_names_that_fit_twice_are_errors(keys: list[str], names: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        match(keys, names, "masks.bin")
+
+
+def test_a_name_that_fits_twice_is_no_error_where_it_is_not_needed() -> None:
+    assert match(["a.jpg"], ["a.jpg", "b.png", "b.tif"], "masks.bin").tolist() == [0]
