@@ -25,16 +25,13 @@ FOLDER = click.Path(file_okay=False)
 #: The options of `memload build` that say how a source is read, apart from those of the classes.
 _SOURCE_OPTIONS = (
     *("extensions", "root", "path_column", "extension", "where", "image_column", "label_column"),
-    *("points", "arrays", "labels"),
+    *("points", "labels"),
 )
-
-#: Further options of `memload build` that say what is read. They go with any source.
-_BESIDE_OPTIONS = ("masks", "new_to")
 
 #: The sections of the help text of `memload build`, each with its options. The others come last.
 _SECTIONS = {
     "How the source is read": (
-        *(*_SOURCE_OPTIONS, *_BESIDE_OPTIONS, "missing_masks"),
+        *(*_SOURCE_OPTIONS, "arrays", "masks", "missing_masks", "new_to"),
         *("classes", "classes_from", "manifest"),
     ),
     "How images are stored": (
@@ -163,13 +160,15 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _mask(text: str) -> tuple[str, str]:
-    """Parse FOLDER or NAME=FOLDER for ``--masks``. The default name is ``mask``."""
-    name, sign, folder = text.rpartition("=")
-    if not folder or (sign and not name):
+    """Parse FOLDER or NAME=FOLDER for ``--masks``. Without a name, it is empty."""
+    if os.path.isdir(text):  # noqa: PTH112  # pathlib would slow down --help
+        return "", text
+    name, sign, value = text.partition("=")
+    if not text or (sign and not (name and value)):
         raise click.BadParameter(
             f"{text!r} is not [NAME=]FOLDER. Give a folder such as masks/ or parts=parts/."
         )
-    return name or "mask", folder
+    return (name, value) if sign else ("", name)
 
 
 def _array(text: str) -> tuple[str, str]:
@@ -258,6 +257,10 @@ def main() -> None:
     "are ids. Stored as 'mask', or NAME. Repeatable."
 )
 @click.option(
+    "--missing-masks", type=click.Choice(["reject", "fill"]), default="reject",
+    help="What becomes of an image without a mask. fill: its mask is all --mask-fill."
+)
+@click.option(
     "--array", "arrays", type=_named, metavar="NAME=FOLDER|PATTERN", multiple=True,
     help="Folder of further pictures or .npy files, each with the name of its image, such as "
     "depth=depth/. Tables: or columns that form one array, such as 'pose=r*:3x3'. Repeatable."
@@ -298,6 +301,10 @@ def main() -> None:
 )
 @click.option("--background", default="white", help="Color behind transparent pixels.")
 @click.option("--fill", default="black", help="Color of the margin with --fit pad.")
+@click.option(
+    "--mask-fill", type=click.IntRange(0, 65535), default=255, metavar="ID",
+    help="Id of the margin of masks with --fit pad."
+)
 @click.option("--no-exif", is_flag=True, help="Ignore the EXIF orientation of images.")
 @click.option(
     "--shard-size", type=_bytes, metavar="BYTES",
@@ -357,12 +364,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     If a build is interrupted, run the same command again: it continues where it stopped.
     """
     quiet, as_json = options.pop("quiet"), options.pop("as_json")
-    try:
-        source, output = _open_source(arguments, options)
-    except NothingNewError as error:  # as with make, that is no failure
-        if not quiet:
-            _echo(str(error), err=True)
-        return
+    source, output = _open_source(arguments, options)
     import memload
 
     _start_logging(quiet)
@@ -371,6 +373,10 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         report = memload.build(source, output, exif=exif, progress=progress, **options)
     except ValueError as error:
         raise ValueError(_with_typed_option(str(error))) from None
+    except NothingNewError as error:  # that is no failure
+        if not quiet:
+            _echo(str(error), err=True)
+        return
     try:
         if as_json:
             _print_json(report.as_dict())
@@ -424,53 +430,48 @@ def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any
     if not manifest and not sources:
         raise click.UsageError(f"Give SOURCE and OUT.BIN. Only one is given: {output}.")
     options["classes"] = _classes(options.pop("classes"), options.pop("classes_from"))
-    is_table = bool(manifest) or sources[0].lower().endswith((".csv", ".tsv", ".txt"))
-    given, beside = _reading_options(options, is_table=is_table)
-    if len(sources) == 1 and not ((given or beside) and output.endswith(".bin")):
+    from memload.building.sources.opening import UsageError, has_entries, open_paths, open_table
+
+    reading = _reading_options(options, with_entries=bool(manifest) or has_entries(sources[0]))
+    if len(sources) == 1 and not (reading and output.endswith(".bin")):
         return sources[0], output  # if the output's name is wrong, memload.build says so
     if not output.endswith(".bin"):  # known before many files are opened
         raise click.UsageError(f"OUT.BIN comes last, and ends in .bin. {output} is given.")
-    from memload.building.sources.opening import UsageError, open_paths, open_source, open_table
-
     try:
-        source: Any = sources[0] if sources else manifest
         if manifest:
-            source = open_table(manifest, **given)
-        elif len(sources) > 1 or given:
-            source = open_paths(sources, given)
-        return (open_source(source, **beside) if beside else source), output
+            return open_table(manifest, **reading), output
+        return open_paths(sources, reading), output
     except UsageError as error:
         raise click.UsageError(str(error)) from None
 
 
-def _reading_options(
-    options: dict[str, Any], *, is_table: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Take the options that describe the source, if they are given, out of ``options``.
+def _reading_options(options: dict[str, Any], *, with_entries: bool) -> dict[str, Any]:
+    """Take the options for sources of some kind, if they are given, out of ``options``.
 
-    Returns those of sources of some kind, and those that go with any source.
+    Those of masks and arrays stay in ``options`` if they are folders, which go with any source.
     """
-    from memload.building.sources.opening import is_folder
+    from memload.building.sources.opening import is_entry, split_folders
 
-    reading = {name: options.pop(name) for name in (*_SOURCE_OPTIONS, *_BESIDE_OPTIONS)}
-    for name in ("where", "points", "arrays", "masks"):
-        option = "--array" if name == "arrays" else f"--{name}"
+    reading = {name: options.pop(name) for name in _SOURCE_OPTIONS}
+    for name, option in (("where", "--where"), ("points", "--points")):
         reading[name] = _by_name(option, reading[name])
     if reading["extensions"]:
         endings = reading["extensions"].split(",")
         reading["extensions"] = [f".{ending.strip().lstrip('.')}" for ending in endings]
-    beside = {name: reading.pop(name) for name in _BESIDE_OPTIONS}
-    beside["arrays"] = {
-        name: value
-        for name, value in reading["arrays"].items()
-        if is_folder(value, of_table=is_table)
-    }
-    for name in beside["arrays"]:
-        del reading["arrays"][name]
-    return (
-        {name: value for name, value in reading.items() if value},
-        {name: value for name, value in beside.items() if value},
-    )
+    named = {"arrays": options["arrays"], "masks": options["masks"]}
+    # An entry such as seg.png, which means files such as 1.seg.png in a tar, has the name seg.
+    named["masks"] = [
+        (
+            name or (value.split(".")[0] if is_entry(value, with_entries=with_entries) else "mask"),
+            value,
+        )
+        for name, value in named["masks"]
+    ]
+    for name, pairs in named.items():
+        values = _by_name("--array" if name == "arrays" else "--masks", pairs)
+        folders, reading[name] = split_folders(values, with_entries=with_entries)
+        options[name] = folders or None
+    return {name: value for name, value in reading.items() if value}
 
 
 def _classes(names: str | None, file: str | None) -> list[str] | str | None:

@@ -148,7 +148,43 @@ def test_the_defaults_of_the_command_are_those_of_the_function(
     assert (call.pop("source"), call.pop("output")) == ("images", "out.bin")
     parameters = inspect.signature(build_function).parameters
     assert {name: parameters[name].default for name in call} == call
-    assert parameters.keys() - call.keys() == {"source", "output"}
+    # The command has --points for tables. Other points, and boxes, are entries of data sets.
+    assert parameters.keys() - call.keys() == {"source", "output", "points", "boxes"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("images out.bin --masks m", {"masks": {"mask": "m"}}),
+        ("images out.bin --masks a=m --masks b=n/", {"masks": {"a": "m", "b": "n/"}}),
+        ("images out.bin --array depth=d", {"arrays": {"depth": "d"}}),
+        ("images out.bin --new-to more.bin", {"new_to": "more.bin"}),
+        ("images out.bin --missing-masks fill", {"missing_masks": "fill"}),
+        ("images out.bin --mask-fill 9", {"mask_fill": 9}),
+        ("x.tar out.bin --masks m/", {"masks": {"mask": "m/"}}),
+    ],
+)
+def test_masks_and_arrays_are_handed_on(
+    run: Run, call: dict[str, Any], arguments: str, expected: dict[str, Any]
+) -> None:
+    assert run("build", *arguments.split()).status == 0
+    assert {name: call[name] for name in expected} == expected
+    assert isinstance(call["source"], str)
+
+
+def test_a_table_has_patterns_and_files_by_the_same_option(
+    run: Run, call: dict[str, Any], tmp_path: Path
+) -> None:
+    table = tmp_path / "x.csv"
+    table.write_text("path,label,segm,depth,r1,r2\na.jpg,x,a.png,a.npy,1,2\n")
+    for name in ("a.jpg", "a.png", "a.npy"):
+        (tmp_path / name).touch()
+    options = ["--masks", "segm", "--array", "z=depth", "--array", "pose=r*", "--array"]
+    assert run("build", table, "out.bin", *options, f"more={tmp_path}").status == 0
+    assert call["arrays"] == {"more": str(tmp_path)}
+    assert call["masks"] is None
+    assert call["source"].arrays == {"segm": "mask", "z": "array"}
+    assert list(call["source"].schema) == ["label", "pose"]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +254,8 @@ def test_options_reach_the_build(
         ("build a out.bin --max-rejects 101%", "'--max-rejects'"),
         ("info", "Give either OUT.BIN or --environment"),
         ("info out.bin --environment", "Give either OUT.BIN or --environment"),
+        ("build a out.bin --masks =m", "'=m' is not [NAME=]FOLDER"),
+        ("build a out.bin --masks a --masks b", "--masks has 'mask' twice"),
         ("preview out.bin", "--output"),
         ("preview out.bin -o s.png --indices 1,x", "'1,x' is not a list of numbers"),
         ("preview out.bin -o s.png --count 0", "'--count'"),
@@ -348,7 +386,7 @@ def test_the_report_of_a_build_is_json_if_asked_for(run: Run, folder: Path, tmp_
     facts = json.loads(done.out)
     assert facts.keys() == {
         "path", "samples", "classes", "columns", "rejected", "bytes", "shape", "dtype", "converted", "seconds",
-        "images_per_second", "num_workers", "libraries", "notes", "ledger", "label_range",
+        "images_per_second", "num_workers", "libraries", "notes", "ledger", "label_range", "arrays",
     }  # fmt: skip
     assert (facts["path"], facts["samples"], facts["shape"]) == (str(output), 12, [8, 8, 3])
     assert (facts["classes"], facts["columns"]) == (["ant", "bee", "cat"], ["label"])

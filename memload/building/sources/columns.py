@@ -25,8 +25,9 @@ class Columns:
 
     ``values`` has an array for each column, with one entry for each sample. ``schema`` has their
     types. ``classes`` are the names that ``label`` counts into, and ``categories`` those of other
-    columns. ``keys`` are the names of the samples, if they are not those of their files. ``notes``
-    says what was left out.
+    columns. ``keys`` are the names of the samples, if they are not those of their files. ``files``
+    are the paths of masks and other arrays, one for each sample, or "". ``notes`` says what was
+    left out.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Columns:
         self.classes: list[str] | None = None
         self.categories: dict[str, list[str]] = {}
         self.keys: Sequence[str] | None = None
+        self.files: dict[str, Sequence[str]] = {}
         self.notes: list[str] = []
         self._skipped: list[str] = []
 

@@ -62,11 +62,12 @@ def _check_labels(keys: Sequence[str], columns: Columns) -> None:
 
 
 class Files(ListedSource):
-    """Image files below ``root``. No file is looked at."""
+    """Image files below ``root``, and those of their masks and arrays. No file is looked at."""
 
     def __init__(self, root: Path, names: Sequence[str], columns: Columns) -> None:
         super().__init__(names, columns)
         self.root = root
+        self._files = {name: Keys.of(names) for name, names in columns.files.items()}
 
     def without_image(self, index: int) -> Record:
         """Return a record. Its image is a path, and is not read here."""
@@ -74,7 +75,9 @@ class Files(ListedSource):
 
     def __getitem__(self, index: int) -> Record:
         columns = {name: values[index] for name, values in self.columns.items()}
-        return Record(self.keys[index], self.root / self.names[index], columns)
+        files = {name: names[index] for name, names in self._files.items()}
+        arrays = {name: self.root / file for name, file in files.items() if file}
+        return Record(self.keys[index], self.root / self.names[index], columns, arrays=arrays)
 
 
 def without_shared_folders(names: Sequence[str]) -> list[str]:

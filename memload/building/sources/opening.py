@@ -47,7 +47,7 @@ _KINDS: Mapping[str, type] = {
 #: The kinds that consist of several files.
 _SEVERAL = (ParquetFiles, TarShards)
 
-_TABLE = ("points", "arrays", "path_column", "label_column", "extension", "where")
+_TABLE = ("points", "masks", "arrays", "path_column", "label_column", "extension", "where")
 _OPTIONS: Mapping[type, tuple[str, ...]] = {
     ImageFolder: ("extensions",),
     RemoteFolder: ("extensions",),
@@ -103,7 +103,7 @@ def open_source(
     ending                      options
     ==========================  =================================================================
     ``.csv .tsv .txt``          ``root``, ``path_column``, ``label_column``, ``extension``,
-                                ``where``, ``points``, ``arrays``, see `Manifest`
+                                ``where``, ``points``, see `Manifest`
     ``.parquet``                ``image_column``, ``label_column``
     ``.tar``                    none
     ``.zip``                    ``extensions``
@@ -121,9 +121,13 @@ def open_source(
 
     - ``masks={"mask": "masks/"}`` and ``arrays={"depth": "depth/"}`` are files named as the images
       are (see `FilesBeside`), beside any source. ``masks="masks/"`` is short for a mask named
-      ``mask``. A text in ``arrays`` that is no folder is a pattern for the columns of a table.
-    - ``masks=["mask"]`` and ``arrays=["depth"]`` name entries of the samples of a map-style data
-      set. ``points=["landmarks"]`` and ``boxes={"boxes": 100}`` do so as well, see `DatasetSource`.
+      ``mask``.
+    - ``masks=["mask"]`` and ``arrays=["depth"]``, or ``{"mask": "segmentation"}`` where that is no
+      folder, name entries of the source itself: of the samples of a map-style data set, columns of
+      Parquet files, columns of a table with paths, and files in tars, such as ``000123.mask.png``.
+      Other texts in ``arrays`` are patterns for the columns of numbers of a table, see `Manifest`.
+    - ``points=["landmarks"]`` and ``boxes={"boxes": 100}`` name entries of a map-style data set,
+      see `DatasetSource`.
 
     ``new_to`` is the path of a data set of memload's. Samples whose keys it has are left out.
 
@@ -140,57 +144,53 @@ def open_source(
     (['beagle', 'pug'], [])
     """
     if isinstance(masks, (str, os.PathLike)):
-        masks = {"mask": Path(masks)}
-    mask_folders = masks if isinstance(masks, Mapping) else {}
-    array_folders, patterns = _split_folders(arrays, _is_table(source))
-    options |= {
-        "masks": None if mask_folders else masks,
-        "arrays": patterns if isinstance(arrays, Mapping) else arrays,
-        "points": points,
-        "boxes": boxes,
-    }
+        masks = {"mask": masks}
+    with_entries = has_entries(source)
+    mask_folders, mask_entries = split_folders(masks, with_entries=with_entries)
+    array_folders, array_entries = split_folders(arrays, with_entries=with_entries)
+    options |= {"masks": mask_entries, "arrays": array_entries, "points": points, "boxes": boxes}
     given = {name: value for name, value in options.items() if _is_given(value)}
-    for name, folder in (
-        {**mask_folders, **array_folders} if _is_map_style(source) else {}
-    ).items():
-        if not Path(folder).is_dir():
-            raise SourceError(
-                f"{folder} does not exist. Check the path, or name an entry of the samples: "
-                f"{'masks' if name in mask_folders else 'arrays'}=[{str(folder)!r}].",
-                path=folder,
-            )
     opened = _open(source, given, classes=classes, num_workers=num_workers, timeout=timeout)
     if mask_folders or array_folders:
         opened = FilesBeside(opened, masks=mask_folders, arrays=array_folders)
     return opened if new_to is None else NewSamples(opened, new_to)
 
 
-def _is_map_style(source: Any) -> bool:
-    is_path = isinstance(source, (str, os.PathLike)) or _is_list_of_files(source)
-    return not is_path and not isinstance(source, Source)
-
-
 def _is_given(value: Any) -> bool:
     return value is not None and not (isinstance(value, (str, Sequence, Mapping)) and not value)
 
 
-def _is_table(source: Any) -> bool:
-    return isinstance(source, (str, os.PathLike)) and _kind_of(os.fspath(source)) is Manifest
+def has_entries(source: Any) -> bool:
+    """Return whether masks and arrays may be parts of a source, and not only files beside it."""
+    if _is_list_of_files(source):
+        source = source[0]
+    if isinstance(source, (str, os.PathLike)):
+        return _kind_of(os.fspath(source)) in (Manifest, ParquetFiles, TarShards)
+    return not isinstance(source, Source)
 
 
-def _split_folders(arrays: Any, is_table: bool) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return those of ``arrays`` that are folders, and those that are patterns for a table."""
-    named = dict(arrays) if isinstance(arrays, Mapping) else {}
-    folders = {
-        name: Path(value) for name, value in named.items() if is_folder(value, of_table=is_table)
+def is_entry(value: str | Path, *, with_entries: bool) -> bool:
+    """Return whether a value of ``masks`` or ``arrays`` is no folder, but an entry or a pattern.
+
+    ``with_entries`` says whether the source has any, see `has_entries`.
+    """
+    if isinstance(value, Path) or value.endswith("/") or Path(value).is_dir():
+        return False
+    return with_entries or any(mark in value for mark in "*?[:,")
+
+
+def split_folders(
+    named: Sequence[str] | Mapping[str, str | Path] | None, *, with_entries: bool
+) -> tuple[dict[str, str | Path], Sequence[str] | dict[str, str]]:
+    """Return those of ``masks`` or ``arrays`` that are folders, and those that are entries."""
+    if not isinstance(named, Mapping):
+        return {}, named or ()
+    entries = {
+        name: str(value)
+        for name, value in named.items()
+        if is_entry(value, with_entries=with_entries)
     }
-    return folders, {name: value for name, value in named.items() if name not in folders}
-
-
-def is_folder(value: str | Path, *, of_table: bool) -> bool:
-    """Return whether a value of ``arrays`` means a folder, and no columns of a table."""
-    is_name = isinstance(value, Path) or value.endswith("/") or Path(value).is_dir()
-    return is_name or not (of_table or any(mark in str(value) for mark in "*?[:,"))
+    return {name: value for name, value in named.items() if name not in entries}, entries
 
 
 def _open(
@@ -391,6 +391,12 @@ def _remote_table(path: str, options: dict[str, Any]) -> Source:
     """Open a table of this machine that lists images on a server."""
     root = options.pop("root").rstrip("/")
     names, columns = list_images(Path(path), **options)
+    if columns.files:
+        raise SourceError(
+            f"{path} names {next(iter(columns.files))} files on a server, but masks and arrays are "
+            "read from this machine. Copy them, and name their folder in place of the column.",
+            path=path,
+        )
     return RemoteFiles(root, names, columns)
 
 

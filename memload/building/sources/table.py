@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from memload.building.sources.columns import EXACT, MAX_CATEGORIES, Columns
+from memload.building.sources.entries import ArrayEntries
 from memload.building.sources.exported import (
     KEY,
     PATH,
@@ -63,6 +64,11 @@ class Manifest(Files):
     - ``points={"landmarks": 2}`` takes all other columns of numbers as x, y, x, y, …;
     - ``arrays={"pose": "r*:3x3"}`` gives the array a shape; without one it is flat.
 
+    ``masks=["mask"]`` and ``arrays=["depth"]`` are columns with the paths of masks and other
+    arrays, also relative to ``root``. A mapping gives them other names. An empty cell means that
+    the image has none. In a mapping ``arrays``, a column of text has paths, and other texts are
+    patterns.
+
     A table that `memload.export` has written has the columns ``file_name`` and ``key``. The latter
     are the names of the samples. Its arrays, points and boxes need no patterns.
 
@@ -84,7 +90,8 @@ class Manifest(Files):
         *,
         root: str | Path | None = None,
         points: Mapping[str, str | int] | None = None,
-        arrays: Mapping[str, str] | None = None,
+        masks: Sequence[str] | Mapping[str, str] = (),
+        arrays: Sequence[str] | Mapping[str, str] | None = None,
         path_column: str | None = None,
         label_column: str | None = None,
         extension: str = "",
@@ -99,6 +106,7 @@ class Manifest(Files):
         names, columns = list_images(
             self.path,
             points=points,
+            masks=masks,
             arrays=arrays,
             path_column=path_column,
             label_column=label_column,
@@ -112,14 +120,20 @@ class Manifest(Files):
                 path=path,
             )
         check_places(self.path, folder, names)
+        _check_files(self.path, folder, columns.files)
         super().__init__(folder, names, columns)
+        #: the names and the kinds of the records' arrays
+        self.arrays = {name: "mask" if name in masks else "array" for name in columns.files}
+        if self.arrays:
+            self.identity = f"arrays {self.arrays!r} in {masks!r} and {arrays!r}"
 
 
 def list_images(
     path: Path,
     *,
     points: Mapping[str, str | int] | None = None,
-    arrays: Mapping[str, str] | None = None,
+    masks: Sequence[str] | Mapping[str, str] = (),
+    arrays: Sequence[str] | Mapping[str, str] | None = None,
     path_column: str | None = None,
     label_column: str | None = None,
     extension: str = "",
@@ -130,12 +144,44 @@ def list_images(
     notes: list[str] = []
     paths = _take_column(table, path_column or _find_paths(table, extension, notes))
     keys = _take_column(table, KEY) if table.is_exported else None
+    files, patterns = _take_files(table, masks, arrays or {})
     _read_decimal_commas(table, notes)
-    columns = _columns(table, label_column, points or {}, arrays or {})
-    columns.keys = keys
+    columns = _columns(table, label_column, points or {}, patterns)
+    columns.keys, columns.files = keys, files
     columns.notes[:0] = notes
     ending = f".{extension.lstrip('.')}" if extension else ""
     return [_with_extension(name, ending) for name in paths], columns
+
+
+def _take_files(
+    table: "_Table",
+    masks: Sequence[str] | Mapping[str, str],
+    arrays: Sequence[str] | Mapping[str, str],
+) -> tuple[dict[str, Sequence[str]], dict[str, str]]:
+    """Return the paths of masks and arrays by name, and the arrays that are patterns."""
+    patterns: dict[str, str] = {}
+    if isinstance(arrays, Mapping):
+        patterns = {
+            name: pattern
+            for name, pattern in arrays.items()
+            if pattern not in table.cells or _numbers(table.cells[pattern]) is not None
+        }
+        arrays = {name: column for name, column in arrays.items() if name not in patterns}
+    entries = ArrayEntries(masks, arrays).entry_of
+    return {name: _take_column(table, column) for name, column in entries.items()}, patterns
+
+
+def _check_files(table: Path, root: Path, files: Mapping[str, Sequence[str]]) -> None:
+    """Raise SourceError if the first masks or arrays are all missing."""
+    for name, paths in files.items():
+        first = [path for path in paths if path][:3]
+        if not any((root / path).exists() for path in first):
+            found = f"there is no {root / first[0]}" if first else "all its cells are empty"
+            raise SourceError(
+                f"{table}: none of the first files for {name!r} exists: {found}. Paths are "
+                f"relative to {root}, or to --root.",
+                path=table,
+            )
 
 
 class _Table:

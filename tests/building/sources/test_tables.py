@@ -195,3 +195,33 @@ def test_parts_of_a_data_set_are_no_classes_unless_they_are_named(
         classes=["train", "val"],
     )
     assert memload.MemmapDataset(tmp_path / "x.bin").classes == ["train", "val"]
+
+
+# --------------------------------------------------------------------------- masks and other arrays
+
+
+def test_columns_of_paths_are_masks_and_arrays(tmp_path: Path) -> None:
+    for name in ("a.jpg", "m/a.png", "d/a.npy"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    lines = ["path,segm,depth,kind,r1,r2", "a.jpg,m/a.png,d/a.npy,x,1,2", "b.jpg,,d/b.npy,y,3,4"]
+    path = write(tmp_path / "x.csv", *lines)
+    source = open_source(path, masks=["segm"], arrays={"z": "depth", "pose": "r*"})
+    assert source.arrays == {"segm": "mask", "z": "array"}
+    assert source[0].arrays == {"segm": tmp_path / "m/a.png", "z": tmp_path / "d/a.npy"}
+    assert source.without_image(1).arrays == {"z": tmp_path / "d/b.npy"}
+    assert (source.classes, list(source.schema)) == (["x", "y"], ["label", "pose"])
+    assert open_source(path, masks={"mask": "segm"}, arrays=["depth"]).arrays == {
+        "mask": "mask",
+        "depth": "array",
+    }
+    assert open_source(path, masks={"mask": f"{tmp_path}/m/"}).arrays == {"mask": "mask"}
+    with pytest.raises(SourceError, match="no column 'mask', only segm"):
+        open_source(path, masks=["mask"])
+
+
+def test_a_column_of_masks_that_are_all_missing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    path = write(tmp_path / "x.csv", "path,mask", "a.jpg,masks/a.png")
+    with pytest.raises(SourceError, match=r"first files for 'mask' exists: there is no .*/masks/a"):
+        open_source(path, masks=["mask"])
