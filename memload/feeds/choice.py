@@ -79,13 +79,12 @@ def choose_feed(
     def create_all(names: Sequence[str]) -> Feed:
         return join(names, samples, create)
 
-    count = len(samples.arrays)
-    if name != "auto":
-        feed, choice = create_all([name] * count), Choice(name, "asked for")
-    elif device.type != "cuda":
-        feed, choice = create_all(["cpu"] * count), Choice("cpu", f"the device is {device}")
-    else:
+    if name == "auto" and device.type == "cuda":
         feed, choice = first_that_serves(create_all, samples, device)
+    else:
+        asked_for = Choice(name, "asked for")
+        choice = Choice("cpu", f"the device is {device}") if name == "auto" else asked_for
+        feed = create_all([choice.name] * len(samples.arrays))
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice
 

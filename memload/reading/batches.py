@@ -5,16 +5,36 @@ import functools
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from memload.feeds.interface import Feed
+from memload.reading.columns import split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import BatchPart, Chunk
 from memload.reading.streams import map_tensors, tensors_of
 from memload.transforms import Transform
+
+
+class BatchNames(NamedTuple):
+    """The names of what batches hold besides images."""
+
+    #: in the order of a batch
+    columns: tuple[str, ...]
+    #: in the order in which the feed returns them: arrays, then columns
+    fetched: list[str]
+    #: those of masks, points and boxes, which have to move with the images
+    moving: list[str]
+
+    @classmethod
+    def of(cls, dataset: MemmapDataset, columns: tuple[str, ...]) -> "BatchNames":
+        """Return the names for batches with these columns and arrays of a data set."""
+        arrays, others = split_names(columns, dataset.arrays)
+        moving = moving_columns(dataset, columns)
+        return cls(columns, [*arrays, *others], [*chain(*moving.values())])
 
 
 def batch_maker(
@@ -22,17 +42,12 @@ def batch_maker(
     *,
     feed: Feed,
     transform: Callable[..., Any] | None,
-    columns: tuple[str, ...],
-    fetched: Sequence[str],
-    moving: Sequence[str],
+    names: BatchNames,
     seed: int,
     epoch: int,
     stream: torch.cuda.Stream | None,
 ) -> Callable[[BatchPart], tuple[int, Any]]:
     """Return a function that makes the batches of a chunk: fetches, transforms, names columns.
-
-    ``fetched`` are the names in the order in which the feed returns them, and ``columns`` the same
-    names in that of the batch. ``moving`` are those of masks, points and boxes.
 
     The function returns how many samples of the epoch are seen with the batch, and the batch. It
     is thread-safe. Here, the feed looks up the chunk's rows and uploads its columns. Addresses and
@@ -44,22 +59,22 @@ def batch_maker(
         fetch = feed.prepare(chunk.samples)
         if isinstance(transform, Transform):
             prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
-    batch_class = batch_type(columns)
-    order = [fetched.index(name) for name in columns]
+    batch_class = batch_type(names.columns)
+    order = [names.fetched.index(name) for name in names.columns]
     in_order = order == sorted(order)
 
     def make_batch(part: BatchPart) -> tuple[int, Any]:
         pixels, *values = fetch(part.start, part.stop)
         images: Any = pixels.permute(0, 3, 1, 2)
         if prepared is not None:
-            by_name = dict(zip(fetched, values, strict=True))
+            by_name = dict(zip(names.fetched, values, strict=True))
             images, by_name = prepared(images, by_name, part.start, part.stop)
-            values = [by_name[name] for name in columns]
+            values = [by_name[name] for name in names.columns]
         else:
             if not in_order:
                 values = [values[position] for position in order]
             if transform is not None:
-                images = _call(transform, images, moving)
+                images = _call(transform, images, names.moving)
         return part.samples_seen, batch_class(images, *values)
 
     return make_batch

@@ -24,7 +24,7 @@ from memload.reading.arguments import (
     refuse_overfitting,
     refuse_unsupported,
 )
-from memload.reading.batches import batch_maker, bind_dataset, copy_to_buffers, moving_columns
+from memload.reading.batches import BatchNames, batch_maker, bind_dataset, copy_to_buffers
 from memload.reading.columns import choose_columns, names_of, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import (
@@ -347,8 +347,7 @@ class Loader:
     ) -> Generator[Callable[[], Any], None, None]:
         """Yield a function for each batch of an epoch, which makes it, or begins to."""
         feed, side_stream = pipeline.feed, pipeline.side_stream
-        arrays, columns = split_names(self._columns, self.dataset.arrays)
-        moving = moving_columns(self.dataset, self._columns)
+        names = BatchNames.of(self.dataset, self._columns)
         if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self._order):
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
@@ -366,9 +365,7 @@ class Loader:
                         chunk,
                         feed=feed,
                         transform=self.transform,
-                        columns=self._columns,
-                        fetched=[*arrays, *columns],
-                        moving=[*chain(*moving.values())],
+                        names=names,
                         seed=self.seed,
                         epoch=epoch,
                         stream=stream,
