@@ -61,14 +61,13 @@ class MixUp(Transform):
 
         Raises ValueError for masks and boxes that it cannot mix.
         """
-        refused = {"boxes": boxes} if self._cuts_masks else {"masks": masks, "boxes": boxes}
-        for argument, names in refused.items():
+        name = type(self).__name__
+        for argument, names in (("masks", () if self._cuts_masks else masks), ("boxes", boxes)):
             if names:
-                advice = "" if self._cuts_masks else " (CutMix cuts masks)"
+                hint = " CutMix cuts masks." if argument == "masks" else ""
                 raise ValueError(
-                    f"{type(self).__name__} cannot mix {argument}, such as those in {names[0]!r}. "
-                    f"Leave it out of the list{advice}, or leave them out with columns=… in a "
-                    "Loader."
+                    f"{name} cannot mix {argument}, such as those in {names[0]!r}. Leave {name} out "
+                    f"or, in a Loader, the {argument} with columns=….{hint}"
                 )
         bound = copy.copy(self)
         if self.num_classes is None:
