@@ -66,8 +66,8 @@ class MixUp(Transform):
             if names:
                 hint = " CutMix cuts masks." if argument == "masks" else ""
                 raise ValueError(
-                    f"{name} cannot mix {argument}, such as those in {names[0]!r}. Leave {name} out "
-                    f"or, in a Loader, the {argument} with columns=….{hint}"
+                    f"{name} cannot mix {argument}, such as those in {names[0]!r}. Leave {name} "
+                    f"out or, in a Loader, the {argument} with columns=….{hint}"
                 )
         bound = copy.copy(self)
         if self.num_classes is None:

@@ -201,7 +201,7 @@ class Prepared:
             raise wrong(self._name, f"what {name} returns", expected, describe(images))
         if self._followers:
             after = f" after {name}"
-            self._followers.check(self._name, columns, count, after)
+            columns = {**columns, **self._followers.check(self._name, columns, count, after)}
             self._followers.check_sizes(self._name, columns, images, after)
         return images, columns
 
