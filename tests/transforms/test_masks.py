@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.nn.functional import interpolate
 
+import memload
 from memload import transforms
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import Axis, Plan
@@ -174,6 +175,17 @@ def test_a_mask_that_is_its_image_stays_so_unless_it_is_resized(
         mask_fill=fill,
     )
     images, columns = compose(masks[:, None], {"mask": masks}, samples=np.arange(5), seed=seed)
+    assert torch.equal(images[:, 0], columns["mask"])
+
+
+def test_large_batches_are_moved_whole() -> None:
+    masks = make_masks(40, 170, 190)
+    compose = transforms.Compose(
+        [transforms.RandomCrop((180, 150), padding=20), transforms.RandomHorizontalFlip()],
+        masks=["mask"],
+        mask_fill=0,
+    )
+    images, columns = compose(masks[:, None], {"mask": masks}, samples=np.arange(40))
     assert torch.equal(images[:, 0], columns["mask"])
 
 
@@ -403,3 +415,62 @@ def test_a_mistake_names_the_column_and_what_was_given(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+class Shapes:
+    """A data set whose samples have a picture, a mask and their number."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, dict[str, Any]]:
+        picture = np.random.default_rng(number).integers(0, 256, (26, 30, 3), np.uint8)
+        mask = make_masks(1, 26, 30, seed=number)[0].numpy()
+        return picture, {"mask": mask, "number": number}
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[memload.MemmapDataset]:
+    """Return a data set of each fit, with pictures of 24×20 pixels."""
+    folder, found = tmp_path_factory.mktemp("masks"), []
+    for fit in ("crop", "squash", "pad"):
+        path = folder / f"{fit}.bin"
+        memload.build(Shapes(), path, size=(24, 20), fit=fit, masks=["mask"], num_workers=0)
+        found.append(memload.MemmapDataset(path))
+    return found
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.data())
+def test_masks_of_any_rank_and_after_any_resume_are_those_of_their_samples(
+    datasets: list[memload.MemmapDataset], data: st.DataObject
+) -> None:
+    dataset = data.draw(st.sampled_from(datasets))
+    compose = transforms.Compose(draw_steps(data))
+    seed, num_replicas = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 3))
+    options: dict[str, Any] = {
+        "shuffle": data.draw(st.booleans()),
+        "num_threads": data.draw(st.integers(0, 2)),
+        "rank": data.draw(st.integers(0, num_replicas - 1)),
+        "num_replicas": num_replicas,
+    }
+    loader = memload.Loader(dataset, 4, transform=compose, seed=seed, device="cpu", **options)
+    loader.set_epoch(data.draw(st.integers(0, 3)))
+    batches = iter(loader)
+    for _ in range(data.draw(st.integers(0, len(loader) - 1))):
+        next(batches)
+    state = loader.state_dict()
+    batches.close()
+    resumed = memload.Loader(dataset, 4, transform=compose, seed=seed, device="cpu", **options)
+    resumed.load_state_dict(state)
+    compared = 0
+    for batch in resumed:
+        samples = batch.number.numpy()
+        masks = np.stack([dataset[number][1] for number in samples]).astype(np.int64)
+        expected = expected_masks(masks, compose, samples, seed=seed, epoch=state["epoch"], view=0)
+        assert batch.mask.shape[1:] == batch.images.shape[2:]
+        assert np.array_equal(ids(batch.mask), expected)
+        for number, mask in zip(samples, ids(batch.mask), strict=True):
+            assert set(mask.flat) <= {*Shapes()[number][1]["mask"].flat, 255}
+        compared += 1
+    assert compared
