@@ -205,8 +205,9 @@ def build(
 
     ``mode="array"`` is for data sets whose samples are arrays ``(H, W)`` or ``(H, W, C)``, or
     tensors ``(C, H, W)``: uint8, uint16, int16, int32, float16 or float32 with any number of
-    channels. They are stored as they are, bit for bit. The first usable sample determines the shape
-    and the type; samples that differ are rejected. The options above do not apply, except that
+    channels; and for folders and tables of .npy files of such arrays (``extensions=(".npy",)``).
+    They are stored as they are, bit for bit. The first usable sample determines the shape and the
+    type; samples that differ are rejected. The options above do not apply, except that
     ``size`` may repeat the arrays' own. In the statistics, unsigned integers count as fractions of
     their type's largest value, signed integers and floats as they are. Mean and std are left out if
     there are NaN or infinite values.

@@ -109,10 +109,12 @@ def height_and_width(size: Any) -> tuple[int, int]:
 
 def check_arrays(source: Source, image_options: Mapping[str, Any]) -> None:
     """Raise ValueError for what does not go together with ``mode="array"``."""
-    if isinstance(source, (Files, RemoteFiles)):
+    is_npy = isinstance(source, Files) and source.names[0].endswith(".npy")
+    if isinstance(source, (Files, RemoteFiles)) and not is_npy:
         raise ValueError(
-            "mode 'array' needs a data set whose samples are arrays, but the source holds files. "
-            "Use mode 'RGB' or 'L', or read the files in a data set of your own."
+            "mode 'array' needs a data set whose samples are arrays, or .npy files, but the source "
+            f"holds other files, such as {source.names[0]}. Use mode 'RGB' or 'L', or read the "
+            "files in a data set of your own."
         )
     for name, value in image_options.items():
         default = getattr(Settings, name)

@@ -42,6 +42,7 @@ from memload.building.resizing import (
     turn_size,
 )
 from memload.building.sources.record import FileState, Record, Source
+from memload.building.stored_values import decode_values
 from memload.errors import DecodeError
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
@@ -265,7 +266,7 @@ class ArraySettings:
     @classmethod
     def of(cls, source: Source, index: int) -> "ArraySettings":
         """Return shape and type of a record. Raises DecodeError if it is no array to be stored."""
-        array = _as_stored(source[index].image)
+        array, _ = _as_stored(source[index].image, cls.max_pixels)
         height, width, channels = array.shape
         return cls((height, width, channels), array.dtype.str)
 
@@ -290,7 +291,7 @@ class ArraySettings:
 
         Boxes are clipped. ``points`` and ``boxes`` are names of its columns.
         """
-        pixels = _as_stored(record.image)
+        pixels, file_state = _as_stored(record.image, self.max_pixels)
         if (pixels.shape, pixels.dtype.str) != (self.shape, self.descr):
             raise DecodeError(
                 f"the array is {pixels.shape} of {pixels.dtype.name}, but the first one is "
@@ -313,12 +314,20 @@ class ArraySettings:
             total,
             squares,
             columns,
+            file_state,
             arrays=convert_arrays(self.arrays, record, frame, self.max_pixels),
         )
 
 
-def _as_stored(image: Any) -> np.ndarray:
-    """Return an array as it is stored: ``(H, W, C)``, contiguous, little-endian."""
+def _as_stored(image: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
+    """Return an array as it is stored, and the state of its .npy file if it is from one.
+
+    It is ``(H, W, C)``, contiguous and little-endian.
+    """
+    file_state = NO_FILE
+    if isinstance(image, Path) and image.suffix == ".npy":
+        data, file_state = read_file(image, max_pixels)
+        image = decode_values(data, max_pixels)
     if not isinstance(image, np.ndarray):
         raise DecodeError(
             "mode 'array' stores NumPy arrays and tensors and decodes nothing, but this is "
@@ -331,7 +340,7 @@ def _as_stored(image: Any) -> np.ndarray:
             f"an array of {image.dtype.name} and shape {image.shape} cannot be stored. Convert it "
             f"to (H, W) or (H, W, C) of one of {_TYPES}"
         )
-    return np.ascontiguousarray(image, descr).reshape(*image.shape[:2], -1)
+    return np.ascontiguousarray(image, descr).reshape(*image.shape[:2], -1), file_state
 
 
 def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

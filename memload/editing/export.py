@@ -172,10 +172,14 @@ def _command(index: Index, output: Path, beside: Mapping[Array, Path], format: s
     modes = {("|u1", 1): "L", ("|u1", 3): "RGB", ("<u2", 1): "I;16"}
     height, width, channels = index.image.shape
     mode = modes.get((index.image.descr, channels))
-    if format == "npy" or mode is None:
+    is_tar = output.suffix == ".tar"
+    words = ["memload", "build", str(output if is_tar else output / "metadata.csv"), "again.bin"]
+    if format == "npy":
+        mode = None if is_tar else "array"
+    else:
+        words += ["--size", f"{height}x{width}"]
+    if mode is None:
         return None
-    source = output if output.suffix == ".tar" else output / "metadata.csv"
-    words = ["memload", "build", str(source), "again.bin", "--size", f"{height}x{width}"]
     words += ["--mode", mode] if mode != "RGB" else []
     for array, folder in beside.items():
         words += [f"--{'masks' if array.kind == 'mask' else 'array'}", f"{array.name}={folder}"]

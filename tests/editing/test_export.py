@@ -342,6 +342,24 @@ def test_pngs_with_an_alpha_channel_are_lossless(
     assert np.array_equal(found, pixels(index))
 
 
+def test_npy_holds_any_array_and_builds_it_again(make_dataset: Make, tmp_path: Path) -> None:
+    index = mixed(make_dataset(shape=(3, 4, 5), descr="<f4"))
+    memload.export(index.path, tmp_path / "npys", format="npy", progress=False)
+    again = tmp_path / "again.bin"
+    for source, options in (("npys/metadata.csv", []), ("npys", ["--extensions", ".npy"])):
+        done = run("build", tmp_path / source, again, "--mode", "array", "--overwrite", *options)
+        assert done.exit_code == 0, done.output
+        found = Index.open(again)
+        assert (found.image.descr, found.image.shape) == ("<f4", (3, 4, 5))
+        assert sorted(row.tobytes() for row in pixels(found)) == sorted(
+            row.tobytes() for row in pixels(index)
+        )
+        assert sorted(labels(found)) == sorted(labels(index))
+        if source != "npys":
+            assert list(found.keys) == list(index.keys)
+            assert np.array_equal(pixels(found), pixels(index))
+
+
 def test_npy_holds_any_array_and_jpg_is_close(make_dataset: Make, tmp_path: Path) -> None:
     floats = make_dataset("floats.bin", shape=(3, 4, 5), descr="<f4")
     memload.export(floats.path, tmp_path / "npys", format="npy", progress=False)

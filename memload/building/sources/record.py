@@ -42,8 +42,8 @@ class Record(NamedTuple):
 
     ``image`` is the path of a file, which is read when its turn comes, the bytes of one, a PIL
     image, or an array ``(H, W)`` or ``(H, W, C)`` of uint8, or ``(H, W)`` of uint16. A build with
-    ``mode="array"`` takes only arrays, of uint8, uint16, int16, int32, float16 or float32 and with
-    any number of channels.
+    ``mode="array"`` takes only arrays and the paths of .npy files, of uint8, uint16, int16, int32,
+    float16 or float32 and with any number of channels.
 
     ``state`` is for an image that comes out of a larger file, such as a tar shard. If that file has
     changed when a build continues, the image is converted again.
