@@ -36,6 +36,7 @@ from memload.building.resizing import Fit, Interpolation
 from memload.building.sources.arrays import ArrayFile
 from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
 from memload.building.sources.existing import ExistingDataset
+from memload.building.sources.new_samples import different_settings, size_and_mode
 from memload.building.sources.opening import open_source
 from memload.building.sources.record import Source
 from memload.building.sources.remote import RemoteFiles, RemoteFolder
@@ -231,7 +232,9 @@ def build(
       ``(k, 4)`` are the edges x1, y1, x2, y2, so that the whole picture is (0, 0, W, H). They are
       clipped, and rows of NaN are no boxes.
 
-    ``new_to`` is the path of a data set. Only samples whose names it does not have are built.
+    ``new_to`` is the path of a data set. Only samples whose names it does not have are built, by
+    default with its size and mode. If there are none, NothingNewError is raised. `memload.concat`
+    puts both under one index.
 
     ``on_error="skip"`` lists images that cannot be used in ``out.rejects.csv`` and goes on.
     ``"raise"`` stops at the first. If more than ``max_rejects`` cannot be used, nothing is
@@ -295,6 +298,8 @@ def build(
         "new_to": new_to,
     }
     records = _open_source(source, classes, num_workers, timeout, parts)
+    if new_to is not None:
+        size, mode = size_and_mode(new_to, size, mode)
     settings = _settings(records, mode, size, image_options, num_workers, timeout)
     check_mask_options(records, missing_masks, mask_fill)
     found = find_arrays(records, settings, missing_masks, mask_fill, num_workers, timeout)
@@ -311,6 +316,8 @@ def build(
                 with _shared_files_noticed(workspace, num_workers):
                     converted = _convert(workspace, num_workers, timeout, on_error, progress)
                 index = _complete(workspace, limit)
+            if new_to is not None:
+                notes += different_settings(new_to, settings.as_dict())
             notes += [*_notes(workspace), *_label_notes(index), *_id_notes(index)]
             publish(index, workspace.folder, output, overwrite)
             workspace.remove()

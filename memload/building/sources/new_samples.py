@@ -1,6 +1,8 @@
 """Only those samples of a source that a data set does not have."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +11,9 @@ from memload.building.sources.wrapped import WrappedSource
 from memload.errors import NothingNewError
 from memload.storage.index import Index
 from memload.storage.keys import Keys
+
+#: The settings of pictures that concatenated data sets should have in common.
+_SHARED_SETTINGS = ("fit", "interpolation", "fast", "exif", "background", "fill", "mask_fill")
 
 
 class NewSamples(WrappedSource):
@@ -47,3 +52,27 @@ class NewSamples(WrappedSource):
 
     def _position(self, index: int) -> int:
         return int(self._positions[index])
+
+
+def size_and_mode(dataset: str | Path, size: Any, mode: Any) -> tuple[Any, Any]:
+    """Return size and mode for more samples of a data set: where they are None, its own."""
+    image, settings = Index.open(dataset).image, _settings_of(dataset)
+    return image.shape[:2] if size is None else size, mode or settings.get("mode")
+
+
+def different_settings(dataset: str | Path, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a note if other settings make other pictures of the new samples."""
+    before = _settings_of(dataset)
+    differences = [
+        f"{name} {before[name]} there and {settings[name]} here"
+        for name in _SHARED_SETTINGS
+        if name in before and name in settings and before[name] != settings[name]
+    ]
+    if differences:
+        yield f"other settings than those of {dataset}: {', '.join(differences)}"
+
+
+def _settings_of(dataset: str | Path) -> Mapping[str, Any]:
+    """Return the settings of the build of a data set, or nothing if its parts had several."""
+    settings = Index.open(dataset).build.get("settings")
+    return settings if isinstance(settings, Mapping) else {}

@@ -24,15 +24,17 @@ class WrappedSource:
         if hasattr(source, "__getitems__"):
             self.__getitems__ = self._get_several
         if hasattr(source, "without_image"):
-            self.without_image = lambda index: self._changed(
-                index, source.without_image(self._position(index))
-            )
+            self.without_image = self._get_without_image
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Record:
         return self._changed(index, self.source[self._position(index)])
+
+    def _get_without_image(self, index: int) -> Record:
+        found = self.source.without_image(self._position(index))  # type: ignore[attr-defined]  # it has it
+        return self._changed(index, found)
 
     def _get_several(self, indices: Sequence[int]) -> list[Record | Exception]:
         positions = [self._position(index) for index in indices]

@@ -168,6 +168,39 @@ def test_only_new_samples_are_built(images: Path, tmp_path: Path) -> None:
     assert list(memload.MemmapDataset(tmp_path / "more.bin").keys) == list(source.keys)
 
 
+def test_new_samples_are_built_in_the_size_and_mode_of_the_data_set(
+    images: Path, tmp_path: Path
+) -> None:
+    out, more = tmp_path / "out.bin", tmp_path / "more.bin"
+    memload.build(images, out, size=(4, 6), mode="L", fit="pad", num_workers=0, progress=False)
+    Image.new("RGB", (8, 6)).save(images / "cat/new.jpg")
+    report = memload.build(images, more, new_to=out, num_workers=0, progress=False)
+    assert report.shape == (4, 6, 1)
+    assert f"other settings than those of {out}: fit pad there and crop here" in report.notes
+    report = memload.build(
+        images, more, new_to=out, size=8, mode="RGB", fit="pad", overwrite=True, progress=False
+    )
+    assert report.shape == (8, 8, 3)
+    assert not any("other settings" in note for note in report.notes)
+
+
+def test_new_samples_with_new_classes_are_concatenated(images: Path, tmp_path: Path) -> None:
+    out, more = tmp_path / "out.bin", tmp_path / "more.bin"
+    memload.build(images, out, size=8, num_workers=0, progress=False)
+    for name in ("bee", "cat"):
+        (images / name).mkdir(exist_ok=True)
+        Image.new("RGB", (8, 6)).save(images / name / "new.jpg")
+    with pytest.raises(SourceError, match="bee"):  # the classes are taken from it if asked for
+        memload.build(images, more, new_to=out, classes=out, progress=False)
+    memload.build(images, more, new_to=out, num_workers=0, progress=False)
+    memload.concat(tmp_path / "all.idx", out, more)
+    dataset = memload.MemmapDataset(tmp_path / "all.idx")
+    named = {
+        key: dataset.classes[label] for key, label in zip(dataset.keys, dataset.labels, strict=True)
+    }
+    assert named == {key: key.partition("/")[0] for key in [*NAMES, "bee/new.jpg", "cat/new.jpg"]}
+
+
 def test_nothing_new_is_an_error_of_its_own(images: Path, tmp_path: Path) -> None:
     memload.build(images, tmp_path / "out.bin", size=8, progress=False)
     with pytest.raises(NothingNewError, match="has all 4 samples of the source"):
