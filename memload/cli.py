@@ -295,9 +295,9 @@ def main() -> None:
     type=click.Choice(["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
 )
 @click.option(
-    "--mode", type=click.Choice(["RGB", "L", "I;16", "array"]),
-    help="RGB: color. L: grayscale. 'I;16' (in quotes): grayscale of 16 bits. array: store arrays "
-    "as they are. Default: array for arrays, else RGB."
+    "--mode", type=click.Choice(["RGB", "L", "I;16", "mask", "array"]),
+    help="RGB: color. L: grayscale. 'I;16' (in quotes): grayscale of 16 bits. mask: ids of masks, "
+    "for memload join. array: store arrays as they are. Default: array for arrays, else RGB."
 )
 @click.option("--background", default="white", help="Color behind transparent pixels.")
 @click.option("--fill", default="black", help="Color of the margin with --fit pad.")

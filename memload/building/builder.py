@@ -157,7 +157,7 @@ def build(
     size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     interpolation: Interpolation = "bilinear",
-    mode: Mode | Literal["array"] | None = None,
+    mode: Mode | Literal["mask", "array"] | None = None,
     classes: Any = None,
     decoder: Literal["pillow", "jpeg4py"] = "pillow",
     fast: bool = False,
@@ -201,6 +201,8 @@ def build(
       if that leaves at least twice the stored size.
     - ``mode``: ``"RGB"``, ``"L"`` (gray) or ``"I;16"``, which stores gray of up to 16 bits as
       uint16 ``(H, W, 1)``, with the values of the file. Colors become gray of 0 to 255 then.
+      ``"mask"`` is for masks that `memload.join` adds to images later: it stores ids up to 255
+      ``(H, W, 1)`` as ``masks`` below does, 255 in a margin, and ignores the options for colors.
     - ``decoder``, ``background``, ``exif``, ``max_pixels`` and ``strict`` are explained in
       `memload.building.decoders.Decoder`, and ``mode`` in more detail.
 

@@ -51,7 +51,7 @@ def check_arguments(
         )
     output_paths(output)
     _check_folder(output)
-    modes = (*get_args(Mode), "array")
+    modes = (*get_args(Mode), "mask", "array")
     if mode is not None and mode not in modes:
         raise ValueError(f"mode: {mode!r} is not one of {', '.join(modes)}.")
     if not timeout > 0:

@@ -20,7 +20,7 @@ from memload.building.decoders import (
     loaded_libraries,
     parse_color,
 )
-from memload.building.extra_arrays import ExtraArray, ExtraRow, Frame
+from memload.building.extra_arrays import ExtraArray, ExtraRow, Frame, read_mask
 from memload.building.files import NO_FILE, read_file
 from memload.building.notes import (
     ENLARGED,
@@ -37,6 +37,7 @@ from memload.building.resizing import (
     Interpolation,
     Placement,
     move_boxes,
+    place_mask,
     resize,
     turn_points,
     turn_size,
@@ -68,7 +69,14 @@ class Row(NamedTuple):
 # ---------------------------------------------------------------------------------------- pictures
 
 
-_CHOICES = {"fit": FITS, "interpolation": INTERPOLATIONS, "mode": MODES, "decoder": DECODERS}
+_CHOICES = {
+    "fit": FITS,
+    "interpolation": INTERPOLATIONS,
+    "mode": (*MODES, "mask"),
+    "decoder": DECODERS,
+}
+#: The id beyond a mask that is built by itself, as that beside images by default.
+_MASK_FILL = 255
 
 
 # The sums of a channel's values and of their squares are products with its histogram. All numbers
@@ -81,7 +89,9 @@ _POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
 class Settings:
     """Everything that decides what pixels a picture becomes. ``size`` is (height, width).
 
-    ``arrays`` are the masks and other arrays that are stored beside the pictures.
+    ``arrays`` are the masks and other arrays that are stored beside the pictures. With mode "mask",
+    the pictures themselves are masks, to be joined to images later: their ids are kept as
+    `ExtraArray` keeps them, with nearest neighbor, and the options for colors do not apply.
 
     Raises ValueError, and DependencyError if a library is missing.
     """
@@ -108,10 +118,12 @@ class Settings:
             raise ValueError(f"size must be a height and a width from 1 to 65535, not {self.size}")
         if self.max_pixels < 1:
             raise ValueError(f"max_pixels must be 1 or more, not {self.max_pixels}")
+        if self.mode == "mask":
+            self.interpolation = "nearest"
         self._fill = parse_color(self.fill, "fill")
         self._decoder = Decoder(
             self.decoder,
-            mode=self.mode,  # type: ignore[arg-type]  # checked above
+            mode="L" if self.mode == "mask" else self.mode,  # type: ignore[arg-type]  # checked above
             background=self.background,
             exif=self.exif,
             max_pixels=self.max_pixels,
@@ -144,17 +156,10 @@ class Settings:
 
         Raises DecodeError, and whatever Pillow's resizing raises.
         """
-        data, file_state = self._read(record.image)
-        picture = self._decoder.open(data, self._draft if self.fast else None)
+        picture, file_state = self._open(record.image)
         upright_size = turn_size(picture.size, picture.orientation)
         placement = Placement.of(upright_size, self.size[::-1], self.fit)
-        resized = resize(
-            picture.image,
-            placement,
-            interpolation=self.interpolation,
-            fill=self._fill,
-            box=picture.box if self.fast else None,
-        )
+        resized = self._resize(picture, placement)
         flags = FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
         columns = dict(record.columns)
         for name in points:
@@ -177,6 +182,33 @@ class Settings:
             _remarks(picture, placement),
             picture.losses.reduced_range or (0, 0),
             convert_arrays(self.arrays, record, frame, self.max_pixels),
+        )
+
+    def _open(self, image: Any) -> tuple[Picture, FileState]:
+        """Return a decoded picture, whose pixels may be ids, and the state of its file."""
+        if self.mode != "mask":
+            data, file_state = self._read(image)
+            return self._decoder.open(data, self._draft if self.fast else None), file_state
+        ids, file_state = read_mask(image, self.max_pixels)
+        if ids.max() > np.iinfo(np.uint8).max:
+            raise DecodeError(
+                f"its largest id is {ids.max():,}, but mode 'mask' stores ids up to 255. Use mode "
+                "'I;16' with interpolation 'nearest'"
+            )
+        mask = Image.fromarray(ids.astype(np.uint8))
+        box = (0.0, 0.0, float(mask.width), float(mask.height))
+        return Picture(mask, box, mask.size, orientation=1), file_state
+
+    def _resize(self, picture: Picture, placement: Placement) -> Image.Image:
+        if self.mode == "mask":
+            ids = np.asarray(picture.image)
+            return Image.fromarray(place_mask(ids, picture.orientation, placement, _MASK_FILL))
+        return resize(
+            picture.image,
+            placement,
+            interpolation=self.interpolation,
+            fill=self._fill,
+            box=picture.box if self.fast else None,
         )
 
     def _read(self, image: Any) -> tuple[bytes | Image.Image, FileState]:

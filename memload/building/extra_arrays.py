@@ -91,7 +91,7 @@ class ExtraArray:
                 raise MissingArrayError("it is missing. Add it, or say --missing-masks fill")
             placed, file_state = np.full(self.shape, self.fill, self.descr), MISSING
         else:
-            mask, file_state = _mask(value, max_pixels, lambda size: _check_size(size, frame))
+            mask, file_state = read_mask(value, max_pixels, lambda size: _check_size(size, frame))
             largest = np.iinfo(self.descr).max
             if mask.dtype.itemsize > np.dtype(self.descr).itemsize and mask.max() > largest:
                 raise DecodeError(
@@ -110,14 +110,14 @@ def type_of(name: str, kind: str, value: Any, max_pixels: int) -> tuple[str, tup
     ``value`` is as `Record` has it. It is that of the first usable sample, which decides.
     """
     try:
-        read = _mask if kind == "mask" else _array
+        read = read_mask if kind == "mask" else _array
         array, _ = read(value, max_pixels)
     except DecodeError as error:
         raise type(error)(f"{kind} {name!r}: {error.reason}") from error
     return array.dtype.str, array.shape
 
 
-def _mask(
+def read_mask(
     value: Any, max_pixels: int, check: Callable[[tuple[int, int]], None] = lambda size: None
 ) -> tuple[np.ndarray, FileState]:
     """Return the ids of a mask as stored, uint8 or uint16 ``(H, W)``, and the state of its file.

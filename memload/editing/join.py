@@ -32,9 +32,9 @@ def join(
 
     Arrays of uint8 or uint16 that have the height and width of the images, and at most one channel,
     become masks ``(H, W)``. Masks move with the images in transforms. All others are arrays, which
-    transforms leave alone. A mask that is built by itself needs the size and fit of the images, and
-    ``mode="L"`` (or ``"I;16"``) with ``interpolation="nearest"``. Masks of images that were turned
-    by their EXIF orientation are refused unless they were turned, too.
+    transforms leave alone. Build masks by themselves with ``mode="mask"``, and with the size and
+    fit of the images. Masks of images that were turned by their EXIF orientation are refused unless
+    they were turned, too.
 
     Raises ValueError for what does not fit together, FileExistsError, FormatError and OSError.
 
@@ -167,7 +167,7 @@ def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addit
         count = f"{len(missing):,} of {len(first):,} samples are"
         notes.append(f"{name}: {count} not in {other.path.name} and are left out: {names}")
     if source.kind == "image" and array.kind == "mask":
-        notes += _notes_on_resizing(name, other)
+        notes += _notes_on_ids(name, other)
     return _Addition(array, rows, other.crc32[source.name], tuple(notes))
 
 
@@ -220,12 +220,17 @@ def _check_orientation(first: Index, name: str, other: Index, positions: np.ndar
         )
 
 
-def _notes_on_resizing(name: str, other: Index) -> Iterator[str]:
+def _notes_on_ids(name: str, other: Index) -> Iterator[str]:
+    if _setting(other, "mode") == "L":
+        yield (
+            f"{name}: {other.path.name} was built with --mode L, which stores the gray of a "
+            "palette's colors. --mode mask keeps ids"
+        )
     interpolation = _setting(other, "interpolation")
     sides = zip(("source_height", "source_width"), other.image.shape, strict=False)
     is_resized = any(other.statistics.get(side) != [size, size] for side, size in sides)
     if is_resized and interpolation not in (None, "nearest"):
         yield (
             f"{name}: {other.path.name} was resized with --interpolation {interpolation}, which "
-            "mixes ids. Build it with --interpolation nearest"
+            "mixes ids. Build it with --mode mask"
         )
