@@ -19,7 +19,7 @@ from memload.building.progress import progress as progress_of
 from memload.editing.aside import written_aside
 from memload.editing.encoding import Encoder
 from memload.editing.facts import has_numeric_classes
-from memload.editing.file_names import without_extension
+from memload.editing.file_names import safe_name, without_extension
 from memload.editing.selected import select
 from memload.editing.threads import in_order
 from memload.editing.writers import FolderWriter, TarWriter, folders, images_last
@@ -181,8 +181,9 @@ def _command(index: Index, output: Path, beside: Mapping[Array, Path], format: s
     if mode is None:
         return None
     words += ["--mode", mode] if mode != "RGB" else []
-    for array, folder in beside.items():
-        words += [f"--{'masks' if array.kind == 'mask' else 'array'}", f"{array.name}={folder}"]
+    for array in images_last(index)[:-1]:
+        place = safe_name(array.name).replace(".", "_") if is_tar else beside[array]
+        words += [f"--{'masks' if array.kind == 'mask' else 'array'}", f"{array.name}={place}"]
     if index.classes is not None and not _are_found_again(index):
         words += ["--classes-from", str(index.path)]
     return shlex.join(words)

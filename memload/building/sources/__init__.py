@@ -19,6 +19,7 @@
     ─────────────────────────────────────────────────────────────────────
     record                  the interface: `Source` and its records
     listed                  sources whose names and columns are in memory
+    json_columns            the JSON objects in tars
     exported                tables that `memload export` has written
     columns                 numbers, labels and categories of all samples
     entries                 masks, arrays, points and boxes of a data set's samples

@@ -83,7 +83,10 @@ class Columns:
         self.add(name, numbers)
 
     def add_values(self, name: str, values: Sequence[Any]) -> None:
-        """Add a column of Python values, as JSON has them. None among numbers becomes NaN."""
+        """Add a column of Python values, as JSON has them. None among numbers becomes NaN.
+
+        Lists of numbers become arrays if all have the same shape.
+        """
         kinds = {type(value) for value in values} - {type(None)}
         if kinds and kinds <= {bool, int, float}:
             is_whole = float not in kinds and None not in values
@@ -96,6 +99,8 @@ class Columns:
                 self.skip(name, "its numbers need more than 64 bits")
         elif kinds == {str}:
             self.add_text(name, [value or "" for value in values])
+        elif (array := _array_of_lists(values)) is not None:
+            self.add(name, array)
         else:
             self.skip(name, "neither numbers nor text")
 
@@ -112,6 +117,25 @@ class Columns:
             shown = ", ".join(self._skipped[:_NAMES_SHOWN])
             self.notes.append(f"skipped {kind}: {shown}{more}")
         return self
+
+
+def _array_of_lists(values: Sequence[Any]) -> np.ndarray | None:
+    """Return lists of numbers of one shape as an array, or None. In them, None becomes NaN.
+
+    It is int64, or float32 if that holds all numbers exactly, else float64.
+    """
+    if not all(isinstance(value, list) for value in values):
+        return None
+    try:
+        array = np.array(values)
+        if array.dtype.kind not in "biufO":
+            return None
+        array = array.astype(np.int64 if array.dtype.kind in "bi" else np.float64)
+    except (TypeError, ValueError, OverflowError):  # of different lengths, or of texts
+        return None
+    narrow = array.astype(np.float32)
+    is_exact = array.dtype.kind == "f" and np.array_equal(narrow, array, equal_nan=True)
+    return (narrow if is_exact else array) if array.size else None
 
 
 def is_category(values: int, samples: int) -> bool:

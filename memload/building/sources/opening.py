@@ -54,7 +54,7 @@ _OPTIONS: Mapping[type, tuple[str, ...]] = {
     ZipArchive: ("extensions",),
     Manifest: ("root", *_TABLE),
     ParquetFiles: ("image_column", "label_column", "masks", "arrays"),
-    TarShards: ("masks", "arrays"),
+    TarShards: ("masks", "arrays", "points", "boxes"),
     ArrayFile: ("labels",),
 }
 
@@ -127,7 +127,7 @@ def open_source(
       Parquet files, columns of a table with paths, and files in tars, such as ``000123.mask.png``.
       Other texts in ``arrays`` are patterns for the columns of numbers of a table, see `Manifest`.
     - ``points=["landmarks"]`` and ``boxes={"boxes": 100}`` name entries of a map-style data set,
-      see `DatasetSource`.
+      see `DatasetSource`, or of the JSON files in tars.
 
     ``new_to`` is the path of a data set of memload's. Samples whose keys it has are left out.
 

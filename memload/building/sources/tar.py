@@ -1,6 +1,5 @@
 """Tar files as a source, in the layout of WebDataset."""
 
-import json
 import os
 import posixpath
 import re
@@ -15,6 +14,7 @@ import numpy as np
 from memload.building.sources.beside import ENDINGS
 from memload.building.sources.columns import Columns
 from memload.building.sources.entries import ArrayEntries
+from memload.building.sources.json_columns import add_json, has_key, has_label
 from memload.building.sources.listed import (
     ListedSource,
     add_folder_labels,
@@ -26,7 +26,6 @@ from memload.building.sources.listed import (
 from memload.building.sources.positional import PositionalFile
 from memload.building.sources.record import EXTENSIONS, FileState, Record
 from memload.errors import DecodeError, SourceError
-from memload.storage.format import RESERVED
 
 #: A tar file ends with at least one block of zeros of this many bytes, and with no data in so many.
 _BLOCK_BYTES, _TAIL_BYTES = 512, 1 << 20
@@ -45,7 +44,7 @@ class _Member(NamedTuple):
     size: int
 
 
-class _Sample(NamedTuple):
+class TarSample(NamedTuple):
     """The files of one stem: the image, by its name, the contents of ``.cls`` and ``.json``, and
     the masks and other arrays.
     """
@@ -66,12 +65,15 @@ class TarShards(ListedSource):
     extension is just that, such as ``.jpg``, is taken. Without one, as in ``cat.1.jpg`` and
     ``cat.2.jpg``, each image without other files is a sample. ``.cls`` has the label: a number, or
     the name of a class. Numbers in the object of ``.json`` become columns. So do texts with few
-    values, and those called ``label`` are names of classes, also of those that ``.cls`` numbers.
+    values and lists of numbers with the same shape in all samples, and those called ``label`` are
+    names of classes, also of those that ``.cls`` numbers.
     Other files are left out, which ``notes`` reports. Links to images within a tar are followed.
 
     ``masks`` and ``arrays`` are the names of further files of a sample, without their extension:
     ``masks=["mask"]`` is ``000123.mask.png`` or ``000123.mask.npy``. A mapping gives them other
     names: ``masks={"mask": "png"}`` is ``000123.png`` beside ``000123.jpg``.
+    ``points=["marks"]`` are entries of ``.json``: lists of x, y. ``boxes={"boxes": 100}`` are lists
+    of up to 100 boxes x1, y1, x2, y2, see `DatasetSource`.
 
     A key is the name of the tar and of the image, such as ``00000.tar/000123.jpg``. If all samples
     have a different text ``key`` in ``.json``, as in the files of `memload.export`, those are the
@@ -93,6 +95,8 @@ class TarShards(ListedSource):
         *,
         masks: Sequence[str] | Mapping[str, str] = (),
         arrays: Sequence[str] | Mapping[str, str] = (),
+        points: Sequence[str] = (),
+        boxes: Mapping[str, int] | None = None,
     ) -> None:
         members = _ArrayMembers(masks, arrays)
         #: the names and the kinds of the records' arrays
@@ -103,7 +107,7 @@ class TarShards(ListedSource):
         self.path = self._paths[0]
         self._file = PositionalFile(self._paths[0])
         columns = Columns()
-        samples: list[_Sample] = []
+        samples: list[TarSample] = []
         self._states: list[FileState] = []
         skipped = Counter[str]()
         for number, path in enumerate(self._paths):
@@ -118,11 +122,11 @@ class TarShards(ListedSource):
         names = [sample.name for sample in samples]
         if any(sample.label is not None for sample in samples):
             _add_classes(columns, samples)
-        elif not any(map(_has_label_in_json, samples)) and not all(map(_has_key, samples)):
+        elif not any(map(has_label, samples)) and not all(map(has_key, samples)):
             names = without_shared_folders(names)
             order = add_folder_labels(columns, names)
             samples, names = [samples[n] for n in order], [names[n] for n in order]
-        _add_json(columns, samples)
+        add_json(columns, samples, points, boxes or {})
         if skipped:
             kinds = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
             columns.notes.append(f"skipped files in tars: {kinds}")
@@ -187,7 +191,7 @@ class _ArrayMembers:
                 return name
         return None
 
-    def check(self, samples: Sequence[_Sample], skipped: Mapping[str, int], path: Path) -> None:
+    def check(self, samples: Sequence[TarSample], skipped: Mapping[str, int], path: Path) -> None:
         """Raise SourceError if no sample has one of the arrays."""
         for number, (name, entry) in enumerate(self.entry_of.items()):
             if all(sample.arrays[number] is None for sample in samples):
@@ -269,7 +273,7 @@ class _Shard:
         beside: list[Mapping[str, Any]] = [*self._texts.values(), *self._arrays.values()]
         return any(stem in found for found in beside)
 
-    def samples(self, number: int) -> Iterator[_Sample]:
+    def samples(self, number: int) -> Iterator[TarSample]:
         """Yield the samples, which belong to the shard of this number."""
         labels, objects = self._texts["cls"], self._texts["json"]
         names: dict[str, list[str]] = {}
@@ -284,7 +288,7 @@ class _Shard:
             arrays = tuple(places.get(stem) for places in self._arrays.values())
             for name in chosen:
                 texts = labels.get(stem), objects.get(stem)
-                yield _Sample(number, name, self._images[name], *texts, arrays)
+                yield TarSample(number, name, self._images[name], *texts, arrays)
         without = len((labels.keys() | objects.keys()) - names.keys())
         if without:
             self.skipped["samples without an image"] += without
@@ -370,7 +374,7 @@ def _split(name: str) -> tuple[str, str]:
     return folder + slash + stem, extension.lower()
 
 
-def _add_classes(columns: Columns, samples: Sequence[_Sample]) -> None:
+def _add_classes(columns: Columns, samples: Sequence[TarSample]) -> None:
     texts = [(sample.label or "").strip() for sample in samples]
     if "" in texts:
         raise SourceError(
@@ -390,70 +394,3 @@ def _add_classes(columns: Columns, samples: Sequence[_Sample]) -> None:
                 "it."
             ) from error
     columns.add_labels(numbers)
-
-
-def _add_json(columns: Columns, samples: Sequence[_Sample]) -> None:
-    """Add the entries of the samples' JSON objects."""
-    found: dict[str, tuple[list[int], list[Any]]] = {}
-    for number, sample in enumerate(samples):  # not a list of all objects: it takes 0.4 KB a sample
-        for name, value in _parse(sample).items():
-            numbers, values = found.setdefault(name, ([], []))
-            numbers.append(number)
-            values.append(value)
-    _, keys = found.pop("key", ([], []))
-    if all(type(key) is str for key in keys) and len(set(keys) - {""}) == len(samples):
-        columns.keys = keys
-    _, names = found.get("label", ([], []))
-    if len(names) == len(samples) and _name_classes(columns, names):
-        del found["label"]
-    for name, (numbers, values) in found.items():
-        if name in columns.values or name in RESERVED or "/" in name:
-            columns.skip(name, "its name is taken")
-            continue
-        column: list[Any] = [None] * len(samples)
-        for number, value in zip(numbers, values, strict=True):
-            column[number] = value
-        texts = [value or "" for value in column if value is None or isinstance(value, str)]
-        if name == "label" and len(texts) == len(column) and any(texts):
-            columns.add_labels(texts)
-        else:
-            columns.add_values(name, column)
-
-
-def _name_classes(columns: Columns, names: Sequence[Any]) -> bool:
-    """Take texts for the names of the classes whose numbers are the labels, if they fit them.
-
-    Numbers without a sample have no name: then the names are sorted and counted.
-    """
-    labels = columns.values.get("label")
-    if labels is None or labels.dtype.kind != "i" or not all(type(name) is str for name in names):
-        return False
-    name_of = dict(zip(labels.tolist(), names, strict=True))
-    if [name_of[label] for label in labels.tolist()] != list(names):
-        return False
-    if len(set(name_of.values())) < len(name_of):
-        return False
-    if sorted(name_of) == list(range(len(name_of))):
-        columns.classes = [name_of[number] for number in range(len(name_of))]
-    else:
-        del columns.values["label"]
-        columns.add_labels(names)
-    return True
-
-
-def _has_label_in_json(sample: _Sample) -> bool:
-    if sample.json is None or '"label"' not in sample.json:  # most often it need not be parsed
-        return False
-    return isinstance(_parse(sample).get("label"), (str, int, float))
-
-
-def _has_key(sample: _Sample) -> bool:
-    return sample.json is not None and '"key"' in sample.json and "key" in _parse(sample)
-
-
-def _parse(sample: _Sample) -> dict[str, Any]:
-    try:
-        entries = json.loads("{}" if sample.json is None else sample.json)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"The JSON beside {sample.name} cannot be read: {error}.") from error
-    return entries if isinstance(entries, dict) else {}

@@ -1,6 +1,7 @@
 """Tar files and zips: samples, labels, columns, and what is wrong with them."""
 
 import io
+import json
 import tarfile
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 
 import memload
 from memload.building.sources.opening import open_source
+from memload.building.sources.record import Column
 from memload.building.sources.tar import TarShards
 from memload.building.sources.zip import ZipArchive
 from memload.errors import DecodeError, SourceError
@@ -315,3 +317,47 @@ def test_a_tar_with_masks_is_built_like_a_folder_with_masks(tmp_path: Path) -> N
         assert report.samples == 4
     for name in ("bin", "mask.bin"):
         assert (tmp_path / f"a.{name}").read_bytes() == (tmp_path / f"b.{name}").read_bytes()
+
+
+def write_json(path: Path, objects: list[dict[str, Any]]) -> Path:
+    members = {}
+    for number, entries in enumerate(objects):
+        members[f"{number}.jpg"] = b"image"
+        members[f"{number}.json"] = json.dumps(entries).encode()
+    return write_tar(path, members)
+
+
+def test_lists_of_one_shape_in_json_are_columns(tmp_path: Path) -> None:
+    objects = [
+        {"pose": [[n, 0.5], [1, None]], "ids": [n, 2], "exact": [0.1], "any": [0] * n, "t": ["a"]}
+        for n in range(3)
+    ]
+    source = open_source(write_json(tmp_path / "x.tar", objects))
+    columns = {name: (column.dtype, column.shape) for name, column in source.schema.items()}
+    assert columns == {"pose": ("<f4", (2, 2)), "ids": ("<i8", (2,)), "exact": ("<f8", (1,))}
+    np.testing.assert_array_equal(source[2].columns["pose"], [[2, 0.5], [1, np.nan]])
+    note = "skipped 2 columns: any (neither numbers nor text), t (neither numbers nor text)"
+    assert note in source.notes
+
+
+def test_json_may_have_points_and_boxes(tmp_path: Path) -> None:
+    objects = [
+        {"marks": [[n, 1]], "boxes": [[0, 1, 2, 3]] * n, "kinds": [7] * n, "w": n} for n in range(4)
+    ]
+    path = write_json(tmp_path / "x.tar", objects)
+    source = open_source(path, points=["marks"], boxes={"boxes": 3})
+    assert source.schema == {
+        "marks": Column("<f4", (1, 2), points=True),
+        "boxes": Column("<f4", (3, 4), boxes=True),
+        "kinds": Column("<i8", (3,)),
+        "w": Column("<i8"),
+    }
+    assert source[1].columns["kinds"].tolist() == [7, -1, -1]
+    np.testing.assert_array_equal(source[1].columns["boxes"][0], [0, 1, 2, 3])
+    assert np.isnan(source[0].columns["boxes"]).all()
+    with pytest.raises(SourceError, match=r"3.jpg cannot be used: it has 3 boxes in 'boxes'"):
+        open_source(path, boxes={"boxes": 2})
+    with pytest.raises(SourceError, match=r"no entry 'box', only \['boxes', 'kinds', 'marks', 'w'"):
+        open_source(path, boxes={"box": 2})
+    with pytest.raises(SourceError, match="'w' is not a list of as many x, y"):
+        open_source(path, points=["w"])

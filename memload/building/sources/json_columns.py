@@ -1,0 +1,149 @@
+"""The JSON objects beside the images of a tar, as columns."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from memload.building.sources.columns import Columns
+from memload.building.sources.entries import BoxColumns
+from memload.errors import DecodeError, SourceError
+from memload.storage.format import RESERVED
+
+
+class Sample(Protocol):
+    """A sample of a tar."""
+
+    @property
+    def name(self) -> str:
+        """The name of the image."""
+
+    @property
+    def json(self) -> str | None:
+        """The text of its JSON file, if there is one."""
+
+
+def add_json(
+    columns: Columns, samples: Sequence[Sample], points: Sequence[str], boxes: Mapping[str, int]
+) -> None:
+    """Add the entries of the samples' JSON objects: numbers, texts, and lists of one shape.
+
+    ``points`` are the names of entries with points, and ``boxes`` maps those with boxes to the most
+    that a sample has. Raises SourceError.
+    """
+    found = _entries(samples)
+    keys = found.pop("key", [])
+    if all(type(key) is str for key in keys) and len(set(keys) - {""}) == len(samples):
+        columns.keys = keys
+    if lost := [name for name in (*points, *boxes) if name not in found]:
+        argument = "points" if lost[0] in points else "boxes"
+        raise SourceError(
+            f"{argument}: the JSON files have no entry {lost[0]!r:.80}, only {sorted(found)}. Name "
+            "one of them."
+        )
+    for name in points:
+        _add_points(columns, name, found.pop(name))
+    if boxes:
+        _add_boxes(columns, BoxColumns(boxes), found, samples)
+    names = found.get("label", [])
+    if None not in names and names and _name_classes(columns, names):
+        del found["label"]
+    for name, values in found.items():
+        if name in columns.values or name in RESERVED or "/" in name:
+            columns.skip(name, "its name is taken")
+            continue
+        texts = [value or "" for value in values if value is None or isinstance(value, str)]
+        if name == "label" and len(texts) == len(values) and any(texts):
+            columns.add_labels(texts)
+        else:
+            columns.add_values(name, values)
+
+
+def _entries(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """Return the values of all samples by the names of entries. None is missing."""
+    found: dict[str, list[Any]] = {}
+    for number, sample in enumerate(samples):  # not a list of all objects: it takes 0.4 KB a sample
+        for name, value in _parse(sample).items():
+            if name not in found:
+                found[name] = [None] * len(samples)
+            found[name][number] = value
+    return found
+
+
+def _add_points(columns: Columns, name: str, values: Sequence[Any]) -> None:
+    try:
+        array = np.array(values, np.float32)
+    except (TypeError, ValueError):
+        array = np.zeros(0, np.float32)
+    if array.ndim != 3 or array.shape[2] != 2:
+        raise SourceError(
+            f"points: {name!r:.80} is not a list of as many x, y in each JSON file. Leave it out."
+        )
+    columns.add(name, array, points=True)
+
+
+def _add_boxes(
+    columns: Columns, boxes: BoxColumns, found: dict[str, list[Any]], samples: Sequence[Sample]
+) -> None:
+    """Add boxes and what has an item for each of them. These are taken out of ``found``."""
+    rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    pairs = list(zip(samples, rows, strict=True))
+    counts = [_checked(sample, boxes.most, row) for sample, row in pairs]
+    first = next((row for row, count in zip(rows, counts, strict=True) if count > 1), rows[0])
+    boxes.learn({name: value for name, value in first.items() if isinstance(value, list)})
+    padded = [_checked(sample, boxes.padded, row) for sample, row in pairs]
+    for name in boxes.schema:
+        columns.add(name, np.stack([row[name] for row in padded]), boxes=name in boxes.limits)
+        del found[name]
+
+
+def _checked(sample: Sample, function: Callable[[Any], Any], row: Mapping[str, Any]) -> Any:
+    """Return a function of the entries of a sample. A DecodeError becomes a SourceError."""
+    try:
+        return function(row)
+    except DecodeError as error:
+        raise SourceError(
+            f"The JSON beside {sample.name} cannot be used: {error.reason}."
+        ) from error
+
+
+def _name_classes(columns: Columns, names: Sequence[Any]) -> bool:
+    """Take texts for the names of the classes whose numbers are the labels, if they fit them.
+
+    Numbers without a sample have no name: then the names are sorted and counted.
+    """
+    labels = columns.values.get("label")
+    if labels is None or labels.dtype.kind != "i" or not all(type(name) is str for name in names):
+        return False
+    name_of = dict(zip(labels.tolist(), names, strict=True))
+    if [name_of[label] for label in labels.tolist()] != list(names):
+        return False
+    if len(set(name_of.values())) < len(name_of):
+        return False
+    if sorted(name_of) == list(range(len(name_of))):
+        columns.classes = [name_of[number] for number in range(len(name_of))]
+    else:
+        del columns.values["label"]
+        columns.add_labels(names)
+    return True
+
+
+def has_label(sample: Sample) -> bool:
+    """Return whether a sample has a label in its JSON."""
+    if sample.json is None or '"label"' not in sample.json:  # most often it need not be parsed
+        return False
+    return isinstance(_parse(sample).get("label"), (str, int, float))
+
+
+def has_key(sample: Sample) -> bool:
+    """Return whether a sample has a key in its JSON, as `memload.export` writes it."""
+    return sample.json is not None and '"key"' in sample.json and "key" in _parse(sample)
+
+
+def _parse(sample: Sample) -> dict[str, Any]:
+    try:
+        entries = json.loads("{}" if sample.json is None else sample.json)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"The JSON beside {sample.name} cannot be read: {error}.") from error
+    return entries if isinstance(entries, dict) else {}
