@@ -23,7 +23,7 @@ from memload.storage.keys import Keys
 
 Value = TypeVar("Value")
 
-#: Among so many samples, one with two boxes or more is looked for.
+#: Among so many samples, two that differ in their number of boxes are looked for.
 _MAX_FIRST_BOXES = 20
 
 
@@ -50,7 +50,7 @@ class DatasetSource:
     - ``boxes`` maps the names of columns of boxes x1, y1, x2, y2, ``(k, 4)``, to the most that a
       sample may have, K. They are stored as ``(K, 4)``, filled up with NaN. Other entries with one
       item for each box are filled up too, integers with -1 and floats with NaN: those that have as
-      many items as there are boxes in the first of the first 20 samples with two boxes or more.
+      many items as there are boxes in two of the first 20 samples, which differ in their number.
       An entry ``labels`` keeps its name then. A sample with more boxes is rejected.
     - ``image`` is the name of the entry with the image. The default is Hugging Face's only column
       of type Image, else ``image``, ``img``, ``jpg``, ``png`` or ``webp``.
@@ -297,11 +297,10 @@ class DatasetSource:
 
     def _read_schema(self, index: int) -> tuple[dict[str, Column], list[str], BoxColumns]:
         """Return the columns of a sample, those that are left out, and those of boxes."""
-        entries = self._first_entries(index)
-        columns = self._columns_from(entries)
-        boxes = BoxColumns(self._boxes.limits)
-        boxes.learn(columns)
-        columns = boxes.padded(columns)
+        samples = self._first_entries(index)
+        entries, boxes = samples[0], BoxColumns(self._boxes.limits)
+        boxes.learn([self._columns_from(sample) for sample in samples])
+        columns = boxes.padded(self._columns_from(entries))
         schema = {name: _column(name, value) for name, value in columns.items()} | boxes.schema
         schema |= {name: schema[name]._replace(points=True) for name in self._points}
         for name, feature in _stored(self._dataset).items():
@@ -309,10 +308,11 @@ class DatasetSource:
                 schema.pop(name, None)
         return schema, [name for name in entries if name not in schema], boxes
 
-    def _first_entries(self, index: int) -> dict[str, Any]:
-        """Return the columns of a sample, or of one of the next if that has more than one box.
+    def _first_entries(self, index: int) -> list[dict[str, Any]]:
+        """Return the columns of a sample, or of up to two of the next ones if there are boxes.
 
-        Raises SourceError if it lacks an entry that is named.
+        The first of these has more than one box, and the second another number of boxes. Raises
+        SourceError if the sample lacks an entry that is named.
         """
         _, entries, arrays = self._entries(self._dataset[index])
         self._arrays.check(arrays, entries)
@@ -323,13 +323,16 @@ class DatasetSource:
                 f"{argument}: the samples of the data set have no entry {lost[0]!r:.80}, only "
                 f"{sorted(entries)}. Name one of them."
             )
-        if self._boxes.limits:
-            for other in range(index, min(index + _MAX_FIRST_BOXES, len(self))):
-                with contextlib.suppress(Exception):  # it is rejected when its turn comes
-                    candidate = self._entries(self._dataset[other])[1]
-                    if self._boxes.most(candidate) > 1:
-                        return candidate
-        return entries
+        if not self._boxes.limits:
+            return [entries]
+        by_count: dict[int, dict[str, Any]] = {}
+        for other in range(index, min(index + _MAX_FIRST_BOXES, len(self))):
+            with contextlib.suppress(Exception):  # it is rejected when its turn comes
+                candidate = self._entries(self._dataset[other])[1]
+                by_count.setdefault(self._boxes.most(candidate), candidate)
+                if len(by_count) > 1 and max(by_count) > 1:
+                    break
+        return [by_count[count] for count in sorted(by_count, reverse=True)] or [entries]
 
 
 def _checked_points(points: Sequence[str]) -> list[str]:

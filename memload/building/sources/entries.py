@@ -163,18 +163,19 @@ class BoxColumns:
         """Return how many boxes a sample has in the column with the most."""
         return max((len(_boxes(name, columns[name])) for name in self.limits), default=0)
 
-    def learn(self, columns: Mapping[str, Any]) -> None:
-        """Find the columns with one item for each box, as they are in this sample."""
-        counts = {name: len(_boxes(name, columns[name])) for name in self.limits}
-        for name, value in columns.items():
-            values = np.asarray(value) if not isinstance(value, (str, bytes)) else np.array("")
-            if name in counts or values.ndim == 0 or values.dtype.kind not in "biuf":
+    def learn(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Find the columns that have one item for each box in all of these samples."""
+        for name, value in samples[0].items():
+            values = _items(value)
+            if name in self.limits or values.ndim == 0 or values.dtype.kind not in "biuf":
                 continue
-            boxes = next((boxes for boxes, count in counts.items() if count == len(values)), None)
-            if boxes is not None:
-                descr = values.dtype.newbyteorder("<").str if values.dtype.kind in "if" else "<i8"
-                shape = (self.limits[boxes], *values.shape[1:])
-                self._per_box[name] = _PerBox(boxes, Column(descr, shape))
+            for boxes, limit in self.limits.items():
+                counts = [_boxes(boxes, sample[boxes]).shape[:1] for sample in samples]
+                if counts == [_items(sample.get(name)).shape[:1] for sample in samples]:
+                    dtype = values.dtype.newbyteorder("<")
+                    descr = dtype.str if dtype.kind in "if" else "<i8"
+                    self._per_box[name] = _PerBox(boxes, Column(descr, (limit, *values.shape[1:])))
+                    break
 
     @property
     def schema(self) -> dict[str, Column]:
@@ -200,7 +201,7 @@ class BoxColumns:
             filled[name] = _fill(boxes, Column("<f4", (limit, 4)))
         for name, (boxes_name, column) in self._per_box.items():
             value = columns.get(name)
-            values = np.asarray(() if value is None else plain_array(value))
+            values = _items(value)
             count = counts[boxes_name]
             if len(values) != count or (count and values.shape[1:] != column.shape[1:]):
                 raise DecodeError(
@@ -210,6 +211,11 @@ class BoxColumns:
                 raise DecodeError(f"{name!r:.80} has fractions, and that of the first sample none")
             filled[name] = _fill(values, column)
         return filled
+
+
+def _items(value: Any) -> np.ndarray:
+    """Return an entry as an array. None has no items."""
+    return np.asarray(() if value is None else plain_array(value))
 
 
 def _boxes(name: str, value: Any) -> np.ndarray:

@@ -208,6 +208,16 @@ def test_boxes_and_what_belongs_to_them_are_filled_up() -> None:
         source[5]
 
 
+def test_points_are_not_filled_up_where_there_happen_to_be_as_many_boxes() -> None:
+    samples = Samples(
+        lambda i: (IMAGE, {"boxes": [[0, 0, 1, 1]] * (1 + i % 2), "eyes": [[1, 2], [3, 4]]})
+    )
+    source = open_source(samples, boxes={"boxes": 5}, points=["eyes"])
+    assert source.schema["eyes"] == Column("<f4", (2, 2), points=True)
+    assert np.array(source[0].columns["eyes"]).tolist() == [[1, 2], [3, 4]]
+    assert np.array(source[1].columns["eyes"]).tolist() == [[1, 2], [3, 4]]
+
+
 def test_a_build_keeps_boxes_of_a_data_set(tmp_path: Path) -> None:
     report = memload.build(
         Samples(detection, 5),
