@@ -206,3 +206,20 @@ def test_an_example_trains_on_labels_without_names_beside_other_columns(
 
     memload.build(Samples(), tmp_path / "numbers.bin", size=8, num_workers=0)
     assert run(name, data=tmp_path / "numbers.bin").count == SAMPLES
+
+
+def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])}
+    finished = subprocess.run(
+        [sys.executable, EXAMPLES / "segmentation.py", tmp_path / "shapes"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    scores = re.findall(r"^epoch \d+: loss ([\d.]+), mean IoU ([\d.]+)$", finished.stdout, re.M)
+    assert len(scores) == 8
+    assert float(scores[-1][0]) < float(scores[0][0]) / 3
+    assert float(scores[-1][1]) > 0.9

@@ -23,6 +23,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import report  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOW = ("segmentation.md", "sources.md")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -43,14 +44,6 @@ def names(
     for number in range(3):
         scan = np.full((300, 280), 1000 * number, np.uint16)
         Image.fromarray(scan).save(f"scans/{number}.tif")
-    (tmp_path / "more").symlink_to(folder)
-    keys = memload.MemmapDataset("out.bin").keys
-    (tmp_path / "labels.csv").write_text("\n".join(["key,label", *(f"{k},new" for k in keys)]))
-    np.save("features.npy", np.zeros((len(keys), 8), np.float32))
-    for key in keys:
-        mask = (tmp_path / "masks" / key).with_suffix(".png")
-        mask.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (300, 280), 1).save(mask)
     np.save("images.npy", np.zeros((6, 8, 8, 3), np.uint8))
     np.save("labels.npy", np.arange(6))
     memload.build("out.bin", "big.bin", num_workers=0)
@@ -69,6 +62,7 @@ def names(
         "optimizer": torch.optim.SGD(model.parameters(), 0.1),
         "transform": lambda image: image / 255,
         "your_dataset": [(path, number % 3) for number, path in enumerate(files)],
+        "segmenter": torch.nn.Conv2d(3, 4, 3, padding=1),
     }
     yield given
     given.clear()  # close what a page has opened
@@ -81,6 +75,25 @@ def write_more_sources(containers: Any) -> None:
     with lmdb.open("images.lmdb") as environment, environment.begin(write=True) as transaction:
         for name, content in containers.pictures.items():
             transaction.put(name.encode(), content)
+
+
+def write_masks(containers: Any) -> None:
+    """Write the masks of docs/segmentation.md: of the images, and of some cells in black and white."""
+    rng = np.random.default_rng(0)
+    for name in containers.pictures:
+        path = Path("masks", name).with_suffix(".png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(Path("images", name)) as image:
+            ids = rng.integers(0, 4, (image.height, image.width), np.uint8)
+        mask = Image.fromarray(np.where(ids == 3, 255, ids).astype(np.uint8))
+        mask.putpalette(rng.integers(0, 256, 768, np.uint8).tobytes())
+        mask.save(path)
+    for folder in ("images", "masks"):
+        Path("cells", folder).mkdir(parents=True)
+    for number in range(6):
+        mask = rng.integers(0, 2, (40, 50), np.uint8) * 255
+        Image.fromarray(mask).save(f"cells/masks/{number}.png")
+        Image.fromarray(mask // 2).save(f"cells/images/{number}.png")
 
 
 def run_commands(text: str) -> int:
@@ -106,10 +119,7 @@ def run_python(text: str, names: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=pytest.mark.slow if page.name == "sources.md" else ())
-        for page in PAGES
-    ],
+    [pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else ()) for page in PAGES],
     ids=lambda page: page.name,
 )
 def test_the_examples_of_a_page_run(
@@ -117,6 +127,8 @@ def test_the_examples_of_a_page_run(
 ) -> None:
     if page.name == "sources.md":
         write_more_sources(containers)
+    if page.name == "segmentation.md":
+        write_masks(containers)
     blocks = BLOCK.findall(page.read_text())
     ran = {kind: 0 for kind, _ in blocks}
     for kind, text in blocks:
@@ -126,6 +138,14 @@ def test_the_examples_of_a_page_run(
     if page.name == "README.md":
         assert names["images"].shape == (30, 3, 256, 256)
         assert memload.MemmapDataset("dataset.bin").labels.tolist() == [0, 1, 2] * 10
+    if page.name == "segmentation.md":
+        assert names["masks"].unique().tolist() == [0, 1, 2, 255]
+        assert names["ids"] == [0, 1, 2, 255]
+        assert names["numbered"].unique().tolist() == [0, 1, 255]
+        assert memload.info("cells.bin")["statistics"]["mask_ids"] == {"mask": [0, 1]}
+        for target in names["targets"]:
+            assert len(target["boxes"]) == len(target["labels"]) <= 2
+            assert {*target["labels"].tolist()} <= {7, 8}
     if page.name == "reading.md":
         faces = memload.Manifest("faces.csv", root="images", points={"landmarks": "part_*"})
         memload.build(faces, "faces.bin", size=16)
