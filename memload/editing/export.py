@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from memload.building.progress import progress as progress_of
 from memload.editing.aside import written_aside
 from memload.editing.encoding import Encoder
-from memload.editing.facts import has_numeric_classes
-from memload.editing.file_names import safe_name, without_extension
+from memload.editing.facts import are_readable, classes_in_use
+from memload.editing.file_names import TABLE, safe_name, without_extension
 from memload.editing.selected import select
 from memload.editing.threads import in_order
 from memload.editing.writers import FolderWriter, TarWriter, folders, images_last
@@ -162,9 +160,8 @@ def _check_format(index: Index, format: str) -> None:
 
 def _are_found_again(index: Index) -> bool:
     """Return whether sources number the classes of an export as this index does."""
-    classes = list(index.classes or ())
-    used = np.unique(index.columns["label"]).tolist()
-    return classes == sorted(classes[label] for label in used) and not has_numeric_classes(index)
+    used = classes_in_use(index)
+    return list(index.classes or ()) == sorted(used) and are_readable(used)
 
 
 def _command(index: Index, output: Path, beside: Mapping[Array, Path], format: str) -> str | None:
@@ -173,7 +170,7 @@ def _command(index: Index, output: Path, beside: Mapping[Array, Path], format: s
     height, width, channels = index.image.shape
     mode = modes.get((index.image.descr, channels))
     is_tar = output.suffix == ".tar"
-    words = ["memload", "build", str(output if is_tar else output / "metadata.csv"), "again.bin"]
+    words = ["memload", "build", str(output if is_tar else output / TABLE), "again.bin"]
     if format == "npy":
         mode = None if is_tar else "array"
     else:

@@ -42,14 +42,13 @@ class Table:
     ``header`` has the names of its columns: ``key``, ``label``, then the others. Arrays have a cell
     for each number, see `memload.building.sources.exported`.
 
-    Names of classes that all look like numbers would be read as numbers. Then the labels are the
-    numbers of the classes.
+    Labels are names of classes, or the numbers of the classes where these are not `are_readable`.
     """
 
     def __init__(self, index: Index) -> None:
         self._facts = Facts(index)
         self._numbers: np.ndarray | None = None
-        if index.classes is not None and has_numeric_classes(index):
+        if index.classes is not None and not are_readable(classes_in_use(index)):
             self._numbers = index.columns["label"]
         self.header = [KEY]
         for name in self._facts.names:
@@ -66,11 +65,20 @@ class Table:
         return ["" if cell is None else cell for cell in cells]
 
 
-def has_numeric_classes(index: Index) -> bool:
-    """Return whether a table of labels would be read as numbers."""
-    classes: Sequence[str] = index.classes or ()
-    used = np.unique(index.columns["label"]).tolist() if classes else []
-    return bool(used) and all(_is_number(classes[label]) for label in used)
+def are_readable(classes: Sequence[str]) -> bool:
+    """Return whether a reader of tables takes these names of classes as they are.
+
+    It would take them all for numbers, an empty one for missing, and cut off spaces.
+    """
+    are_numbers = bool(classes) and all(map(_is_number, classes))
+    return not are_numbers and all(name and name == name.strip() for name in classes)
+
+
+def classes_in_use(index: Index) -> list[str]:
+    """Return the names of the classes that samples have, in their order."""
+    if index.classes is None:
+        return []
+    return [index.classes[label] for label in np.unique(index.columns["label"]).tolist()]
 
 
 def _cell_names(index: Index, name: str) -> list[str]:

@@ -8,6 +8,8 @@ from memload.building.sources.record import EXTENSIONS
 
 #: What is cut off a key to make the name of another file.
 _ENDINGS = (*EXTENSIONS, ".gif", ".avif", ".jp2", ".jpe", ".jfif", ".heic", ".npy")
+#: The table of an exported folder.
+TABLE = "metadata.csv"
 #: The limit of file systems for the name of a file or a folder.
 _MAX_NAME_BYTES = 255
 #: Longer paths lose their folders. The limit of Linux, 4,096, counts the folders above, too.
@@ -51,10 +53,11 @@ def folder_names(names: Sequence[str]) -> list[str]:
 def safe_name(name: str, max_bytes: int = _MAX_NAME_BYTES) -> str:
     """Return a name for a file or a folder, the same one where that is possible.
 
-    Hidden files are not, since programs that read folders skip them.
+    Hidden files are not, since programs that read folders skip them, nor is the name of the table.
     """
     safe = name.replace("/", "_").replace("\0", "_") or "_"
     safe = f"_{safe[1:]}" if safe.startswith(".") else safe
+    safe = f"{safe}_" if safe == TABLE else safe
     encoded = os.fsencode(safe)
     if len(encoded) <= max_bytes:
         return safe

@@ -11,7 +11,7 @@ from typing import Self
 
 from memload.building.sources.exported import PATH
 from memload.editing.facts import Facts, Table
-from memload.editing.file_names import file_stems, folder_names, safe_name
+from memload.editing.file_names import TABLE, file_stems, folder_names, safe_name
 from memload.storage.index import Array, Index, sync
 
 
@@ -31,7 +31,7 @@ class FolderWriter:
     def __enter__(self) -> Self:
         for root in self._roots.values():
             root.mkdir()
-        path = self._roots["image"] / "metadata.csv"
+        path = self._roots["image"] / TABLE
         self._file = path.open("x", newline="", encoding="utf-8", errors="surrogateescape")
         # Numbers are not quoted. Texts are, since readers cut off spaces around cells without.
         self._table = csv.writer(self._file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import memload
@@ -72,9 +74,10 @@ def mixed(index: Index, **facts: Any) -> Index:
     return replace(index, **changed).write(index.path)
 
 
-def files(folder: Path) -> list[str]:
-    """Return the files below a folder."""
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+def files(folder: Path, below: str = ".") -> list[str]:
+    """Return the files in a folder, or only those below a part of it."""
+    found = [folder / below] if (folder / below).is_file() else (folder / below).rglob("*")
+    return sorted(str(path.relative_to(folder)) for path in found if not path.is_dir())
 
 
 def run(*arguments: str | Path) -> Any:
@@ -205,6 +208,74 @@ def test_keys_of_any_kind_come_back_and_no_file_lies_elsewhere(
     assert list(again.keys) == list(ODD)
     assert np.array_equal(pixels(again), pixels(index))
     assert labels(again) == labels(index)
+
+
+#: What keys and names of classes are put together from.
+PIECES = (
+    *(
+        "a",
+        "b.",
+        "..",
+        "/",
+        " ",
+        "\n",
+        "\t",
+        "\\",
+        '"',
+        ",",
+        ";",
+        "-2",
+        ".jpg",
+        ".PNG",
+        "é",
+        "\udce9",
+    ),
+    *(
+        "日",
+        "~",
+        "%20",
+        "ant",
+        "bee",
+        "0",
+        "metadata.csv",
+        "[0].x",
+        ".npy",
+        "\r",
+        "\0",
+        "x" * 99,
+        "nan",
+    ),
+)
+NAMES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_keys_and_classes_come_back(
+    write_dataset: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    keys = data.draw(st.lists(NAMES, min_size=1, max_size=8, unique=True))
+    classes = data.draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
+    label = data.draw(
+        st.lists(st.sampled_from(range(len(classes))), min_size=len(keys), max_size=len(keys))
+    )
+    if data.draw(st.booleans()):
+        keys = [f"{classes[number]}/{key}" for number, key in zip(label, keys, strict=True)]
+    index = write_dataset(
+        folder, rows=(len(keys),), columns={"label": np.array(label)}, classes=tuple(classes),
+        keys=Keys.of(keys),
+    )  # fmt: skip
+    for name, source in (("pngs", "pngs/metadata.csv"), ("x.tar", "x.tar")):
+        (folder / f"in.{name}").mkdir()
+        memload.export(index.path, folder / f"in.{name}" / name, progress=False)
+        assert files(folder / f"in.{name}") == files(folder / f"in.{name}", below=name)
+        again = build(
+            folder / f"in.{name}" / source, folder / "b.bin", index, overwrite=True, classes=classes
+        )
+        assert list(again.keys) == keys
+        assert np.array_equal(pixels(again), pixels(index))
+        assert np.array_equal(again.columns["label"], label)
 
 
 @pytest.mark.parametrize("name", ["files", "files.tar"])

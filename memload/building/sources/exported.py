@@ -35,8 +35,8 @@ class ArrayCells(NamedTuple):
 def is_exported(header: Collection[str]) -> bool:
     """Return whether a table has the columns of an export.
 
-    Its paths and keys are taken as they are: with spaces around them, and in any encoding. Every
-    column of text is a category, and only ``label`` holds labels.
+    Its texts are taken as they are: with spaces around them, and in any encoding, since paths and
+    names of classes are. Every column of text is a category, and only ``label`` holds labels.
     """
     return PATH in header and KEY in header
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import Columns, number_texts
 from memload.building.sources.entries import BoxColumns
 from memload.errors import DecodeError, SourceError
 from memload.storage.format import RESERVED
@@ -124,8 +124,7 @@ def _name_classes(columns: Columns, names: Sequence[Any]) -> bool:
     if sorted(name_of) == list(range(len(name_of))):
         columns.classes = [name_of[number] for number in range(len(name_of))]
     else:
-        del columns.values["label"]
-        columns.add_labels(names)
+        columns.classes, columns.values["label"] = number_texts(names)
     return True
 
 

@@ -222,7 +222,6 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
             table.delimiter = delimiter
             header = _checked_header(_split(first, delimiter), table)
             table.is_exported = is_exported(header)
-            names = [header.index(name) for name in (PATH, KEY) if table.is_exported]
             reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
             kept = [
                 (header.index(_checked_name(table, header, name)), str(text))
@@ -237,10 +236,10 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
                     raise table.error(
                         f"it has {count}, but the first line has {len(header)}. Correct it.", line
                     )
-                cells = [cell.strip() for cell in row]
-                for column in names:
-                    cells[column], row[column] = row[column], ""
-                _check_text(row, table, line)
+                cells = row
+                if not table.is_exported:
+                    _check_text(row, table, line)
+                    cells = [cell.strip() for cell in row]
                 if all(cells[column] == text for column, text in kept):
                     rows.append(cells)
                     table.lines.append(line)
