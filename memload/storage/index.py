@@ -568,11 +568,14 @@ def _missing(path: Path, given: Path) -> MissingError:
     ``given`` is what the user named, such as ``out.bin``.
     """
     pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
+    owner = path.with_name(f"{path.stem.rpartition('.')[0]}.idx")  # out.idx of out.mask.bin
     if os.path.exists(building):  # noqa: PTH110  # no name is too long for os.path
         message = (
             f"{given} is missing: its build is not complete ({building}). If it is running, wait "
             "for it. Otherwise run the same 'memload build' again; it goes on where it stopped."
         )
+    elif os.path.exists(given) and os.path.exists(owner):  # noqa: PTH110
+        message = f"{given} holds an array of {owner.name}, not its images. Open {owner}."
     elif os.path.exists(pixels):  # noqa: PTH110
         message = (
             f"{path} is missing: without an index, {pixels.name} has no labels and no names. Copy "

@@ -610,3 +610,31 @@ def test_a_file_with_the_name_of_a_mask_is_not_replaced_unless_it_is_said(folder
         build(folder, shard_size=None)
     build(folder, shard_size=None, overwrite=True)
     assert memload.verify(folder / "out.bin").ok
+
+
+def test_the_files_of_masks_name_their_data_set(folder: Path) -> None:
+    build(folder)
+    with pytest.raises(memload.MissingError, match=r"holds an array of out\.idx, not its images"):
+        memload.MemmapDataset(folder / "out.mask.bin")
+
+
+# A data set of memload's, built anew
+
+
+def test_masks_and_boxes_of_a_data_set_follow_into_another_size(tmp_path: Path) -> None:
+    boxes = [[1, 2, 3, 6], [np.nan] * 4]
+    schema = {"boxes": Column("<f4", (2, 4), boxes=True)}
+    source = Samples(
+        {"mask": "mask", "depth": "array"},
+        lambda number: {"mask": np.eye(6, dtype=np.uint8) * number, "depth": np.full(3, number)},
+        schema,
+        lambda number: {"boxes": boxes},
+    )
+    build_samples(source, tmp_path)
+    memload.build(tmp_path / "out.bin", tmp_path / "large.bin", size=12, num_workers=0)
+    index = Index.open(tmp_path / "large.bin")
+    masks = np.load(tmp_path / "large.mask.bin")
+    assert [array.kind for array in index.arrays] == ["image", "mask", "array"]
+    assert np.array_equal(masks[3], np.kron(np.eye(6, dtype=np.uint8) * 3, np.ones((2, 2))))
+    assert index.columns["boxes"][0, 0].tolist() == [2, 4, 6, 12]
+    assert np.load(tmp_path / "large.depth.bin")[4].tolist() == [4, 4, 4]
