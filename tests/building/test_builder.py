@@ -326,7 +326,7 @@ def test_what_has_the_name_of_the_output_is_left_alone(
         ({"max_pixels": 200_000_000, "num_workers": 0}, "is too large for num_workers=0"),
         ({"fit": "stretch"}, "fit must be one of crop, squash, pad, not 'stretch'"),
         ({"interpolation": "linear"}, "interpolation must be one of nearest, .*, not 'linear'"),
-        ({"mode": "RGBA"}, "mode: 'RGBA' is not one of RGB, L, I;16, array"),
+        ({"mode": "RGBA"}, "mode: 'RGBA' is not one of RGB, L, I;16, mask, array"),
         ({"decoder": "cv2"}, "decoder must be one of pillow, jpeg4py, not 'cv2'"),
         ({"fill": "blackish"}, "fill: 'blackish' is not a color"),
         ({"background": (1, 2, 3)}, r"background: \(1, 2, 3\) is not a color"),
