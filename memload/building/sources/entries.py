@@ -166,7 +166,10 @@ class BoxColumns:
     def learn(self, samples: Sequence[Mapping[str, Any]]) -> None:
         """Find the columns that have one item for each box in all of these samples."""
         for name, value in samples[0].items():
-            values = _items(value)
+            try:
+                values = _items(value)
+            except ValueError:  # lists of different lengths, which are refused later
+                continue
             if name in self.limits or values.ndim == 0 or values.dtype.kind not in "biuf":
                 continue
             for boxes, limit in self.limits.items():

@@ -90,12 +90,17 @@ def _add_boxes(
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     pairs = list(zip(samples, rows, strict=True))
     counts = [_checked(sample, boxes.most, row) for sample, row in pairs]
-    first = next((row for row, count in zip(rows, counts, strict=True) if count > 1), rows[0])
-    boxes.learn({name: value for name, value in first.items() if isinstance(value, list)})
+    most, fewest = rows[counts.index(max(counts))], rows[counts.index(min(counts))]
+    boxes.learn([_lists(most), _lists(fewest)])
     padded = [_checked(sample, boxes.padded, row) for sample, row in pairs]
     for name in boxes.schema:
         columns.add(name, np.stack([row[name] for row in padded]), boxes=name in boxes.limits)
         del found[name]
+
+
+def _lists(row: Mapping[str, Any]) -> dict[str, list[Any] | None]:
+    """Return the entries of a sample, and None for those that are no lists."""
+    return {name: value if isinstance(value, list) else None for name, value in row.items()}
 
 
 def _checked(sample: Sample, function: Callable[[Any], Any], row: Mapping[str, Any]) -> Any:
