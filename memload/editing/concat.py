@@ -65,15 +65,7 @@ def concatenate(indexes: Sequence[Index], *, columns: Columns = "same") -> Index
     _check_classes(indexes)
     names = _common_columns(indexes, columns)
     united = {array.name: _unite_array(array.name, indexes) for array in first.arrays}
-    classes = None
-    values = {name: np.concatenate([part.columns[name] for part in indexes]) for name in names}
-    if "label" in names and first.classes is not None:
-        classes, values["label"] = _unite_texts("label", indexes, [p.classes for p in indexes])
-    categories = {}
-    for name in first.categories:
-        if name in names:
-            texts = [part.categories[name] for part in indexes]
-            categories[name], values[name] = _unite_texts(name, indexes, texts)
+    values, classes, categories = _unite_columns(indexes, names)
     statistics = combined_statistics(indexes)
     if classes is not None:
         statistics["class_counts"] = class_counts(values["label"], len(classes))
@@ -147,10 +139,14 @@ def _different_arrays(part: Index, array: Array, first: Index, expected: Array) 
             f"{array.header_bytes:,} and {expected.header_bytes:,} bytes. Copy both with 'memload "
             "copy', and put the copies together."
         )
-    height, width = expected.shape[:2] if len(expected.shape) > 1 else (0, 0)
-    if expected.name == "image" and array.shape[2] == expected.shape[2]:
-        return f"{difference} Build it in that size: 'memload build … --size {height}x{width}'."
-    return f"{difference} Build both alike: 'memload build … --size {height}x{width} --mode …'."
+    if expected.name != "image":
+        return (
+            f"{difference} Build both from files of one size and type, or leave it out of both: "
+            f"MemmapDataset(…).with_columns({array.name}=None).save(…)."
+        )
+    height, width, channels = expected.shape
+    mode = "" if (array.shape[2], array.descr) == (channels, expected.descr) else " --mode …"
+    return f"{difference} Build it alike: 'memload build … --size {height}x{width}{mode}'."
 
 
 def _shape_text(array: Array) -> str:
@@ -253,6 +249,21 @@ def _files(part: Index, name: str) -> Iterator[tuple[Path, int, Shard, np.ndarra
         checksums = part.crc32[name][start : start + shard.rows]
         yield folder / shard.file, start, replace(shard, file=Path(shard.file).name), checksums
         start += shard.rows
+
+
+def _unite_columns(
+    parts: Sequence[Index], names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], tuple[str, ...] | None, dict[str, tuple[str, ...]]]:
+    """Return the values of columns of all data sets, the classes, and the other texts."""
+    values = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
+    classes, categories = None, {}
+    if "label" in names and parts[0].classes is not None:
+        classes, values["label"] = _unite_texts("label", parts, [p.classes for p in parts])
+    for name in parts[0].categories:
+        if name in names:
+            texts = [part.categories[name] for part in parts]
+            categories[name], values[name] = _unite_texts(name, parts, texts)
+    return values, classes, categories
 
 
 def _unite_texts(

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import memload
 from memload.editing.concat import concatenate
@@ -246,3 +248,41 @@ def test_an_index_is_replaced_only_if_told_to(make_dataset: Make, tmp_path: Path
     assert len(Index.open(tmp_path / "out.bin")) == 5
     memload.concat(*paths, overwrite=True)  # which appends
     assert len(Index.open(tmp_path / "out.bin")) == 7
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_views_of_any_data_sets_follow_one_another(
+    stored: list[Index], rows_in: Rows, data: st.DataObject
+) -> None:
+    parts = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        index = data.draw(st.sampled_from(stored))
+        chosen = data.draw(st.lists(st.integers(0, len(index) - 1), max_size=6))
+        parts.append(index.subset(np.array(chosen, np.int64)))
+    both = concatenate(parts)
+    assert np.array_equal(rows_in(both), np.concatenate([rows_in(part) for part in parts]))
+    assert list(both.keys) == [key for part in parts for key in part.keys]
+    names = [names_of(part) for part in parts]
+    assert names_of(both) == [name for part_names in names for name in part_names]
+    files = [shard.file for shard in both.image.shards]
+    assert len(set(files)) == len(files)
+
+
+def names_of(index: Index) -> list[str]:
+    assert index.classes is not None
+    return [index.classes[label] for label in index.columns["label"]]
+
+
+@pytest.fixture(scope="module")
+def stored(write_dataset: Make, tmp_path_factory: pytest.TempPathFactory) -> list[Index]:
+    """Three data sets in two folders, with the same classes in different orders, and others."""
+    classes = ("ant", "bee", "cat"), ("cat", "dog", "ant"), ("bee", "elk", "ant")
+    shards = (5,), (2, 3), (1, 1, 4)
+    folders = [tmp_path_factory.mktemp("folder") for _ in range(2)]
+    return [
+        write_dataset(
+            folders[number % 2], f"{number}.bin", rows=rows, seed=number, classes=classes[number]
+        )
+        for number, rows in enumerate(shards)
+    ]
