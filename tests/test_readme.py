@@ -69,8 +69,15 @@ def names(
 
 
 def write_more_sources(containers: Any) -> None:
-    """Write the files of docs/sources.md that need libraries. Skips the test if one is missing."""
+    """Write the other files of docs/sources.md. Skips the test if a library is missing."""
     containers.parquet()
+    for name in containers.pictures:
+        with Image.open(Path("images", name)) as image:
+            mask = Image.new("L", image.size, 3)
+        for path in (Path("masks", name).with_suffix(".png"), Path("depth", name)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        mask.save(Path("masks", name).with_suffix(".png"))
+        np.save(Path("depth", name).with_suffix(".npy"), np.zeros((2, 3)))
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open("images.lmdb") as environment, environment.begin(write=True) as transaction:
         for name, content in containers.pictures.items():

@@ -299,7 +299,7 @@ class DatasetSource:
         """Return the columns of a sample, those that are left out, and those of boxes."""
         samples = self._first_entries(index)
         entries, boxes = samples[0], BoxColumns(self._boxes.limits)
-        boxes.learn([self._columns_from(sample) for sample in samples])
+        boxes.learn([self._columns_from(sample) for sample in samples], fixed=self._points)
         columns = boxes.padded(self._columns_from(entries))
         schema = {name: _column(name, value) for name, value in columns.items()} | boxes.schema
         schema |= {name: schema[name]._replace(points=True) for name in self._points}

@@ -1,7 +1,7 @@
 """Masks, arrays, points and boxes among the entries of a data set's samples."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -163,14 +163,18 @@ class BoxColumns:
         """Return how many boxes a sample has in the column with the most."""
         return max((len(_boxes(name, columns[name])) for name in self.limits), default=0)
 
-    def learn(self, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Find the columns that have one item for each box in all of these samples."""
+    def learn(self, samples: Sequence[Mapping[str, Any]], fixed: Collection[str] = ()) -> None:
+        """Find the columns that have one item for each box in all of these samples.
+
+        ``fixed`` are none of them, such as points.
+        """
         for name, value in samples[0].items():
             try:
                 values = _items(value)
             except ValueError:  # lists of different lengths, which are refused later
                 continue
-            if name in self.limits or values.ndim == 0 or values.dtype.kind not in "biuf":
+            is_fixed = name in self.limits or name in fixed or values.ndim == 0
+            if is_fixed or values.dtype.kind not in "biuf":
                 continue
             for boxes, limit in self.limits.items():
                 counts = [_boxes(boxes, sample[boxes]).shape[:1] for sample in samples]

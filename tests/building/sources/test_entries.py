@@ -249,6 +249,21 @@ def test_boxes_that_are_none_are_rejected(value: Any, message: str) -> None:
         open_source(samples, boxes={"boxes": 2})[1]
 
 
+def test_entries_of_a_fixed_length_are_not_filled_up() -> None:
+    def sample(index: int) -> tuple[Any, dict[str, Any]]:
+        count = 2 + (index == 3)
+        target = {"boxes": [[0, 0, 1, 1]] * count, "kinds": [1.5] * count, "pair": [1, 2]}
+        return IMAGE, target | {"marks": [[1, 2], [3, 4]]}
+
+    arguments: dict[str, Any] = {"boxes": {"boxes": 5}, "points": ["marks"]}
+    source = open_source(Samples(sample), **arguments)
+    assert source.schema["pair"] == Column("<i8", (2,))
+    assert source.schema["kinds"] == Column("<f8", (5,))
+    assert source.schema["marks"] == Column("<f4", (2, 2), points=True)
+    same = open_source(Samples(sample, 3), **arguments)  # which all have two boxes
+    assert same.schema["marks"] == Column("<f4", (2, 2), points=True)
+
+
 def test_items_of_another_number_than_boxes_are_rejected() -> None:
     samples = Samples(
         lambda i: (IMAGE, {"boxes": [[0, 0, 1, 1]] * 3, "kind": [1, 2, 3] if i < 2 else [1]})
