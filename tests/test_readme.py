@@ -44,6 +44,14 @@ def names(
     for number in range(3):
         scan = np.full((300, 280), 1000 * number, np.uint16)
         Image.fromarray(scan).save(f"scans/{number}.tif")
+    (tmp_path / "more").symlink_to(folder)
+    keys = memload.MemmapDataset("out.bin").keys
+    (tmp_path / "labels.csv").write_text("\n".join(["key,label", *(f"{k},new" for k in keys)]))
+    np.save("features.npy", np.zeros((len(keys), 8), np.float32))
+    for key in keys:
+        mask = (tmp_path / "masks" / key).with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (300, 280), 1).save(mask)
     np.save("images.npy", np.zeros((6, 8, 8, 3), np.uint8))
     np.save("labels.npy", np.arange(6))
     memload.build("out.bin", "big.bin", num_workers=0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from memload.building.sources.columns import number_texts
 from memload.editing.report import check_name
+from memload.editing.statistics import ids_of_masks
 from memload.storage.index import Index, class_counts
 from memload.storage.tensors import TYPES
 
@@ -74,13 +75,15 @@ def replace_columns(index: Index, columns: Mapping[str, Column | None]) -> Index
         if new_texts is not None:
             texts[name] = new_texts
     classes = texts.pop("label", None)
-    statistics = dict(index.statistics)
+    removed = [name for name, column in columns.items() if column is None]
+    kept = _without_arrays(index, removed) if arrays & {*removed} else index
+    statistics = dict(kept.statistics)
     if "label" in columns:
         statistics.pop("class_counts", None)
         if classes is not None:
             statistics["class_counts"] = class_counts(values["label"], len(classes))
     return replace(
-        _without_arrays(index, [name for name, column in columns.items() if column is None]),
+        kept,
         columns=values,
         classes=classes,
         categories=texts,
@@ -93,8 +96,13 @@ def replace_columns(index: Index, columns: Mapping[str, Column | None]) -> Index
 
 def _without_arrays(index: Index, names: Collection[str]) -> Index:
     """Return the index without the arrays of these names."""
+    statistics = {name: fact for name, fact in index.statistics.items() if name != "mask_ids"}
+    ids = {name: numbers for name, numbers in ids_of_masks(index).items() if name not in names}
+    if ids:
+        statistics["mask_ids"] = ids
     return replace(
         index,
+        statistics=statistics,
         arrays=tuple(array for array in index.arrays if array.name not in names),
         rows={name: rows for name, rows in index.rows.items() if name not in names},
         crc32={name: checksums for name, checksums in index.crc32.items() if name not in names},

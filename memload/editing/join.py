@@ -1,6 +1,6 @@
 """Further arrays beside the images of a data set: masks and features that exist already."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import numpy as np
 from memload.editing.matching import match
 from memload.editing.npy import checksums_of, read_npy_header
 from memload.editing.report import EditReport, check_name, check_output, report_on, shown
+from memload.editing.statistics import ids_of_masks
 from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED
 from memload.storage.index import Array, Index
 from memload.storage.shards import Shards, describe
@@ -60,6 +61,7 @@ class _Addition(NamedTuple):
     rows: np.ndarray
     crc32: np.ndarray
     notes: tuple[str, ...]
+    ids: Sequence[int] | None = None  #: which occur in it, if it is a mask and they are known
 
 
 def _joined(first: Index, added: list[_Addition]) -> Index:
@@ -69,7 +71,7 @@ def _joined(first: Index, added: list[_Addition]) -> Index:
         raise ValueError(f"No sample of {first.path} has all of these arrays. Join fewer of them.")
     index = first if len(kept) == len(first) else first.subset(kept)
     files = [shard.file for array in index.arrays for shard in array.shards]
-    rows, crc32 = dict(index.rows), dict(index.crc32)
+    rows, crc32, ids = dict(index.rows), dict(index.crc32), ids_of_masks(index)
     for addition in added:
         name = addition.array.name
         for shard in addition.array.shards:
@@ -79,8 +81,13 @@ def _joined(first: Index, added: list[_Addition]) -> Index:
         if not np.array_equal(addition.rows[kept], index.row):
             rows[name] = addition.rows[kept]
         crc32[name] = addition.crc32
+        if addition.ids is not None:
+            ids[name] = list(addition.ids)
     united = (*index.arrays, *(addition.array for addition in added))
-    return replace(index, arrays=united, rows=rows, crc32=crc32, fingerprint="")
+    statistics = {**index.statistics, "mask_ids": ids} if ids else index.statistics
+    return replace(
+        index, arrays=united, rows=rows, crc32=crc32, statistics=statistics, fingerprint=""
+    )
 
 
 def _find(first: Index, name: str, source: str) -> _Addition:
@@ -168,7 +175,8 @@ def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addit
         notes.append(f"{name}: {count} not in {other.path.name} and are left out: {names}")
     if source.kind == "image" and array.kind == "mask":
         notes += _notes_on_ids(name, other)
-    return _Addition(array, rows, other.crc32[source.name], tuple(notes))
+    ids = ids_of_masks(other).get(source.name)
+    return _Addition(array, rows, other.crc32[source.name], tuple(notes), ids)
 
 
 def _choose_array(name: str, other: Index, chosen: str) -> Array:

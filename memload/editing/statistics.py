@@ -20,8 +20,7 @@ def combined_statistics(parts: Sequence[Index]) -> dict[str, Any]:
         if all(map(_is_range, ranges)):
             lows, highs = zip(*ranges, strict=True)
             combined[name] = [min(lows), max(highs)]
-    combined |= _shorter_sides(parts)
-    return combined
+    return combined | _shorter_sides(parts) | _mask_ids(parts)
 
 
 def _moments(
@@ -57,6 +56,30 @@ def _shorter_sides(parts: Sequence[Index]) -> dict[str, Any]:
                 counts[side] = counts.get(side, 0) + count
         seen |= files
     return {name: dict(sorted(counts.items(), key=lambda item: (len(item[0]), item[0])))}
+
+
+def _mask_ids(parts: Sequence[Index]) -> dict[str, Any]:
+    """Return the ids that occur in each mask, if they are known of all data sets."""
+    known = [ids_of_masks(part) for part in parts]
+    united = {
+        name: sorted({number for ids in known for number in ids[name]})
+        for name in known[0]
+        if all(name in ids for ids in known)
+    }
+    return {"mask_ids": united} if united else {}
+
+
+def ids_of_masks(index: Index) -> dict[str, list[int]]:
+    """Return the ids that occur in each mask of a data set, by the name of the mask."""
+    ids = index.statistics.get("mask_ids")
+    if not isinstance(ids, dict):
+        return {}
+    names = {array.name for array in index.arrays if array.kind == "mask"}
+    return {
+        name: numbers
+        for name, numbers in ids.items()
+        if name in names and isinstance(numbers, list) and all(type(n) is int for n in numbers)
+    }
 
 
 # An index that memload did not write may hold anything in its statistics.

@@ -2,7 +2,7 @@
 
 import pickle
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ Make = Callable[..., Index]
 Rows = Callable[..., np.ndarray]
 
 
-def with_mask(index: Index) -> Index:
+def with_mask(index: Index, ids: Sequence[int] = ()) -> Index:
     """Return the index with masks whose rows are in the opposite order."""
     rows, (height, width, _) = index.image.rows, index.image.shape
     masks = np.random.default_rng(rows).integers(0, 9, (rows, height, width), np.uint8)
@@ -32,7 +32,7 @@ def with_mask(index: Index) -> Index:
     array = Array("mask", "|u1", (height, width), (shard,), "mask")
     crc32 = {**index.crc32, "mask": np.array([zlib.crc32(m.tobytes()) for m in masks], np.uint32)}
     made = replace(index, arrays=(*index.arrays, array), rows={"mask": index.row[::-1].copy()})
-    return replace(made, crc32=crc32).write(index.path)
+    return replace(made, crc32=crc32, statistics={"mask_ids": {"mask": ids}}).write(index.path)
 
 
 def test_samples_of_data_sets_follow_one_another_with_pixels_names_and_classes(
@@ -98,13 +98,17 @@ def test_files_of_a_former_build_are_refused(make_dataset: Make, tmp_path: Path)
 def test_masks_and_rows_in_another_order_follow(
     make_dataset: Make, tmp_path: Path, rows_in: Rows
 ) -> None:
-    first, second = (with_mask(make_dataset(f"{name}.bin", seed=s)) for s, name in enumerate("ab"))
+    first, second = (
+        with_mask(make_dataset(f"{name}.bin", seed=len(ids)), ids)
+        for name, ids in (("a", [9, 1]), ("b", [1, 4, 7]))
+    )
     memload.concat(tmp_path / "all.idx", tmp_path / "a.bin", tmp_path / "b.bin")
     both = Index.open(tmp_path / "all.idx")
     assert np.array_equal(
         rows_in(both, "mask"), np.concatenate([rows_in(first, "mask"), rows_in(second, "mask")])
     )
     assert both.array("mask").kind == "mask"
+    assert both.statistics["mask_ids"] == {"mask": [1, 4, 7, 9]}
     assert memload.verify(tmp_path / "all.idx").ok
 
 

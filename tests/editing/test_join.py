@@ -206,6 +206,10 @@ def test_masks_that_were_built_by_themselves_are_those_that_are_built_beside_the
     both, expected = Index.open(tmp_path / "both.idx"), rows_in(Index.open(together), "mask")
     assert np.array_equal(rows_in(both, "mask"), expected)
     assert set(np.unique(expected).tolist()) == {*range(21)} | ({255} if fit == "pad" else set())
+    memload.join(tmp_path / "other.idx", images, mask=together)
+    other = memload.MemmapDataset(tmp_path / "other.idx")
+    assert other.index.statistics["mask_ids"] == {"mask": np.unique(expected).tolist()}
+    assert "mask_ids" not in other.with_columns(mask=None).index.statistics
     memload.build(tmp_path / "masks", masks, mode="L", overwrite=True, **options)
     notes = memload.join(tmp_path / "both.idx", images, mask=masks, overwrite=True).notes
     assert "--mode L, which stores the gray of a palette's colors" in notes[1]
