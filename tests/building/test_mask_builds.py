@@ -6,7 +6,9 @@ import logging
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +19,7 @@ from PIL import Image
 import memload
 from memload.building.sources.beside import FilesBeside
 from memload.building.sources.record import Column
-from memload.storage.index import Index
+from memload.storage.index import Array, Index, Shard
 from tests.building.test_resuming import Stop, files, killed_at, undisturbed
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
@@ -535,14 +537,15 @@ def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
 ) -> None:
     (folder / "masks" / "bee" / "3.png").unlink()
     options: dict[str, Any] = {"shard_size": 4096 + 3 * ROW * 3, "overwrite": old}
+    options["arrays"] = None if old else {"depth": folder / "depth"}
     expected, place = folder / "expected", folder / "place"
     expected.mkdir()
     build(folder, expected, **options)
     finished = False
     for step in steps:
         place.mkdir()
-        if old:  # with other shards, which are to go, and without the masks
-            build(folder, place, shard_size=4096 + 2 * ROW * 3, masks=None)
+        if old:  # with other shards and another array, which are to go
+            build(folder, place, shard_size=4096 + 2 * ROW * 3)
         before = files(place)
         finished = killed_at(step, lambda: build(folder, place, **options))
         if (place / "out.idx").exists():  # the old one is whole, or the new one is
@@ -563,6 +566,39 @@ def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
 
 
 # Replacing
+
+
+def test_a_mask_that_appears_while_a_build_runs_is_not_replaced(folder: Path) -> None:
+    def write(number: int) -> None:
+        if number == 4:  # the first sample is looked at before the build begins
+            (folder / "out.mask.bin").write_text("somebody else's")
+
+    source = Samples({"mask": "mask"}, lambda number: {"mask": mask_of(number)}, act=write)
+    with pytest.raises(memload.BuildError, match=r"out\.mask\.bin was made by somebody else"):
+        build_samples(source, folder)
+    assert (folder / "out.mask.bin").read_text() == "somebody else's"
+    assert not (folder / "out.idx").exists()
+    (folder / "out.mask.bin").unlink()
+    source.act = lambda number: None
+    build_samples(source, folder)
+    assert memload.verify(folder / "out.bin").ok
+
+
+def test_an_array_of_the_user_that_was_joined_is_not_removed(folder: Path) -> None:
+    build(folder, masks=None, arrays=None, shard_size=None)
+    features = np.arange(20.0).reshape(10, 2)
+    with (folder / "out.features.bin").open("wb") as file:
+        np.save(file, features)
+    index = Index.open(folder / "out.bin")
+    size = (folder / "out.features.bin").stat().st_size
+    shard = Shard("out.features.bin", 10, size)
+    array = Array("features", "<f8", (2,), (shard,), "array")
+    checksums = np.array([zlib.crc32(row.tobytes()) for row in features], np.uint32)
+    arrays, crc32 = (*index.arrays, array), {**index.crc32, "features": checksums}
+    replace(index, arrays=arrays, crc32=crc32).write(folder / "out.idx")
+    assert memload.verify(folder / "out.bin").ok
+    build(folder, arrays=None, overwrite=True)
+    assert np.array_equal(np.load(folder / "out.features.bin"), features)
 
 
 def test_files_of_masks_of_an_older_build_are_removed(folder: Path) -> None:
