@@ -1,4 +1,7 @@
-"""Shows how far a build is: a bar in terminals and notebooks, elsewhere a line in the log."""
+"""Shows how far a build, an export or a copy is.
+
+That is a bar in terminals and notebooks, and elsewhere a line in the log.
+"""
 
 import contextlib
 import logging
@@ -12,13 +15,13 @@ logger = logging.getLogger("memload")
 #: Seconds between two lines in the log.
 _LINE_SECONDS = 30.0
 
-#: Takes the number of rows just done, and that of all rejected ones.
-Show = Callable[[int, int], None]
+#: Takes the number of rows just done, and that of all rejected ones; None if none can be.
+Show = Callable[[int, int | None], None]
 
 
 @contextlib.contextmanager
-def progress(name: str, rows: int, is_shown: bool | None) -> Iterator[Show]:
-    """Yield a function to call whenever rows are done.
+def progress(name: str, rows: int, is_shown: bool | None, unit: str = "images") -> Iterator[Show]:
+    """Yield a function to call whenever rows are done. ``unit`` is what they are called.
 
     With None for ``is_shown``, there is a bar if stderr is a terminal or this is a notebook, and
     otherwise a line about every 30 seconds, by the logger ``memload``.
@@ -26,16 +29,16 @@ def progress(name: str, rows: int, is_shown: bool | None) -> Iterator[Show]:
     is_notebook = _is_notebook()
     is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if it was closed
     if is_shown or (is_shown is None and (is_terminal or is_notebook)):
-        with _bar(rows, is_notebook) as show:
+        with _bar(rows, is_notebook, unit) as show:
             yield show
     elif is_shown is None:
-        yield _Lines(name, rows).show
+        yield _Lines(name, rows, unit).show
     else:
         yield lambda done, rejected: None
 
 
 @contextlib.contextmanager
-def _bar(rows: int, is_notebook: bool) -> Iterator[Show]:
+def _bar(rows: int, is_notebook: bool, unit: str) -> Iterator[Show]:
     if is_notebook:
         from tqdm.auto import tqdm  # the bar of notebooks, if they have widgets
     else:
@@ -45,10 +48,11 @@ def _bar(rows: int, is_notebook: bool) -> Iterator[Show]:
         monitor_interval = 0  # otherwise the first bar starts a thread that never ends
         _lock = threading.RLock()  # tqdm's own would fix the user's multiprocessing start method
 
-    with Bar(total=rows, unit=" images", smoothing=0.1) as bar:
+    with Bar(total=rows, unit=f" {unit}", smoothing=0.1) as bar:
 
-        def show(done: int, rejected: int) -> None:
-            bar.set_postfix_str(f"{rejected} rejected", refresh=False)
+        def show(done: int, rejected: int | None) -> None:
+            if rejected is not None:
+                bar.set_postfix_str(f"{rejected} rejected", refresh=False)
             bar.update(done)
 
         yield show
@@ -64,11 +68,11 @@ def _is_notebook() -> bool:
 class _Lines:
     """Logs how much is done, how fast that goes now, and when it will end."""
 
-    def __init__(self, name: str, rows: int) -> None:
-        self.name, self.rows, self.done = name, rows, 0
+    def __init__(self, name: str, rows: int, unit: str) -> None:
+        self.name, self.rows, self.unit, self.done = name, rows, unit, 0
         self.done_at_line, self.time_of_line = 0, time.monotonic()
 
-    def show(self, done: int, rejected: int) -> None:
+    def show(self, done: int, rejected: int | None) -> None:
         self.done += done
         elapsed = time.monotonic() - self.time_of_line
         if elapsed < _LINE_SECONDS:
@@ -77,7 +81,8 @@ class _Lines:
         left = _duration((self.rows - self.done) / rate) if rate else "unknown time"
         logger.info(
             f"{self.name}: {self.done:,} of {self.rows:,} done ({self.done / self.rows:.0%}), "
-            f"{rate:,.1f} images/s, {left} left, {rejected:,} rejected"
+            f"{rate:,.1f} {self.unit}/s, {left} left"
+            f"{'' if rejected is None else f', {rejected:,} rejected'}"
         )
         self.done_at_line, self.time_of_line = self.done, time.monotonic()
 

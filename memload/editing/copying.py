@@ -74,7 +74,7 @@ def copy(
         check_output(path, arrays, overwrite)
         _check_space(path, arrays)
         total = sum(len(part.kept) for part in parts)
-        with progress_of(path.name, total, progress) as show:
+        with progress_of(path.name, total, progress, "rows") as show:
             statistics = {part.array.name: _copy_rows(part, index, folder, show) for part in parts}
         copied = _copied(index, parts, statistics).write(folder / index_path.name)
         publish(copied, folder, path, overwrite)
@@ -148,7 +148,7 @@ def _copy_rows(part: _Part, index: Index, folder: Path, show: Show) -> dict[str,
                 writer.write(row, value.tobytes())
             written += len(values)
             sums.append(sums_of_chunk)
-            show(len(values), 0)
+            show(len(values), None)
     for shard in array.shards:
         sync(folder / shard.file)
     return _statistics_of(array, sums)

@@ -17,10 +17,10 @@ from memload.building.progress import progress as progress_of
 from memload.editing.aside import written_aside
 from memload.editing.encoding import Encoder
 from memload.editing.facts import are_readable, classes_in_use
-from memload.editing.file_names import TABLE, safe_name, without_extension
+from memload.editing.file_names import TABLE, without_extension
 from memload.editing.selected import select
 from memload.editing.threads import in_order
-from memload.editing.writers import FolderWriter, TarWriter, folders, images_last
+from memload.editing.writers import FolderWriter, TarWriter, folders, images_last, member_ending
 from memload.storage.index import Array, Index
 from memload.storage.shards import describe
 
@@ -110,12 +110,12 @@ def export(
     with (
         written_aside(targets) as folder,
         writer_of(index, folder / path.name, encoder.endings) as writer,
-        progress_of(path.name, len(index), progress) as show,
+        progress_of(path.name, len(index), progress, "samples") as show,
     ):
         encoded = in_order(encoder.encode, range(len(index)), num_threads)
         for position, contents in enumerate(encoded):
             writer.write(position, contents)
-            show(1, 0)
+            show(1, None)
     return _report(index, Path(output), targets, format, writer.stems)
 
 
@@ -179,7 +179,8 @@ def _command(index: Index, output: Path, beside: Mapping[Array, Path], format: s
         return None
     words += ["--mode", mode] if mode != "RGB" else []
     for array in images_last(index)[:-1]:
-        place = safe_name(array.name).replace(".", "_") if is_tar else beside[array]
+        member = member_ending(array.name, "png" if array.kind == "mask" else "npy")
+        place = member if is_tar else str(beside[array])
         words += [f"--{'masks' if array.kind == 'mask' else 'array'}", f"{array.name}={place}"]
     if index.classes is not None and not _are_found_again(index):
         words += ["--classes-from", str(index.path)]

@@ -63,7 +63,7 @@ class TarWriter:
     def __init__(self, index: Index, path: Path, endings: Mapping[str, str]) -> None:
         self._path = path
         self._endings = {
-            name: ending if name == "image" else f"{safe_name(name).replace('.', '_')}.{ending}"
+            name: ending if name == "image" else member_ending(name, ending)
             for name, ending in endings.items()
         }
         longest = max(map(len, self._endings.values()))
@@ -97,6 +97,11 @@ class TarWriter:
             member.size = len(content)
             self._tar.addfile(member, io.BytesIO(content))
         self._tar.members.clear()  # type: ignore[attr-defined]  # it would keep 1 KB for each member
+
+
+def member_ending(name: str, ending: str) -> str:
+    """Return how the files of an array in a tar end, such as ``mask.png``."""
+    return f"{safe_name(name)}.{ending}"
 
 
 def images_last(index: Index) -> list[Array]:
