@@ -27,7 +27,7 @@ _PUBLIC = {
     "editing.rename": "rename",
     "editing.report": "EditReport",
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
-    "MemloadError MissingError SourceError",
+    "MemloadError MissingError NothingNewError SourceError",
     "inspection": "info preview verify",
     "reading.collate": "fast_collate",
     "reading.dataset": "MemmapDataset",
@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         FormatError as FormatError,
         MemloadError as MemloadError,
         MissingError as MissingError,
+        NothingNewError as NothingNewError,
         SourceError as SourceError,
     )
     from memload.inspection import info as info, preview as preview, verify as verify

@@ -79,13 +79,11 @@ def names(
 def write_more_sources(containers: Any) -> None:
     """Write the other files of docs/sources.md. Skips the test if a library is missing."""
     containers.parquet()
+    write_masks(containers)
     for name in containers.pictures:
-        with Image.open(Path("images", name)) as image:
-            mask = Image.new("L", image.size, 3)
-        for path in (Path("masks", name).with_suffix(".png"), Path("depth", name)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        mask.save(Path("masks", name).with_suffix(".png"))
-        np.save(Path("depth", name).with_suffix(".npy"), np.zeros((2, 3)))
+        path = Path("depth", name).with_suffix(".npy")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.zeros((2, 3)))
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open("images.lmdb") as environment, environment.begin(write=True) as transaction:
         for name, content in containers.pictures.items():

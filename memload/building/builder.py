@@ -277,6 +277,7 @@ def build(
         timeout=timeout,
         missing_masks=missing_masks,
         mask_fill=mask_fill,
+        new_to=new_to,
     )
     image_options: dict[str, Any] = {
         "fit": fit,

@@ -36,6 +36,7 @@ def check_arguments(
     timeout: float,
     missing_masks: str,
     mask_fill: int,
+    new_to: str | Path | None,
 ) -> tuple[Path, Path]:
     """Return the output's path as it was given, and from the root, should the folder change.
 
@@ -51,6 +52,14 @@ def check_arguments(
         )
     output_paths(output)
     _check_folder(output)
+    if (
+        new_to is not None
+        and Path(new_to).with_suffix("").resolve() == output.with_suffix("").resolve()
+    ):
+        raise ValueError(
+            f"new_to: {new_to} is the output itself, which would hold only what is new then. Name "
+            "another output, and put both under one index with 'memload concat'."
+        )
     modes = (*get_args(Mode), "mask", "array")
     if mode is not None and mode not in modes:
         raise ValueError(f"mode: {mode!r} is not one of {', '.join(modes)}.")

@@ -111,8 +111,11 @@ class _Folder:
 def _list(root: Path, endings: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the files below a folder with these endings, and others. Hidden ones are left out."""
     if not root.is_dir():
+        remedy = "Check the path"
+        if root.suffix in (".npy", ".bin", ".idx"):
+            remedy = "Build the images, and add it with 'memload join'"
         what = "is a file, not a folder" if root.exists() else "does not exist"
-        raise SourceError(f"{root} {what}. Check the path.", path=root)
+        raise SourceError(f"{root} {what}. {remedy}.", path=root)
     chosen: list[str] = []
     others: list[str] = []
     for folder, folders, files in os.walk(root, followlinks=True, onerror=_raise):
@@ -182,12 +185,13 @@ def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray
             seconds = {number_of[stem]: number for stem, number in second_of.items()}
             _check_unique(root, files, keys, numbers, seconds)
             return numbers
-    is_number = keys[0].isdecimal()
-    remedy = " Name the samples: DatasetSource(dataset, key=[…])." if is_number else ""
+    remedy = " If names differ otherwise, list both in a table, and name its column of masks."
+    if keys[0].isdecimal():
+        remedy = " Name the samples: DatasetSource(dataset, key=[…])."
     raise SourceError(
         f"{root} has no file of any image. The first image is {keys[0]}, and the first file is "
-        f"{files[0]}. The file of an image has its name, and another extension. Check the folder."
-        f"{remedy}",
+        f"{files[0]}. The file of an image has its name, and another extension. Check the "
+        f"folder.{remedy}",
         path=root,
     )
 

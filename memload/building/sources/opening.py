@@ -146,6 +146,13 @@ def open_source(
     if isinstance(masks, (str, os.PathLike)):
         masks = {"mask": masks}
     with_entries = has_entries(source)
+    for folder in (*_values(masks), *_values(arrays)):
+        if is_url(folder):
+            raise SourceError(
+                f"{folder}: masks and arrays beside the images are read from this machine. Copy "
+                "the folder.",
+                path=folder,
+            )
     mask_folders, mask_entries = split_folders(masks, with_entries=with_entries)
     array_folders, array_entries = split_folders(arrays, with_entries=with_entries)
     options |= {"masks": mask_entries, "arrays": array_entries, "points": points, "boxes": boxes}
@@ -154,6 +161,10 @@ def open_source(
     if mask_folders or array_folders:
         opened = FilesBeside(opened, masks=mask_folders, arrays=array_folders)
     return opened if new_to is None else NewSamples(opened, new_to)
+
+
+def _values(named: Any) -> list[Any]:
+    return list(named.values()) if isinstance(named, Mapping) else list(named or ())
 
 
 def _is_given(value: Any) -> bool:

@@ -121,6 +121,10 @@ def test_a_wrong_folder_is_an_error_at_once(images: Path, tmp_path: Path) -> Non
         open_source(images, masks=touch(tmp_path / "jpeg", "1.jpg"))
     with pytest.raises(SourceError, match=r"within the images, so that masks/1.png would be"):
         open_source(images, masks=touch(images / "masks", "1.png"))
+    with pytest.raises(SourceError, match=r"masks.npy is a file, .* 'memload join'"):
+        open_source(images, masks=touch(tmp_path, "masks.npy") / "masks.npy")
+    with pytest.raises(SourceError, match=r"s3://bucket/m: masks .* from this machine. Copy"):
+        open_source(images, masks="s3://bucket/m")
 
 
 def test_masks_may_lie_among_images_of_other_extensions(images: Path) -> None:
@@ -199,6 +203,13 @@ def test_new_samples_with_new_classes_are_concatenated(images: Path, tmp_path: P
         key: dataset.classes[label] for key, label in zip(dataset.keys, dataset.labels, strict=True)
     }
     assert named == {key: key.partition("/")[0] for key in [*NAMES, "bee/new.jpg", "cat/new.jpg"]}
+
+
+def test_what_is_new_does_not_replace_what_is_old(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.bin"
+    memload.build(images, out, size=8, num_workers=0, progress=False)
+    with pytest.raises(ValueError, match="is the output itself"):
+        memload.build(images, out, new_to=out.with_suffix(".idx"), overwrite=True)
 
 
 def test_nothing_new_is_an_error_of_its_own(images: Path, tmp_path: Path) -> None:
