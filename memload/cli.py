@@ -46,7 +46,7 @@ class _Command(click.Command):
     """Shows options in sections, and a whole sentence about itself in the list of commands."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        return (self.help or "").partition("\n\n")[0].replace("\n", " ")
+        return " ".join((self.help or "").partition("\n\n")[0].split())
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         sections_of_build = _SECTIONS if self.name == "build" else {}
