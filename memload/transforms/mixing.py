@@ -77,9 +77,12 @@ class MixUp(Transform):
 
     def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
         """Mix each sample with the one before it in the batch, and the first with the last."""
-        labels = self._class_shares(columns.get("label"), len(images))
         drawn = draws.uniform(3)
         kept = _beta(drawn[0], self.alpha)
+        if "label" not in columns and self._followers.masks:  # which are the labels of the pixels
+            images, mixed, _ = self._mix(images, columns, kept, drawn[1:])
+            return images, columns | mixed
+        labels = self._class_shares(columns.get("label"), len(images))
         images, mixed, kept = self._mix(images, columns, kept, drawn[1:])
         factor = upload(kept.astype(np.float32), labels.device)[:, None]
         shares = (labels * factor).add_(labels.roll(1, 0) * (1 - factor))
@@ -130,8 +133,9 @@ class CutMix(MixUp):
 
     The share of the area that is kept is drawn from Beta(``alpha``, ``alpha``), and the labels are
     mixed by what is left of the image. Images ``(N, C, H, W)`` may be uint8. For arguments, labels
-    and partners see `MixUp`. Masks that a `Compose` names are cut in the same way; boxes cannot be,
-    and are refused. (Yun et al., https://arxiv.org/abs/1905.04899)
+    and partners see `MixUp`. Masks that a `Compose` names are cut in the same way, and then there
+    need not be labels. Boxes cannot be cut and are refused. (Yun et al.,
+    https://arxiv.org/abs/1905.04899)
 
     >>> images, columns = CutMix(num_classes=1000)(images, {"label": labels})
     """

@@ -334,6 +334,21 @@ def test_cutmix_cuts_masks_as_it_cuts_images(dtype: torch.dtype) -> None:
         assert not np.array_equal(mixed[:, 0], ids(masks))
 
 
+def test_cutmix_of_masks_needs_no_labels() -> None:
+    masks, labels = make_masks(8, 20, 24), torch.arange(8)
+    images = torch.rand(8, 3, 20, 24)
+    mix = transforms.Compose([transforms.CutMix(num_classes=8)], masks=["mask"])
+    with_labels, expected = mix(images, {"mask": masks, "label": labels})
+    mixed, columns = transforms.Compose([transforms.CutMix()], masks=["mask"])(
+        images, {"mask": masks}
+    )
+    assert torch.equal(mixed, with_labels)
+    assert torch.equal(columns["mask"], expected["mask"])
+    assert set(columns) == {"mask"}
+    with pytest.raises(ValueError, match="label"):
+        transforms.CutMix()(images, {})
+
+
 class Half(transforms.Transform):
     """One that takes every second pixel of images, and of masks if it is told to."""
 
