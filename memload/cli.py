@@ -572,11 +572,12 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
     for damaged in report.damaged:
         file, array = report.path.parent / damaged.file, damaged.array
         rows, keys = _first(damaged.bad_rows, 20), _first(damaged.bad_keys, 5)
+        command = "build" if damaged.file.endswith(".bin") else "join"  # of another program's file
         _echo(
             f"memload: {file} is damaged: {len(damaged.bad_rows):,} of "
             f"{_count(damaged.rows, 'row')}{'' if array == 'image' else f' of array {array!r}'} "
             f"changed after they were written: rows {rows}{f' ({keys})' if keys else ''}. "
-            "Restore the file, or run 'memload build' again.",
+            f"Restore the file, or run 'memload {command}' again.",
             err=True,
         )
     if not report.ok:

@@ -551,6 +551,17 @@ def test_info_and_verify_name_arrays_and_their_files(
     assert_one_line(run("verify", output), f"{mask} is damaged: {changed} ({index.keys[11]})")
 
 
+def test_verify_says_who_made_a_damaged_file(run: Run, output: Path) -> None:
+    features = output.with_name("features.npy")
+    np.save(features, np.ones((12, 3)))
+    joined = output.with_name("both.idx")
+    assert run("join", output, f"features={features}", "-o", joined).status == 0
+    data = bytearray(features.read_bytes())
+    data[-1] ^= 1
+    features.write_bytes(data)
+    assert_one_line(run("verify", joined), features, "array 'features'", "'memload join' again.")
+
+
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
