@@ -108,12 +108,14 @@ def _call(transform: Callable[[Any], Any], images: Tensor, moving: Sequence[str]
 def batch_type(columns: tuple[str, ...]) -> Any:
     """Return the named tuple of images and these columns. Batches can be pickled.
 
-    A name that no attribute can have, such as ``image id``, becomes its position: ``_2``.
+    ``label`` becomes ``labels``, unless there is a column of that name, too, such as the labels of
+    boxes. A name that no attribute can have, such as ``image id``, becomes its position: ``_2``.
 
     >>> batch_type(("label", "width"))._fields
     ('images', 'labels', 'width')
     """
-    fields = ["images", *("labels" if name == "label" else name for name in columns)]
+    names = {"label": "label" if "labels" in columns else "labels"}
+    fields = ["images", *(names.get(name, name) for name in columns)]
     batch_class = cast("Any", namedtuple("Batch", fields, rename=True))  # fields of this call
     batch_class.__reduce__ = lambda batch: (_unpickle_batch, (columns, tuple(batch)))
     return batch_class

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,15 @@ def test_a_function_that_crops_images_but_not_their_masks_is_warned_of(path: Pat
 
     with pytest.warns(UserWarning, match=r"images of 2×3 from 4×6.* alone: mask stay as they are"):
         list(Loader(path, 5, transform=crop, device="cpu"))
+
+
+def test_the_labels_of_boxes_keep_their_name_beside_the_label_of_the_image(
+    make_dataset: Callable[..., Index],
+) -> None:
+    index = make_dataset()
+    of_boxes = np.arange(2 * len(index)).reshape(-1, 2)
+    replace(index, columns={**index.columns, "labels": of_boxes}).write(index.path)
+    batch = next(iter(Loader(index.path, 3, device="cpu")))
+    assert batch._fields == ("images", "label", "labels")
+    assert batch.labels.tolist() == of_boxes[:3].tolist()
+    assert batch.label.tolist() == index.columns["label"][:3].tolist()
