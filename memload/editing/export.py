@@ -92,7 +92,7 @@ def export(
     output, into ``output.exporting``, and then renamed: what is cut short passes for nothing.
 
     Images are encoded in ``num_threads`` threads, by default one for each core. Each writes some
-    180 PNGs of 256×256 a second. ``progress`` is as in `memload.build`.
+    160 PNGs of 256×256 a second. ``progress`` is as in `memload.build`.
 
     Returns an `ExportReport`. Raises ValueError for a data set that the format cannot hold,
     FileExistsError, FormatError, ChecksumError for a row that has changed since it was written, and

@@ -55,14 +55,14 @@ class Table:
             self.header += _distinct_from(self.header, _cell_names(index, name))
 
     def cells(self, position: int) -> list[Any]:
-        """Return the cells of a sample. Those of missing numbers are empty."""
+        """Return the cells of a sample. A missing number is empty, and a boolean 0 or 1."""
         entries = self._facts.entries(position)
         if self._numbers is not None:
             entries["label"] = int(self._numbers[position])
         cells: list[Any] = []
         for value in entries.values():
             cells += _flat(value) if isinstance(value, list) else [value]
-        return ["" if cell is None else cell for cell in cells]
+        return [_cell(cell) for cell in cells]
 
 
 def are_readable(classes: Sequence[str]) -> bool:
@@ -100,6 +100,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return int(value) if isinstance(value, bool) else value
 
 
 def _flat(values: Any) -> Iterator[Any]:

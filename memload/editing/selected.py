@@ -17,12 +17,17 @@ def select(dataset: Any, where: Mapping[str, Any] | None) -> Index:
     """Return the index of a data set, or of those of its samples for which conditions hold.
 
     ``dataset`` is a path, an `Index`, or a `MemmapDataset`, which may be a view. Raises FormatError
-    as `Index.open` does, ValueError and TypeError as `MemmapDataset.where` does, and ValueError if
-    there is no such sample.
+    as `Index.open` does, ValueError and TypeError as `MemmapDataset.where` does, ValueError if
+    there is no such sample, and TypeError for what is no data set.
     """
     if isinstance(dataset, str | Path):
         dataset = Index.open(dataset)
-    index: Index = dataset if isinstance(dataset, Index) else dataset.index
+    index = dataset if isinstance(dataset, Index) else getattr(dataset, "index", None)
+    if not isinstance(index, Index):
+        raise TypeError(
+            f"The data set is a {type(dataset).__name__}. Give a path such as 'out.bin', or a "
+            "memload.MemmapDataset."
+        )
     if where:
         index = index.subset(matching(index, where))
     if not len(index):
