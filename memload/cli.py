@@ -231,7 +231,9 @@ def main() -> None:
 @click.option(
     "--root", help="Tables: folder or URL that paths are relative to. Default: the table's folder."
 )
-@click.option("--path-column", help="Tables: column with the paths. Default: the first.")
+@click.option(
+    "--path-column", help="Tables: column with the paths. Default: file_name, or the first."
+)
 @click.option(
     "--extension", help="Tables: extension to add to paths that have none, such as .jpg."
 )
@@ -252,22 +254,25 @@ def main() -> None:
     "'landmarks=x*,y*', or landmarks=2 for all. Repeatable."
 )
 @click.option(
-    "--masks", type=_mask, metavar="[NAME=]FOLDER", multiple=True,
+    "--masks", type=_mask, metavar="[NAME=]FOLDER|ENTRY", multiple=True,
     help="Folder of masks, each with the name of its image: PNG, TIFF, BMP or .npy, whose values "
-    "are ids. Stored as 'mask', or NAME. Repeatable."
+    "are ids. Stored as 'mask', or NAME. Tables and Parquet: or a column. Tars: or what follows "
+    "the name of the image, such as seg for 0001.seg.png. Repeatable."
 )
 @click.option(
     "--missing-masks", type=click.Choice(["reject", "fill"]), default="reject",
     help="What becomes of an image without a mask. fill: its mask is all --mask-fill."
 )
 @click.option(
-    "--array", "arrays", type=_named, metavar="NAME=FOLDER|PATTERN", multiple=True,
+    "--array", "arrays", type=_named, metavar="NAME=FOLDER|ENTRY", multiple=True,
     help="Folder of further pictures or .npy files, each with the name of its image, such as "
-    "depth=depth/. Tables: or columns that form one array, such as 'pose=r*:3x3'. Repeatable."
+    "depth=depth/, or an entry as with --masks. Tables: or columns of numbers that form one array, "
+    "such as 'pose=r*:3x3'. Repeatable."
 )
 @click.option(
     "--new-to", type=FILE, metavar="OUT.BIN",
-    help="Build only samples that this data set does not have, by their names."
+    help="Build only samples that this data set does not have, by their names, in its size and "
+    "mode. 'memload concat' puts both under one index."
 )
 @click.option("--labels", type=FILE, help="Arrays: file with the labels (.npy).")
 @click.option(
@@ -360,6 +365,8 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
       memload build labels.csv train.bin --root images/ --where split=train
       memload build 'shards/{000..123}.tar' out.bin -s 224
       memload build val/ val.bin --classes-from train.bin
+      memload build images/ out.bin --masks masks/
+      memload build images/ more.bin --new-to out.bin
 
     If a build is interrupted, run the same command again: it continues where it stopped.
     """

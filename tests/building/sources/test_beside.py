@@ -52,6 +52,45 @@ def test_masks_are_found_by_the_names_of_images(images: Path, tmp_path: Path) ->
     assert names_of(open_source(images, masks={"parts": str(masks)}), "parts") == MASKS
 
 
+@pytest.mark.parametrize("kind", ["directory", "table", "tar", "zip", "parquet"])
+def test_files_lie_beside_any_source(containers: Any, tmp_path: Path, kind: str) -> None:
+    containers.directory()
+    options = {"tar": {"labels": False}}.get(kind, {})
+    source = getattr(containers, kind)(**options)
+    names = [name.replace(".jpg", ".png") for name in containers.pictures]
+    masks = touch(tmp_path / "m", *names[1:])
+    opened = open_source(str(source), masks={"mask": masks})
+    assert names_of(opened) == [None, *names[1:]]
+    assert (opened[3].columns, opened[3].image) == (
+        open_source(source)[3].columns,
+        open_source(source)[3].image,
+    )
+    flat = touch(tmp_path / "flat", *[name.rpartition("/")[2] for name in names])
+    assert names_of(open_source(source, masks=flat)) == [f"flat/{n[4:]}" for n in names]
+
+
+def test_the_command_stores_masks_and_arrays_from_folders(
+    images: Path, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    ids = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    (images / "dog/1.png").rename(images / "dog/3.png")
+    for name in ("cat/1.png", "cat/2.png", "dog/3.png"):
+        Image.fromarray(ids).save(touch(tmp_path / "masks", name) / name)
+    for name in ("1", "2", "3", "v1.0"):
+        np.save(touch(tmp_path / "vectors", f"{name}.npy") / f"{name}.npy", np.float16([2.5, 3.5]))
+    folders = ("--masks", "segm=masks", "--array", "v=vectors")
+    filling = ("--missing-masks", "fill", "--mask-fill", "9", "--fit", "pad")
+    done = command("build", images, "out.bin", *folders, *filling, "-s", "8", "-j", "1")
+    assert done.status == 0, done.error
+    assert "4 samples of 8×8×3 uint8, segm 8×8 uint8, v 2 float16" in done.output
+    assert "1 of 4 images have no segm in masks: dog/v1.0.jpg" in done.error
+    stored = memload.MemmapDataset(tmp_path / "out.bin")
+    np.testing.assert_array_equal(np.asarray(stored[0][2])[1:7], ids)
+    assert (np.asarray(stored[0][2])[[0, 7]] == 9).all()
+    assert (np.asarray(stored[3][2]) == 9).all()
+    assert np.asarray(stored[1][3]).tolist() == [2.5, 3.5]
+
+
 def test_masks_and_arrays_have_names(images: Path, tmp_path: Path) -> None:
     masks = touch(tmp_path / "masks", *MASKS)
     depth = touch(tmp_path / "depth", "cat/1.jpg", "cat/2.npy", "dog/1.jpg", "dog/v1.0.webp")
