@@ -25,7 +25,7 @@ FOLDER = click.Path(file_okay=False)
 #: The options of `memload build` that say how a source is read, apart from those of the classes.
 _SOURCE_OPTIONS = (
     *("extensions", "root", "path_column", "extension", "where", "image_column", "label_column"),
-    *("points", "labels"),
+    *("points", "boxes", "labels"),
 )
 
 #: The sections of the help text of `memload build`, each with its options. The others come last.
@@ -150,13 +150,18 @@ def _reject_limit(text: str) -> str:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Parse NAME=PATTERN for ``--points`` and ``--array``."""
+    """Parse NAME=PATTERN for ``--points``, ``--boxes`` and ``--array``."""
     name, _, pattern = text.partition("=")
     if not (name and pattern):
         raise click.BadParameter(
             f"{text!r} is not NAME=PATTERN. Give a name and a pattern such as 'landmarks=x*,y*'."
         )
     return name, pattern
+
+
+def _optionally_named(text: str) -> tuple[str, str]:
+    """Parse NAME=PATTERN or NAME for ``--points``."""
+    return _named(text) if "=" in text or not text else (text, "")
 
 
 def _mask(text: str) -> tuple[str, str]:
@@ -249,9 +254,14 @@ def main() -> None:
     help="Tables and Parquet: column with the labels. Default: label, or the only column of text."
 )
 @click.option(
-    "--points", type=_named, metavar="NAME=PATTERN", multiple=True,
+    "--points", type=_optionally_named, metavar="NAME=PATTERN", multiple=True,
     help="Tables: columns that are x, y pairs, such as 'landmarks=part_*' (x, y, x, y, …), "
-    "'landmarks=x*,y*', or landmarks=2 for all. Repeatable."
+    "'landmarks=x*,y*', or landmarks=2 for all. Tars: the NAME of an entry in .json. Repeatable."
+)
+@click.option(
+    "--boxes", type=_named, metavar="NAME=PATTERN|K", multiple=True,
+    help="Tables: columns that are boxes, such as 'box=x1*,y1*,x2*,y2*'. Tars: an entry in .json, "
+    "and how many boxes a sample has at most. Repeatable."
 )
 @click.option(
     "--masks", type=_mask, metavar="[NAME=]FOLDER|ENTRY", multiple=True,
@@ -460,8 +470,13 @@ def _reading_options(options: dict[str, Any], *, with_entries: bool) -> dict[str
     from memload.building.sources.opening import is_entry, split_folders
 
     reading = {name: options.pop(name) for name in _SOURCE_OPTIONS}
-    for name, option in (("where", "--where"), ("points", "--points")):
-        reading[name] = _by_name(option, reading[name])
+    for name in ("where", "points", "boxes"):
+        reading[name] = _by_name(f"--{name}", reading[name])
+    if not any(reading["points"].values()):
+        reading["points"] = list(reading["points"])
+    reading["boxes"] = {
+        name: int(value) if value.isdecimal() else value for name, value in reading["boxes"].items()
+    }
     if reading["extensions"]:
         endings = reading["extensions"].split(",")
         reading["extensions"] = [f".{ending.strip().lstrip('.')}" for ending in endings]

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,25 @@ def test_masks_and_arrays_are_handed_on(
     assert isinstance(call["source"], str)
 
 
+def test_tars_have_points_boxes_and_masks_by_name(
+    run: Run, call: dict[str, Any], tmp_path: Path
+) -> None:
+    content = json.dumps({"marks": [[1, 2]], "boxes": [[0, 1, 2, 3]]}).encode()
+    members = {"1.jpg": b"", "1.seg.png": b"", "1.d.npy": b"", "1.json": content}
+    with tarfile.open(tmp_path / "x.tar", "w") as file:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+    options = ["--points", "marks", "--boxes", "boxes=9", "--masks", "seg.png", "--array", "z=d"]
+    assert run("build", tmp_path / "x.tar", "out.bin", *options).status == 0
+    source = call["source"]
+    assert source.arrays == {"seg": "mask", "z": "array"}
+    assert source.schema["marks"].points
+    assert source.schema["boxes"].shape == (9, 4)
+    assert (call["masks"], call["arrays"]) == (None, None)
+
+
 def test_a_table_has_patterns_and_files_by_the_same_option(
     run: Run, call: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -244,7 +264,7 @@ def test_options_reach_the_build(
         ("build m.csv out.bin --where a=1 --where a=2", "--where has 'a' twice"),
         ("build m.csv out.bin --where split", "'split' is not NAME=TEXT"),
         ("build a out.bin --classes a,b --classes-from b.bin", "either --classes or --classes-from"),
-        ("build a out.bin --points landmarks", "'landmarks' is not NAME=PATTERN"),
+        ("build a out.bin --boxes landmarks", "'landmarks' is not NAME=PATTERN"),
         ("build a out.bin --array =x*", "'=x*' is not NAME=PATTERN"),
         ("build a out.bin --fit stretch", "'--fit'"),
         ("build a out.bin --max-pixels 0", "'--max-pixels'"),

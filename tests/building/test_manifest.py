@@ -135,7 +135,10 @@ SHAPES = "arrays 'p'.* Give a pattern and a shape"
         ({"points": {"p": "q*"}}, "points 'p'.*fits 0 of the columns part_0, part_1, .*, age"),
         ({"points": {"p": "part_[012]"}}, "points 'p'.*fits 3 of"),
         ({"points": {"p": "part_*,age"}}, "points 'p'.*fits 4 and 1 columns"),
-        ({"points": {"p": "part_0,part_1,part_2"}}, "Give one pattern, or one for x and one for y"),
+        (
+            {"points": {"p": "part_0,part_1,part_2"}},
+            "Give one pattern, or one for each of x, y, which",
+        ),
         ({"points": {"p": 2}}, "points 'p'.*fits 5 of"),
         ({"arrays": {"p": "q*"}}, SHAPES),
         ({"arrays": {"p": "part_*:3x3"}}, SHAPES),

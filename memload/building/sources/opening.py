@@ -47,7 +47,7 @@ _KINDS: Mapping[str, type] = {
 #: The kinds that consist of several files.
 _SEVERAL = (ParquetFiles, TarShards)
 
-_TABLE = ("points", "masks", "arrays", "path_column", "label_column", "extension", "where")
+_TABLE = ("points", "boxes", "masks", "arrays", "path_column", "label_column", "extension", "where")
 _OPTIONS: Mapping[type, tuple[str, ...]] = {
     ImageFolder: ("extensions",),
     RemoteFolder: ("extensions",),
@@ -73,6 +73,14 @@ _DESCRIPTIONS: Mapping[type, str] = {
     ExistingDataset: "a memload data set",
 }
 
+#: How points and boxes are given for the kinds that have them.
+_FORMS: Mapping[tuple[type, str], str] = {
+    (Manifest, "points"): "NAME=x*,y*",
+    (Manifest, "boxes"): "NAME=x1*,y1*,x2*,y2*",
+    (TarShards, "points"): "NAME",
+    (TarShards, "boxes"): "NAME=100",
+}
+
 _MAX_FILES = 1_000_000
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -87,7 +95,7 @@ def open_source(
     masks: str | Path | Sequence[str] | Mapping[str, str | Path] | None = None,
     arrays: Sequence[str] | Mapping[str, str | Path] | None = None,
     points: Sequence[str] | Mapping[str, str | int] | None = None,
-    boxes: Mapping[str, int] | None = None,
+    boxes: Mapping[str, int | str] | None = None,
     new_to: str | Path | None = None,
     classes: Sequence[str] | None = None,
     num_workers: int = 0,
@@ -103,7 +111,7 @@ def open_source(
     ending                      options
     ==========================  =================================================================
     ``.csv .tsv .txt``          ``root``, ``path_column``, ``label_column``, ``extension``,
-                                ``where``, ``points``, see `Manifest`
+                                ``where``, see `Manifest`
     ``.parquet``                ``image_column``, ``label_column``
     ``.tar``                    none
     ``.zip``                    ``extensions``
@@ -127,7 +135,7 @@ def open_source(
       Parquet files, columns of a table with paths, and files in tars, such as ``000123.mask.png``.
       Other texts in ``arrays`` are patterns for the columns of numbers of a table, see `Manifest`.
     - ``points=["landmarks"]`` and ``boxes={"boxes": 100}`` name entries of a map-style data set,
-      see `DatasetSource`, or of the JSON files in tars.
+      see `DatasetSource`, or of the JSON files in tars. For a table they are patterns for columns.
 
     ``new_to`` is the path of a data set of memload's. Samples whose keys it has are left out.
 
@@ -414,6 +422,7 @@ def _remote_table(path: str, options: dict[str, Any]) -> Source:
 def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
     known = _OPTIONS.get(kind, ())
     unknown = [_as_typed(name) for name in options if name not in known]
+    _check_patterns(kind, options, path)
     if unknown:
         if known == ("extensions",) and unknown != ["--extension"]:
             known = ()  # it would not be what was meant
@@ -422,6 +431,23 @@ def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
             f"{', '.join(unknown)}: {path} is read as {_DESCRIPTIONS[kind]}, to which this does "
             f"not apply. Leave it out{f', or use {names}' if names else ''}."
         )
+
+
+def _check_patterns(kind: type, options: Mapping[str, Any], path: str) -> None:
+    """Raise UsageError for points and boxes of a table without patterns, and of tars with them."""
+    for name in ("points", "boxes"):
+        value = options.get(name)
+        if not value or (kind, name) not in _FORMS:
+            continue
+        values = value.values() if isinstance(value, Mapping) else [None]
+        has_patterns = all(
+            isinstance(each, str) or (name, each) == ("points", 2) for each in values
+        )
+        if has_patterns != (kind is Manifest):
+            raise UsageError(
+                f"--{name}: {path} is read as {_DESCRIPTIONS[kind]}, where this has the form "
+                f"{_FORMS[kind, name]}."
+            )
 
 
 def _as_typed(option: str) -> str:

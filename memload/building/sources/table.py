@@ -28,6 +28,9 @@ from memload.errors import SourceError
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*(,[0-9]+)?([eE][+-]?[0-9]+)?")
 
+#: What the columns of a point and of a box are.
+_PARTS = {"points": ("x", "y"), "boxes": ("x1", "y1", "x2", "y2")}
+
 #: What may stand between the cells of a line.
 DELIMITERS = ",;\t"
 
@@ -62,6 +65,8 @@ class Manifest(Files):
     - ``points={"landmarks": "x*,y*"}`` pairs the first column like ``x*`` with the first like
       ``y*``, and so on;
     - ``points={"landmarks": 2}`` takes all other columns of numbers as x, y, x, y, …;
+    - ``boxes={"boxes": "x1_*,y1_*,x2_*,y2_*"}`` takes the columns like each pattern, or
+      ``boxes={"boxes": "box_*"}`` those in the file's order as x1, y1, x2, y2, x1, …;
     - ``arrays={"pose": "r*:3x3"}`` gives the array a shape; without one it is flat.
 
     ``masks=["mask"]`` and ``arrays=["depth"]`` are columns with the paths of masks and other
@@ -74,7 +79,8 @@ class Manifest(Files):
 
     Points are in pixels of the image as it is stored, and (0, 0) is the center of its top left
     pixel. They become an array ``(k, 2)`` and stay on the same spot of the image when it is turned,
-    resized and cropped.
+    resized and cropped. So do boxes ``(k, 4)``, which are in pixels of the edges, and (0, 0) is the
+    top left corner. Empty cells are NaN, and so no box.
 
     Raises SourceError, which names file and line, and ValueError for a pattern that fits no
     columns.
@@ -90,6 +96,7 @@ class Manifest(Files):
         *,
         root: str | Path | None = None,
         points: Mapping[str, str | int] | None = None,
+        boxes: Mapping[str, str] | None = None,
         masks: Sequence[str] | Mapping[str, str] = (),
         arrays: Sequence[str] | Mapping[str, str] | None = None,
         path_column: str | None = None,
@@ -106,6 +113,7 @@ class Manifest(Files):
         names, columns = list_images(
             self.path,
             points=points,
+            boxes=boxes,
             masks=masks,
             arrays=arrays,
             path_column=path_column,
@@ -132,6 +140,7 @@ def list_images(
     path: Path,
     *,
     points: Mapping[str, str | int] | None = None,
+    boxes: Mapping[str, str] | None = None,
     masks: Sequence[str] | Mapping[str, str] = (),
     arrays: Sequence[str] | Mapping[str, str] | None = None,
     path_column: str | None = None,
@@ -146,7 +155,7 @@ def list_images(
     keys = _take_column(table, KEY) if table.is_exported else None
     files, patterns = _take_files(table, masks, arrays or {})
     _read_decimal_commas(table, notes)
-    columns = _columns(table, label_column, points or {}, patterns)
+    columns = _columns(table, label_column, points or {}, boxes or {}, patterns)
     columns.keys, columns.files = keys, files
     columns.notes[:0] = notes
     ending = f".{extension.lstrip('.')}" if extension else ""
@@ -356,6 +365,7 @@ def _columns(
     table: _Table,
     label_column: str | None,
     points: Mapping[str, str | int],
+    boxes: Mapping[str, str],
     arrays: Mapping[str, str],
 ) -> Columns:
     """Return all columns but that of the paths."""
@@ -365,12 +375,15 @@ def _columns(
         _add_labels(columns, _take_column(table, label), table)
     others = list(table.cells)
     used = set[str]()
-    for name, pattern in points.items():
-        numeric = [other for other in others if _numbers(table.cells[other][:1]) is not None]
-        chosen = _choose_points(name, pattern, numeric)
-        values = _stack(chosen, table)
-        columns.add(name, values.reshape(len(values), -1, 2), points=True)
-        used.update(chosen)
+    for kind, patterns in (("points", points), ("boxes", boxes)):
+        for name, pattern in patterns.items():
+            numeric = [other for other in others if _numbers(table.cells[other][:1]) is not None]
+            chosen = _choose_groups(kind, name, pattern, numeric)
+            values = _stack(chosen, table)
+            values = values.reshape(len(values), -1, len(_PARTS[kind]))
+            _check_order(kind, name, values, table)
+            columns.add(name, values, points=kind == "points", boxes=kind == "boxes")
+            used.update(chosen)
     for name, array_pattern in arrays.items():
         chosen, shape = _choose_array(name, array_pattern, others)
         values = _stack(chosen, table)
@@ -384,7 +397,7 @@ def _columns(
             used.update(cells.names)
         if name in used:
             continue
-        if name in points or name in arrays:
+        if name in points or name in boxes or name in arrays:
             raise table.error(f"two columns would be named {name!r}. Rename one.")
         _add_column(columns, name, table)
     return columns.finish()
@@ -485,26 +498,41 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
         return None
 
 
-def _choose_points(name: str, pattern: str | int, columns: Sequence[str]) -> list[str]:
-    """Return the columns x, y, x, y, … that a pattern stands for."""
-    if str(pattern) == "2":
+def _choose_groups(kind: str, name: str, pattern: str | int, columns: Sequence[str]) -> list[str]:
+    """Return the columns x, y, x, y, … of points, or x1, y1, x2, y2, … of boxes."""
+    parts = _PARTS[kind]
+    if str(pattern) == str(len(parts)):
         chosen = list(columns)
     else:
         groups = [fnmatch.filter(columns, part.strip()) for part in str(pattern).split(",")]
-        if len(groups) > 2 or len({len(group) for group in groups}) > 1:
+        if len(groups) not in (1, len(parts)) or len({len(group) for group in groups}) > 1:
             counts = " and ".join(str(len(group)) for group in groups)
             raise ValueError(
-                f"points {name!r}: {pattern!r} fits {counts} columns. Give one pattern, or one "
-                "for x and one for y that fit as many columns."
+                f"{kind} {name!r}: {pattern!r} fits {counts} columns. Give one pattern, or one for "
+                f"each of {', '.join(parts)}, which fit as many columns."
             )
-        chosen = [column for pair in zip(*groups, strict=True) for column in pair]
-    if not chosen or len(chosen) % 2:
+        chosen = [column for group in zip(*groups, strict=True) for column in group]
+    if not chosen or len(chosen) % len(parts):
+        what = "pairs of columns" if len(parts) == 2 else "groups of four columns"
         raise ValueError(
-            f"points {name!r}: {pattern!r} fits {len(chosen)} of the columns "
-            f"{', '.join(columns) or '(none)'}, but points are pairs of columns. Give another "
-            "pattern"
+            f"{kind} {name!r}: {pattern!r} fits {len(chosen)} of the columns "
+            f"{', '.join(columns) or '(none)'}, but {kind} are {what}. Give another pattern."
         )
     return chosen
+
+
+def _check_order(kind: str, name: str, values: np.ndarray, table: _Table) -> None:
+    """Raise SourceError if a box ends before it begins."""
+    if kind != "boxes":
+        return
+    is_wrong = (values[:, :, :2] > values[:, :, 2:]).any(axis=2)
+    if is_wrong.any():
+        row, number = np.argwhere(is_wrong)[0].tolist()
+        raise table.error(
+            f"the box {values[row, number].tolist()} of {name!r} is not x1, y1, x2, y2: it ends "
+            "before it begins. If it is x, y, width, height, convert it.",
+            table.lines[row],
+        )
 
 
 def _choose_array(

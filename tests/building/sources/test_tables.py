@@ -225,3 +225,33 @@ def test_a_column_of_masks_that_are_all_missing_is_an_error(tmp_path: Path) -> N
     path = write(tmp_path / "x.csv", "path,mask", "a.jpg,masks/a.png")
     with pytest.raises(SourceError, match=r"first files for 'mask' exists: there is no .*/masks/a"):
         open_source(path, masks=["mask"])
+
+
+def test_columns_form_boxes(tmp_path: Path) -> None:
+    header = "path,a_x1,b_x1,a_y1,b_y1,a_x2,b_x2,a_y2,b_y2,w"
+    lines = [header, "a.jpg,1,,2,,3,,4,,5", "b.jpg,1,5,2,6,3,7,4,8,6"]
+    path = write(tmp_path / "x.csv", *lines)
+    source = open_source(path, boxes={"boxes": "*_x1,*_y1,*_x2,*_y2"})
+    assert source.schema["boxes"] == Column("<f4", (2, 4), boxes=True)
+    assert list(source.schema) == ["boxes", "w"]
+    np.testing.assert_array_equal(source[0].columns["boxes"], [[1, 2, 3, 4], [np.nan] * 4])
+    np.testing.assert_array_equal(source[1].columns["boxes"], [[1, 2, 3, 4], [5, 6, 7, 8]])
+    ordered = write(tmp_path / "y.csv", "path,box_0,box_1,box_2,box_3", "a.jpg,1,2,3,4")
+    assert open_source(ordered, boxes={"b": "box_*"})[0].columns["b"].tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "error", "message"),
+    [
+        ({"b": "x,y,w,h"}, SourceError, r"line 3: the box \[9.0, 2.0, 3.0, 4.0\] of 'b' is not x1"),
+        ({"b": "x,y"}, ValueError, "boxes 'b'.*one for each of x1, y1, x2, y2"),
+        ({"b": "[xyw]"}, ValueError, "boxes 'b'.*fits 3 of the columns .* groups of four columns"),
+        ({"b": 10}, ValueError, r"--boxes: .* read as a table, .* form NAME=x1\*,y1\*,x2\*,y2\*"),
+    ],
+)
+def test_wrong_boxes_are_errors(
+    tmp_path: Path, boxes: Any, error: type[Exception], message: str
+) -> None:
+    path = write(tmp_path / "x.csv", "path,x,y,w,h", "a.jpg,1,2,3,4", "b.jpg,9,2,3,4")
+    with pytest.raises(error, match=message):
+        open_source(path, boxes=boxes)
