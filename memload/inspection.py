@@ -19,6 +19,7 @@ from memload.building.workspace import unfinished_build
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.machine import available_cores
 from memload.storage.format import (
+    DESCRS_OF_MASKS,
     FLAG_FALLBACK,
     FLAG_ORIENTED,
     FLAG_OUTSIDE,
@@ -314,7 +315,8 @@ def preview(
     Each sample has its number, its label, its masks, its points (red) and its boxes (yellow). A
     mask is half transparent. Each id has a color, which the line at the bottom tells. Pixels of id
     0, the background, and of the fill (255, or the ``mask_fill`` of the build) are left as they
-    are. Arrays of other kinds are not shown.
+    are. Images that are masks themselves (``mode="mask"``) are shown so, too. Arrays of other kinds
+    are not shown.
 
     Shows ``count`` random samples, chosen by ``seed``, in the order of the data set. ``class_name``
     restricts them to one class, or to one label if classes have no names. ``indices`` selects
@@ -434,7 +436,8 @@ class _Mask:
         self._rows = index.rows_of(array.name)
         self._buffer = np.empty((1, *array.shape), array.descr)
         self._first_color = number * _COLORS_BETWEEN_MASKS - 1
-        self._fill = _mask_fill(index)
+        fill = _setting(index, "mask_fill")
+        self._fill = fill if isinstance(fill, int) else 255
         self._drawn: set[int] = set()
 
     def _colors_of(self, ids: np.ndarray) -> np.ndarray:
@@ -443,6 +446,7 @@ class _Mask:
     def draw_on(self, image: Image.Image, sample: int) -> Image.Image:
         """Return the image of a sample, half covered by the colors of the mask's ids."""
         ids = self._shards.gather(self._rows[[sample]], self._buffer)[0]
+        ids = ids.reshape(ids.shape[:2])  # without the channel of images that are masks
         # As in a build, pixel i of n is that whose centre is nearest, of all length pixels.
         sides = zip(ids.shape, (image.height, image.width), strict=True)
         y, x = ((2 * np.arange(n) + 1) * length // (2 * n) for length, n in sides)
@@ -472,14 +476,16 @@ class _Mask:
 
 def _masks_of(index: Index) -> list[_Mask]:
     masks = [array for array in index.arrays if array.kind == "mask"]
+    image = index.image
+    if _setting(index, "mode") == "mask" and image.descr in DESCRS_OF_MASKS and image.shape[2] == 1:
+        masks.insert(0, image)
     return [_Mask(index, array, number) for number, array in enumerate(masks)]
 
 
-def _mask_fill(index: Index) -> int:
-    """Return the id outside of the pictures, as the build has noted it."""
+def _setting(index: Index, name: str) -> Any:
+    """Return a setting of the build. An index that memload did not write may lack it."""
     settings = index.build.get("settings")
-    fill = settings.get("mask_fill") if isinstance(settings, dict) else None
-    return fill if isinstance(fill, int) else 255
+    return settings.get(name) if isinstance(settings, dict) else None
 
 
 def _draw_boxes(image: Image.Image, index: Index, sample: int) -> None:

@@ -516,6 +516,23 @@ def test_a_line_says_which_color_is_which_id(masked: Make) -> None:
     assert sheet_of(masked(many), 120).shape == sheet.shape
 
 
+def test_a_data_set_of_masks_alone_is_shown_in_their_colors(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    for number in range(3):
+        ids = np.zeros((40, 60), np.uint8)
+        ids[10:30, 20:40] = number
+        Image.fromarray(ids).save(tmp_path / f"{number}.png")
+    memload.build(tmp_path, tmp_path / "masks.bin", mode="mask", size=20, num_workers=0)
+    sheet = np.asarray(memload.preview(tmp_path / "masks.bin", indices=[1, 2], tile=20).image)
+    one, two = sheet[GAP + 10, [GAP + 10, 20 + 2 * GAP + 10]]
+    assert one.max() > 100
+    assert two.max() > 60
+    assert (one != two).any()
+    wrong = make_dataset(build={"settings": {"mode": "mask"}})  # with three channels
+    assert memload.preview(wrong.path, tile=12) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("build", [{"settings": 3}, {"settings": {"mask_fill": "x"}}, {}])
 def test_a_preview_does_not_rely_on_what_the_build_noted(
     build: dict[str, Any], masked: Make
