@@ -189,7 +189,11 @@ def _check_array(name: str, kind: str, source: Source) -> None:
     """Raise SourceError if an array cannot be stored under its name."""
     if kind not in ("mask", "array"):
         raise SourceError(f"arrays: {name!r:.40} is of kind {kind!r:.40}, not 'mask' or 'array'.")
-    if name in (*RESERVED, "image", "label") or not _ARRAY_NAME.fullmatch(str(name)):
+    if name in (*RESERVED, "image", "label"):
+        raise SourceError(
+            f"arrays: {name!r} has a meaning of its own. Choose another name, such as 'mask'."
+        )
+    if not _ARRAY_NAME.fullmatch(str(name)):
         raise SourceError(
             f"arrays: {name!r:.80} cannot be the name of an array, which is part of the name of "
             "its file. Choose another one, such as 'mask'."

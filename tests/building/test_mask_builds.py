@@ -372,8 +372,8 @@ def test_wrong_arguments_are_errors_before_anything_is_written(
 @pytest.mark.parametrize(
     ("arrays", "match"),
     [
-        ({"image": "mask"}, "'image' cannot be the name of an array"),
-        ({"row": "mask"}, "'row' cannot be the name"),
+        ({"image": "mask"}, "'image' has a meaning of its own"),
+        ({"row": "mask"}, "'row' has a meaning of its own"),
         ({"a/b": "mask"}, "'a/b' cannot be the name"),
         ({"": "mask"}, "'' cannot be the name"),
         ({"a-00000-of-00002": "mask"}, "cannot be the name"),

@@ -77,7 +77,9 @@ class Files(ListedSource):
         columns = {name: values[index] for name, values in self.columns.items()}
         files = {name: names[index] for name, names in self._files.items()}
         arrays = {name: self.root / file for name, file in files.items() if file}
-        return Record(self.keys[index], self.root / self.names[index], columns, arrays=arrays)
+        name = self.names[index]
+        key = name if self.keys is self.names else self.keys[index]
+        return Record(key, self.root / name, columns, arrays=arrays)
 
 
 def without_shared_folders(names: Sequence[str]) -> list[str]:
