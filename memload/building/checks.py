@@ -54,7 +54,7 @@ def check_arguments(
     _check_folder(output)
     if (
         new_to is not None
-        and Path(new_to).with_suffix("").resolve() == output.with_suffix("").resolve()
+        and Path(new_to).with_suffix(".idx").resolve() == output.with_suffix(".idx").resolve()
     ):
         raise ValueError(
             f"new_to: {new_to} is the output itself, which would hold only what is new then. Name "
