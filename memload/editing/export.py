@@ -182,6 +182,10 @@ def _command(index: Index, output: Path, beside: Mapping[Array, Path], format: s
         member = member_ending(array.name, "png" if array.kind == "mask" else "npy")
         place = member if is_tar else str(beside[array])
         words += [f"--{'masks' if array.kind == 'mask' else 'array'}", f"{array.name}={place}"]
+    if is_tar:
+        words += [word for name in index.points for word in ("--points", name)]
+        for name in index.boxes:
+            words += ["--boxes", f"{name}={index.columns[name].shape[1]}"]
     if index.classes is not None and not _are_found_again(index):
         words += ["--classes-from", str(index.path)]
     return shlex.join(words)

@@ -1,5 +1,6 @@
 """Masks, arrays, points and boxes among the entries of a data set's samples."""
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -221,8 +222,12 @@ class BoxColumns:
 
 
 def _items(value: Any) -> np.ndarray:
-    """Return an entry as an array. None has no items."""
-    return np.asarray(() if value is None else plain_array(value))
+    """Return an entry as an array. None has no items. In lists, as of JSON, None is NaN."""
+    items = np.asarray(() if value is None else plain_array(value))
+    if items.dtype.kind == "O":
+        with contextlib.suppress(TypeError, ValueError):
+            return items.astype(np.float64)
+    return items
 
 
 def _boxes(name: str, value: Any) -> np.ndarray:
@@ -233,7 +238,7 @@ def _boxes(name: str, value: Any) -> np.ndarray:
             f"The boxes in {name!r:.80} are {form}, and XYXY is stored. Convert them in the data "
             "set: torchvision.transforms.v2.ConvertBoundingBoxFormat('XYXY')."
         )
-    boxes = np.asarray(() if value is None else plain_array(value))
+    boxes = _items(value)
     if not boxes.size:
         return np.zeros((0, 4), np.float32)
     if boxes.ndim != 2 or boxes.shape[1] != 4 or boxes.dtype.kind not in "iuf":

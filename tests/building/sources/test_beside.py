@@ -1,5 +1,6 @@
 """Masks and other arrays in folders of their own, and samples that a data set does not have."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -364,3 +365,28 @@ def test_a_changed_row_of_a_mask_is_rejected(built: Path) -> None:
     with pytest.raises(memload.DecodeError, match=r"row 2 of .* has changed"):
         source[2]
     assert source[1].arrays["mask"].shape == (8, 12)
+
+
+@pytest.mark.parametrize("output", ["pngs", "x.tar"])
+def test_what_is_exported_is_built_again_with_all_arrays_and_columns(
+    built: Path, command: Callable[..., Any], output: str
+) -> None:
+    report = memload.export(built, built.parent / output, progress=False)
+    again = shlex.split(report.notes[-1].partition("memload ")[2])
+    done = command(*again)
+    assert done.status == 0, done.error
+    before, after = (memload.Index.open(built.parent / name) for name in ("out.bin", "again.bin"))
+    assert list(after.keys) == list(before.keys)
+    assert [(a.name, a.kind, a.descr, a.shape) for a in after.arrays] == [
+        (a.name, a.kind, a.descr, a.shape) for a in before.arrays
+    ]
+    assert (after.points, after.boxes) == (before.points, before.boxes)
+    assert after.columns.keys() == before.columns.keys()
+    for name, values in before.columns.items():
+        np.testing.assert_array_equal(after.columns[name], values)
+        assert after.columns[name].dtype == values.dtype
+    for array in before.arrays:
+        end = ".bin" if array.name == "image" else f".{array.name}.bin"
+        assert (built.parent / f"again{end}").read_bytes() == (
+            built.parent / f"out{end}"
+        ).read_bytes()
