@@ -88,20 +88,22 @@ def info(path: str | Path) -> dict[str, Any]:
         "bytes": sum(shard.bytes for array in index.arrays for shard in array.shards),
         "shards": [shard.file for array in index.arrays for shard in array.shards],
         "arrays": {array.name: _array_facts(array) for array in index.arrays},
-        "columns": {
-            name: {
-                "dtype": column.dtype.name,
-                "shape": list(column.shape),
-                "points": name in index.points,
-                "boxes": name in index.boxes,
-            }
-            for name, column in index.columns.items()
-        },
+        "columns": {name: _column_facts(index, name) for name in index.columns},
         "classes": None if index.classes is None else list(index.classes),
         **({"categories": categories} if categories else {}),
         "flags": {name: int(np.count_nonzero(index.flags & bit)) for name, bit in flags.items()},
         "statistics": dict(index.statistics),
         "build": dict(index.build),
+    }
+
+
+def _column_facts(index: Index, name: str) -> dict[str, Any]:
+    column = index.columns[name]
+    return {
+        "dtype": column.dtype.name,
+        "shape": list(column.shape),
+        "points": name in index.points,
+        "boxes": name in index.boxes,
     }
 
 
