@@ -31,6 +31,8 @@ _PICTURES: Mapping[str, Sequence[tuple[str, int]]] = {
     "png": (("|u1", 1), ("|u1", 2), ("|u1", 3), ("|u1", 4), ("<u2", 1)),
     "jpg": (("|u1", 1), ("|u1", 3)),
 }
+#: The endings of files that are mistaken for what can be written.
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,17 @@ def export(
     columns. Dots in a key become underscores. The same samples always give the same bytes.
 
     Keys are not trusted: all files lie in the folder, whatever the keys are. If two keys would have
-    the same path, the later one gets a number. Nothing is replaced. Files are written beside the
-    output, into ``output.exporting``, and then renamed: what is cut short passes for nothing.
+    the same path, the later one gets a number. Nothing is replaced. Files are written into
+    ``output.exporting``, which is renamed in the end, so that an export that was stopped leaves
+    nothing that looks complete.
 
     Images are encoded in ``num_threads`` threads, by default one for each core. Each writes some
     160 PNGs of 256×256 a second. ``progress`` is as in `memload.build`.
 
-    Returns an `ExportReport`. Raises ValueError for a data set that the format cannot hold,
-    FileExistsError, FormatError, ChecksumError for a row that has changed since it was written, and
-    OSError, for example if the disk is full. Nothing is left behind then.
+    Returns an `ExportReport`. Raises ValueError for a data set that the format cannot hold and for
+    an output that cannot be one, FileExistsError, FormatError, ChecksumError for a row that has
+    changed since it was written, BuildError if another process writes this output now, and OSError,
+    for example if the disk is full. Nothing is left behind then.
 
     >>> memload.export("out.bin", "cats/", where={"label": "cat"})  # doctest: +SKIP
     >>> memload.export("out.bin", "train.tar", where={"split": "train"})  # doctest: +SKIP
@@ -104,7 +108,7 @@ def export(
     index = select(dataset, where)
     _check_format(index, format)
     encoder = Encoder(index, format)
-    path = Path(os.path.abspath(output))  # noqa: PTH100  # resolve() would follow a link
+    path = _checked_output(output)
     writer_of = TarWriter if path.suffix == ".tar" else FolderWriter
     targets = [path] if path.suffix == ".tar" else folders(index, path)
     with (
@@ -117,6 +121,19 @@ def export(
             writer.write(position, contents)
             show(1, None)
     return _report(index, Path(output), targets, format, writer.stems)
+
+
+def _checked_output(output: str | Path) -> Path:
+    """Return the absolute path of an output. Raises ValueError."""
+    path = Path(os.path.abspath(output))  # noqa: PTH100  # resolve() would follow a link
+    if path.suffix.lower() in _COMPRESSED:
+        raise ValueError(
+            f"output: {str(output)!r} would be compressed, but an export is a folder or a .tar. "
+            f"Write '{path.name.partition('.')[0]}.tar', whose images are compressed already."
+        )
+    if path == Path.cwd():
+        raise ValueError("output: this is the current folder. Name a new one.")
+    return path
 
 
 def _report(

@@ -611,6 +611,19 @@ def test_a_folder_of_others_in_the_way_is_not_touched(make_dataset: Make, tmp_pa
         memload.export(index.path, tmp_path / "missing/pngs", progress=False)
 
 
+def test_an_output_that_cannot_be_one_is_an_error(
+    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset()
+    with pytest.raises(ValueError, match=r"would be compressed.* Write 'x.tar'"):
+        memload.export(index.path, tmp_path / "x.tar.gz", progress=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ValueError, match=r"this is the current folder. Name a new one"):
+        memload.export(index.path, ".", progress=False)
+    assert files(tmp_path) == ["made.bin", "made.idx"]
+
+
 def test_a_link_to_a_folder_is_not_written_through(make_dataset: Make, tmp_path: Path) -> None:
     index = make_dataset()
     (tmp_path / "elsewhere").mkdir()
