@@ -54,7 +54,7 @@ class DatasetSource:
       An entry ``labels`` keeps its name then. A sample with more boxes is rejected.
     - ``image`` is the name of the entry with the image. The default is Hugging Face's only column
       of type Image, else ``image``, ``img``, ``jpg``, ``png`` or ``webp``.
-    - ``columns`` are the names of the entries of a dict that are kept, or a mapping from the names
+    - ``columns`` are the names of the entries that are kept, or a mapping from the names
       of columns to those of entries. By default all are kept, and the first of ``label``,
       ``labels``, ``fine_label``, ``cls`` and ``target`` becomes ``label``.
     - ``key`` is the name of a column of a Hugging Face data set with the samples' names, or a list
@@ -86,21 +86,14 @@ class DatasetSource:
     ) -> None:
         if not len(dataset):
             raise SourceError("The data set has no samples.")
-        named = columns if columns is None or isinstance(columns, (str, Mapping)) else list(columns)
-        if isinstance(named, Mapping) and len(set(named.values())) < len(named):
-            raise ValueError(f"columns: two columns have the same entry: {dict(named)!r:.200}.")
-        self._columns = named
         self._arrays = ArrayEntries(masks, arrays)
         self._points, self._boxes = _checked_points(points), BoxColumns(boxes or {})
         #: the names and the kinds of the records' arrays
         self.arrays = self._arrays.kinds
+        self._columns = _checked_columns(columns)
         marked = _marked_image(dataset, self._arrays.entry_of.values())
-        self._image_name = marked if image is None else image
-        self.identity = f"images in {self._image_name!r}, columns {named!r}"
-        if self._named_entries:
-            named_entries = [self._arrays.kinds, self._arrays.entry_of, self._points, boxes]
-            self.identity += f", arrays, points and boxes {named_entries!r}"
-        self._is_named = image is not None or columns is not None
+        self._image_name, self._is_image_named = image or marked, image is not None
+        self.identity = self._identity()
         column_of = self._columns_of(_column_names(dataset))
         texts = _renamed(_text_values(dataset) | _named_numbers(dataset), column_of)
         self._nullable = _renamed(_nullable(dataset), column_of)
@@ -128,15 +121,17 @@ class DatasetSource:
         if self.schema.get("label") != Column("<i8"):
             self.classes = None
         if "label" not in self.schema and columns is None and not self._named_entries:
-            self.notes.append(
-                f"no labels: there is no entry {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
-                "name one with DatasetSource(dataset, columns={'label': '…'})"
-                if self.schema or skipped
-                else "no labels: the data set has only images"
-            )
+            self.notes.append(_note_without_labels(has_entries=bool(self.schema or skipped)))
         self.keys = Keys.of(_names(dataset, key))
         if hasattr(dataset, "__getitems__"):
             self.__getitems__ = self._get_several
+
+    def _identity(self) -> str:
+        identity = f"images in {self._image_name!r}, columns {self._columns!r}"
+        if not self._named_entries:
+            return identity
+        named = [self.arrays, self._arrays.entry_of, self._points, dict(self._boxes.limits)]
+        return f"{identity}, arrays, points and boxes {named!r}"
 
     @property
     def _named_entries(self) -> list[str]:
@@ -259,25 +254,29 @@ class DatasetSource:
                     f"{sorted(sample)}. Name the image's: DatasetSource(dataset, image='…')."
                 )
             return sample[name], {other: sample[other] for other in sample if other != name}
-        if self._is_named:
+        if self._is_image_named:
             raise SourceError(
-                f"image= and columns= name the entries of dicts, but the samples of the data set "
-                f"are of type {type(sample).__name__}. Leave them out."
+                f"image= names an entry of dicts, but the samples of the data set are of type "
+                f"{type(sample).__name__}. Leave it out."
             )
         if not isinstance(sample, (tuple, list)):
             return sample, {}
         image, *targets = sample
+        return image, self._split_targets(targets)
+
+    def _split_targets(self, targets: Sequence[Any]) -> dict[str, Any]:
+        """Return what follows the image in a sample by the names of entries."""
         target = targets[0] if len(targets) == 1 else tuple(targets)
         if isinstance(target, Mapping):
-            return image, dict(target)
+            return dict(target)
         if not isinstance(target, tuple):
             only_name = self._named_entries[0] if len(self._named_entries) == 1 else "label"
-            return image, {only_name: target}
+            return {only_name: target}
         is_label = bool(target) and not is_picture(target[0])
         has_label = is_label and _column("label", target[0]) == Column("<i8")
         names = ["label"] if has_label else []
         names += [f"target_{number}" for number in range(len(target) - has_label)]
-        return image, dict(zip(names, target, strict=True))
+        return dict(zip(names, target, strict=True))
 
     def _columns_of(self, entries: Sequence[str]) -> dict[str, str]:
         """Return the name of the column for each entry that is kept."""
@@ -333,6 +332,15 @@ class DatasetSource:
                 if len(by_count) > 1 and max(by_count) > 1:
                     break
         return [by_count[count] for count in sorted(by_count, reverse=True)] or [entries]
+
+
+def _checked_columns(
+    columns: Sequence[str] | Mapping[str, str] | None,
+) -> Sequence[str] | Mapping[str, str] | None:
+    named = columns if columns is None or isinstance(columns, (str, Mapping)) else list(columns)
+    if isinstance(named, Mapping) and len(set(named.values())) < len(named):
+        raise ValueError(f"columns: two columns have the same entry: {dict(named)!r:.200}.")
+    return named
 
 
 def _checked_points(points: Sequence[str]) -> list[str]:
@@ -454,6 +462,15 @@ def _renamed(values: Mapping[str, Value], column_of: Mapping[str, str]) -> dict[
     return {column_of[name]: value for name, value in values.items() if name in column_of}
 
 
+def _note_without_labels(*, has_entries: bool) -> str:
+    if not has_entries:
+        return "no labels: the data set has only images"
+    return (
+        f"no labels: there is no entry {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
+        "name one with DatasetSource(dataset, columns={'label': '…'})"
+    )
+
+
 def _notes(left_out: Mapping[str, str]) -> list[str]:
     if not left_out:
         return []
@@ -508,8 +525,7 @@ def _column(name: object, value: Any) -> Column:
         own_name = "mask" if name == "label" else name
         raise SourceError(
             f"Entry {name!r:.80} of the samples is a picture. Store it with masks=[{own_name!r}] "
-            f"or arrays=[{own_name!r}], or leave it out: DatasetSource(dataset, columns=[…]) for "
-            "dicts."
+            f"or arrays=[{own_name!r}], or leave it out: DatasetSource(dataset, columns=[…])."
         )
     try:
         array = np.asarray(value)

@@ -74,14 +74,7 @@ class ParquetFiles(ListedSource):
         self._paths = [Path(path) for path in paths]
         files = [_OpenFile(path, _open(path)) for path in self._paths]
         schema = files[0].content.schema_arrow
-        for path, file in files:
-            if file.schema_arrow.names != schema.names:
-                raise SourceError(
-                    f"{path} has the columns {', '.join(file.schema_arrow.names)}, but "
-                    f"{self._paths[0]} has {', '.join(schema.names)}. Build them one by one.",
-                    path=path,
-                )
-            _check_types(file.schema_arrow, schema, path, self._paths[0])
+        _check_columns(files)
         self._states = [_state(path) for path in self._paths]
         features = _features(schema)
         used = self._arrays.entry_of.values()
@@ -89,9 +82,9 @@ class ParquetFiles(ListedSource):
             _require_column(schema, name, self._paths[0])
         self._image_name = image_column or _find_image(schema, features, used, self._paths[0])
         _require_column(schema, self._image_name, self._paths[0])
-        kind = str(schema.field(self._image_name).type)
+        kinds = [_general(str(schema.field(name).type)) for name in (self._image_name, *used)]
         #: whether images are files besides, and never in the column itself
-        self.lists_paths = _general(kind) == "string"
+        self.lists_paths = "string" in kinds
         self.identity = f"images in {self._image_name!r}"
         if self.arrays:
             self.identity += f", arrays {self.arrays!r} in {self._arrays.entry_of!r}"
@@ -236,6 +229,19 @@ def _features(schema: Any) -> dict[str, Any]:
     except (KeyError, ValueError, TypeError):
         return {}
     return features if isinstance(features, dict) else {}
+
+
+def _check_columns(files: Sequence[_OpenFile]) -> None:
+    """Raise SourceError if a file has other columns than the first."""
+    first_path, first = files[0].path, files[0].content.schema_arrow
+    for path, file in files:
+        if file.schema_arrow.names != first.names:
+            raise SourceError(
+                f"{path} has the columns {', '.join(file.schema_arrow.names)}, but {first_path} "
+                f"has {', '.join(first.names)}. Build them one by one.",
+                path=path,
+            )
+        _check_types(file.schema_arrow, first, path, first_path)
 
 
 def _check_types(schema: Any, first: Any, path: Path, first_path: Path) -> None:

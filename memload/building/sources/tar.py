@@ -106,19 +106,8 @@ class TarShards(ListedSource):
         self._paths = [Path(path) for path in paths]
         self.path = self._paths[0]
         self._file = PositionalFile(self._paths[0])
+        samples, skipped = self._list_samples(members)
         columns = Columns()
-        samples: list[TarSample] = []
-        self._states: list[FileState] = []
-        skipped = Counter[str]()
-        for number, path in enumerate(self._paths):
-            shard = _Shard(path, members)
-            samples += shard.samples(number)
-            self._states.append(shard.state)
-            skipped += shard.skipped
-        if not samples:
-            shown = ", ".join(path.name for path in self._paths[:3])
-            raise SourceError(f"{shown}: no images in it. Check the path.", path=self._paths[0])
-        members.check(samples, skipped, self.path)
         names = [sample.name for sample in samples]
         if any(sample.label is not None for sample in samples):
             _add_classes(columns, samples)
@@ -141,6 +130,22 @@ class TarShards(ListedSource):
             for sample, name in zip(samples, names, strict=True)
         ]
         super().__init__(keys, columns.finish())
+
+    def _list_samples(self, members: "_ArrayMembers") -> tuple[list[TarSample], Counter[str]]:
+        """Return the samples of all tars, and how many files of some kinds are left out."""
+        samples: list[TarSample] = []
+        skipped = Counter[str]()
+        self._states: list[FileState] = []
+        for number, path in enumerate(self._paths):
+            shard = _Shard(path, members)
+            samples += shard.samples(number)
+            self._states.append(shard.state)
+            skipped += shard.skipped
+        if not samples:
+            shown = ", ".join(path.name for path in self._paths[:3])
+            raise SourceError(f"{shown}: no images in it. Check the path.", path=self.path)
+        members.check(samples, skipped, self.path)
+        return samples, skipped
 
     def __getitem__(self, index: int) -> Record:
         arrays = {

@@ -132,6 +132,16 @@ def test_a_sample_may_lack_its_mask() -> None:
     assert [list(source[i].arrays) for i in range(3)] == [["mask"], [], ["mask"]]
 
 
+def test_columns_may_be_chosen_from_a_target(tmp_path: Path) -> None:
+    many = np.zeros((3, 10, 12), bool)  # as the masks of three objects
+    samples = Samples(lambda i: (IMAGE, {"masks": many, "boxes": [[0, 0, 1, 1]] * i, "id": i}))
+    source = DatasetSource(samples, columns={"number": "id"}, boxes={"boxes": 6})
+    assert list(source.schema) == ["boxes", "number"]
+    assert source[4].columns["number"] == 4
+    both = DatasetSource(Samples(lambda i: (IMAGE, (i, palette()))), columns=["label"])
+    assert (both.arrays, both[3].columns) == ({}, {"label": 3})
+
+
 def test_pictures_that_are_not_named_are_an_error_with_the_remedy() -> None:
     for target, name in [
         (palette(), "mask"),
