@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -386,6 +387,40 @@ def test_a_tar_has_one_sample_after_another_and_always_the_same_bytes(
     assert names == [f"{key}.{ending}" for key in keys for ending in endings]
     assert facts == {"key": "v1.0/a.b.jpg", "label": "ant"}
     assert (number, depth) == (b"0", np.zeros(1))
+
+
+@pytest.mark.slow
+def test_hugging_face_reads_folders_and_tars(make_dataset: Make, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    index = make_dataset(keys=Keys.of([f"{n}.x/a b.jpg" for n in range(5)]))
+    memload.export(index.path, tmp_path / "pngs", progress=False)
+    memload.export(index.path, tmp_path / "x.tar", progress=False)
+    script = """
+    import json, sys
+    import numpy as np
+    from datasets import load_dataset
+
+    pngs, tar, cache = sys.argv[1:]
+    options = {"split": "train", "cache_dir": cache}
+    found = {
+        one["key"]: [one["label"], np.asarray(one["image"]).tolist()]
+        for one in load_dataset("imagefolder", data_dir=pngs, **options)
+    }
+    for one in load_dataset("webdataset", data_files=tar, **options):
+        found[one["json"]["key"]] += [one["json"]["label"], one["cls"], np.asarray(one["png"]).tolist()]
+    print(json.dumps(found))
+    """
+    paths = (tmp_path / name for name in ("pngs", "x.tar", "cache"))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *paths],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
+        check=True, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    rows = zip(index.keys, labels(index), index.columns["label"], pixels(index), strict=True)
+    assert json.loads(done.stdout) == {
+        key: [name, pixel.tolist(), name, number, pixel.tolist()]
+        for key, name, number, pixel in rows
+    }
 
 
 def test_samples_that_share_a_row_or_a_key_are_all_written(
