@@ -421,8 +421,16 @@ def _remote_table(path: str, options: dict[str, Any]) -> Source:
 
 def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
     known = _OPTIONS.get(kind, ())
-    unknown = [_as_typed(name) for name in options if name not in known]
+    unknown_names = [name for name in options if name not in known]
+    unknown = [_as_typed(name) for name in unknown_names]
     _check_patterns(kind, options, path)
+    for name in ("masks", "arrays"):
+        if name in unknown_names and not isinstance(options[name], Mapping):
+            entry = next(iter(options[name]))
+            raise UsageError(
+                f"{name}: {path} is read as {_DESCRIPTIONS[kind]}, which has no entries such as "
+                f"{entry!r}. Name a folder of files: {name}={{{entry!r}: 'folder/'}}."
+            )
     if unknown:
         if known == ("extensions",) and unknown != ["--extension"]:
             known = ()  # it would not be what was meant

@@ -167,6 +167,13 @@ def test_a_wrong_folder_is_an_error_at_once(images: Path, tmp_path: Path) -> Non
         open_source(images, masks="s3://bucket/m")
 
 
+def test_entries_of_a_source_without_any_are_told(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"folder of images, which has no .*={'mask': 'folder/'}"):
+        open_source(images, masks=["mask"])
+    with pytest.raises(ValueError, match=r"--masks: the source is opened already.* ImageFolder"):
+        open_source(memload.ImageFolder(images), masks=["mask"])
+
+
 def test_masks_may_lie_among_images_of_other_extensions(images: Path) -> None:
     (images / "dog/1.png").unlink()
     touch(images, "cat/1.png", "cat/2.png", "dog/v1.0.png")

@@ -51,6 +51,23 @@ def test_several_files_are_fetched_at_once(memory: Any, containers: Any) -> None
     assert [record.columns["label"] for record in records] == [0, 0, 2]
 
 
+def test_masks_lie_on_this_machine(memory: Any, containers: Any, tmp_path: Path) -> None:
+    names = [name.replace(".jpg", ".png") for name in containers.pictures]
+    for name in names[2:]:
+        (tmp_path / "masks" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "masks" / name).touch()
+    source = open_source("memory://bucket/train", masks=tmp_path / "masks")
+    records = source.__getitems__([29, 0, 2])
+    assert [record.arrays.get("mask") for record in records] == [
+        tmp_path / "masks" / names[29],
+        None,
+        tmp_path / "masks" / names[2],
+    ]
+    assert [record.image for record in records] == [
+        list(containers.pictures.values())[number] for number in (29, 0, 2)
+    ]
+
+
 def test_a_missing_file_costs_itself(
     memory: Any, containers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
