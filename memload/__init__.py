@@ -19,6 +19,7 @@ _PUBLIC = {
     "building.sources.opening": "open_source",
     "building.sources.record": "Record Source",
     "building.sources.table": "Manifest",
+    "contact_sheet": "preview",
     "editing.concat": "concat",
     "editing.copying": "copy",
     "editing.export": "ExportReport export",
@@ -28,7 +29,7 @@ _PUBLIC = {
     "editing.report": "EditReport",
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
     "MemloadError MissingError NothingNewError SourceError",
-    "inspection": "info preview verify",
+    "inspection": "info verify",
     "reading.collate": "fast_collate",
     "reading.dataset": "MemmapDataset",
     "reading.loader": "Loader",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.building.sources.opening import open_source as open_source
     from memload.building.sources.record import Record as Record, Source as Source
     from memload.building.sources.table import Manifest as Manifest
+    from memload.contact_sheet import preview as preview
     from memload.editing.concat import concat as concat
     from memload.editing.copying import copy as copy
     from memload.editing.export import ExportReport as ExportReport, export as export
@@ -68,7 +70,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         NothingNewError as NothingNewError,
         SourceError as SourceError,
     )
-    from memload.inspection import info as info, preview as preview, verify as verify
+    from memload.inspection import info as info, verify as verify
     from memload.reading.collate import fast_collate as fast_collate
     from memload.reading.dataset import MemmapDataset as MemmapDataset
     from memload.reading.loader import Loader as Loader

@@ -630,9 +630,9 @@ def _first(items: Sequence[object], limit: int) -> str:
 )
 def preview(path: str, output: str, **options: Any) -> None:
     """Write a contact sheet of OUT.BIN with labels, masks, boxes and points."""
-    from memload import inspection
+    import memload
 
-    shown = inspection.preview(path, output, **options)
+    shown = memload.preview(path, output, **options)
     _echo(f"{output}: {_count(len(shown), 'sample')} of {path}")
 
 

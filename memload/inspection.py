@@ -1,7 +1,6 @@
-"""Describe, verify and picture a finished data set."""
+"""Describe and verify a finished data set."""
 
-import io
-import math
+import functools
 import platform
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,43 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from memload.building.decoders import loaded_libraries
 from memload.building.workspace import unfinished_build
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.machine import available_cores
-from memload.storage.format import (
-    DESCRS_OF_MASKS,
-    FLAG_FALLBACK,
-    FLAG_ORIENTED,
-    FLAG_OUTSIDE,
-)
+from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 from memload.storage.index import Array, Index, Shard
-from memload.storage.shards import Shards, check_header, check_shard
+from memload.storage.shards import check_header, check_shard
 
 #: Bytes that a thread of `verify` reads at a time: enough for the full speed of any disk.
 _READ = 8 << 20
-
-#: A contact sheet has at most this many pixels, which take 400 MB of memory.
-_MAX_SHEET_PIXELS = 1 << 27
-#: A tile of a contact sheet is at most this many times as high as it is wide.
-_MAX_TILE_RATIO = 8
-_GAP, _CAPTION_HEIGHT = 4, 14
-
-#: Colors of a mask's ids from 1 on, chosen to be told apart; after the last they start again. Their
-#: number is prime, so that ids in steps of 10 or 1,000 differ, too.
-_COLORS = np.array(
-    [
-        *[(230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48)],
-        *[(145, 30, 180), (70, 240, 240), (240, 50, 230), (210, 245, 60), (250, 190, 212)],
-        *[(0, 128, 128), (220, 190, 255), (170, 110, 40), (255, 250, 200), (128, 0, 0)],
-        *[(170, 255, 195), (128, 128, 0), (255, 215, 180), (0, 0, 128)],
-    ],
-    np.uint16,
-)
-#: The second mask of a data set starts this many colors later, and so on.
-_COLORS_BETWEEN_MASKS = 3
 
 
 def info(path: str | Path) -> dict[str, Any]:
@@ -186,7 +159,7 @@ class VerifyReport:
         return f"VerifyReport({self.path}: {self.rows:,} rows, {self.bytes:,} bytes, {found})"
 
 
-class _Part(NamedTuple):
+class _RowRange(NamedTuple):
     """Some consecutive rows of a shard."""
 
     array: Array
@@ -194,6 +167,11 @@ class _Part(NamedTuple):
     start: int  #: number of the first row within the shard
     first: int  #: number of the same row within the array
     checksums: np.ndarray  #: what the index says of these rows
+
+    @property
+    def bytes(self) -> int:
+        """The size of the rows."""
+        return len(self.checksums) * self.array.row_bytes
 
 
 def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
@@ -209,14 +187,15 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     index = Index.open(path)
     index.keys.check()
     problems: list[str] = []
-    parts = [part for array in index.arrays for part in _parts(index, array, problems)]
+    ranges = [rows for array in index.arrays for rows in _row_ranges(index, array, problems)]
     bad: dict[tuple[str, Shard], list[int]] = {}
     with ThreadPoolExecutor(num_threads or available_cores()) as pool:
-        compared = pool.map(_bad_rows, [index.path.parent] * len(parts), parts)
-        for part, (rows, problem) in zip(parts, compared, strict=True):
+        compared = pool.map(functools.partial(_bad_rows, index.path.parent), ranges)
+        for compared_range, (rows, problem) in zip(ranges, compared, strict=True):
             problems += problem
             if rows:
-                bad.setdefault((part.array.name, part.shard), []).extend(rows)
+                file = compared_range.array.name, compared_range.shard
+                bad.setdefault(file, []).extend(rows)
     damaged, samples = [], set[int]()
     for (name, shard), rows in bad.items():
         using = np.flatnonzero(np.isin(index.rows_of(name), rows)).tolist()
@@ -226,7 +205,7 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     return VerifyReport(
         path=index.path,
         rows=sum(array.rows for array in index.arrays),
-        bytes=sum(len(part.checksums) * part.array.row_bytes for part in parts),
+        bytes=sum(rows.bytes for rows in ranges),
         problems=problems,
         bad_rows=sorted({row for file in damaged for row in file.bad_rows}),
         bad_keys=[index.keys[sample] for sample in sorted(samples)],
@@ -234,8 +213,8 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     )
 
 
-def _parts(index: Index, array: Array, problems: list[str]) -> Iterator[_Part]:
-    """Yield the parts of an array to compare. Adds what is wrong with its files to ``problems``."""
+def _row_ranges(index: Index, array: Array, problems: list[str]) -> Iterator[_RowRange]:
+    """Yield the rows of an array to compare. Adds what is wrong with its files to ``problems``."""
     first, step = 0, max(1, _READ // array.row_bytes)
     for shard in array.shards:
         checksums = index.crc32[array.name][first : first + shard.rows]
@@ -248,7 +227,7 @@ def _parts(index: Index, array: Array, problems: list[str]) -> Iterator[_Part]:
                 starts = range(0)
             # Otherwise it is a shard of another build: its rows are compared all the same.
         for start in starts:
-            yield _Part(array, shard, start, first + start, checksums[start : start + step])
+            yield _RowRange(array, shard, start, first + start, checksums[start : start + step])
         first += shard.rows
 
 
@@ -264,269 +243,18 @@ def _check_file(
     check_header(file, header, shard, array, checksums, index_path)
 
 
-def _bad_rows(folder: Path, part: _Part) -> tuple[list[int], list[str]]:
-    """Return the rows of a part that differ from their checksums, and why any cannot be read."""
-    path, row_bytes = folder / part.shard.file, part.array.row_bytes
-    rows = range(part.first, part.first + len(part.checksums))
-    size = len(rows) * row_bytes
+def _bad_rows(folder: Path, compared: _RowRange) -> tuple[list[int], list[str]]:
+    """Return the rows of a range that differ from their checksums, and why any cannot be read."""
+    path, row_bytes = folder / compared.shard.file, compared.array.row_bytes
+    rows = range(compared.first, compared.first + len(compared.checksums))
     try:
         with path.open("rb") as file:  # not a map: there, a disk error would be a SIGBUS
-            file.seek(part.array.header_bytes + part.start * row_bytes)
-            block = memoryview(file.read(size))
-        if len(block) < size:
+            file.seek(compared.array.header_bytes + compared.start * row_bytes)
+            block = memoryview(file.read(compared.bytes))
+        if len(block) < compared.bytes:
             raise OSError("the file ends too early")
     except OSError as error:
         reason = error.strerror or str(error)
         return list(rows), [f"{path}: rows {rows[0]} to {rows[-1]} cannot be read: {reason}"]
-    found = [zlib.crc32(block[at : at + row_bytes]) for at in range(0, size, row_bytes)]
-    return [rows[at] for at in np.flatnonzero(found != part.checksums).tolist()], []
-
-
-class Preview(list[int]):
-    """The numbers of the samples on a contact sheet, and the sheet, which a notebook shows.
-
-    >>> memload.preview("out.bin").image.size
-    (1060, 1172)
-    """
-
-    def __init__(self, samples: Sequence[int], image: Image.Image) -> None:
-        super().__init__(samples)
-        self.image = image  #: the contact sheet
-
-    def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        self.image.save(file, "PNG")
-        return file.getvalue()
-
-
-def preview(
-    path: str | Path,
-    output: str | Path | None = None,
-    *,
-    count: int = 64,
-    seed: int = 0,
-    indices: Sequence[int] | None = None,
-    class_name: str | None = None,
-    tile: int = 128,
-) -> Preview:
-    """Draw a contact sheet of samples, and return which samples it shows.
-
-    The sheet is written to ``output``, if that is given. The result is a list of the samples'
-    numbers. Its ``image`` is the sheet, which a notebook shows.
-
-    Each sample has its number, its label, its masks, its points (red) and its boxes (yellow). A
-    mask is half transparent. Each id has a color, which the line at the bottom tells. Pixels of id
-    0, the background, and of the fill (255, or the ``mask_fill`` of the build) are left as they
-    are. Images that are masks themselves (``mode="mask"``) are shown so, too. Arrays of other kinds
-    are not shown.
-
-    Shows ``count`` random samples, chosen by ``seed``, in the order of the data set. ``class_name``
-    restricts them to one class, or to one label if classes have no names. ``indices`` selects
-    samples, in this order, instead. ``tile`` is the width of each sample in pixels. Raises
-    FormatError if a file is missing or damaged or ``output`` cannot be written, ValueError or
-    IndexError for wrong arguments.
-
-    >>> memload.preview("out.bin", "grid.png", indices=[5, 17])
-    [5, 17]
-    """
-    index = Index.open(path)
-    chosen = _choose(index, count, seed, indices, class_name)
-    sheet = _draw_sheet(index, chosen, tile)
-    if output is not None:
-        _save(sheet, output)
-    return Preview(chosen, sheet)
-
-
-def _save(sheet: Image.Image, output: str | Path) -> None:
-    try:
-        sheet.save(output)
-    except (ValueError, KeyError) as error:  # KeyError: a format that Pillow can only read
-        raise ValueError(
-            f"{str(output)!r} is not a name for an image: Pillow cannot write this format "
-            f"({error}). Use a name such as grid.png"
-        ) from None
-    except OSError as error:
-        raise FormatError(
-            f"{output} cannot be written: {error.strerror or error}. Check its folder, or write "
-            "elsewhere",
-            path=output,
-        ) from error
-
-
-def _choose(
-    index: Index, count: int, seed: int, indices: Sequence[int] | None, class_name: str | None
-) -> list[int]:
-    size = len(index)
-    if indices is not None:
-        for position in indices:
-            if not -size <= position < size:
-                raise IndexError(f"index {position} is out of range for {size:,} samples")
-        chosen = [position % size for position in indices]
-    else:
-        candidates = np.arange(size) if class_name is None else _samples_of(index, class_name)
-        rng = np.random.default_rng(seed)
-        chosen = sorted(rng.choice(candidates, min(count, len(candidates)), replace=False).tolist())
-    if not chosen:
-        raise ValueError("There is no sample to show. Choose another class, or other indices")
-    return chosen
-
-
-def _samples_of(index: Index, class_name: str) -> np.ndarray:
-    classes = index.classes or ()
-    if class_name in classes:
-        return np.flatnonzero(index.columns["label"] == classes.index(class_name))
-    labels = index.columns.get("label")
-    if not classes and class_name.isdecimal() and labels is not None and labels.ndim == 1:
-        return np.flatnonzero(labels == int(class_name))
-    names = ", ".join(f"{name:.60}" for name in classes[:20])
-    more = f" and {len(classes) - 20:,} more" if len(classes) > 20 else ""
-    known = f"the classes are {names}{more}" if classes else "this data set has no classes"
-    raise ValueError(f"There is no class {class_name!r}: {known}")
-
-
-def _draw_sheet(index: Index, chosen: Sequence[int], tile: int) -> Image.Image:
-    """Draw samples in rows and columns, about as many pixels high as wide."""
-    height, width, _ = index.image.shape
-    tile_height = min(max(1, round(tile * height / width)), _MAX_TILE_RATIO * tile)
-    step_x, step_y = tile + _GAP, tile_height + _CAPTION_HEIGHT + _GAP
-    columns = min(len(chosen), max(1, round((len(chosen) * step_y / step_x) ** 0.5)))
-    rows = -(-len(chosen) // columns)
-    masks = _masks_of(index)
-    size = (columns * step_x + _GAP, rows * step_y + _GAP + len(masks) * _CAPTION_HEIGHT)
-    if size[0] * size[1] > _MAX_SHEET_PIXELS:
-        raise ValueError(
-            f"The preview would have {size[0]:,}×{size[1]:,} pixels: {len(chosen):,} tiles of "
-            f"{tile}×{tile_height}. At most {_MAX_SHEET_PIXELS:,} pixels are possible. Show fewer "
-            "samples or smaller ones"
-        )
-    sheet = Image.new("RGB", size, "white")
-    shards = Shards(index)
-    buffer = np.empty((1, *index.image.shape), index.image.descr)
-    for number, sample in enumerate(chosen):
-        row, column = divmod(number, columns)
-        pixels = shards.gather(index.row[[sample]], buffer)[0]
-        image = _to_image(pixels).resize((tile, tile_height), Image.Resampling.BILINEAR)
-        for mask in masks:
-            image = mask.draw_on(image, sample)
-        _draw_boxes(image, index, sample)
-        _draw_points(image, index, sample)
-        captioned = ImageOps.expand(image, (0, 0, 0, _CAPTION_HEIGHT), "white")
-        caption = _caption(index, sample)
-        ImageDraw.Draw(captioned).text((0, tile_height), caption, "black", ImageFont.load_default())
-        sheet.paste(captioned, (_GAP + column * step_x, _GAP + row * step_y))
-    for number, mask in enumerate(masks):
-        mask.draw_legend(sheet, _GAP + rows * step_y + number * _CAPTION_HEIGHT)
-    return sheet
-
-
-def _to_image(pixels: np.ndarray) -> Image.Image:
-    if pixels.dtype != np.uint8:  # other dtypes have no fixed range: show from minimum to maximum
-        with np.errstate(invalid="ignore"):  # some kinds of NaN warn
-            values = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
-        low, high = float(values.min()), float(values.max())
-        pixels = ((values - low) / ((high - low) or 1) * 255).astype(np.uint8)
-    channels = [0, 1, 2] if pixels.shape[2] > 2 else [0, 0, 0]
-    return Image.fromarray(np.ascontiguousarray(pixels[:, :, channels]))
-
-
-class _Mask:
-    """A mask of a data set, drawn on the samples of a contact sheet."""
-
-    def __init__(self, index: Index, array: Array, number: int) -> None:
-        self._name = array.name
-        self._shards = Shards(index, array.name)
-        self._rows = index.rows_of(array.name)
-        self._buffer = np.empty((1, *array.shape), array.descr)
-        self._first_color = number * _COLORS_BETWEEN_MASKS - 1
-        fill = _setting(index, "mask_fill")
-        self._fill = fill if isinstance(fill, int) else 255
-        self._drawn: set[int] = set()
-
-    def _colors_of(self, ids: np.ndarray) -> np.ndarray:
-        return _COLORS[(ids.astype(np.int64) + self._first_color) % len(_COLORS)]
-
-    def draw_on(self, image: Image.Image, sample: int) -> Image.Image:
-        """Return the image of a sample, half covered by the colors of the mask's ids."""
-        ids = self._shards.gather(self._rows[[sample]], self._buffer)[0]
-        ids = ids.reshape(ids.shape[:2])  # without the channel of images that are masks
-        # As in a build, pixel i of n is that whose centre is nearest, of all length pixels.
-        sides = zip(ids.shape, (image.height, image.width), strict=True)
-        y, x = ((2 * np.arange(n) + 1) * length // (2 * n) for length, n in sides)
-        ids = ids[y[:, None], x]
-        visible = (ids != 0) & (ids != self._fill)
-        self._drawn.update(np.unique(ids[visible]).tolist())
-        pixels = np.array(image)
-        pixels[visible] = (pixels[visible] + self._colors_of(ids[visible])) // 2
-        return Image.fromarray(pixels)
-
-    def draw_legend(self, sheet: Image.Image, y: int) -> None:
-        """Write the name of the mask and the ids drawn, each beside its color, in one line."""
-        ids = np.array(sorted(self._drawn), np.int64)
-        draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-        x = _GAP + round(font.getlength(_printable(self._name)))
-        draw.text((_GAP, y), _printable(self._name), "black", font)
-        for number, color in zip(ids.tolist(), self._colors_of(ids).tolist(), strict=True):
-            x += 2 * _GAP
-            end = x + 10 + 2 + round(font.getlength(str(number)))
-            if end > sheet.width - _GAP:
-                draw.text((x, y), "...", "black", font)
-                return
-            draw.rectangle((x, y + 2, x + 9, y + 11), tuple(color))
-            draw.text((x + 12, y), str(number), "black", font)
-            x = end
-
-
-def _masks_of(index: Index) -> list[_Mask]:
-    masks = [array for array in index.arrays if array.kind == "mask"]
-    image = index.image
-    if _setting(index, "mode") == "mask" and image.descr in DESCRS_OF_MASKS and image.shape[2] == 1:
-        masks.insert(0, image)
-    return [_Mask(index, array, number) for number, array in enumerate(masks)]
-
-
-def _setting(index: Index, name: str) -> Any:
-    """Return a setting of the build. An index that memload did not write may lack it."""
-    settings = index.build.get("settings")
-    return settings.get(name) if isinstance(settings, dict) else None
-
-
-def _draw_boxes(image: Image.Image, index: Index, sample: int) -> None:
-    """Draw the outlines of boxes, which are edges: the whole picture is (0, 0, W, H)."""
-    height, width, _ = index.image.shape
-    draw = ImageDraw.Draw(image)
-    scale = np.array([image.width / width, image.height / height] * 2)
-    for name in index.boxes:
-        corners = index.columns[name][sample].clip(0, [width, height] * 2) * scale
-        for left, top, right, bottom in corners.tolist():
-            if left < right and top < bottom:  # neither NaN nor outside of the picture
-                first = math.floor(left), math.floor(top)
-                draw.rectangle(
-                    (*first, math.ceil(right) - 1, math.ceil(bottom) - 1), outline="yellow"
-                )
-
-
-def _draw_points(image: Image.Image, index: Index, sample: int) -> None:
-    height, width, _ = index.image.shape
-    draw = ImageDraw.Draw(image)
-    for name in index.points:
-        for x, y in index.columns[name][sample].tolist():
-            center_x, center_y = (x + 0.5) * image.width / width, (y + 0.5) * image.height / height
-            if 0 <= center_x <= image.width and 0 <= center_y <= image.height:
-                corners = (center_x - 1.5, center_y - 1.5, center_x + 1.5, center_y + 1.5)
-                draw.ellipse(corners, fill="red")
-
-
-def _caption(index: Index, sample: int) -> str:
-    """Return the number of a sample, and its class, label or file name."""
-    if "label" not in index.columns:
-        name = index.keys[sample].rpartition("/")[2]
-    else:
-        label = index.columns["label"][sample]
-        name = str(label) if index.classes is None else index.classes[int(label)]
-    # A name may be endless, and hold line breaks or letters that the font lacks.
-    return _printable(f"{sample} {name}")
-
-
-def _printable(text: str) -> str:
-    letters = text[:500].encode("latin-1", "replace").decode("latin-1")
-    return "".join(letter if letter.isprintable() else "?" for letter in letters)
+    found = [zlib.crc32(block[at : at + row_bytes]) for at in range(0, len(block), row_bytes)]
+    return [rows[at] for at in np.flatnonzero(found != compared.checksums).tolist()], []
