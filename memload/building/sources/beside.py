@@ -97,12 +97,15 @@ class _Folder:
         missing = np.flatnonzero(self._numbers < 0).tolist()
         if missing:
             shown = _shown([keys[index] for index in missing[:4]])
-            yield f"{len(missing):,} of {len(keys):,} images have no {name} in {self.path}: {shown}"
+            verb = "has" if len(missing) == 1 else "have"
+            count = f"{len(missing):,} of {len(keys):,} images"
+            yield f"{count} {verb} no {name} in {self.path}: {shown}"
         unused = np.setdiff1d(np.arange(len(self._files)), self._numbers).tolist()
         if unused:
             shown = _shown([self._files[number] for number in unused[:4]])
             count = f"{len(unused):,} of {len(self._files):,} files"
-            yield f"{name}: {count} in {self.path} belong to no image: {shown}"
+            verb = "belongs" if len(unused) == 1 else "belong"
+            yield f"{name}: {count} in {self.path} {verb} to no image: {shown}"
         if others:
             count = "1 other file" if len(others) == 1 else f"{len(others):,} other files"
             yield f"{name}: skipped {count} in {self.path}: {_shown(others)}"

@@ -42,16 +42,6 @@ class DatasetSource:
     with few values and those of type ClassLabel become categories, missing numbers become NaN, and
     lists of any length are left out.
 
-    - ``masks`` and ``arrays`` are the names of the entries with masks and other arrays (see
-      `Record`), or mappings from their names in the data set to those of entries. If samples are
-      ``(image, mask)``, its name is chosen here: ``masks=["mask"]``. Masks may be of any integers.
-      A sample without such an entry, or with None there, lacks it.
-    - ``points`` are the names of columns ``(k, 2)`` of x, y, see `Column`.
-    - ``boxes`` maps the names of columns of boxes x1, y1, x2, y2, ``(k, 4)``, to the most that a
-      sample may have, K. They are stored as ``(K, 4)``, filled up with NaN. Other entries with one
-      item for each box are filled up too, integers with -1 and floats with NaN: those that have as
-      many items as there are boxes in two of the first 20 samples, which differ in their number.
-      An entry ``labels`` keeps its name then. A sample with more boxes is rejected.
     - ``image`` is the name of the entry with the image. The default is Hugging Face's only column
       of type Image, else ``image``, ``img``, ``jpg``, ``png`` or ``webp``.
     - ``columns`` are the names of the entries that are kept, or a mapping from the names
@@ -61,6 +51,17 @@ class DatasetSource:
       of names. By default a sample's name is its number.
     - ``classes`` are the names of the classes. By default they are taken from the data set. Labels
       may be names of classes instead of numbers.
+    - ``masks`` and ``arrays`` are the names of the entries with masks and other arrays (see
+      `Record`), or mappings from their names in the data set to those of entries. If samples are
+      ``(image, mask)``, its name is chosen here: ``masks=["mask"]``. Masks may be of any integers.
+      A sample without such an entry, or with None there, lacks it.
+    - ``points`` are the names of columns of x, y, ``(k, 2)``, with the same k in all samples, which
+      move with the image (see `Column`).
+    - ``boxes`` maps the names of columns of boxes x1, y1, x2, y2, ``(k, 4)``, to the most that a
+      sample may have, K. They are stored as ``(K, 4)``, filled up with NaN. Other entries with one
+      item for each box are filled up too, integers with -1 and floats with NaN: those that have as
+      many items as there are boxes in two of the first 20 samples, which differ in their number.
+      An entry ``labels`` keeps its name then. A sample with more boxes is rejected.
     - ``num_workers`` and ``timeout`` are those of the build, see `first_usable`.
 
     Raises SourceError if none of the first samples can be read.

@@ -84,7 +84,7 @@ def test_the_command_stores_masks_and_arrays_from_folders(
     done = command("build", images, "out.bin", *folders, *filling, "-s", "8", "-j", "1")
     assert done.status == 0, done.error
     assert "4 samples of 8×8×3 uint8, segm 8×8 uint8, v 2 float16" in done.output
-    assert "1 of 4 images have no segm in masks: dog/v1.0.jpg" in done.error
+    assert "1 of 4 images has no segm in masks: dog/v1.0.jpg" in done.error
     stored = memload.MemmapDataset(tmp_path / "out.bin")
     np.testing.assert_array_equal(np.asarray(stored[0][2])[1:7], ids)
     assert (np.asarray(stored[0][2])[[0, 7]] == 9).all()
