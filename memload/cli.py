@@ -762,7 +762,7 @@ def relabel(path: str, table: str, output: str, **options: Any) -> None:
     """
     import memload
 
-    _print_report(memload.relabel(output, path, table, **options))
+    _print_report(memload.relabel(path, table, output, **options))
 
 
 @main.command()

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import operator
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -17,12 +16,9 @@ from memload.building.sources.listed import Files
 from memload.building.sources.record import Column, Source
 from memload.building.sources.remote import RemoteFiles
 from memload.errors import BuildError, SourceError
-from memload.storage.format import RESERVED, output_paths
+from memload.storage.format import RESERVED, check_array_name, output_paths
 from memload.storage.keys import Keys
 from memload.storage.tensors import TYPES
-
-#: Names of arrays. They are part of file names, and do not look like numbers of shards.
-_ARRAY_NAME = re.compile(r"\w[\w .-]{0,79}(?<!-\d{5})")
 
 
 def check_arguments(
@@ -189,15 +185,10 @@ def _check_array(name: str, kind: str, source: Source) -> None:
     """Raise SourceError if an array cannot be stored under its name."""
     if kind not in ("mask", "array"):
         raise SourceError(f"arrays: {name!r:.40} is of kind {kind!r:.40}, not 'mask' or 'array'.")
-    if name in (*RESERVED, "image", "label"):
-        raise SourceError(
-            f"arrays: {name!r} has a meaning of its own. Choose another name, such as 'mask'."
-        )
-    if not _ARRAY_NAME.fullmatch(str(name)):
-        raise SourceError(
-            f"arrays: {name!r:.80} cannot be the name of an array, which is part of the name of "
-            "its file. Choose another one, such as 'mask'."
-        )
+    try:
+        check_array_name(str(name))
+    except ValueError as error:
+        raise SourceError(f"arrays: {error}") from None
     if name in source.schema:
         raise SourceError(
             f"arrays: {name!r:.80} is the name of a column, too. Give one of them another name."

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.building.sources.columns import number_texts
-from memload.editing.report import check_name
+from memload.editing.report import check_column_name
 from memload.editing.statistics import ids_of_masks
 from memload.storage.index import Index, class_counts
 from memload.storage.tensors import TYPES
@@ -68,7 +68,7 @@ def replace_columns(index: Index, columns: Mapping[str, Column | None]) -> Index
             _check_removable(index, name)
             values.pop(name, None)
             continue
-        check_name(name)
+        check_column_name(name)
         if name in arrays:
             raise ValueError(f"{name}: an array has this name. Choose another one for the column.")
         values[name], new_texts = _renumbered(column, known)

@@ -9,9 +9,9 @@ import numpy as np
 
 from memload.editing.matching import match
 from memload.editing.npy import checksums_of, read_npy_header
-from memload.editing.report import EditReport, check_name, check_output, report_on, shown
+from memload.editing.report import EditReport, check_output, report_on, shown
 from memload.editing.statistics import ids_of_masks
-from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED
+from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED, check_array_name
 from memload.storage.index import Array, Index
 from memload.storage.shards import Shards, describe
 
@@ -91,7 +91,7 @@ def _joined(first: Index, added: list[_Addition]) -> Index:
 
 
 def _find(first: Index, name: str, source: str) -> _Addition:
-    check_name(name)
+    check_array_name(name)
     if name in first.columns or any(array.name == name for array in first.arrays):
         raise ValueError(
             f"{name}: {first.path.name} has an array or a column of this name already. Choose "

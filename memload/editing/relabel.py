@@ -13,9 +13,9 @@ from memload.storage.index import Index
 
 
 def relabel(
-    output: str | Path,
     path: str | Path,
     table: str | Path,
+    output: str | Path,
     *,
     missing: Literal["error", "drop"] = "error",
     key_column: str | None = None,
@@ -37,10 +37,11 @@ def relabel(
     with ``missing="drop"`` it is left out. ``output`` is the new index, in the folder of the
     pixels.
 
-    Raises SourceError for a wrong table, ValueError for one that does not fit the data set,
+    Returns a report whose ``notes`` tell of lines that were skipped and of samples that were left
+    out. Raises SourceError for a wrong table, ValueError for one that does not fit the data set,
     FileExistsError, FormatError and OSError.
 
-    >>> memload.relabel("new.idx", "out.bin", "labels.csv")  # doctest: +SKIP
+    >>> memload.relabel("out.bin", "labels.csv", "new.idx")  # doctest: +SKIP
     """
     if missing not in ("error", "drop"):
         raise ValueError(f"missing: {missing!r} is neither 'error' nor 'drop'.")

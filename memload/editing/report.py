@@ -57,11 +57,11 @@ def check_output(path: str | Path, folder: Path, overwrite: bool) -> Path:
     return path
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError unless an array or a column may have this name."""
+def check_column_name(name: str) -> None:
+    """Raise ValueError unless a column may have this name."""
     if not name or name in RESERVED or "/" in name or not name.isprintable():
         raise ValueError(
-            f"{name!r:.80} cannot be the name of an array or a column. Names have no '/', and "
+            f"{name!r:.80} cannot be the name of a column. Names have no '/', and "
             f"{', '.join(RESERVED)} are taken. Choose another name."
         )
 

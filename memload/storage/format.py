@@ -154,6 +154,11 @@ DESCRS_OF_ARRAYS = (*DESCRS, "|i1", "<i8", "<f8", "|b1")
 #: Names that no column may have. The last one has a meaning in safetensors.
 RESERVED = ("row", "flags", "key", "__metadata__")
 
+#: Names that no array but the images may have either. Batches and samples use them.
+_RESERVED_FOR_ARRAYS = (*RESERVED, "image", "images", "label", "index")
+#: The name of an array is part of the names of its files.
+_ARRAY_NAME = re.compile(r"\w[\w .-]{0,79}")
+
 FLAG_ORIENTED = 1
 FLAG_FALLBACK = 2
 FLAG_OUTSIDE = 4
@@ -195,6 +200,21 @@ def array_path(path: str | Path, name: str) -> Path:
     """
     path = Path(path)
     return path if name == "image" else path.with_name(f"{path.stem}.{name}{path.suffix}")
+
+
+def check_array_name(name: str) -> None:
+    """Raise ValueError unless an array besides the images may be stored under this name."""
+    if name in _RESERVED_FOR_ARRAYS:
+        raise ValueError(
+            f"{name!r} has a meaning of its own and cannot be the name of an array. Choose another "
+            "one, such as 'mask'."
+        )
+    if not _ARRAY_NAME.fullmatch(name) or re.search(r"-\d{5,}$", name):
+        raise ValueError(
+            f"{name!r:.80} cannot be the name of an array, which is part of the names of its "
+            "files: letters, digits, and in between also spaces, '.', '-' and '_', but no number "
+            "of a shard at the end. Choose another one, such as 'mask'."
+        )
 
 
 def shard_names(path: str | Path, count: int) -> list[str]:

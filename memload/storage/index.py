@@ -155,7 +155,11 @@ class Index:
         raise KeyError(name)
 
     def rows_of(self, name: str) -> np.ndarray:
-        """Return the row of each sample in the array of this name, int64 ``(n,)``."""
+        """Return the row of each sample in the array of this name, int64 ``(n,)``.
+
+        Raises KeyError if there is no such array.
+        """
+        self.array(name)
         return self.rows.get(name, self.row)
 
     def subset(self, indices: np.ndarray) -> "Index":

@@ -373,6 +373,7 @@ def test_wrong_arguments_are_errors_before_anything_is_written(
     ("arrays", "match"),
     [
         ({"image": "mask"}, "'image' has a meaning of its own"),
+        ({"images": "mask"}, "'images' has a meaning of its own"),
         ({"row": "mask"}, "'row' has a meaning of its own"),
         ({"a/b": "mask"}, "'a/b' cannot be the name"),
         ({"": "mask"}, "'' cannot be the name"),

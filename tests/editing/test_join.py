@@ -246,10 +246,12 @@ def test_names_that_are_taken_or_fit_nothing_are_errors(make_dataset: Make, tmp_
     ):
         with pytest.raises(ValueError, match=message):
             memload.join(*paths, mask=tmp_path / f"{name}.bin")
-    with pytest.raises(ValueError, match="has an array or a column of this name already"):
-        memload.join(*paths, image=tmp_path / "other.bin")
-    with pytest.raises(ValueError, match="cannot be the name"):
-        memload.join(*paths, **{"a/b": tmp_path / "other.bin"})
+    for name in ("image", "images", "label", "index", "row"):
+        with pytest.raises(ValueError, match=f"'{name}' has a meaning of its own"):
+            memload.join(*paths, **{name: tmp_path / "other.bin"})
+    for name in ("a/b", "a:b", "a b-00001", "a-00000-of-123456", ""):
+        with pytest.raises(ValueError, match="cannot be the name"):
+            memload.join(*paths, **{name: tmp_path / "other.bin"})
     with pytest.raises(ValueError, match=r"out.bin is already an array of this data set"):
         memload.join(*paths, again=tmp_path / "out.bin")
     with pytest.raises(ValueError, match="nothing to join"):

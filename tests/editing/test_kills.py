@@ -74,7 +74,7 @@ EDITS: dict[str, Callable[[Path], Any]] = {
     "concat": lambda path: memload.concat(path, path, path.with_name("more.bin"), overwrite=True),
     "join": lambda path: memload.join(path, path, f=path.with_name("f.npy"), overwrite=True),
     "relabel": lambda path: memload.relabel(
-        path, path, path.with_name("labels.csv"), overwrite=True
+        path, path.with_name("labels.csv"), path, overwrite=True
     ),
 }
 

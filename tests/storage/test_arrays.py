@@ -78,6 +78,8 @@ def test_rows_of_every_array_follow_a_subset(make_dataset: Make, tmp_path: Path)
     part = index.subset(np.array([3, 1]))
     assert part.rows_of("features").tolist() == [6, 2]
     assert part.rows_of("image").tolist() == index.row[[3, 1]].tolist()
+    with pytest.raises(KeyError, match="feature"):
+        part.rows_of("feature")
     assert Index.read(part.write(tmp_path / "part.idx").path).rows_of("features").tolist() == [6, 2]
 
 
