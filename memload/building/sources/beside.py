@@ -31,7 +31,8 @@ class FilesBeside(WrappedSource):
 
     The folders are listed at once, and no file in them is read. ``notes`` says how many images have
     no file, and how many files belong to no image. Raises SourceError if a folder is missing, if no
-    image has a file in it, for two files of one image, and for two images of one file.
+    image has a file in it, for two files of one image, and for two images of one file; and
+    ValueError if two arrays have the same name.
 
     >>> source = FilesBeside(ImageFolder("images"), masks={"mask": "masks"})  # doctest: +SKIP
     >>> source[0].arrays  # doctest: +SKIP
@@ -47,6 +48,9 @@ class FilesBeside(WrappedSource):
     ) -> None:
         super().__init__(source)
         masks, arrays = masks or {}, arrays or {}
+        given = [*self.arrays, *masks, *arrays]
+        if twice := sorted({name for name in given if given.count(name) > 1}):
+            raise ValueError(f"arrays: {twice[0]!r:.80} is given twice. Give each name once.")
         kinds = dict.fromkeys(masks, "mask") | dict.fromkeys(arrays, "array")
         self.arrays = {**self.arrays, **kinds}
         names = source.names if isinstance(source, ListedSource) else self.keys

@@ -102,6 +102,14 @@ def test_masks_and_arrays_have_names(images: Path, tmp_path: Path) -> None:
     assert open_source(source, arrays={"more": depth}).arrays == {**source.arrays, "more": "array"}
 
 
+def test_two_arrays_of_one_name_are_an_error(images: Path, tmp_path: Path) -> None:
+    masks = touch(tmp_path / "masks", *MASKS)
+    with pytest.raises(ValueError, match="'m' is given twice"):
+        open_source(images, masks={"m": masks}, arrays={"m": masks})
+    with pytest.raises(ValueError, match="'mask' is given twice"):
+        open_source(open_source(images, masks=masks), masks=masks)
+
+
 def test_a_flat_folder_fits_by_the_last_part(images: Path, tmp_path: Path) -> None:
     (images / "dog/1.png").unlink()
     masks = touch(tmp_path / "masks", "1.png", "2.png", "v1.0.png")
