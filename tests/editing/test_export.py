@@ -159,6 +159,52 @@ def test_masks_and_arrays_lie_beside_and_are_found_again(
     assert list(again.keys) == list(index.keys)
 
 
+@pytest.mark.parametrize("name", ["pngs", "x.tar"])
+def test_masks_of_a_folder_and_of_a_tar_are_found_without_a_table(
+    make_dataset: Make, add_array: Any, tmp_path: Path, name: str
+) -> None:
+    ids = np.random.default_rng(0).integers(0, 256, (7, 4, 6)).astype(np.uint8)
+    index = add_array(make_dataset(rows=(7,)), "mask", ids, "mask")
+    memload.export(index.path, tmp_path / name, progress=False)
+    masks: Any = tmp_path / "pngs.mask" if name == "pngs" else ["mask"]
+    again = build(tmp_path / name, tmp_path / "again.bin", index, masks=masks)
+    for array in ("image", "mask"):
+        assert by_stem(again, array) == by_stem(index, array)
+
+
+@pytest.mark.parametrize("renames", range(2))
+def test_a_kill_at_any_renaming_leaves_whole_folders(
+    make_dataset: Make, add_array: Any, tmp_path: Path, renames: int
+) -> None:
+    index = add_array(make_dataset(), "mask", np.zeros((5, 4, 6), np.uint8), "mask")
+    script = """
+    import os, signal, sys
+    from pathlib import Path
+    import memload
+
+    rename, left = Path.rename, iter(range(int(sys.argv[3])))
+    def killed(self, target):
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(self, target)
+    Path.rename = killed
+    memload.export(*sys.argv[1:3], progress=False)
+    """
+    output = tmp_path / "pngs"
+    command = [sys.executable, "-c", textwrap.dedent(script), index.path, output, str(renames)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    assert not output.exists()  # the masks come first
+    masks = tmp_path / "pngs.mask"
+    assert len(files(masks)) == 5 * renames
+    if renames:
+        with pytest.raises(FileExistsError, match=r"pngs.mask exists already"):
+            memload.export(index.path, output, progress=False)
+        masks.rename(tmp_path / "elsewhere")
+    memload.export(index.path, output, progress=False)
+    assert len(files(output)) == 6
+    assert not (tmp_path / "pngs.exporting").exists()
+
+
 def test_the_table_has_all_columns_and_gives_them_back(make_dataset: Make, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     n = 9
