@@ -1,0 +1,144 @@
+"""The commands that describe a data set: info, verify and preview."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from memload.commands import values
+from memload.commands.output import Command, count, echo, first, print_json
+
+
+@click.command(cls=Command)
+@click.argument("path", metavar="[OUT.BIN]", required=False)
+@click.option(
+    "--environment",
+    is_flag=True,
+    help="Show the versions in use, and which Pillow and libjpeg are really loaded.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(path: str | None, environment: bool, as_json: bool) -> None:
+    """Describe a data set (OUT.BIN or an index), or the software that memload runs on."""
+    if (path is None) == (not environment):
+        raise click.UsageError("Give either OUT.BIN or --environment.")
+    from memload import inspection
+
+    facts: dict[str, Any] = inspection.environment() if path is None else inspection.info(path)
+    if as_json:
+        print_json(facts)
+        return
+    if path is not None:
+        facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
+    # An index that memload did not write may hold anything there: then it is shown as it is.
+    with suppress(AttributeError, LookupError, TypeError, ValueError):
+        facts["statistics"] = _readable_statistics(facts)
+    for line in _lines(facts):
+        echo(line)
+
+
+def _array_line(array: dict[str, Any]) -> str:
+    """Describe an array: ``mask, 64×64 uint8, 260 rows, 1,069,056 bytes in out.mask.bin``."""
+    shape, files = "×".join(map(str, array["shape"])), array["files"]
+    named = files[0] if len(files) == 1 else f"{files[0]} to {files[-1]}"
+    return (
+        f"{array['kind']}, {shape} {array['dtype']}, {count(array['rows'], 'row')}, "
+        f"{array['bytes']:,} bytes in {named}"
+    )
+
+
+def _readable_statistics(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the statistics of a data set with units, and with long lists summed up."""
+    statistics = dict(facts["statistics"])
+    for name in ("source_width", "source_height"):
+        if name in statistics:
+            statistics[name] = "{:,} to {:,} pixels".format(*statistics[name])
+    if sides := statistics.get("source_shorter_side"):
+        statistics["source_shorter_side"] = {
+            f"from {count(int(side), 'pixel')}": count(sides[side], "image")
+            for side in sorted(sides, key=int)
+        }
+    if counts := statistics.get("class_counts"):
+        named = [f"{name} {count:,}" for name, count in zip(facts["classes"], counts, strict=True)]
+        summary = f"{min(counts):,} to {max(counts):,} samples in each class"
+        statistics["class_counts"] = named if len(named) <= 12 else summary
+    return statistics
+
+
+def _lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield f"{indent}{name}:"
+            yield from _lines(value, indent + "  ")
+        elif isinstance(value, list) and len(value) > 12:
+            yield f"{indent}{name}: {', '.join(map(str, value[:8]))}, … ({len(value):,})"
+        elif isinstance(value, list):
+            shown = (f"{item:.4f}" if isinstance(item, float) else str(item) for item in value)
+            yield f"{indent}{name}: {', '.join(shown)}"
+        else:
+            yield f"{indent}{name}: {value}"
+
+
+@click.command(cls=Command)
+@click.argument("path", metavar="OUT.BIN")
+@click.option(
+    "--num-threads",
+    type=click.IntRange(min=1),
+    help="Number of threads. Default: one for each core.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def verify(path: str, num_threads: int | None, as_json: bool) -> None:
+    """Read all files of OUT.BIN and compare them with their checksums. The exit status is 1 if
+    anything differs.
+    """
+    from memload import inspection
+
+    report = inspection.verify(path, num_threads=num_threads)
+    if as_json:
+        print_json({"path": path, **report.as_dict()})
+        sys.exit(0 if report.ok else 1)
+    for problem in report.problems:
+        echo(f"memload: {problem}", err=True)
+    for damaged in report.damaged:
+        file, array = report.path.parent / damaged.file, damaged.array
+        rows, keys = first(damaged.bad_rows, 20), first(damaged.bad_keys, 5)
+        command = "build" if damaged.file.endswith(".bin") else "join"  # of another program's file
+        echo(
+            f"memload: {file} is damaged: {len(damaged.bad_rows):,} of "
+            f"{count(damaged.rows, 'row')}{'' if array == 'image' else f' of array {array!r}'} "
+            f"changed after they were written: rows {rows}{f' ({keys})' if keys else ''}. "
+            f"Restore the file, or run 'memload {command}' again.",
+            err=True,
+        )
+    if not report.ok:
+        sys.exit(1)
+    echo(f"{path}: {count(report.rows, 'row')}, {report.bytes:,} bytes, all as they were written")
+
+
+@click.command(cls=Command)
+@click.argument("path", metavar="OUT.BIN")
+@click.option(
+    "-o", "--output", type=values.FILE, required=True, help="Image file to write, such as grid.png."
+)
+@click.option("--count", type=click.IntRange(min=1), default=64, help="Number of random samples.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random choice.")
+@click.option(
+    "--indices",
+    type=values.numbers,
+    metavar="I,J,…",
+    help="Show these samples instead of random ones.",
+)
+@click.option("--class", "class_name", help="Show only samples of this class, or with this label.")
+@click.option(
+    "--tile",
+    type=click.IntRange(min=8, max=2048),
+    default=128,
+    help="Width of each sample in pixels.",
+)
+def preview(path: str, output: str, **options: Any) -> None:
+    """Write a contact sheet of OUT.BIN with labels, masks, boxes and points."""
+    import memload
+
+    shown = memload.preview(path, output, **options)
+    echo(f"{output}: {count(len(shown), 'sample')} of {path}")

@@ -1,0 +1,69 @@
+"""What commands print, and how ``--help`` shows them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import click
+
+
+class Command(click.Command):
+    """Shows options in sections, and a whole sentence about itself in the list of commands."""
+
+    #: The sections of the help text, each with its options. The others come last.
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """See click."""
+        return " ".join((self.help or "").partition("\n\n")[0].split())
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click."""
+        section_of = {name: title for title, names in self.sections.items() for name in names}
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(context):
+            record = option.get_help_record(context)
+            if isinstance(option, click.Option) and record:  # not an argument
+                title = section_of.get(str(option.name), "Options")
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print one line, even if a file name in it contains line breaks or control characters."""
+    click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), err=err)
+
+
+def print_json(facts: dict[str, Any]) -> None:
+    """Print facts as JSON, indented."""
+    click.echo(json.dumps(facts, indent=1))
+
+
+def count(number: int, noun: str) -> str:
+    """Return a count in words: ``1 row``, ``2,000 rows``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def first(items: Sequence[object], limit: int) -> str:
+    """Return the first items, and "…" if there are more."""
+    return ", ".join([*map(str, items[:limit]), *["…"] * (len(items) > limit)])
+
+
+def start_logging(quiet: bool) -> None:
+    """Let memload's log, which has a line every 30 seconds, appear on stderr."""
+    import logging
+
+    logger = logging.getLogger("memload")
+    logger.addHandler(logging.NullHandler() if quiet else logging.StreamHandler())
+    logger.setLevel(logging.INFO)
+
+
+def print_report(report: Any) -> None:
+    """Print the notes of a report on stderr, then its summary."""
+    for note in report.notes:
+        with suppress(OSError):  # stderr is full; the closing line is worth more
+            echo(f"note: {note}", err=True)
+    echo(str(report))

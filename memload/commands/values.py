@@ -1,0 +1,102 @@
+"""What is given to options and arguments, parsed. Usage errors end with an example."""
+
+import os
+import re
+from collections.abc import Sequence
+
+import click
+
+FILE = click.Path(dir_okay=False)
+FOLDER = click.Path(file_okay=False)
+
+
+def size(text: str) -> tuple[int, int]:
+    """Parse a side, or height×width, for ``--size``."""
+    match = re.fullmatch(r"(\d{1,5})(?:[x×](\d{1,5}))?", text)
+    height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not (0 < height <= 65535 and 0 < width <= 65535):
+        raise click.BadParameter(
+            f"{text!r} is not a size. Give a side such as 256, or height×width such as 224x160. "
+            "A side has 1 to 65,535 pixels."
+        )
+    return height, width
+
+
+def file_size(text: str) -> int:
+    """Parse a number of bytes with an optional unit for ``--shard-size``."""
+    pattern = r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?"
+    match = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
+    if not match:
+        raise click.BadParameter(
+            f"{text!r} is not a size. Give a number of bytes, with a unit if you like: 4GB, 512MiB."
+        )
+    number, unit, binary = match.groups()
+    power = "KMGT".index(unit.upper()) + 1 if unit else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def reject_limit(text: str) -> str:
+    """Check the value of ``--max-rejects``."""
+    from memload.building.rejects import RejectLimit
+
+    try:
+        RejectLimit(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither a share such as 50% nor a count such as 20."
+        ) from None
+    return text
+
+
+def _pair(text: str, form: str, example: str, *, may_be_empty: bool = False) -> tuple[str, str]:
+    """Split ``NAME=VALUE`` at the first sign. Only the value may be empty, if at all."""
+    name, sign, value = text.partition("=")
+    if not (name and sign and (value or may_be_empty)):
+        raise click.BadParameter(f"{text!r} is not {form}. Give {example}.")
+    return name, value
+
+
+def named(text: str) -> tuple[str, str]:
+    """Parse NAME=PATTERN for ``--points``, ``--boxes`` and ``--array``."""
+    return _pair(text, "NAME=PATTERN", "a name and a pattern such as 'landmarks=x*,y*'")
+
+
+def optionally_named(text: str) -> tuple[str, str]:
+    """Parse NAME=PATTERN or NAME for ``--points``."""
+    return named(text) if "=" in text or not text else (text, "")
+
+
+def mask(text: str) -> tuple[str, str]:
+    """Parse FOLDER or NAME=FOLDER for ``--masks``. Without a name, it is empty."""
+    if text and ("=" not in text or os.path.isdir(text)):  # noqa: PTH112  # pathlib slows --help
+        return "", text
+    return _pair(text, "[NAME=]FOLDER", "a folder such as masks/ or parts=parts/")
+
+
+def array(text: str) -> tuple[str, str]:
+    """Parse NAME=FILE for ``memload join``."""
+    return _pair(text, "NAME=FILE", "a name and a file such as mask=masks.bin")
+
+
+def condition(text: str) -> tuple[str, str]:
+    """Parse NAME=TEXT for ``--where``. The text may be empty."""
+    example = "a column and its text such as split=train"
+    return _pair(text, "NAME=TEXT", example, may_be_empty=True)
+
+
+def numbers(text: str) -> list[int]:
+    """Parse numbers separated by commas for ``--indices``."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a list of numbers. Give numbers such as 0,5,17."
+        ) from None
+
+
+def by_name(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return pairs as a dict. Raises an error of usage if an option has a name twice."""
+    names = [name for name, _ in pairs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise click.UsageError(f"{option} has {twice.pop()!r} twice. Give each name once.")
+    return dict(pairs)
