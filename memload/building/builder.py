@@ -44,11 +44,12 @@ from memload.building.sources.table import Manifest
 from memload.building.sources.wrapped import unwrapped
 from memload.building.statistics import mask_ids, statistics
 from memload.building.worker import RowWork, SampleCheck, runs_user_code
-from memload.building.workspace import Workspace, size_text
+from memload.building.workspace import Workspace
 from memload.errors import BuildError, DecodeError, SourceError
 from memload.machine import available_cores
 from memload.storage.format import output_paths
 from memload.storage.index import Index, class_counts
+from memload.wording import counted, shape_text, size_text
 
 OnError = Literal["skip", "raise"]
 
@@ -104,7 +105,7 @@ class BuildReport:
         return {**vars(self), **paths, "arrays": arrays, "images_per_second": rate}
 
     def __repr__(self) -> str:
-        notes = _counted(len(self.notes), "note", "notes")
+        notes = counted(len(self.notes), "note")
         return f"BuildReport({self._summary()}, {notes})"
 
     def _repr_html_(self) -> str:
@@ -119,7 +120,7 @@ class BuildReport:
         jpeg = [version for version in versions if version.startswith("libjpeg")]
         others = [version for version in versions if version not in jpeg]
         libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
-        workers = _counted(self.num_workers, "worker", "workers")
+        workers = counted(self.num_workers, "worker")
         by = f"by {workers}" if self.num_workers else "in this process"
         return (
             f"{self._summary()}{ledger}; "
@@ -128,26 +129,21 @@ class BuildReport:
         )
 
     def _summary(self) -> str:
-        shape = "×".join(map(str, self.shape))
+        shape = shape_text(self.shape)
         labels = "" if "label" in self.columns else ", no labels"
         if self.classes is not None:
             names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
-            labels = f", {_counted(len(self.classes), 'class', 'classes')} ({names})"
+            labels = f", {counted(len(self.classes), 'class', 'classes')} ({names})"
         elif self.label_range is not None:
             low, high = (f"{label:,.10g}" for label in self.label_range)
             labels = f", labels {low} to {high}"
         arrays = "".join(
-            f", {array.name} {'×'.join(map(str, array.shape))} {array.dtype}"
-            for array in self.arrays
+            f", {array.name} {shape_text(array.shape)} {array.dtype}" for array in self.arrays
         )
         return (
-            f"{self.path}: {_counted(self.samples, 'sample', 'samples')} of {shape} "
+            f"{self.path}: {counted(self.samples, 'sample')} of {shape} "
             f"{self.dtype}{arrays}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
         )
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def build(

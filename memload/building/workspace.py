@@ -44,6 +44,7 @@ from memload.storage.format import output_paths
 from memload.storage.index import Array, Index, Shard, sync
 from memload.storage.keys import Keys
 from memload.storage.shards import describe
+from memload.wording import size_text
 
 logger = logging.getLogger("memload")
 
@@ -363,16 +364,6 @@ def unfinished_build(path: str | Path) -> str | None:
         f"{path} is missing: its build is not complete ({folder}): {progress}. Run the same "
         "'memload build' again; it goes on where it stopped."
     )
-
-
-def size_text(size: int) -> str:
-    """Return e.g. ``51.1 MB``."""
-    value, unit = float(size), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}" if unit != "bytes" else f"{size} bytes"
 
 
 def _identity(source: Source) -> dict[str, Any]:

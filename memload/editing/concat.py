@@ -9,11 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from memload.editing.report import EditReport, check_output, report_on, shown
+from memload.editing.report import EditReport, check_output, report_on
 from memload.editing.statistics import combined_statistics
 from memload.storage.index import Array, Index, Shard, class_counts
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
+from memload.wording import listed, shape_text
 
 Columns = Literal["same", "common"]
 
@@ -127,7 +128,7 @@ def _facts_of(array: Array) -> tuple[Any, ...]:
 
 
 def _different_arrays(part: Index, array: Array, first: Index, expected: Array) -> str:
-    sizes = [f"{_shape_text(a)} {np.dtype(a.descr).name}" for a in (array, expected)]
+    sizes = [f"{shape_text(a.shape)} {np.dtype(a.descr).name}" for a in (array, expected)]
     difference = (
         f"{part.path} has {sizes[0]} as {array.name!r}, but {first.path.name} has {sizes[1]}."
     )
@@ -147,10 +148,6 @@ def _different_arrays(part: Index, array: Array, first: Index, expected: Array) 
     height, width, channels = expected.shape
     mode = "" if (array.shape[2], array.descr) == (channels, expected.descr) else " --mode …"
     return f"{difference} Build it alike: 'memload build … --size {height}x{width}{mode}'."
-
-
-def _shape_text(array: Array) -> str:
-    return "×".join(map(str, array.shape))
 
 
 def _check_classes(parts: Sequence[Index]) -> None:
@@ -195,7 +192,7 @@ def _facts_of_columns(part: Index) -> dict[str, str]:
     facts = {}
     for name, column in part.columns.items():
         is_text = name in part.categories or (name == "label" and part.classes is not None)
-        words = [column.dtype.name, *["×".join(map(str, column.shape[1:]))] * (column.ndim > 1)]
+        words = [column.dtype.name, *[shape_text(column.shape[1:])] * (column.ndim > 1)]
         kinds = ["points"] * (name in part.points) + ["boxes"] * (name in part.boxes)
         facts[name] = "text" if is_text else ", ".join([" ".join(words), *kinds])
     return facts
@@ -319,6 +316,6 @@ def _notes(parts: Sequence[Index], index: Index) -> Iterator[str]:
             twice.append(os.fsdecode(key))
         seen.add(key)
     if len(twice) == 1:
-        yield f"1 sample has the name of one before it: {twice[0]:.200}"
+        yield f"1 sample has the name of one before it: {listed(twice)}"
     elif twice:
-        yield f"{len(twice):,} samples have the name of one before them: {shown(twice)}"
+        yield f"{len(twice):,} samples have the name of one before them: {listed(twice, 3)}"

@@ -14,7 +14,6 @@ from memload.building.destination import check_output, publish
 from memload.building.progress import Show
 from memload.building.progress import progress as progress_of
 from memload.building.statistics import moments
-from memload.building.workspace import size_text
 from memload.building.writer import ShardWriter, rows_per_shard, with_shards
 from memload.editing.aside import temporary_folder
 from memload.editing.report import EditReport, report_on
@@ -23,6 +22,7 @@ from memload.editing.threads import in_order
 from memload.errors import BuildError
 from memload.storage.format import output_paths
 from memload.storage.index import Array, Index, class_counts, sync
+from memload.wording import size_text
 
 #: About how many bytes a thread reads at once.
 _CHUNK_BYTES = 4 << 20

@@ -9,11 +9,12 @@ import numpy as np
 
 from memload.editing.matching import match
 from memload.editing.npy import checksums_of, read_npy_header
-from memload.editing.report import EditReport, check_output, report_on, shown
+from memload.editing.report import EditReport, check_output, report_on
 from memload.editing.statistics import ids_of_masks
 from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED, check_array_name
 from memload.storage.index import Array, Index
 from memload.storage.shards import Shards, describe
+from memload.wording import listed
 
 
 def join(
@@ -170,7 +171,7 @@ def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addit
     notes = [f"{name}: {_kind_text(array)}, from {other.path.name}"]
     missing = np.flatnonzero(~found).tolist()
     if missing:
-        names = shown([first.keys[number] for number in missing[:4]])
+        names = listed([first.keys[number] for number in missing[:4]], 3)
         count = f"{len(missing):,} of {len(first):,} samples are"
         notes.append(f"{name}: {count} not in {other.path.name} and are left out: {names}")
     if source.kind == "image" and array.kind == "mask":
@@ -219,7 +220,7 @@ def _check_orientation(first: Index, name: str, other: Index, positions: np.ndar
     others_turned = (other.flags[positions] & FLAG_ORIENTED) != 0
     differ = np.flatnonzero((positions >= 0) & (turned != others_turned)).tolist()
     if differ:
-        names = shown([first.keys[number] for number in differ[:4]])
+        names = listed([first.keys[number] for number in differ[:4]], 3)
         was = "its picture" if turned[differ[0]] else "its mask"
         raise ValueError(
             f"{name}: for {len(differ):,} of {len(first):,} samples, only one of picture and mask "

@@ -8,8 +8,9 @@ import numpy as np
 from memload.building.sources.table import list_images
 from memload.editing.columns import Column, replace_columns
 from memload.editing.matching import match
-from memload.editing.report import EditReport, check_output, report_on, shown
+from memload.editing.report import EditReport, check_output, report_on
 from memload.storage.index import Index
+from memload.wording import listed
 
 
 def relabel(
@@ -84,7 +85,7 @@ def _with_line(
         )
     if without:
         count = f"{len(without):,} of {len(index):,} samples have no line in {table}"
-        examples = shown([index.keys[number] for number in without[:4]])
+        examples = listed([index.keys[number] for number in without[:4]], 3)
         if missing == "error":
             raise ValueError(
                 f"{count}: {examples}. Add them, or leave these samples out with --missing drop "
@@ -93,6 +94,6 @@ def _with_line(
         notes.append(f"{count} and are left out: {examples}")
     unused = np.setdiff1d(np.arange(len(names)), lines).tolist()
     if unused:
-        examples = shown([names[number] for number in unused[:4]])
+        examples = listed([names[number] for number in unused[:4]], 3)
         notes.append(f"{len(unused):,} of {len(names):,} lines belong to no sample: {examples}")
     return kept

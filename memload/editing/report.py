@@ -6,6 +6,7 @@ from pathlib import Path
 
 from memload.storage.format import RESERVED
 from memload.storage.index import Index
+from memload.wording import counted
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class EditReport:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        facts = [_counted(self.samples, "sample", "samples")]
+        facts = [counted(self.samples, "sample")]
         if self.classes is not None:
-            facts.append(_counted(self.classes, "class", "classes"))
+            facts.append(counted(self.classes, "class", "classes"))
         return f"{self.path}: {', '.join(facts)}"
 
 
@@ -64,12 +65,3 @@ def check_column_name(name: str) -> None:
             f"{name!r:.80} cannot be the name of a column. Names have no '/', and "
             f"{', '.join(RESERVED)} are taken. Choose another name."
         )
-
-
-def shown(names: Sequence[str], count: int = 3) -> str:
-    """Return the first names, separated by commas."""
-    return ", ".join([*(f"{name:.200}" for name in names[:count]), *["…"] * (len(names) > count)])
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

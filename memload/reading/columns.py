@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from memload.storage.conditions import listed
 from memload.storage.index import Index
+from memload.wording import listed
 
 #: The name of the samples' own numbers, among the columns that a user asks for.
 INDEX = "index"

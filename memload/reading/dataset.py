@@ -19,6 +19,7 @@ from memload.storage.conditions import matching
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
+from memload.wording import shape_text
 
 if TYPE_CHECKING:  # it loads Pillow
     from memload.editing.export import ExportReport, ImageFormat
@@ -419,9 +420,9 @@ class MemmapDataset(Dataset[Any]):
         self._set_up(self._origin.read(), {}, self._chosen)
 
     def __repr__(self) -> str:
-        shape = "×".join(map(str, self.index.image.shape))
+        shape = shape_text(self.index.image.shape)
         names = [
-            f"{name} {'×'.join(map(str, self.arrays[name].shape))}" if name in self.arrays else name
+            f"{name} {shape_text(self.arrays[name].shape)}" if name in self.arrays else name
             for name in choose_columns(None, names_of(self.index))
         ]
         described = ", ".join(names) or "no columns"

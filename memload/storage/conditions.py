@@ -1,16 +1,17 @@
 """Which samples have the values that a user asks for in columns."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from memload.storage.index import Index
+from memload.wording import listed
 
-#: How many names or values a message lists.
-_MAX_SHOWN = 20
+#: The values of a column of numbers are listed if there are no more than these.
+_MAX_VALUES = 20
 
 
 def matching(index: Index, conditions: Mapping[str, Any]) -> np.ndarray:
@@ -70,8 +71,8 @@ def _values(column: np.ndarray) -> str:
     values = np.unique(column)
     if not values.size:
         return "no sample"
-    if values.size <= _MAX_SHOWN:
-        return listed(map(str, values.tolist()))
+    if values.size <= _MAX_VALUES:
+        return listed(values.tolist())
     return f"{values.size:,} values from {values[0]} to {values[-1]}"
 
 
@@ -109,10 +110,3 @@ def _texts_of(index: Index, name: str) -> Sequence[str] | None:
     if name == "label" and index.classes is not None:
         return index.classes
     return index.categories.get(name)
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names separated by commas; of many, the first ones and the number of all."""
-    names = list(names)
-    more = f", … ({len(names):,})" if len(names) > _MAX_SHOWN else ""
-    return ", ".join(f"{name:.60}" for name in names[:_MAX_SHOWN]) + more

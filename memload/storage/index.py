@@ -40,6 +40,7 @@ from memload.storage.tensors import (
     read_tensor,
     require,
 )
+from memload.wording import listed, shape_text
 
 #: What a damaged or forged index may raise while it is read, besides FormatError.
 _DAMAGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
@@ -133,9 +134,8 @@ class Index:
         return len(self.row)
 
     def __repr__(self) -> str:
-        shape = "×".join(map(str, self.image.shape))
-        columns = ", ".join(self.columns) or "no columns"
-        return f"Index({str(self.path)!r}: {len(self):,} samples of {shape}, {columns})"
+        samples = f"{len(self):,} samples of {shape_text(self.image.shape)}"
+        return f"Index({str(self.path)!r}: {samples}, {listed(self.columns) or 'no columns'})"
 
     @property
     def format_version(self) -> int:

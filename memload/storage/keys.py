@@ -7,6 +7,8 @@ from typing import Any, Self, overload
 
 import numpy as np
 
+from memload.wording import counted
+
 
 class Keys(Sequence[str]):
     """The names of samples, a read-only sequence of str. Each is decoded when it is asked for.
@@ -69,7 +71,7 @@ class Keys(Sequence[str]):
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(name) for name in self[:3])
-        count = "1 name" if len(self) == 1 else f"{len(self):,} names"
+        count = counted(len(self), "name")
         return f"Keys([{shown}{', …' if len(self) > 3 else ''}], {count})"
 
     def take(self, indices: np.ndarray) -> "Keys":

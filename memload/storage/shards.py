@@ -22,6 +22,7 @@ from memload.storage.mapping import (
     map_side_by_side,
     will_need,
 )
+from memload.wording import counted, shape_text
 
 #: A gather looks at the sizes of the shards that it touches, which takes up to 0.7 µs a shard, as
 #: long as copying 8 KiB. With more shards than this, sizes are looked at once in 10 ms instead.
@@ -294,5 +295,4 @@ def _check_foreign_header(
 
 def describe(shape: Sequence[int], descr: str) -> str:
     """Return, for example, ``10,000 rows of 224×224×3 uint8``. ``shape`` is (rows, …)."""
-    rows = "1 row" if shape[0] == 1 else f"{shape[0]:,} rows"
-    return f"{rows} of {'×'.join(map(str, shape[1:]))} {np.dtype(descr).name}"
+    return f"{counted(shape[0], 'row')} of {shape_text(shape[1:])} {np.dtype(descr).name}"

@@ -1,0 +1,56 @@
+"""Numbers, sizes, shapes and lists of names, as messages and reports show them."""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+#: Longer names, such as those of a hostile file, are cut.
+_MAX_LETTERS = 200
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number of things. ``many`` is the plural of ``one`` if it does not just add an s.
+
+    >>> counted(1, "class", "classes"), counted(2000, "row")
+    ('1 class', '2,000 rows')
+    """
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def listed(names: Iterable[object], limit: int = 20) -> str:
+    """Return the first names, separated by commas, and … if there are more than ``limit``.
+
+    No more than ``limit + 1`` names are taken. Characters that cannot be printed are escaped.
+
+    >>> listed(["cat", "dog", "eel"], 2)
+    'cat, dog, …'
+    """
+    first = list(islice(names, limit + 1))
+    return ", ".join([*map(_printable, first[:limit]), *["…"] * (len(first) > limit)])
+
+
+def _printable(name: object) -> str:
+    text = str(name)[:_MAX_LETTERS]
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape or a size.
+
+    >>> shape_text((224, 224, 3))
+    '224×224×3'
+    """
+    return "×".join(map(str, shape))
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes.
+
+    >>> size_text(51_123_456)
+    '51.1 MB'
+    """
+    value, unit = float(size), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}" if unit != "bytes" else f"{size} bytes"
