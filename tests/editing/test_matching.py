@@ -11,6 +11,8 @@ from memload.editing.matching import match
         (["a/1.jpg", "b/2.jpg", "c"], ["b/2.png", "c", "a/1"], [2, 0, 1]),
         (["a.jpg", "a.png"], ["a.png", "a.jpg"], [1, 0]),  # the names themselves come first
         (["v1.0/a.0001.jpg", "v1.0/b"], ["v1.0/b", "v1.0/a.0001"], [1, 0]),
+        (["x.1", "x.2"], ["x.1.png", "x.2.png"], [0, 1]),  # a dot is not always an extension
+        (["x.1.jpg", "x.2.jpg"], ["x.2", "x.1"], [1, 0]),
         (["a.jpg", "a.jpg"], ["a.png"], [0, 0]),  # a sample that is there twice
         (["train/a/1.jpg", "train/b/1.jpg"], ["b/1.png", "a/1.png"], [1, 0]),
         (["a/1.jpg", "a/2.jpg"], ["masks/2.png"], [-1, 0]),

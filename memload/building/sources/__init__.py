@@ -28,5 +28,6 @@
     wrapped                 a source that changes the records of another one
     classes                 … so that labels count into a given list
     beside                  … so that they have masks and arrays from folders
+    matching                which file in such a folder belongs to which image
     new_samples             … so that those which a data set has are left out
 """

@@ -8,6 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from memload.building.sources.listed import ListedSource
+from memload.building.sources.matching import Conflict, match
 from memload.building.sources.record import EXTENSIONS, Record, Source
 from memload.building.sources.wrapped import WrappedSource
 from memload.errors import SourceError
@@ -173,25 +174,12 @@ def _is_loop(folder: Path, name: str) -> bool:
 
 
 def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray:
-    """Return for each key the number of its file, or -1, int64 ``(n,)``.
-
-    As many folders count as possible: all of them if any file fits then, else fewer.
-    """
-    stems = [name.rpartition(".")[0] for name in files]
-    deepest = max(max(name.count("/") for name in names) for names in (stems, keys))
-    for folders in range(deepest, -1, -1):
-        number_of: dict[str, int] = {}
-        second_of: dict[str, int] = {}
-        for number, stem in enumerate(stems):
-            names = number_of if (end := end_of(stem, folders)) not in number_of else second_of
-            names[end] = number
-        numbers = np.fromiter(
-            (_number_of(end_of(key, folders), number_of) for key in keys), np.int64, len(keys)
-        )
-        if (numbers >= 0).any():
-            seconds = {number_of[stem]: number for stem, number in second_of.items()}
-            _check_unique(root, files, keys, numbers, seconds)
-            return numbers
+    """Return for each key the number of its file, or -1, int64 ``(n,)``. Raises SourceError."""
+    numbers, conflict = match(keys, files, are_files=True)
+    if conflict is not None:
+        raise _conflict_error(root, conflict)
+    if (numbers >= 0).any():
+        return numbers
     remedy = " If names differ otherwise, list both in a table, and name its column of masks."
     if keys[0].isdecimal():
         remedy = " Name the samples: DatasetSource(dataset, key=[…])."
@@ -203,60 +191,20 @@ def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray
     )
 
 
-def end_of(name: str, folders: int) -> str:
-    """Return a name with at most so many of its last folders.
-
-    >>> end_of("train/cat/1", 1)
-    'cat/1'
-    """
-    return "/".join(name.rsplit("/", folders + 1)[-folders - 1 :])
-
-
-def _number_of(name: str, number_of: Mapping[str, int]) -> int:
-    """Return the number of the file of an image, whose name may have an extension; else -1."""
-    number = number_of.get(name)
-    return number_of.get(stem_of(name), -1) if number is None else number
-
-
-def stem_of(name: str) -> str:
-    """Return a name without its last extension.
-
-    >>> stem_of("v1.0/cat.1.jpg"), stem_of("v1.0/cat")
-    ('v1.0/cat.1', 'v1.0/cat')
-    """
-    folder, slash, file = name.rpartition("/")
-    stem, dot, _ = file.rpartition(".")
-    return f"{folder}{slash}{stem if dot else file}"
-
-
-def _check_unique(
-    root: Path,
-    files: Sequence[str],
-    keys: Sequence[str],
-    numbers: np.ndarray,
-    seconds: Mapping[int, int],
-) -> None:
-    """Raise SourceError if two files belong to an image, or a file to different images.
-
-    ``seconds`` maps the number of a file to that of another one with the same stem.
-    """
-    owners: dict[int, str] = {}
-    for key, number in zip(keys, numbers.tolist(), strict=True):
-        if number < 0:
-            continue
-        if number in seconds:
-            raise SourceError(
-                f"{root} has two files of the image {key}: {files[number]} and "
-                f"{files[seconds[number]]}. Keep one of them, or sort them into folders as the "
-                "images are.",
-                path=root,
-            )
-        if stem_of(owners.setdefault(number, key)) != stem_of(key):
-            raise SourceError(
-                f"{root / files[number]} would belong to two images, {owners[number]} and {key}. "
-                "Sort these files into folders as the images are.",
-                path=root,
-            )
+def _conflict_error(root: Path, conflict: Conflict) -> SourceError:
+    """Return the error for two files of an image, or for a file of two images."""
+    key, file = conflict.keys[0], conflict.names[0]
+    if len(conflict.names) == 2:
+        return SourceError(
+            f"{root} has two files of the image {key}: {file} and {conflict.names[1]}. Keep one of "
+            "them, or sort them into folders as the images are.",
+            path=root,
+        )
+    return SourceError(
+        f"{root / file} would belong to two images, {key} and {conflict.keys[1]}. Sort these files "
+        "into folders as the images are.",
+        path=root,
+    )
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -140,6 +140,12 @@ def test_a_file_of_two_images_is_an_error(images: Path, tmp_path: Path) -> None:
         open_source(images, masks=masks)
 
 
+def test_the_extension_of_a_file_never_makes_it_the_right_one(images: Path, tmp_path: Path) -> None:
+    masks = touch(tmp_path / "masks", "dog/1.npy", "dog/1.png")
+    with pytest.raises(SourceError, match=r"two files of the image dog/1.png: .*Keep one"):
+        open_source(images, masks=masks)
+
+
 @pytest.mark.parametrize("second", ["cat/1.npy", "cat/1.TIF"])
 def test_two_files_of_an_image_are_an_error(images: Path, tmp_path: Path, second: str) -> None:
     masks = touch(tmp_path / "masks", *MASKS, second)
