@@ -4,7 +4,6 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
@@ -192,7 +191,7 @@ class _Mask:
         self._rows = index.rows_of(array.name)
         self._buffer = np.empty((1, *array.shape), array.descr)
         self._first_color = number * _COLORS_BETWEEN_MASKS - 1
-        fill = _setting(index, "mask_fill")
+        fill = index.setting("mask_fill")
         self._fill = fill if isinstance(fill, int) else 255
         self._drawn: set[int] = set()
 
@@ -232,15 +231,9 @@ class _Mask:
 def _masks_of(index: Index) -> list[_Mask]:
     masks = [array for array in index.arrays if array.kind == "mask"]
     image = index.image
-    if _setting(index, "mode") == "mask" and image.descr in DESCRS_OF_MASKS and image.shape[2] == 1:
+    if index.setting("mode") == "mask" and image.descr in DESCRS_OF_MASKS and image.shape[2] == 1:
         masks.insert(0, image)
     return [_Mask(index, array, number) for number, array in enumerate(masks)]
-
-
-def _setting(index: Index, name: str) -> Any:
-    """Return a setting of the build. An index that memload did not write may lack it."""
-    settings = index.build.get("settings")
-    return settings.get(name) if isinstance(settings, dict) else None
 
 
 def _draw_boxes(image: Image.Image, index: Index, sample: int) -> None:

@@ -58,8 +58,8 @@ def info(path: str | Path) -> dict[str, Any]:
         "rejected": index.build.get("rejected", 0),
         "shape": list(image.shape),
         "dtype": np.dtype(image.descr).name,
-        "bytes": sum(shard.bytes for array in index.arrays for shard in array.shards),
-        "shards": [shard.file for array in index.arrays for shard in array.shards],
+        "bytes": index.data_bytes,
+        "shards": [shard.file for shard in index.shards],
         "arrays": {array.name: _array_facts(array) for array in index.arrays},
         "columns": {name: _column_facts(index, name) for name in index.columns},
         "classes": None if index.classes is None else list(index.classes),
@@ -86,7 +86,7 @@ def _array_facts(array: Array) -> dict[str, Any]:
         "shape": list(array.shape),
         "dtype": np.dtype(array.descr).name,
         "rows": array.rows,
-        "bytes": sum(shard.bytes for shard in array.shards),
+        "bytes": array.data_bytes,
         "files": [shard.file for shard in array.shards],
     }
 

@@ -241,7 +241,7 @@ def test_masks_in_rows_of_their_own_are_shown_with_their_samples(masked: Make) -
     ids = np.arange(1, 4, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(6, 2)
     straight = sheet_of(masked(ids), 12, indices=[0, 1, 2])
     rows = {"mask": np.array([2, 1, 0])}
-    turned = sheet_of(masked(ids[::-1].copy(), rows=rows), 12, indices=[0, 1, 2])
+    turned = sheet_of(masked(ids[::-1].copy(), other_rows=rows), 12, indices=[0, 1, 2])
     np.testing.assert_array_equal(straight, turned)
 
 

@@ -86,7 +86,7 @@ def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> 
 
 def test_info_lists_all_arrays(make_dataset: Make, add_array: Add, tmp_path: Path) -> None:
     index = add_array(make_dataset(), "mask", np.zeros((5, 4, 6), "<u2"), "mask")
-    add_array(index, "depth", np.zeros((9, 7), "<f4"), rows={"depth": np.arange(5)})
+    add_array(index, "depth", np.zeros((9, 7), "<f4"), other_rows={"depth": np.arange(5)})
     facts = memload.info(tmp_path / "made.bin")
     assert facts["format_version"] == 2
     assert (facts["shape"], facts["dtype"], facts["rows"]) == ([4, 6, 3], "uint8", 5)
@@ -167,7 +167,7 @@ def test_a_bad_row_names_the_samples_that_use_it_in_its_own_array(
     make_dataset: Make, add_array: Add, tmp_path: Path
 ) -> None:
     rows = {"feature": np.array([6, 0, 2, 2, 1])}
-    index = add_array(make_dataset(), "feature", np.ones((7, 3), "<f4"), rows=rows)
+    index = add_array(make_dataset(), "feature", np.ones((7, 3), "<f4"), other_rows=rows)
     flip(tmp_path / "made.feature.bin", 4096 + 2 * 12, 4096 + 5 * 12)
     report = memload.verify(index.path)
     assert report.bad_rows == [2, 5]  # no sample uses row 5

@@ -628,7 +628,7 @@ def _report(
         label_range=_label_range(index),
         columns=tuple(index.columns),
         rejected=rejected,
-        bytes=sum(shard.bytes for array in index.arrays for shard in array.shards),
+        bytes=index.data_bytes,
         shape=workspace.settings.shape,
         dtype=np.dtype(index.image.descr).name,
         converted=converted,

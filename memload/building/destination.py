@@ -1,19 +1,13 @@
 """The files of the output: whether they may be written, and how a finished build replaces them."""
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from memload.errors import BuildError, FormatError
-from memload.storage.format import HEADER_BYTES, array_path, output_paths
+from memload.storage.format import HEADER_BYTES, array_path, output_paths, shard_pattern
 from memload.storage.index import Array, Index, sync
-
-
-def _shard_pattern(output: Path, array: str) -> re.Pattern[str]:
-    """Return what the shards of an array of an output are called, however many there are."""
-    return re.compile(re.escape(array_path(output, array).stem) + r"(-\d{5,}-of-\d{5,})?\.bin")
 
 
 def check_output(output: Path, arrays: Sequence[Array], overwrite: bool) -> None:
@@ -76,7 +70,7 @@ def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
     """
     parent, replaced = output.parent, folder / "replaced.idx"
     output_index, _, ledger = output_paths(output)
-    shards = [shard.file for array in index.arrays for shard in array.shards]
+    shards = [shard.file for shard in index.shards]
     has_ledger = index.build["rejected"] > 0
     names = [*shards, ledger.name] if has_ledger else shards
     if overwrite and output_index.exists():
@@ -111,7 +105,7 @@ def _own_shards(index: Path, output: Path) -> set[str]:
         for array in _arrays_of(index)
         for shard in array.shards
         if array.header_bytes == HEADER_BYTES  # not an NPY file of the user's
-        and _shard_pattern(output, array.name).fullmatch(shard.file)
+        and shard_pattern(output, array.name).fullmatch(shard.file)
     }
 
 

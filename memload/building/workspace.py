@@ -24,7 +24,6 @@ import contextlib
 import csv
 import json
 import logging
-import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -40,7 +39,7 @@ from memload.building.lock import is_locked, locked
 from memload.building.sources.record import Source
 from memload.building.writer import ShardWriter, rows_per_shard, with_shards
 from memload.errors import BuildError, FormatError
-from memload.storage.format import output_paths
+from memload.storage.format import output_paths, shard_pattern
 from memload.storage.index import Array, Index, Shard, sync
 from memload.storage.keys import Keys
 from memload.storage.shards import describe
@@ -178,8 +177,7 @@ class Workspace:
         if is_same_plan:
             with contextlib.suppress(FormatError):  # it is missing or damaged
                 index = Index.read(self.folder / self.index_path.name)
-                shards = [shard for array in index.arrays for shard in array.shards]
-                if not all((self.folder / shard.file).exists() for shard in shards):
+                if not all((self.folder / shard.file).exists() for shard in index.shards):
                     return index
         check_output(self.output, self.arrays, self.overwrite)
         self._check_space()
@@ -317,7 +315,7 @@ class Workspace:
         for name in (self.index_path.name, "plan.json"):
             (self.folder / name).unlink(missing_ok=True)
         # Those of any array: another plan may have had others.
-        shards = re.compile(re.escape(self.output.stem) + r"(\..+)?(-\d{5,}-of-\d{5,})?\.bin")
+        shards = shard_pattern(self.output, None)
         for path in self.folder.iterdir():
             if (
                 path.name in (*_FILES, self.ledger.name)

@@ -11,6 +11,7 @@ from memload.editing.report import check_column_name
 from memload.editing.statistics import ids_of_masks
 from memload.storage.index import Index, class_counts
 from memload.storage.tensors import TYPES
+from memload.wording import listed
 
 
 class Column(NamedTuple):
@@ -104,18 +105,17 @@ def _without_arrays(index: Index, names: Collection[str]) -> Index:
         index,
         statistics=statistics,
         arrays=tuple(array for array in index.arrays if array.name not in names),
-        rows={name: rows for name, rows in index.rows.items() if name not in names},
+        other_rows={name: rows for name, rows in index.other_rows.items() if name not in names},
         crc32={name: checksums for name, checksums in index.crc32.items() if name not in names},
     )
 
 
 def _check_removable(index: Index, name: str) -> None:
-    names = [*(array.name for array in index.arrays if array.name != "image"), *index.columns]
     if name == "image":
         raise ValueError("image: a data set cannot be without its images.")
-    if name not in names:
+    if name not in index.names:
         raise ValueError(
-            f"{name}: there is no such column to remove. There is {', '.join(names) or 'none'}."
+            f"{name}: there is no such column to remove. There is {listed(index.names) or 'none'}."
         )
 
 

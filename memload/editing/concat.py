@@ -75,7 +75,7 @@ def concatenate(indexes: Sequence[Index], *, columns: Columns = "same") -> Index
         path=first.path,
         arrays=tuple(part.array for part in united.values()),
         row=row,
-        rows={
+        other_rows={
             name: part.rows for name, part in united.items() if not np.array_equal(part.rows, row)
         },
         flags=np.concatenate([part.flags for part in indexes]),

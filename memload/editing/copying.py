@@ -184,7 +184,9 @@ def _copied(index: Index, parts: Sequence[_Part], statistics: Mapping[str, Any])
         index,
         arrays=tuple(part.array for part in parts),
         row=rows["image"],
-        rows={name: row for name, row in rows.items() if not np.array_equal(row, rows["image"])},
+        other_rows={
+            name: row for name, row in rows.items() if not np.array_equal(row, rows["image"])
+        },
         crc32={part.array.name: index.crc32[part.array.name][part.kept] for part in parts},
         build={**index.build, "rejected": 0},
         statistics=kept | statistics["image"],

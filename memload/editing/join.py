@@ -71,8 +71,8 @@ def _joined(first: Index, added: list[_Addition]) -> Index:
     if not len(kept):
         raise ValueError(f"No sample of {first.path} has all of these arrays. Join fewer of them.")
     index = first if len(kept) == len(first) else first.subset(kept)
-    files = [shard.file for array in index.arrays for shard in array.shards]
-    rows, crc32, ids = dict(index.rows), dict(index.crc32), ids_of_masks(index)
+    files = [shard.file for shard in index.shards]
+    rows, crc32, ids = dict(index.other_rows), dict(index.crc32), ids_of_masks(index)
     for addition in added:
         name = addition.array.name
         for shard in addition.array.shards:
@@ -87,7 +87,7 @@ def _joined(first: Index, added: list[_Addition]) -> Index:
     united = (*index.arrays, *(addition.array for addition in added))
     statistics = {**index.statistics, "mask_ids": ids} if ids else index.statistics
     return replace(
-        index, arrays=united, rows=rows, crc32=crc32, statistics=statistics, fingerprint=""
+        index, arrays=united, other_rows=rows, crc32=crc32, statistics=statistics, fingerprint=""
     )
 
 
@@ -201,18 +201,13 @@ def _check_size(first: Index, name: str, other: Index, source: Array, array: Arr
             f"{name}: {other.path} has {source.shape[0]}×{source.shape[1]} pixels, but the images "
             f"of {first.path.name} have {height}×{width}. Build it with --size {height}x{width}."
         )
-    fits = [_setting(index, "fit") for index in (first, other)]
+    fits = [index.setting("fit") for index in (first, other)]
     if None not in fits and fits[0] != fits[1]:
         raise ValueError(
             f"{name}: {other.path} was built with --fit {fits[1]}, but {first.path.name} with "
             f"--fit {fits[0]}, so that masks would not lie on their images. Build it with --fit "
             f"{fits[0]}."
         )
-
-
-def _setting(index: Index, name: str) -> object:
-    settings = index.build.get("settings")
-    return settings.get(name) if isinstance(settings, dict) else None
 
 
 def _check_orientation(first: Index, name: str, other: Index, positions: np.ndarray) -> None:
@@ -230,12 +225,12 @@ def _check_orientation(first: Index, name: str, other: Index, positions: np.ndar
 
 
 def _notes_on_ids(name: str, other: Index) -> Iterator[str]:
-    if _setting(other, "mode") == "L":
+    if other.setting("mode") == "L":
         yield (
             f"{name}: {other.path.name} was built with --mode L, which stores the gray of a "
             "palette's colors. --mode mask keeps ids"
         )
-    interpolation = _setting(other, "interpolation")
+    interpolation = other.setting("interpolation")
     sides = zip(("source_height", "source_width"), other.image.shape, strict=False)
     is_resized = any(other.statistics.get(side) != [size, size] for side, size in sides)
     if is_resized and interpolation not in (None, "nearest"):

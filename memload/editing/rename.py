@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from memload.editing.report import EditReport, report_on
 from memload.errors import FormatError, MemloadError
-from memload.storage.format import output_paths
+from memload.storage.format import output_paths, shard_pattern
 from memload.storage.index import Index, sync
 
 
@@ -68,11 +67,10 @@ def _new_names(index: Index, stem: str) -> dict[str, str]:
     """Return the new name of each file that is named after the data set."""
     names = {}
     for array in index.arrays:
-        ending = "" if array.name == "image" else f".{array.name}"
-        pattern = re.compile(re.escape(index.path.stem + ending) + r"((-\d{5,}-of-\d{5,})?\.bin)")
+        pattern = shard_pattern(index.path, array.name)
         for shard in array.shards:
             if match := pattern.fullmatch(shard.file):
-                names[shard.file] = f"{stem}{ending}{match[1]}"
+                names[shard.file] = f"{stem}{match[1]}"
     rejects = output_paths(index.path.with_suffix(".bin"))[2]
     if rejects.exists():
         names[rejects.name] = output_paths(f"{stem}.bin")[2].name
@@ -131,5 +129,5 @@ def _indexes_naming(index: Index, target: Path, files: Mapping[str, str]) -> Ite
             continue
         with contextlib.suppress(FormatError):
             other = Index.read(path)
-            if any(shard.file in files for array in other.arrays for shard in array.shards):
+            if any(shard.file in files for shard in other.shards):
                 yield other

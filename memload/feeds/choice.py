@@ -10,7 +10,7 @@ from memload.errors import FeedError
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import DmaFeed
 from memload.feeds.interface import Feed, Samples
-from memload.feeds.joined import join
+from memload.feeds.joined import feed_of_all
 from memload.feeds.pages import bytes_to_register
 from memload.feeds.pinned import PinnedFeed
 from memload.feeds.resident import ResidentFeed
@@ -77,7 +77,7 @@ def choose_feed(
         return _ON_DEVICE[name](array, device, num_threads=num_threads)
 
     def create_all(names: Sequence[str]) -> Feed:
-        return join(names, samples, create)
+        return feed_of_all(names, samples, create)
 
     if name == "auto" and device.type == "cuda":
         feed, choice = first_that_serves(create_all, samples, device)

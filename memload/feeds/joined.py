@@ -36,7 +36,9 @@ class JoinedFeed:
             feed.close()
 
 
-def join(names: Sequence[str], samples: Samples, create: Callable[[str, Samples], Feed]) -> Feed:
+def feed_of_all(
+    names: Sequence[str], samples: Samples, create: Callable[[str, Samples], Feed]
+) -> Feed:
     """Return a feed of all arrays of the samples, made by one feed for each.
 
     ``names`` are the names of these feeds. If one cannot be created, the others are closed.

@@ -12,11 +12,6 @@ from memload.wording import listed
 INDEX = "index"
 
 
-def names_of(index: Index) -> list[str]:
-    """Return what each sample has besides its image: the names of arrays, then of columns."""
-    return [*(array.name for array in index.arrays if array.name != "image"), *index.columns]
-
-
 def choose_columns(requested: Any, available: Collection[str]) -> tuple[str, ...]:
     """Return the names to hand out: all for None and ``"all"``, the label first, or those listed.
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from memload.editing.columns import column_of, replace_columns
 from memload.editing.report import check_output
-from memload.reading.columns import INDEX, choose_columns, names_of
+from memload.reading.columns import INDEX, choose_columns
 from memload.reading.origin import Concatenation, IndexFile, InMemory, Origin, Part, fingerprint_of
 from memload.storage.conditions import matching
 from memload.storage.index import Array, Index
@@ -110,7 +110,7 @@ class MemmapDataset(Dataset[Any]):
         else:
             self._origin, index, columns = _open_several(path, columns)
         #: the names of what is behind the image: columns, and arrays such as masks
-        self.sample_columns = choose_columns(columns, names_of(index))
+        self.sample_columns = choose_columns(columns, index.names)
         self._set_up(index, {}, None)
         self.transform = transform
         self.target_transform = target_transform
@@ -374,9 +374,9 @@ class MemmapDataset(Dataset[Any]):
             for name, value in columns.items()
         }
         index = replace_columns(self.index, values).identified()
-        names = names_of(index)
+        names = index.names
         chosen = choose_columns(None, names)
-        if self.sample_columns != choose_columns(None, names_of(self.index)):
+        if self.sample_columns != choose_columns(None, self.index.names):
             wanted = dict.fromkeys([*self.sample_columns, *columns])
             chosen = tuple(name for name in wanted if name in names or name == INDEX)
         changed = type(self).__new__(type(self))
@@ -423,7 +423,7 @@ class MemmapDataset(Dataset[Any]):
         shape = shape_text(self.index.image.shape)
         names = [
             f"{name} {shape_text(self.arrays[name].shape)}" if name in self.arrays else name
-            for name in choose_columns(None, names_of(self.index))
+            for name in choose_columns(None, self.index.names)
         ]
         described = ", ".join(names) or "no columns"
         kind = type(self).__name__
@@ -481,13 +481,13 @@ def _open_several(
             )
     first = datasets[0]
     agree = all(dataset.sample_columns == first.sample_columns for dataset in datasets)
-    if columns is None and agree and not set(names_of(first.index)) <= set(first.sample_columns):
+    if columns is None and agree and not set(first.index.names) <= set(first.sample_columns):
         columns = first.sample_columns
     origin = Concatenation(
         tuple(Part(dataset._origin, dataset._chosen) for dataset in datasets),
         None if columns is None or columns == "all" else tuple(columns),
     )
-    index = origin.join(
+    index = origin.united(
         [dataset.index for dataset in datasets], [dataset.fingerprint for dataset in datasets]
     )
     if columns is None and not agree:

@@ -25,7 +25,7 @@ from memload.reading.arguments import (
     refuse_unsupported,
 )
 from memload.reading.batches import BatchNames, batch_maker, bind_dataset, copy_to_buffers
-from memload.reading.columns import choose_columns, names_of, split_names
+from memload.reading.columns import choose_columns, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import (
     MAX_CHUNK,
@@ -445,7 +445,7 @@ def _chosen_columns(
     if columns is None:
         named = (getattr(transform, kind, None) or () for kind in ("points", "masks", "boxes"))
         columns = tuple(dict.fromkeys([*dataset.sample_columns, *chain(*named)]))
-    return choose_columns(columns, names_of(dataset.index))
+    return choose_columns(columns, dataset.index.names)
 
 
 def _is_of_memload(order: Any) -> bool:

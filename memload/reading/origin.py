@@ -13,7 +13,6 @@ import numpy as np
 
 from memload.editing.concat import concatenate
 from memload.errors import FormatError
-from memload.reading.columns import names_of
 from memload.storage.index import Index
 
 
@@ -71,7 +70,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Concatenation:
-    """Several data sets, one after another, joined in memory.
+    """Several data sets, one after another, united in memory.
 
     ``names`` are the columns and arrays that are used. Others may differ, and those that do are
     left out. None means all, and all must be the same.
@@ -84,10 +83,10 @@ class Concatenation:
         return f"[{', '.join(str(part.origin) for part in self.parts)}]"
 
     def read(self) -> Index:
-        """Read the indexes of all parts again, and join them. Raises FormatError."""
+        """Read the indexes of all parts again, and unite them. Raises FormatError."""
         whole = [part.origin.read() for part in self.parts]
         chosen = [part.chosen for part in self.parts]
-        return self.join(
+        return self.united(
             [
                 index if samples is None else index.subset(samples)
                 for index, samples in zip(whole, chosen, strict=True)
@@ -95,7 +94,7 @@ class Concatenation:
             [fingerprint_of(index, samples) for index, samples in zip(whole, chosen, strict=True)],
         )
 
-    def join(self, indexes: Sequence[Index], fingerprints: Sequence[str]) -> Index:
+    def united(self, indexes: Sequence[Index], fingerprints: Sequence[str]) -> Index:
         """Return the index of all samples. Raises ValueError if the data sets do not fit together.
 
         Its fingerprint follows from those of the parts, so that it is the same if they are moved.
@@ -103,8 +102,8 @@ class Concatenation:
         if self.names is not None:
             indexes = [_with_arrays(index, self.names) for index in indexes]
         index = concatenate(indexes, columns="same" if self.names is None else "common")
-        missing = set(self.names or ()) - {*names_of(index)}
-        if any(name in names_of(part) for name in missing for part in indexes):
+        missing = set(self.names or ()) - {*index.names}
+        if any(name in part.names for name in missing for part in indexes):
             concatenate(indexes)  # raises: it says in what they differ
         digest = hashlib.sha256("".join(fingerprints).encode()).hexdigest()
         return replace(index, fingerprint=digest)

@@ -144,7 +144,7 @@ METADATA_KEY = "memload"
 MAX_DEPTH = 64
 
 #: The header of an NPY file that another program wrote is smaller than this.
-MAX_HEADER_BYTES = 1 << 16
+MAX_NPY_HEADER_BYTES = 1 << 16
 
 #: Element types of images, of masks, and of other arrays.
 DESCRS = ("|u1", "<u2", "<i2", "<i4", "<f2", "<f4")
@@ -156,6 +156,8 @@ RESERVED = ("row", "flags", "key", "__metadata__")
 
 #: Names that no array but the images may have either. Batches and samples use them.
 _RESERVED_FOR_ARRAYS = (*RESERVED, "image", "images", "label", "index")
+#: What follows in the name of one shard of several.
+_SHARD_NUMBER = r"-\d{5,}-of-\d{5,}"
 #: The name of an array is part of the names of its files.
 _ARRAY_NAME = re.compile(r"\w[\w .-]{0,79}")
 
@@ -225,6 +227,15 @@ def shard_names(path: str | Path, count: int) -> list[str]:
     return [f"{path.stem}-{shard:05d}-of-{count:05d}.bin" for shard in range(count)]
 
 
+def shard_pattern(path: str | Path, name: str | None = "image") -> re.Pattern[str]:
+    """Return what the shards of an array of ``out.bin`` are called, however many there are.
+
+    Without ``name``, those of any array. Group 1 is what follows ``out``.
+    """
+    array = r"(?:\..+)?" if name is None else re.escape("" if name == "image" else f".{name}")
+    return re.compile(rf"{re.escape(Path(path).stem)}({array}(?:{_SHARD_NUMBER})?\.bin)")
+
+
 def index_path(path: str | Path) -> Path:
     """Return the index of a data set given as ``out.bin``, ``out``, ``out.idx`` or a shard.
 
@@ -237,7 +248,7 @@ def index_path(path: str | Path) -> Path:
         index = path.with_suffix(".idx")
         if os.path.exists(index):  # noqa: PTH110  # no name is too long for os.path
             return index
-        return path.with_name(re.sub(r"-\d{5,}-of-\d{5,}$", "", path.stem) + ".idx")
+        return path.with_name(re.sub(f"{_SHARD_NUMBER}$", "", path.stem) + ".idx")
     # A path such as "." or "/" has no name.
     index = path.with_name(f"{path.name}.idx") if path.name else path
     if index == path or (os.path.exists(path) and not os.path.exists(index)):  # noqa: PTH110

@@ -24,7 +24,7 @@ from memload.storage.format import (
     FORMAT_VERSION,
     HEADER_BYTES,
     MAX_DEPTH,
-    MAX_HEADER_BYTES,
+    MAX_NPY_HEADER_BYTES,
     METADATA_KEY,
     index_path,
     output_paths,
@@ -85,6 +85,11 @@ class Array:
         return row_bytes(self.descr, self.shape)
 
     @property
+    def data_bytes(self) -> int:
+        """The size of all shards in bytes, headers included."""
+        return sum(shard.bytes for shard in self.shards)
+
+    @property
     def header_bytes(self) -> int:
         """Where the first row begins in each shard: at 4,096, unless another program wrote them."""
         return self.shards[0].bytes - self.shards[0].rows * self.row_bytes
@@ -104,11 +109,11 @@ def row_bytes(descr: str, shape: Sequence[int]) -> int:
 class Index:
     """Everything that is known of a data set except its pixels.
 
-    ``row`` is int64 ``(n,)``: the row of each sample in the array of the images. ``rows`` has the
-    same for those other arrays whose rows are in another order; `rows_of` returns either. ``flags``
-    is uint8 ``(n,)``, and ``keys`` has n names. ``columns`` maps names to arrays ``(n, …)``, and
-    ``crc32`` the name of an array to uint32 ``(rows,)``. Of an index that was read, all of these
-    are in memory, except for the names, which are mapped.
+    ``row`` is int64 ``(n,)``: the row of each sample in the array of the images. ``other_rows`` has
+    the same for those other arrays whose rows are in another order; `rows_of` returns either.
+    ``flags`` is uint8 ``(n,)``, and ``keys`` has n names. ``columns`` maps names to arrays
+    ``(n, …)``, and ``crc32`` the name of an array to uint32 ``(rows,)``. Of an index that was read,
+    all of these are in memory, except for the names, which are mapped.
 
     ``categories`` maps names of columns, int64 ``(n,)``, to the texts that they count into.
     ``points`` and ``boxes`` are names of columns that move with the image.
@@ -122,7 +127,7 @@ class Index:
     columns: Mapping[str, np.ndarray]
     crc32: Mapping[str, np.ndarray]
     classes: tuple[str, ...] | None = None
-    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
+    other_rows: Mapping[str, np.ndarray] = field(default_factory=dict)
     points: tuple[str, ...] = ()
     boxes: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -147,6 +152,26 @@ class Index:
         """The array of the pixels."""
         return self.array("image")
 
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards of all arrays."""
+        return tuple(shard for array in self.arrays for shard in array.shards)
+
+    @property
+    def data_bytes(self) -> int:
+        """The size of all shards in bytes, headers included."""
+        return sum(array.data_bytes for array in self.arrays)
+
+    @property
+    def names(self) -> list[str]:
+        """What each sample has besides its image: the names of arrays, then those of columns."""
+        return [*(array.name for array in self.arrays if array.name != "image"), *self.columns]
+
+    def setting(self, name: str) -> Any:
+        """Return a setting of the build. None if it is not known, as in an index of other tools."""
+        settings = self.build.get("settings")
+        return settings.get(name) if isinstance(settings, Mapping) else None
+
     def array(self, name: str) -> Array:
         """Return the array of this name. Raises KeyError."""
         for array in self.arrays:
@@ -160,7 +185,7 @@ class Index:
         Raises KeyError if there is no such array.
         """
         self.array(name)
-        return self.rows.get(name, self.row)
+        return self.other_rows.get(name, self.row)
 
     def subset(self, indices: np.ndarray) -> "Index":
         """Return the index of some samples, in the order given, over the same shards.
@@ -174,7 +199,7 @@ class Index:
         return replace(
             self,
             row=self.row[indices],
-            rows={name: rows[indices] for name, rows in self.rows.items()},
+            other_rows={name: rows[indices] for name, rows in self.other_rows.items()},
             flags=self.flags[indices],
             keys=self.keys.take(indices),
             columns=columns,
@@ -246,7 +271,7 @@ class Index:
         80 letters.
         """
         path = Path(path)
-        for shard in (shard for array in self.arrays for shard in array.shards):
+        for shard in self.shards:
             if "/" in shard.file:
                 raise ValueError(
                     f"{path.name} cannot name {shard.file}: all files of an index must lie in its "
@@ -302,7 +327,7 @@ class Index:
             "key/offsets": offsets,
             "key/bytes": names,
             **{f"crc32/{name}": checksums for name, checksums in self.crc32.items()},
-            **{f"row/{name}": rows for name, rows in self.rows.items()},
+            **{f"row/{name}": rows for name, rows in self.other_rows.items()},
             **self.columns,
         }
         return {
@@ -372,7 +397,7 @@ def _read_index(path: Path, file: BufferedReader) -> Index:
         columns={name: stored[name] for name in metadata["columns"]},
         crc32={array.name: stored[f"crc32/{array.name}"] for array in arrays},
         classes=None if classes is None else tuple(classes),
-        rows={a.name: stored[f"row/{a.name}"] for a in arrays if f"row/{a.name}" in stored},
+        other_rows={a.name: stored[f"row/{a.name}"] for a in arrays if f"row/{a.name}" in stored},
         points=tuple(metadata["points"]),
         boxes=tuple(metadata.get("boxes", ())),
         categories={name: tuple(texts) for name, texts in metadata.get("categories", {}).items()},
@@ -435,7 +460,7 @@ def _parse_array(entry: Any) -> Array:
         size = array.header_bytes + shard.rows * array.row_bytes
         require(shard.bytes == size < 2**63, f"the size of {shard.file} does not fit its rows")
     is_ours = array.header_bytes == HEADER_BYTES
-    is_other = kind != "image" and 0 < array.header_bytes < MAX_HEADER_BYTES
+    is_other = kind != "image" and 0 < array.header_bytes < MAX_NPY_HEADER_BYTES
     require(is_ours or is_other, f"the size of {shards[0].file} does not fit its rows")
     return array
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 #: The limit of the safetensors library.
-MAX_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 #: The limit of NumPy.
 _MAX_DIMENSIONS = 64
 #: Element types as safetensors and as NumPy call them. Data are stored in the reverse order.
@@ -48,9 +48,9 @@ def make_header(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) 
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER_BYTES:
+    if len(text) > _MAX_HEADER_BYTES:
         raise ValueError(
-            f"the metadata take {len(text):,} bytes, but {MAX_HEADER_BYTES:,} is the maximum"
+            f"the metadata take {len(text):,} bytes, but {_MAX_HEADER_BYTES:,} is the maximum"
         )
     return len(text).to_bytes(8, "little") + text
 
@@ -70,7 +70,7 @@ def read_header(file: BufferedReader) -> tuple[dict[str, Tensor], dict[str, str]
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     require(8 + length <= size, f"its header of {length:,} bytes does not fit in {size:,} bytes")
-    require(length <= MAX_HEADER_BYTES, f"its header has {length:,} bytes")
+    require(length <= _MAX_HEADER_BYTES, f"its header has {length:,} bytes")
     entries = json.loads(file.read(length).decode())
     metadata = entries.pop("__metadata__")
     tensors = {}

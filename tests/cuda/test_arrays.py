@@ -57,7 +57,7 @@ def path(
     index = add_array(index, "mask", values["mask"], "mask")
     index = add_array(index, "ids", values["ids"], "mask")
     rows = {"features": np.random.default_rng(2).integers(0, SIZE + 9, SIZE)}
-    return add_array(index, "features", values["features"], "npy", rows=rows).path
+    return add_array(index, "features", values["features"], "npy", other_rows=rows).path
 
 
 def on_host(tensor: torch.Tensor) -> np.ndarray:
@@ -149,7 +149,7 @@ def test_a_concatenation_is_a_and_then_b(
         index = make_dataset(f"{name}.bin", rows=(size - 5, 5), seed=size)
         masks = np.random.default_rng(size).integers(0, 256, (size, 4, 6)).astype(np.uint8)
         rows = {"mask": np.arange(size)[::-1].copy()} if name == "b" else {}
-        parts.append(add_array(index, "mask", masks, "mask", rows=rows).path)
+        parts.append(add_array(index, "mask", masks, "mask", other_rows=rows).path)
     loader = Loader(parts, 7, feed=feed, columns=["mask"])
     for wait in (False, True):
         if wait:

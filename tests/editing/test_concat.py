@@ -31,7 +31,9 @@ def with_mask(index: Index, ids: Sequence[int] = ()) -> Index:
     shard = Shard(path.name, rows, path.stat().st_size)
     array = Array("mask", "|u1", (height, width), (shard,), "mask")
     crc32 = {**index.crc32, "mask": np.array([zlib.crc32(m.tobytes()) for m in masks], np.uint32)}
-    made = replace(index, arrays=(*index.arrays, array), rows={"mask": index.row[::-1].copy()})
+    made = replace(
+        index, arrays=(*index.arrays, array), other_rows={"mask": index.row[::-1].copy()}
+    )
     return replace(made, crc32=crc32, statistics={"mask_ids": {"mask": ids}}).write(index.path)
 
 

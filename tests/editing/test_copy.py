@@ -91,7 +91,7 @@ def test_what_was_put_together_becomes_one_data_set(
         index = make_dataset(name, rows=(4, 3), seed=number, classes=("b", "a", f"c{number}"))
         index = replace(index, row=rng.permutation(7)).write(index.path)
         ids = rng.integers(0, 9 + number, (7, 4, 6)).astype(np.uint8)
-        add_array(index, "mask", ids, "mask", rows={"mask": rng.permutation(7)})
+        add_array(index, "mask", ids, "mask", other_rows={"mask": rng.permutation(7)})
     memload.concat(tmp_path / "both.idx", tmp_path / "one.bin", tmp_path / "two.bin")
     np.save(tmp_path / "features.npy", rng.random((14, 5)))
     memload.join(tmp_path / "all.idx", tmp_path / "both.idx", features=tmp_path / "features.npy")

@@ -141,7 +141,9 @@ def test_masks_and_arrays_lie_beside_and_are_found_again(
     index = make_dataset(rows=(12,), shape=(6, 8, 3))
     for name, dtype in (("mask", np.uint8), ("deep", np.uint16)):
         ids = rng.integers(0, np.iinfo(dtype).max, (12, 6, 8)).astype(dtype)
-        index = add_array(index, name, ids, "mask", rows={**index.rows, name: rng.permutation(12)})
+        index = add_array(
+            index, name, ids, "mask", other_rows={**index.other_rows, name: rng.permutation(12)}
+        )
     index = add_array(index, "depth", rng.random((12, 3, 2), np.float32), "npy")
     index = mixed(index, keys=Keys.of([f"{key}/{n}" for n, key in enumerate(ODD[:12])]))
     report = memload.export(index.path, tmp_path / "pngs", progress=False)

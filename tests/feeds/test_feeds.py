@@ -18,7 +18,7 @@ from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import DmaFeed
 from memload.feeds.interface import Samples, widest_word
-from memload.feeds.joined import join
+from memload.feeds.joined import feed_of_all
 from memload.feeds.uva import UvaFeed
 from memload.machine import available_memory
 from memload.storage.shards import Shards
@@ -360,7 +360,7 @@ def large_and_small(make_dataset: Callable[..., Index], add_array: Callable[...,
     index = make_dataset(rows=(8,), shape=(28, 1024, 1))
     index = add_array(index, "mask", np.zeros((8, 28, 1024), np.uint8), "mask")
     index = add_array(
-        index, "features", np.zeros((5, 2)), "npy", rows={"features": np.arange(8) % 5}
+        index, "features", np.zeros((5, 2)), "npy", other_rows={"features": np.arange(8) % 5}
     )
     row = np.arange(8)
     others = [
@@ -404,7 +404,7 @@ def test_a_feed_that_cannot_serve_an_array_closes_those_of_the_others() -> None:
         return SimpleNamespace(name=name, close=lambda: closed.append(samples))
 
     with pytest.raises(FeedError, match="no"):
-        join(["dma", "dma"], SimpleNamespace(arrays=("image", "mask")), create)  # type: ignore[arg-type]
+        feed_of_all(["dma", "dma"], SimpleNamespace(arrays=("image", "mask")), create)  # type: ignore[arg-type]
     assert closed == ["image"]
 
 

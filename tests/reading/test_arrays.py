@@ -47,7 +47,9 @@ def path(
     index = make_dataset(rows=(9, 8, 6), columns=columns)
     index = add_array(index, "mask", values["mask"], "mask")
     reverse = np.arange(SIZE)[::-1].copy()
-    index = add_array(index, "features", values["features"], "npy", rows={"features": reverse})
+    index = add_array(
+        index, "features", values["features"], "npy", other_rows={"features": reverse}
+    )
     return add_array(index, "seen", values["seen"]).path
 
 

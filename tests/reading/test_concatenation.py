@@ -52,7 +52,7 @@ def paths(
         )
         masks = rng.integers(0, 256, (size, 4, 6)).astype(np.uint8)
         rows = {} if size == 10 else {"mask": np.arange(size)[::-1].copy()}
-        found.append(add_array(index, "mask", masks, "mask", rows=rows).path)
+        found.append(add_array(index, "mask", masks, "mask", other_rows=rows).path)
     return found
 
 

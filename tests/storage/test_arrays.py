@@ -60,7 +60,7 @@ def test_an_npy_file_of_another_program_is_an_array_as_it_is(
     values = np.random.default_rng(1).integers(0, 2, (len(index), *shape)).astype(dtype)
     rows = np.arange(len(index))[::-1].copy()
     shard = write_numpy(tmp_path / "features.npy", values)
-    add(index, "features", values, shard, "array", rows={"features": rows})
+    add(index, "features", values, shard, "array", other_rows={"features": rows})
     read = Index.read(index.path)
     assert read.array("features").header_bytes < 4096
     shards = Shards(read, "features")
@@ -74,7 +74,7 @@ def test_rows_of_every_array_follow_a_subset(make_dataset: Make, tmp_path: Path)
     values = np.arange(2 * len(index), dtype="<f4").reshape(-1, 1)
     shard = write_numpy(tmp_path / "features.npy", values)
     rows = np.arange(len(index)) * 2
-    index = add(index, "features", values, shard, "array", rows={"features": rows})
+    index = add(index, "features", values, shard, "array", other_rows={"features": rows})
     part = index.subset(np.array([3, 1]))
     assert part.rows_of("features").tolist() == [6, 2]
     assert part.rows_of("image").tolist() == index.row[[3, 1]].tolist()
@@ -148,7 +148,7 @@ def test_a_row_beyond_a_second_array_is_refused(make_dataset: Make, tmp_path: Pa
     values = np.zeros((len(index), 1), "<f4")
     shard = write_numpy(tmp_path / "features.npy", values)
     rows = np.full(len(index), len(index))
-    add(index, "features", values, shard, "array", rows={"features": rows})
+    add(index, "features", values, shard, "array", other_rows={"features": rows})
     with pytest.raises(FormatError, match="a sample has a row beyond 0 to"):
         Index.read(index.path)
 

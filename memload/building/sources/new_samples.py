@@ -56,23 +56,17 @@ class NewSamples(WrappedSource):
 
 def size_and_mode(dataset: str | Path, size: Any, mode: Any) -> tuple[Any, Any]:
     """Return size and mode for more samples of a data set: where they are None, its own."""
-    image, settings = Index.open(dataset).image, _settings_of(dataset)
-    return image.shape[:2] if size is None else size, mode or settings.get("mode")
+    index = Index.open(dataset)
+    return index.image.shape[:2] if size is None else size, mode or index.setting("mode")
 
 
 def different_settings(dataset: str | Path, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield a note if other settings make other pictures of the new samples."""
-    before = _settings_of(dataset)
+    index = Index.open(dataset)
     differences = [
-        f"{name} {before[name]} there and {settings[name]} here"
+        f"{name} {before} there and {settings[name]} here"
         for name in _SHARED_SETTINGS
-        if name in before and name in settings and before[name] != settings[name]
+        if (before := index.setting(name)) is not None and settings.get(name, before) != before
     ]
     if differences:
         yield f"other settings than those of {dataset}: {', '.join(differences)}"
-
-
-def _settings_of(dataset: str | Path) -> Mapping[str, Any]:
-    """Return the settings of the build of a data set, or nothing if its parts had several."""
-    settings = Index.open(dataset).build.get("settings")
-    return settings if isinstance(settings, Mapping) else {}
