@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -55,11 +55,30 @@ def interval(
     return float(ends[0]), float(ends[1])
 
 
-def probability(owner: object, value: Any) -> float:
-    """Return ``p`` as a float from 0 to 1."""
+def integer(owner: object, argument: str, value: Any, minimum: int | None = None) -> int:
+    """Return an integer as an int."""
+    if not isinstance(value, Integral) or (minimum is not None and value < minimum):
+        at_least = "" if minimum is None else f" of at least {minimum}"
+        raise wrong(owner, argument, f"an integer{at_least}", repr(value))
+    return int(value)
+
+
+def share(
+    owner: object, argument: str, value: Any, expected: str = "a number from 0 to 1"
+) -> float:
+    """Return a number from 0 to 1, such as a probability, as a float."""
     if not is_finite(value) or not 0 <= value <= 1:
-        raise wrong(owner, "p", "a number from 0 to 1", repr(value))
+        raise wrong(owner, argument, expected, repr(value))
     return float(value)
+
+
+def column_names(owner: object, argument: str, value: Any) -> tuple[str, ...] | None:
+    """Return names of columns as a tuple, or None where none were given."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise wrong(owner, argument, "a list of column names", repr(value))
+    return tuple(value)
 
 
 def not_inplace(owner: object, value: Any) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import interval, probability, wrong
+from memload.transforms.arguments import interval, share, wrong
 from memload.transforms.draws import Draws
-from memload.transforms.fused import Columns
+from memload.transforms.fused import TensorsByName
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
@@ -48,7 +48,9 @@ class ColorJitter(Transform):
             value = (max(0, 1 - value), 1 + value)
         return None if value is None else interval(self, name, value, 0)
 
-    def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
         """Adjust each sample: draws 0 to 3 are its factors, and 4 to 7 sort to its order."""
         _check_channels(self, images)
         drawn = draws.uniform(8)
@@ -72,7 +74,7 @@ class ColorJitter(Transform):
 
 
 class RandomGrayscale(Transform):
-    """Turn each image grey with probability ``p``, like torchvision's.
+    """Turn each image grey with share ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` have 1 or 3 channels; shape and dtype stay as they are, and so do masks.
 
@@ -80,9 +82,11 @@ class RandomGrayscale(Transform):
     """
 
     def __init__(self, p: float = 0.1) -> None:
-        self.p = probability(self, p)
+        self.p = share(self, "p", p)
 
-    def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
         """Turn the drawn samples grey."""
         _check_channels(self, images)
         chosen = upload(draws.uniform(1)[0] < self.p, images.device)[:, None, None, None]

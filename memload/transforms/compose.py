@@ -1,22 +1,19 @@
 """A list of transforms, done in as few passes over memory as possible."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from memload.transforms.arguments import wrong
-from memload.transforms.following import Followers, check_fill, check_min_area, column_names
+from memload.transforms.arguments import column_names, integer, share, wrong
+from memload.transforms.following import KINDS, Followers
 from memload.transforms.fused import group
 from memload.transforms.prepared import Prepared
 from memload.transforms.transform import Transform
 
 #: The functions there return a Compose; they are no transforms.
 _RECIPES = "memload.transforms.recipes"
-#: What follows the images.
-_FOLLOWING = ("points", "masks", "boxes")
 
 
 class Compose(Transform):
@@ -69,8 +66,6 @@ class Compose(Transform):
         if others:
             given = 1 + len(others)
             raise TypeError(f"Compose takes one list, not {given} arguments. Write Compose([...]).")
-        if not isinstance(views, int | np.integer) or views < 1:
-            raise wrong(self, "views", "an integer of at least 1", repr(views))
         if memory_format not in (torch.channels_last, torch.contiguous_format):
             formats = "torch.channels_last or torch.contiguous_format"
             raise wrong(self, "memory_format", formats, repr(memory_format))
@@ -78,15 +73,15 @@ class Compose(Transform):
         self.points = column_names(self, "points", points)
         self.masks = column_names(self, "masks", masks)
         self.boxes = column_names(self, "boxes", boxes)
-        self.mask_fill = check_fill(self, mask_fill)
-        self.min_area = check_min_area(self, min_area)
-        self.views = views
+        self.mask_fill = integer(self, "mask_fill", mask_fill)
+        self.min_area = share(self, "min_area", min_area, "a share of the area, from 0 to 1")
+        self.views = integer(self, "views", views, 1)
         self.memory_format = memory_format
-        self._bind_steps()
+        self._bind_steps({})
 
     def __repr__(self) -> str:
         lines = [repr(step).replace("\n", "\n    ") for _, step in self._steps]
-        lines += [f"{name}={getattr(self, name)}" for name in _FOLLOWING if getattr(self, name)]
+        lines += [f"{name}={getattr(self, name)}" for name in KINDS if getattr(self, name)]
         if self.views > 1:
             lines.append(f"views={self.views}")
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
@@ -104,36 +99,31 @@ class Compose(Transform):
             memory_format=self.memory_format,
         )
 
-    def bind(
-        self,
-        *,
-        points: Sequence[str] | None = None,
-        masks: Sequence[str] | None = None,
-        boxes: Sequence[str] | None = None,
-        **statistics: Any,
-    ) -> "Compose":
+    # `__init__` has the names that the user gave, or None. A Loader calls `bind` with those of the
+    # data set, which take the place of None, and with its statistics. Both end in `_bind_steps`,
+    # which tells all of it to the steps: Normalize takes its mean, CutMix its masks, and MixUp
+    # refuses them. The names that are still None are none.
+    def bind(self, **facts: Any) -> "Compose":
         """Return the list with what it and its transforms leave to the data set filled in.
 
-        Lists of ``points``, ``masks`` and ``boxes`` that were given to the list stay, also empty
-        ones.
+        For ``facts`` see `Transform.bind`. Lists of ``points``, ``masks`` and ``boxes`` that were
+        given to the list stay, also empty ones.
         """
         bound = copy.copy(self)
-        bound.points = column_names(self, "points", points) if self.points is None else self.points
-        bound.masks = column_names(self, "masks", masks) if self.masks is None else self.masks
-        bound.boxes = column_names(self, "boxes", boxes) if self.boxes is None else self.boxes
-        bound._bind_steps(**statistics)
+        for kind in KINDS:
+            if getattr(self, kind) is None:
+                setattr(bound, kind, column_names(self, kind, facts.get(kind)))
+        bound._bind_steps(facts)
         return bound
 
-    def _bind_steps(self, **statistics: Any) -> None:
-        """Bind the transforms to the columns that follow the images, and to the statistics."""
-        names = {name: getattr(self, name) for name in _FOLLOWING}
+    def _bind_steps(self, facts: Mapping[str, Any]) -> None:
+        names = {kind: getattr(self, kind) for kind in KINDS}
         self.transforms = tuple(
-            step.bind(**names, **statistics) if isinstance(step, Transform) else step
+            step.bind(**{**facts, **names}) if isinstance(step, Transform) else step
             for step in self.transforms
         )
         self._steps = group(self.transforms)
-        given = {name: columns or () for name, columns in names.items()}
-        self._followers = Followers(**given, mask_fill=self.mask_fill, min_area=self.min_area)
+        self._followers = Followers.of(names, mask_fill=self.mask_fill, min_area=self.min_area)
 
 
 def _flatten(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
@@ -144,7 +134,7 @@ def _flatten(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
     for step in transforms:
         if isinstance(step, Compose):
             formats = (torch.channels_last, memory_format)
-            follows = any(getattr(step, name) for name in _FOLLOWING)
+            follows = any(getattr(step, name) for name in KINDS)
             if follows or step.views != 1 or step.memory_format not in formats:
                 raise ValueError(
                     "A Compose inside another has points, masks, boxes, views or memory_format. "

@@ -13,7 +13,7 @@ from memload.transforms.arguments import (
     numbers,
     pair,
     per_channel,
-    probability,
+    share,
     wrong,
 )
 from memload.transforms.boxes import random_boxes
@@ -23,7 +23,7 @@ from memload.transforms.transform import Transform
 
 
 class RandomHorizontalFlip(Transform):
-    """Flip each image left to right with probability ``p``, like torchvision's.
+    """Flip each image left to right with share ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` keep their shape and dtype.
 
@@ -34,7 +34,7 @@ class RandomHorizontalFlip(Transform):
     _flips_height = False
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = probability(self, p)
+        self.p = share(self, "p", p)
 
     def add_to(self, plan: Plan, draws: Draws) -> None:
         """Flip the drawn samples."""
@@ -43,7 +43,7 @@ class RandomHorizontalFlip(Transform):
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Flip each image top to bottom with probability ``p``, like torchvision's.
+    """Flip each image top to bottom with share ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` keep their shape and dtype.
 

@@ -14,12 +14,12 @@ from memload.transforms.arguments import (
     numbers,
     pair,
     per_channel,
-    probability,
+    share,
     wrong,
 )
 from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws, numbers_at
-from memload.transforms.fused import Columns
+from memload.transforms.fused import TensorsByName
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
@@ -28,7 +28,7 @@ _FIRST_NOISE_NUMBER = 1 << 20
 
 
 class RandomErasing(Transform):
-    """Paint over a random box of each image with probability ``p``, like torchvision's.
+    """Paint over a random box of each image with share ``p``, like torchvision's.
 
     The area of the box is uniform between ``scale[0]`` and ``scale[1]`` times that of the image,
     and the logarithm of height / width is uniform over ``ratio``. If ten attempts do not fit,
@@ -49,13 +49,15 @@ class RandomErasing(Transform):
         inplace: bool = False,
     ) -> None:
         not_inplace(self, inplace)
-        self.p = probability(self, p)
+        self.p = share(self, "p", p)
         self.scale = interval(self, "scale", scale, 0, 1)
         self.ratio = interval(self, "ratio", ratio, 1e-6)
         is_random = isinstance(value, str) and value == "random"
         self.value = value if is_random else numbers(self, "value", value)
 
-    def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
         """Erase a box of the drawn samples."""
         height, width = images.shape[-2:]
         # The width comes first, since the ratio of a box is its second axis over its first.
@@ -72,7 +74,7 @@ class RandomErasing(Transform):
 
 
 class Cutout(Transform):
-    """Paint over a square of each image with probability ``p``.
+    """Paint over a square of each image with share ``p``.
 
     ``size`` is the number of pixels, or (height, width). The centre is anywhere in the image, so a
     part of the square may be outside. ``fill`` is one number or one for each channel, in the units
@@ -87,9 +89,11 @@ class Cutout(Transform):
     ) -> None:
         self.size = pair(self, "size", size)
         self.fill = numbers(self, "fill", fill)
-        self.p = probability(self, p)
+        self.p = share(self, "p", p)
 
-    def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
         """Cut a box out of the drawn samples."""
         drawn = draws.uniform(3)
         height, width = images.shape[-2:]

@@ -1,20 +1,20 @@
 """Columns that follow the images: points, masks and boxes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import describe, is_finite, wrong
-from memload.transforms.fused import Columns
-from memload.transforms.geometry import Plan, move_points
+from memload.transforms.arguments import describe, wrong
+from memload.transforms.fused import TensorsByName
+from memload.transforms.geometry import Plan
 from memload.transforms.reference import reference_masks
 
-_HAS_TRITON = find_spec("triton") is not None
+#: The kinds of columns that follow the images. `Compose` has an argument of each name.
+KINDS = ("points", "masks", "boxes")
 #: torch can do little with these, so masks of them are moved as signed integers of the same bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -32,27 +32,32 @@ class Followers:
     mask_fill: int = 255
     min_area: float = 0.0
 
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], **options: Any) -> "Followers":
+        """Return those that ``facts`` names by `KINDS`. What is missing there, or None, is none."""
+        names: dict[str, Any] = {kind: tuple(facts.get(kind) or ()) for kind in KINDS}
+        return cls(**names, **options)
+
     def __bool__(self) -> bool:
         return bool(self.points or self.masks or self.boxes)
 
     def missing(self, columns: Mapping[str, Any]) -> list[str]:
         """Return which columns are not there, and why they have to be, for messages."""
-        named = {"points": self.points, "masks": self.masks, "boxes": self.boxes}
         return [
-            f"{name!r}, since {argument} names it"
-            for argument, names in named.items()
-            for name in names
+            f"{name!r}, since {kind} names it"
+            for kind in KINDS
+            for name in getattr(self, kind)
             if name not in columns
         ]
 
     def check(
         self, owner: object, columns: Mapping[str, Any], count: int, after: str = ""
-    ) -> Columns:
+    ) -> TensorsByName:
         """Check the columns of ``count`` samples. Return points and boxes, as floats.
 
         ``after`` is " after " and the step that they come from, if it is not the first.
         """
-        checked: Columns = {}
+        checked: TensorsByName = {}
         for names, argument, size in ((self.points, "points", 2), (self.boxes, "boxes", 4)):
             for name in names:
                 column: Any = columns.get(name)
@@ -89,47 +94,36 @@ class Followers:
                 raise wrong(owner, subject, expected, f"on {mask.device}")
 
     def move(
-        self, columns: Columns, plan: Plan, first_in_plan: int, kept: dict[str, Any]
-    ) -> Columns:
+        self,
+        columns: TensorsByName,
+        plan: Plan,
+        first_in_plan: int,
+        moved_boxes: dict[str, "MovedBoxes"],
+    ) -> TensorsByName:
         """Return the columns, moved as the plan moves images from ``first_in_plan`` on.
 
-        ``kept`` is filled with boxes by name, and the share of each that was kept so far.
+        ``moved_boxes`` are the boxes of the last call, by name. They are replaced by the new ones.
         """
         moved = dict(columns)
         for name in self.points:
-            moved[name] = move_points(columns[name], plan, first_in_plan)
+            moved[name] = _move_points(columns[name], plan, first_in_plan)
         for name in self.masks:
             moved[name] = move_masks(columns[name], plan, self.mask_fill, first_in_plan)
         for name in self.boxes:
-            before, share = kept.get(name, (None, None))
-            if before is not columns[name]:
-                share = torch.ones_like(columns[name][..., 0])
-            kept[name] = _move_boxes(columns[name], plan, first_in_plan, share, self.min_area)
-            moved[name] = kept[name][0]
+            boxes, last = columns[name], moved_boxes.get(name)
+            # A Transform in between may have returned other boxes. Then all of them is kept so far.
+            if last is None or last.boxes is not boxes:
+                last = MovedBoxes(boxes, torch.ones_like(boxes[..., 0]))
+            moved_boxes[name] = _move_boxes(last, plan, first_in_plan, self.min_area)
+            moved[name] = moved_boxes[name].boxes
         return moved
 
 
-def column_names(owner: object, argument: str, value: Any) -> tuple[str, ...] | None:
-    """Return names of columns as a tuple, or None where none were given."""
-    if value is None:
-        return None
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise wrong(owner, argument, "a list of column names", repr(value))
-    return tuple(value)
+class MovedBoxes(NamedTuple):
+    """Boxes after a plan."""
 
-
-def check_fill(owner: object, value: Any) -> int:
-    """Return ``mask_fill`` as an int."""
-    if not isinstance(value, Integral):
-        raise wrong(owner, "mask_fill", "an integer", repr(value))
-    return int(value)
-
-
-def check_min_area(owner: object, value: Any) -> float:
-    """Return ``min_area`` as a float from 0 to 1."""
-    if not is_finite(value) or not 0 <= value <= 1:
-        raise wrong(owner, "min_area", "a share of the area, from 0 to 1", repr(value))
-    return float(value)
+    boxes: Tensor  #: ``(N, K, 4)``
+    share: Tensor  #: how much of the area of each is kept so far, ``(N, K)``
 
 
 def as_signed(masks: Tensor) -> Tensor:
@@ -142,7 +136,7 @@ def move_masks(masks: Tensor, plan: Plan, fill: int, first_in_plan: int) -> Tens
     signed = as_signed(masks)
     limits = torch.iinfo(signed.dtype)
     fill -= (fill > limits.max) << limits.bits  # the signed number of the same bits
-    if masks.is_cuda and plan.fits_kernel and _HAS_TRITON:
+    if plan.runs_in_kernel(masks):
         from memload.transforms.kernel import run_masks
 
         return run_masks(signed, plan, fill, first_in_plan).view(masks.dtype)
@@ -162,16 +156,27 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-def _move_boxes(
-    boxes: Tensor, plan: Plan, first_in_plan: int, share: Tensor, min_area: float
-) -> tuple[Tensor, Tensor]:
-    """Return boxes ``(N, K, 4)`` after a plan, and the share of each box that is kept ``(N, K)``.
+def _move_points(points: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
+    """Return points ``(N, K, 2)``, x and y, where the pixels below them went."""
+    maps = plan.uploaded(_point_maps, points.device)[first_in_plan : first_in_plan + len(points)]
+    factor, offset = maps.to(points.dtype).unbind(1)
+    return points * factor + offset
 
-    ``share`` is what was kept of them before. Boxes of which nothing is left, or less than
-    ``min_area``, are NaN.
+
+def _point_maps(plan: Plan) -> np.ndarray:
+    """Return `Axis.affine` of x and y, float64 ``(N, 2, 1, 2)``."""
+    maps = [np.stack(axis.affine(), 1) for axis in (plan.width, plan.height)]
+    return np.stack(maps, 2)[:, :, np.newaxis]
+
+
+def _move_boxes(before: MovedBoxes, plan: Plan, first_in_plan: int, min_area: float) -> MovedBoxes:
+    """Return boxes after a plan.
+
+    Boxes of which nothing is left, or less than ``min_area``, are NaN.
     """
+    boxes = before.boxes
     count, number = boxes.shape[:2]
-    maps = plan.edge_maps(boxes.device)[:, first_in_plan : first_in_plan + count]
+    maps = plan.uploaded(_edge_maps, boxes.device)[:, first_in_plan : first_in_plan + count]
     start, factor, divisor, offset, extent = maps.unbind()
     corners = boxes.reshape(count, 2 * number, 2).double()
     moved = ((corners - start) * factor / divisor + offset).to(boxes.dtype)
@@ -180,7 +185,12 @@ def _move_boxes(
     extent = extent.to(boxes.dtype)
     shown_low, shown_high = (torch.minimum(edge.clamp(min=0), extent) for edge in (low, high))
     area = (shown_high - shown_low).prod(2)
-    share = share * area / (high - low).prod(2)
+    share = before.share * area / (high - low).prod(2)
     gone = ~(area > 0) | (share < min_area)
     shown = torch.cat([shown_low, shown_high], 2)
-    return shown.masked_fill(gone[..., None], torch.nan), share
+    return MovedBoxes(shown.masked_fill(gone[..., None], torch.nan), share)
+
+
+def _edge_maps(plan: Plan) -> np.ndarray:
+    """Return `Axis.edge_map` of x and y, float64 ``(5, N, 1, 2)``."""
+    return np.stack([plan.width.edge_map(), plan.height.edge_map()], 2)[:, :, np.newaxis]

@@ -10,7 +10,8 @@ from torch import Tensor
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import Axis, Plan
 
-Columns = dict[str, Tensor]
+#: Columns of a batch, ``(N, …)`` each.
+TensorsByName = dict[str, Tensor]
 #: How a transform can be fused with its neighbours in a list; "no" if it cannot.
 Fusion = Literal["crop", "resize", "flip", "pixels", "no"]
 

@@ -1,7 +1,10 @@
 """Where the pixels of an output come from, one axis at a time, and the plan for a whole batch."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +12,7 @@ from torch import Tensor
 
 from memload.upload import upload
 
+_HAS_TRITON = find_spec("triton") is not None
 #: The kernel takes images whose sides have at most this many pixels, before and after.
 LARGEST_SIDE = 16_384
 #: torch keeps the weights of uint8 images in 16 bits, with at most this many after the point.
@@ -125,10 +129,8 @@ class Plan:
     memory_format: torch.memory_format
     antialias: bool = True
     maps_pixels: bool = False
-    #: The kernel's parameters on the device, once they are there.
-    uploaded: Tensor | None = None
-    #: What `edge_maps` returns, by device.
-    uploaded_maps: dict[torch.device, Tensor] = field(default_factory=dict)
+    #: What `uploaded` returned, by function and device.
+    _uploaded: dict[Any, Tensor] = field(default_factory=dict)
 
     @property
     def resizes(self) -> bool:
@@ -143,12 +145,16 @@ class Plan:
             table[row + 2], table[row + 3] = axis.shift, axis.flipped
         return table
 
-    def edge_maps(self, device: torch.device) -> Tensor:
-        """Return `Axis.edge_map` of x and y, float64 ``(5, N, 1, 2)``, on a device."""
-        if device not in self.uploaded_maps:
-            maps = np.stack([self.width.edge_map(), self.height.edge_map()], 2)
-            self.uploaded_maps[device] = upload(maps[:, :, np.newaxis], device)
-        return self.uploaded_maps[device]
+    def uploaded(self, compute: Callable[["Plan"], np.ndarray], device: torch.device) -> Tensor:
+        """Return ``compute(plan)`` on a device. Each function is called once."""
+        key = compute, device
+        if key not in self._uploaded:
+            self._uploaded[key] = upload(compute(self), device)
+        return self._uploaded[key]
+
+    def runs_in_kernel(self, tensor: Tensor) -> bool:
+        """Return whether a kernel can carry out the plan for this tensor."""
+        return tensor.is_cuda and self.fits_kernel and _HAS_TRITON
 
     @functools.cached_property
     def fits_kernel(self) -> bool:
@@ -157,14 +163,6 @@ class Plan:
         return all(
             max(axis.source, axis.resized or 0, axis.extent) <= LARGEST_SIDE for axis in axes
         )
-
-
-def move_points(points: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
-    """Move points ``(N, K, 2)``, x and y, to where the pixels below them went."""
-    maps = np.stack([np.stack(axis.affine(), 1) for axis in (plan.width, plan.height)], 2)
-    samples = slice(first_in_plan, first_in_plan + len(points))
-    factor, offset = upload(maps[samples, :, np.newaxis], points.device).to(points.dtype).unbind(1)
-    return points * factor + offset
 
 
 def weights(length: int, resized: int, antialias: bool) -> np.ndarray:

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from memload.transforms.geometry import Plan, precision
-from memload.upload import upload
 
 #: What a program makes: rows, columns times channels, strips of so many rows; and the number of
 #: warps. On an H200, 256 images of 224×224 are flipped and normalised to bfloat16 in 47 µs, and in
@@ -52,7 +51,7 @@ def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     tiles = triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
     with torch.cuda.device(images.device if images.is_cuda else -1):
         _kernel[(count * tiles,)](
-            images, out, _uploaded(plan, images.device), first_in_plan,
+            images, out, plan.uploaded(_parameters, images.device), first_in_plan,
             height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
             len(plan.height.start), *images.stride(), *out.stride(),
             C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias, AFFINE=plan.maps_pixels,
@@ -78,18 +77,11 @@ def run_masks(masks: Tensor, plan: Plan, fill: int, first_in_plan: int = 0) -> T
     tiles = triton.cdiv(extent[0], rows) * triton.cdiv(extent[1], columns)
     with torch.cuda.device(masks.device if masks.is_cuda else -1):
         _mask_kernel[(count * tiles,)](
-            masks, out, _uploaded(plan, masks.device), first_in_plan, fill,
+            masks, out, plan.uploaded(_parameters, masks.device), first_in_plan, fill,
             height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
             len(plan.height.start), RESIZE=plan.resizes, ROWS=rows, COLUMNS=columns,
         )  # fmt: skip
     return out
-
-
-def _uploaded(plan: Plan, device: torch.device) -> Tensor:
-    """Return the parameters of the kernels on the device."""
-    if plan.uploaded is None:
-        plan.uploaded = upload(_parameters(plan), device)
-    return plan.uploaded
 
 
 def _parameters(plan: Plan) -> np.ndarray:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import describe, is_finite, wrong
+from memload.transforms.arguments import describe, integer, is_finite, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.erasing import inside
 from memload.transforms.following import Followers, as_signed
-from memload.transforms.fused import Columns
+from memload.transforms.fused import TensorsByName
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
@@ -44,10 +44,10 @@ class MixUp(Transform):
             raise wrong(self, "labels_getter", "'default'", repr(labels_getter), advice)
         if not is_finite(alpha) or alpha <= 0:
             raise wrong(self, "alpha", "a number above 0", repr(alpha))
-        if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 1):
-            raise wrong(self, "num_classes", "an integer of at least 1", repr(num_classes))
         self.alpha = float(alpha)
-        self.num_classes = num_classes
+        self.num_classes = (
+            None if num_classes is None else integer(self, "num_classes", num_classes, 1)
+        )
 
     def bind(
         self,
@@ -72,25 +72,24 @@ class MixUp(Transform):
         bound = copy.copy(self)
         if self.num_classes is None:
             bound.num_classes = num_classes
-        bound._followers = Followers(masks=tuple(masks or ()))
+        bound._followers = Followers.of({"masks": masks})
         return bound
 
-    def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
         """Mix each sample with the one before it in the batch, and the first with the last."""
         drawn = draws.uniform(3)
-        kept = _beta(drawn[0], self.alpha)
-        if "label" not in columns and self._followers.masks:  # which are the labels of the pixels
-            images, mixed, _ = self._mix(images, columns, kept, drawn[1:])
-            return images, columns | mixed
-        labels = self._class_shares(columns.get("label"), len(images))
-        images, mixed, kept = self._mix(images, columns, kept, drawn[1:])
-        factor = upload(kept.astype(np.float32), labels.device)[:, None]
-        shares = (labels * factor).add_(labels.roll(1, 0) * (1 - factor))
-        return images, columns | mixed | {"label": shares}
+        images, mixed, kept = self._mix(images, columns, _beta(drawn[0], self.alpha), drawn[1:])
+        if "label" in columns or not self._followers.masks:  # masks are the labels of pixels
+            labels = self._class_shares(columns.get("label"), len(images))
+            factor = upload(kept.astype(np.float32), labels.device)[:, None]
+            mixed["label"] = (labels * factor).add_(labels.roll(1, 0) * (1 - factor))
+        return images, columns | mixed
 
     def _mix(
-        self, images: Tensor, columns: Columns, kept: np.ndarray, drawn: np.ndarray
-    ) -> tuple[Tensor, Columns, np.ndarray]:
+        self, images: Tensor, columns: TensorsByName, kept: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Tensor, TensorsByName, np.ndarray]:
         """Return the mixed images and masks, and the share ``(N,)`` of each image that was kept.
 
         ``kept`` is the share that was drawn, and ``drawn`` are two more random numbers ``(2, N)``.
@@ -143,8 +142,8 @@ class CutMix(MixUp):
     _cuts_masks = True
 
     def _mix(
-        self, images: Tensor, columns: Columns, kept: np.ndarray, drawn: np.ndarray
-    ) -> tuple[Tensor, Columns, np.ndarray]:
+        self, images: Tensor, columns: TensorsByName, kept: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Tensor, TensorsByName, np.ndarray]:
         extents = np.array(images.shape[-2:])[:, np.newaxis]
         centre = (drawn * extents).astype(np.int64)
         half = (0.5 * np.sqrt(1 - kept) * extents).astype(np.int64)

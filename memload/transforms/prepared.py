@@ -3,25 +3,22 @@
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import describe, wrong
+from memload.transforms.arguments import describe, integer, wrong
 from memload.transforms.draws import Draws
-from memload.transforms.following import Followers
-from memload.transforms.fused import Columns, Fused
+from memload.transforms.following import Followers, MovedBoxes
+from memload.transforms.fused import Fused, TensorsByName
 from memload.transforms.geometry import Plan
 from memload.transforms.reference import reference
 
 #: Plans are made for this many samples at once: 256 take 98 µs, 2,048 take 180 µs, and 32,768 take
 #: 1,560 µs.
 _SAMPLES_PER_PLAN = 2048
-_HAS_TRITON = find_spec("triton") is not None
 _DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -47,9 +44,9 @@ class Prepared:
     `group` returns them. For the other options see `Compose`.
 
     Random numbers are drawn at the first call that needs them. The plans of the fused steps are
-    computed and uploaded for 2,048 samples or more at a time. For
-    `train` that takes 22 µs of the host's time for each 256 samples instead of 100. Several threads
-    may call it; on CUDA, all with the same stream.
+    computed and uploaded for 2,048 samples or more at a time. For `train` that takes 22 µs of the
+    host's time for each 256 samples instead of 100. Several threads may call it; on CUDA, all with
+    the same stream.
     """
 
     def __init__(
@@ -67,13 +64,11 @@ class Prepared:
         numbers = samples.cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise wrong(name, "samples", "integers (N,)", f"{numbers.dtype} {numbers.shape}")
-        for argument, value in (("seed", seed), ("epoch", epoch)):
-            if not isinstance(value, Integral):
-                raise wrong(name, argument, "an integer", repr(value))
         self._name, self._steps = name, steps
         self._followers, self._views, self._memory_format = followers, views, memory_format
         self._samples = numbers.astype(np.int64)
-        self._seed, self._epoch = int(seed), int(epoch)
+        self._seed = integer(name, "seed", seed)
+        self._epoch = integer(name, "epoch", epoch)
         #: By position and view: shape and dtype of the images, first sample, stop, plan.
         self._plans: dict[tuple[int, int], tuple[Any, int, int, Plan]] = {}
         self._planning = threading.Lock()
@@ -98,7 +93,7 @@ class Prepared:
         all_images = tuple(images for images, _ in views)
         return all_images if columns is None else (all_images, _merge([c for _, c in views]))
 
-    def _check(self, images: Any, columns: Any, count: int) -> Columns:
+    def _check(self, images: Any, columns: Any, count: int) -> TensorsByName:
         """Check what ``count`` samples are given. Return the columns; points, boxes as floats."""
         if not isinstance(images, Tensor) or images.ndim != 4 or 0 in images.shape[1:]:
             advice = "A Loader passes whole batches."
@@ -134,11 +129,11 @@ class Prepared:
         return checked
 
     def _view(
-        self, images: Tensor, columns: Columns, start: int, view: int
-    ) -> tuple[Tensor, Columns]:
+        self, images: Tensor, columns: TensorsByName, start: int, view: int
+    ) -> tuple[Tensor, TensorsByName]:
         """Return images and columns after all steps."""
         original = images
-        kept_of_boxes: dict[str, Any] = {}
+        moved_boxes: dict[str, MovedBoxes] = {}
         for position, step in self._steps:
             if not isinstance(step, Fused):
                 if images is original and self._views > 1 and not hasattr(step, "fuses_as"):
@@ -148,8 +143,8 @@ class Prepared:
                 continue
             plan, first_in_plan = self._plan(step, position, images, start, view)
             if self._followers and step.moves_pixels:
-                columns = self._followers.move(columns, plan, first_in_plan, kept_of_boxes)
-            if images.is_cuda and images.dtype == torch.uint8 and plan.fits_kernel and _HAS_TRITON:
+                columns = self._followers.move(columns, plan, first_in_plan, moved_boxes)
+            if images.dtype == torch.uint8 and plan.runs_in_kernel(images):
                 from memload.transforms.kernel import run
 
                 images = run(images, plan, first_in_plan)
@@ -175,8 +170,14 @@ class Prepared:
             return plan, 0
 
     def _apply(
-        self, step: Any, position: int, images: Tensor, columns: Columns, start: int, view: int
-    ) -> tuple[Tensor, Columns]:
+        self,
+        step: Any,
+        position: int,
+        images: Tensor,
+        columns: TensorsByName,
+        start: int,
+        view: int,
+    ) -> tuple[Tensor, TensorsByName]:
         """Return what a step returns that cannot be fused."""
         name, count = getattr(step, "__name__", type(step).__name__), images.shape[0]
         if hasattr(step, "fuses_as"):  # a Transform
@@ -206,7 +207,7 @@ class Prepared:
         return images, columns
 
 
-def _merge(views: list[Columns]) -> dict[str, Any]:
+def _merge(views: list[TensorsByName]) -> dict[str, Any]:
     """Return a tuple of every column, one for each view; or the column if all views share it."""
     merged = {}
     for name, column in views[0].items():

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from memload import ranks
 from memload.transforms.draws import Draws
 from memload.transforms.following import Followers
-from memload.transforms.fused import Columns, Fusion, group
+from memload.transforms.fused import Fusion, TensorsByName, group
 from memload.transforms.prepared import Prepared, not_compiled
 
 
@@ -104,10 +104,12 @@ class Transform:
         if self.fuses_as in ("no", "pixels") or not (points or masks or boxes):
             return self
         bound = copy.copy(self)
-        bound._followers = Followers(tuple(points or ()), tuple(masks or ()), tuple(boxes or ()))
+        bound._followers = Followers.of({"points": points, "masks": masks, "boxes": boxes})
         return bound
 
-    def apply(self, images: Tensor, columns: Columns, draws: Draws) -> tuple[Tensor, Columns]:
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
         """Return (images, columns) in new memory."""
         raise NotImplementedError(
             f"{type(self).__name__} has no method apply(images, columns, draws). Define it."
