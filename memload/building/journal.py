@@ -113,7 +113,7 @@ def columns_crc32(schema: Mapping[str, Column], columns: Mapping[str, Any]) -> i
     """
     checksum = 0
     for name, column in schema.items():
-        if column.moves:
+        if column.follows:
             checksum = zlib.crc32(np.asarray(columns[name], np.float64).tobytes(), checksum)
     return checksum
 

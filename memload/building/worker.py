@@ -204,7 +204,7 @@ class RowWork:
                     return False
             if columns_crc32(self.schema, sample.columns) != record["given_crc32"]:
                 return False  # its points or boxes have changed
-            schema = {name: column for name, column in self.schema.items() if not column.moves}
+            schema = {name: column for name, column in self.schema.items() if not column.follows}
             set_columns(record, schema, sample.columns)
         except self.sample_errors:  # it is converted again, which tells what is wrong
             return False

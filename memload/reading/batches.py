@@ -26,15 +26,15 @@ class BatchNames(NamedTuple):
     columns: tuple[str, ...]
     #: in the order in which the feed returns them: arrays, then columns
     fetched: list[str]
-    #: those of masks, points and boxes, which have to move with the images
-    moving: list[str]
+    #: those of masks, points and boxes, which follow the images
+    followers: list[str]
 
     @classmethod
     def of(cls, dataset: MemmapDataset, columns: tuple[str, ...]) -> "BatchNames":
         """Return the names for batches with these columns and arrays of a data set."""
         arrays, others = split_names(columns, dataset.arrays)
-        moving = moving_columns(dataset, columns)
-        return cls(columns, [*arrays, *others], [*chain(*moving.values())])
+        followers = followers_of(dataset, columns)
+        return cls(columns, [*arrays, *others], [*chain(*followers.values())])
 
 
 def batch_maker(
@@ -74,13 +74,13 @@ def batch_maker(
             if not in_order:
                 values = [values[position] for position in order]
             if transform is not None:
-                images = _call(transform, images, names.moving)
+                images = _call(transform, images, names.followers)
         return part.samples_seen, batch_class(images, *values)
 
     return make_batch
 
 
-def _call(transform: Callable[[Any], Any], images: Tensor, moving: Sequence[str]) -> Any:
+def _call(transform: Callable[[Any], Any], images: Tensor, followers: Sequence[str]) -> Any:
     """Call a function of the user's with the images of a batch, and check what it returns.
 
     Warns if it has changed their size, but not the masks, points and boxes that belong to them.
@@ -94,10 +94,10 @@ def _call(transform: Callable[[Any], Any], images: Tensor, moving: Sequence[str]
             "along the first dimension."
         )
     old, new = tuple(images.shape[2:]), tuple(found[2:])
-    if moving and len(new) == 2 and new != old:
+    if followers and len(new) == 2 and new != old:
         warnings.warn(
             f"transform made images of {new[0]}×{new[1]} from {old[0]}×{old[1]}, but gets the "
-            f"images alone: {', '.join(moving)} stay as they are. Use memload.transforms, which "
+            f"images alone: {', '.join(followers)} stay as they are. Use memload.transforms, which "
             "move them together, or leave them out with columns=….",
             stacklevel=2,
         )
@@ -153,13 +153,13 @@ def _describe(tensors: list[Tensor]) -> str:
 def bind_dataset(transform: Any, dataset: Any, columns: Collection[str] = ()) -> Any:
     """Return a transform of memload's with what it leaves to the data set filled in.
 
-    These are statistics, the number of classes, and which of the columns of a batch move with the
+    These are statistics, the number of classes, and which of the columns of a batch follow the
     images. Any other transform is returned as it is, as is any for another kind of data set.
     """
     if not isinstance(transform, Transform) or not isinstance(dataset, MemmapDataset):
         return transform
     facts: dict[str, Any] = {
-        kind: names for kind, names in moving_columns(dataset, columns).items() if names
+        kind: names for kind, names in followers_of(dataset, columns).items() if names
     }
     mean, std = dataset.index.statistics.get("mean"), dataset.index.statistics.get("std")
     if isinstance(mean, list) and isinstance(std, list):
@@ -169,8 +169,8 @@ def bind_dataset(transform: Any, dataset: Any, columns: Collection[str] = ()) ->
     return transform.bind(**facts)
 
 
-def moving_columns(dataset: MemmapDataset, columns: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return which of these columns have to move with the images, as "points", "masks", "boxes"."""
+def followers_of(dataset: MemmapDataset, columns: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return which of these columns follow the images, by their kinds; see `following.KINDS`."""
     masks = [name for name, array in dataset.arrays.items() if array.kind == "mask"]
     named = {"points": dataset.index.points, "masks": masks, "boxes": dataset.index.boxes}
     return {kind: tuple(n for n in names if n in columns) for kind, names in named.items()}

@@ -38,6 +38,7 @@ from memload.reading.epochs import (
 from memload.reading.pipeline import Pipeline, make_pipeline, samples_of
 from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler, check_integer
 from memload.reading.streams import current_stream, find_device
+from memload.transforms.following import KINDS
 from memload.transforms.foreign import draws_once_a_batch
 
 #: Bytes of columns in a chunk, at most.
@@ -443,7 +444,7 @@ def _chosen_columns(
 ) -> tuple[str, ...]:
     """Return the columns of a batch; by default, also those that the transform names."""
     if columns is None:
-        named = (getattr(transform, kind, None) or () for kind in ("points", "masks", "boxes"))
+        named = (getattr(transform, kind, None) or () for kind in KINDS)
         columns = tuple(dict.fromkeys([*dataset.sample_columns, *chain(*named)]))
     return choose_columns(columns, dataset.index.names)
 

@@ -25,8 +25,8 @@ class Column(NamedTuple):
     boxes: bool = False
 
     @property
-    def moves(self) -> bool:
-        """Whether the entries move with the image."""
+    def follows(self) -> bool:
+        """Whether the entries follow the image, wherever it is moved."""
         return self.points or self.boxes
 
 
