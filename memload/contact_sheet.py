@@ -13,6 +13,7 @@ from memload.errors import FormatError
 from memload.storage.format import DESCRS_OF_MASKS
 from memload.storage.index import Array, Index
 from memload.storage.shards import Shards
+from memload.wording import listed
 
 #: A contact sheet has at most this many pixels, which take 400 MB of memory.
 _MAX_SHEET_PIXELS = 1 << 27
@@ -131,9 +132,7 @@ def _samples_of(index: Index, class_name: str) -> np.ndarray:
     labels = index.columns.get("label")
     if not classes and class_name.isdecimal() and labels is not None and labels.ndim == 1:
         return np.flatnonzero(labels == int(class_name))
-    names = ", ".join(f"{name:.60}" for name in classes[:20])
-    more = f" and {len(classes) - 20:,} more" if len(classes) > 20 else ""
-    known = f"the classes are {names}{more}" if classes else "this data set has no classes"
+    known = f"the classes are {listed(classes)}" if classes else "this data set has no classes"
     raise ValueError(f"There is no class {class_name!r}: {known}")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from memload.commands import values
-from memload.commands.output import Command, count, echo, first, print_json
+from memload.commands.output import Command, echo, print_json
+from memload.wording import counted, listed, shape_text
 
 
 @click.command(cls=Command)
@@ -40,10 +41,10 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
 
 def _array_line(array: dict[str, Any]) -> str:
     """Describe an array: ``mask, 64×64 uint8, 260 rows, 1,069,056 bytes in out.mask.bin``."""
-    shape, files = "×".join(map(str, array["shape"])), array["files"]
+    shape, files = shape_text(array["shape"]), array["files"]
     named = files[0] if len(files) == 1 else f"{files[0]} to {files[-1]}"
     return (
-        f"{array['kind']}, {shape} {array['dtype']}, {count(array['rows'], 'row')}, "
+        f"{array['kind']}, {shape} {array['dtype']}, {counted(array['rows'], 'row')}, "
         f"{array['bytes']:,} bytes in {named}"
     )
 
@@ -56,7 +57,7 @@ def _readable_statistics(facts: dict[str, Any]) -> dict[str, Any]:
             statistics[name] = "{:,} to {:,} pixels".format(*statistics[name])
     if sides := statistics.get("source_shorter_side"):
         statistics["source_shorter_side"] = {
-            f"from {count(int(side), 'pixel')}": count(sides[side], "image")
+            f"from {counted(int(side), 'pixel')}": counted(sides[side], "image")
             for side in sorted(sides, key=int)
         }
     if counts := statistics.get("class_counts"):
@@ -102,18 +103,18 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
         echo(f"memload: {problem}", err=True)
     for damaged in report.damaged:
         file, array = report.path.parent / damaged.file, damaged.array
-        rows, keys = first(damaged.bad_rows, 20), first(damaged.bad_keys, 5)
+        rows, keys = listed(damaged.bad_rows, 20), listed(damaged.bad_keys, 5)
         command = "build" if damaged.file.endswith(".bin") else "join"  # of another program's file
         echo(
             f"memload: {file} is damaged: {len(damaged.bad_rows):,} of "
-            f"{count(damaged.rows, 'row')}{'' if array == 'image' else f' of array {array!r}'} "
+            f"{counted(damaged.rows, 'row')}{'' if array == 'image' else f' of array {array!r}'} "
             f"changed after they were written: rows {rows}{f' ({keys})' if keys else ''}. "
             f"Restore the file, or run 'memload {command}' again.",
             err=True,
         )
     if not report.ok:
         sys.exit(1)
-    echo(f"{path}: {count(report.rows, 'row')}, {report.bytes:,} bytes, all as they were written")
+    echo(f"{path}: {counted(report.rows, 'row')}, {report.bytes:,} bytes, all as they were written")
 
 
 @click.command(cls=Command)
@@ -141,4 +142,4 @@ def preview(path: str, output: str, **options: Any) -> None:
     import memload
 
     shown = memload.preview(path, output, **options)
-    echo(f"{output}: {count(len(shown), 'sample')} of {path}")
+    echo(f"{output}: {counted(len(shown), 'sample')} of {path}")

@@ -42,16 +42,6 @@ def print_json(facts: dict[str, Any]) -> None:
     click.echo(json.dumps(facts, indent=1))
 
 
-def count(number: int, noun: str) -> str:
-    """Return a count in words: ``1 row``, ``2,000 rows``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def first(items: Sequence[object], limit: int) -> str:
-    """Return the first items, and "…" if there are more."""
-    return ", ".join([*map(str, items[:limit]), *["…"] * (len(items) > limit)])
-
-
 def start_logging(quiet: bool) -> None:
     """Let memload's log, which has a line every 30 seconds, appear on stderr."""
     import logging

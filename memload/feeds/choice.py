@@ -16,6 +16,7 @@ from memload.feeds.pinned import PinnedFeed
 from memload.feeds.resident import ResidentFeed
 from memload.feeds.uva import UvaFeed
 from memload.machine import available_memory
+from memload.wording import size_text
 
 FeedName = Literal["auto", "resident", "dma", "uva", "pinned", "cpu"]
 FEEDS: tuple[str, ...] = get_args(FeedName)
@@ -113,8 +114,8 @@ def first_that_serves(
     to_copy = sum(len(rows) * array.shards.array.row_bytes for array, rows in used)
     to_copy += sum(column.nbytes for column in samples.columns)
     to_register = sum(bytes_to_register(array.shards, rows) for array, rows in used)
-    on_device = f"{RESIDENT_SHARE:.0%} of the {_gigabytes(free)} free on {device}"
-    in_memory = f"{REGISTERED_SHARE:.0%} of the {_gigabytes(memory)} of available RAM"
+    on_device = f"{RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
+    in_memory = f"{REGISTERED_SHARE:.0%} of the {size_text(memory)} of available RAM"
     candidates = [(("resident",) * len(used), to_copy, RESIDENT_SHARE * free, on_device)]
     for names in _from_page_cache(samples):
         candidates.append((names, to_register, REGISTERED_SHARE * memory, in_memory))
@@ -122,7 +123,7 @@ def first_that_serves(
     for names, size, limit, limit_in_words in candidates:
         described = _describe(names, samples)
         if size > limit:
-            refusals.append(f"{described}: {_gigabytes(size)} does not fit in {limit_in_words}")
+            refusals.append(f"{described}: {size_text(size)} does not fit in {limit_in_words}")
             continue
         try:
             feed = create(names)
@@ -130,7 +131,7 @@ def first_that_serves(
             refusals.append(f"{described}: {str(error).removesuffix('.')}")
             continue
         others = [described.removeprefix(f"{names[0]} with ")] if described != names[0] else []
-        reasons = [f"{_gigabytes(size)} fits in {limit_in_words}", *others, *refusals]
+        reasons = [f"{size_text(size)} fits in {limit_in_words}", *others, *refusals]
         return feed, Choice(names[0], "; ".join(reasons))
     return create(["pinned"] * len(used)), Choice("pinned", "; ".join(refusals))
 
@@ -163,7 +164,3 @@ def _free_memory(device: torch.device) -> int:
     """Return the bytes of the device's memory that torch can still hand out."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.3g} GB"

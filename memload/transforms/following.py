@@ -12,6 +12,7 @@ from memload.transforms.arguments import describe, wrong
 from memload.transforms.fused import TensorsByName
 from memload.transforms.geometry import Plan
 from memload.transforms.reference import reference_masks
+from memload.wording import shape_text
 
 #: The kinds of columns that follow the images. `Compose` has an argument of each name.
 KINDS = ("points", "masks", "boxes")
@@ -80,15 +81,14 @@ class Followers:
         self, owner: object, columns: Mapping[str, Any], images: Tensor, after: str = ""
     ) -> None:
         """Check that masks have the size of the images, and are on the same device."""
-        height, width = images.shape[2:]
+        size = images.shape[2:]
         for name in self.masks:
             mask, subject = columns[name], f"columns[{name!r}]"
-            if mask.shape[1:] != (height, width):
-                expected = f"as large as the images{after}, {height}×{width} pixels"
-                found = f"{mask.shape[1]}×{mask.shape[2]}"
+            if mask.shape[1:] != size:
+                expected = f"as large as the images{after}, {shape_text(size)} pixels"
                 advice = "Write a Transform that changes both" if after else "Resize one of them"
                 advice += ", or leave the masks alone with Compose([…], masks=[])."
-                raise wrong(owner, subject, expected, found, advice)
+                raise wrong(owner, subject, expected, shape_text(mask.shape[1:]), advice)
             if mask.device != images.device:
                 expected = f"on {images.device}, as the images{after} are"
                 raise wrong(owner, subject, expected, f"on {mask.device}")

@@ -325,12 +325,12 @@ def test_the_choice_is_the_fastest_feed_that_has_enough_memory(
     pixels, ram = 8 * (28 << 10), 2 * (4096 + 8 * (28 << 10))
     assert choose(large, 4 * pixels, 0) == (
         "resident",
-        "0.000229 GB fits in 25% of the 0.000918 GB free on cuda:0",
+        "229 kB fits in 25% of the 918 kB free on cuda:0",
     )
     assert choose(labelled, 4 * pixels, 0)[0] == "pinned"
     name, reason = choose(large, 100_000, ram)
     assert name == "dma"
-    assert "resident: 0.000229 GB does not fit in 25%" in reason
+    assert "resident: 229 kB does not fit in 25%" in reason
     assert choose(large, 100_000, ram, refused=("dma",))[0] == "uva"
     assert choose(small, 100_000, ram)[0] == "uva"
     assert choose(small, 100_000, ram, refused=("uva",))[0] == "dma"
@@ -382,13 +382,13 @@ def test_the_choice_counts_all_arrays_that_are_used(
     ram = 2 * (2 * (4096 + 8 * (28 << 10)) + 128 + 5 * 16)
     name, reason = choose(samples, 0, ram)
     assert name == "dma"
-    assert reason.startswith("0.000467 GB fits in 50% of ")
+    assert reason.startswith("467 kB fits in 50% of ")
     assert "of available RAM; uva for features; resident: " in reason
     name, reason = choose(samples, 0, ram - 2)
     assert name == "pinned"
     assert reason.count("does not fit") == 4
     name, reason = choose(samples, 0, ram, refused=("uva",))
-    assert (name, reason.startswith("0.000467 GB fits")) == ("dma", True)
+    assert (name, reason.startswith("467 kB fits")) == ("dma", True)
     assert "; dma with uva for features: uva does not work here" in reason
     name, reason = choose(samples, 0, ram, refused=("dma",))
     assert name == "uva"
