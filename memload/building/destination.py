@@ -9,6 +9,9 @@ from memload.errors import BuildError, FormatError
 from memload.storage.format import HEADER_BYTES, array_path, output_paths, shard_pattern
 from memload.storage.index import Array, Index, sync
 
+#: What the index that is replaced is called in the temporary folder, while files are renamed.
+_REPLACED = "replaced.idx"
+
 
 def check_output(output: Path, arrays: Sequence[Array], overwrite: bool) -> None:
     """Raise BuildError if the output exists and is not to be replaced."""
@@ -28,10 +31,37 @@ def check_output(output: Path, arrays: Sequence[Array], overwrite: bool) -> None
             f"{existing[0]} exists already. Choose another output, or say --overwrite.",
             path=output,
         )
-    if not (index.exists() or (folder / "replaced.idx").exists()):
+    _check_no_folders(existing, output)
+    if not (index.exists() or (folder / _REPLACED).exists()):
         _check_other_indexes(output, existing)
     replaced = {output.parent / name for name in _unused(_own_shards(index, output), output)}
     _check_owners(output, {*existing, *replaced})
+
+
+def _check_no_folders(paths: Iterable[Path], output: Path) -> None:
+    """Raise BuildError if a path is a folder, which no file can replace."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            raise BuildError(
+                f"{path} is a folder. Move it away, or choose another output.", path=output
+            )
+
+
+def check_not_read(index: Index, output: Path, arrays: Sequence[Array]) -> None:
+    """Raise BuildError if this output would replace files of a data set that it is made from.
+
+    If it were stopped while files are renamed, neither data set would be whole.
+    """
+    read = {index.path.parent / shard.file for shard in index.shards}
+    written = {output.parent / shard.file for array in arrays for shard in array.shards}
+    resolved = {path.resolve() for path in (*read, index.path)}
+    replaced = (*written, output_paths(output)[0])
+    if both := sorted(path for path in replaced if path.resolve() in resolved):
+        raise BuildError(
+            f"{both[0]} belongs to {index.path.name}, which is read from, and cannot be replaced. "
+            "Choose another output.",
+            path=output,
+        )
 
 
 def _check_other_indexes(output: Path, existing: Sequence[Path]) -> None:
@@ -65,27 +95,30 @@ def _check_owners(output: Path, paths: Iterable[Path]) -> None:
 def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
     """Rename the files of a finished build in ``folder`` into place, the index last.
 
-    If it was stopped before, it goes on where it stopped. Raises BuildError if files of these
-    names have appeared since the build began, without ``overwrite``.
+    If it was stopped before, it goes on where it stopped, with ``overwrite`` if that was said then.
+    Raises BuildError if files of these names have appeared since the build began, without
+    ``overwrite``, or folders.
     """
-    parent, replaced = output.parent, folder / "replaced.idx"
+    parent, replaced = output.parent, folder / _REPLACED
+    overwrite = overwrite or replaced.exists()
     output_index, _, ledger = output_paths(output)
     shards = [shard.file for shard in index.shards]
     has_ledger = index.build["rejected"] > 0
     names = [*shards, ledger.name] if has_ledger else shards
-    if overwrite and output_index.exists():
-        # From here on until the end there is no data set.
-        output_index.replace(replaced)
-        sync(parent)
-    for name in [*names, output_index.name]:
-        target = parent / name
-        if not overwrite and os.path.lexists(target) and (folder / name).exists():
+    waiting = [name for name in (*names, output_index.name) if (folder / name).exists()]
+    _check_no_folders((parent / name for name in waiting), output)
+    for target in (parent / name for name in waiting):
+        if not overwrite and os.path.lexists(target):
             raise BuildError(
                 f"{target} was made by somebody else while the build ran. The finished build "
                 f"waits in {folder}. Move that file away, or say --overwrite, and run the "
                 "same command again.",
                 path=output,
             )
+    if output_index.exists():
+        # From here on until the end there is no data set.
+        output_index.replace(replaced)
+        sync(parent)
     for name in names:
         move(folder / name, parent)
     if overwrite:
@@ -96,6 +129,13 @@ def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
     sync(parent)
     move(folder / output_index.name, parent)
     sync(parent)
+
+
+def is_partly_published(index: Index, folder: Path) -> bool:
+    """Return whether `publish` was stopped after it had begun to rename files of ``folder``."""
+    return (folder / _REPLACED).exists() or not all(
+        (folder / shard.file).exists() for shard in index.shards
+    )
 
 
 def _own_shards(index: Path, output: Path) -> set[str]:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from memload.building.conversion import ArraySettings, Settings
-from memload.building.destination import check_output, move
+from memload.building.destination import check_output, is_partly_published, move
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
 from memload.building.sources.record import Source
@@ -177,7 +177,7 @@ class Workspace:
         if is_same_plan:
             with contextlib.suppress(FormatError):  # it is missing or damaged
                 index = Index.read(self.folder / self.index_path.name)
-                if not all((self.folder / shard.file).exists() for shard in index.shards):
+                if is_partly_published(index, self.folder):
                     return index
         check_output(self.output, self.arrays, self.overwrite)
         self._check_space()

@@ -10,12 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.building.conversion import stored_sums
-from memload.building.destination import check_output, publish
+from memload.building.destination import (
+    check_not_read,
+    check_output,
+    is_partly_published,
+    publish,
+)
 from memload.building.progress import Show
 from memload.building.progress import progress as progress_of
 from memload.building.statistics import moments
 from memload.building.writer import ShardWriter, rows_per_shard, with_shards
-from memload.editing.aside import temporary_folder
+from memload.editing.aside import clear, temporary_folder
 from memload.editing.report import EditReport, report_on
 from memload.editing.selected import CheckedRows, select
 from memload.editing.threads import in_order
@@ -54,12 +59,14 @@ def copy(
     stay those of the whole data set. ``shard_size`` and ``progress`` are those of `memload.build`.
 
     Each row is compared with its checksum. Files are written into a temporary folder beside the
-    output, and renamed, the index last, so that what is cut short passes for nothing. With
-    ``overwrite``, an existing ``output`` is replaced in the end.
+    output, ``output.copying``, and renamed once all are complete, the index last. A copy that was
+    stopped does not open. Run it again: it goes on if it was renaming files, and begins anew
+    otherwise. With ``overwrite``, an existing ``output`` stays until the copy is complete.
 
     Returns an `EditReport`. Raises ValueError, FormatError, ChecksumError for a row that has
-    changed since it was written, BuildError if the output exists already, or is read from, or does
-    not fit on the disk, and OSError. The temporary folder is removed then.
+    changed since it was written, and BuildError if the output exists already, is read from, or
+    cannot be written, for example because the disk is full. The temporary folder is removed then,
+    unless it holds a complete copy.
 
     >>> memload.copy("all.idx", "packed.bin")  # doctest: +SKIP
     >>> memload.copy("out.bin", "cats.bin", where={"label": "cat"})  # doctest: +SKIP
@@ -67,30 +74,56 @@ def copy(
     index = select(dataset, where)
     path = Path(output).absolute()
     index_path, _, _ = output_paths(path)
-    parts = [_Part.of(index, array, path, shard_size) for array in index.arrays]
-    _check_not_read(index, index_path, parts)
-    arrays = [part.array for part in parts]
-    with temporary_folder(path.with_suffix(".copying")) as folder:
-        check_output(path, arrays, overwrite)
-        _check_space(path, arrays)
-        total = sum(len(part.kept) for part in parts)
-        with progress_of(path.name, total, progress, "rows") as show:
-            statistics = {part.array.name: _copy_rows(part, index, folder, show) for part in parts}
-        copied = _copied(index, parts, statistics).write(folder / index_path.name)
-        publish(copied, folder, path, overwrite)
-    return report_on(Path(output), copied, ())
+    copies = [_CopiedArray.of(index, array, path, shard_size) for array in index.arrays]
+    arrays = [copied.array for copied in copies]
+    check_not_read(index, path, arrays)
+    expected = _copied(index, copies)
+    with temporary_folder(path.with_suffix(".copying"), path, index_path.name) as folder:
+        written = _written_before(expected, folder, path)
+        if written is None or not is_partly_published(written, folder):
+            check_output(path, arrays, overwrite)
+        if written is None:
+            _check_space(path, arrays)
+            total = sum(len(copied.kept) for copied in copies)
+            with progress_of(path.name, total, progress, "rows") as show:
+                statistics = {
+                    copied.array.name: _copy_rows(copied, index, folder, show) for copied in copies
+                }
+            written = _with_statistics(expected, statistics).write(folder / index_path.name)
+        publish(written, folder, path, overwrite)
+    return report_on(Path(output), written, ())
 
 
-class _Part(NamedTuple):
-    """An array of the copy: which rows it keeps, and which of them each sample uses."""
+def _written_before(expected: Index, folder: Path, output: Path) -> Index | None:
+    """Return the index of this copy if it is complete in the folder, and was not published.
 
-    source: Array
+    If another copy to the same output was stopped while it was published, that is done first, since
+    there is no data set until then.
+    """
+    path = folder / output_paths(output)[0].name
+    if not path.exists():
+        return None
+    written = Index.read(path)
+    same = replace(expected, statistics=written.statistics).identified()
+    if same.fingerprint == written.fingerprint:
+        return written
+    if is_partly_published(written, folder):
+        publish(written, folder, output, overwrite=False)
+    clear(folder)
+    return None
+
+
+class _CopiedArray(NamedTuple):
+    """An array of the copy, and which rows of the source it has."""
+
     array: Array
     kept: np.ndarray  #: rows of the source, int64 ``(rows,)``, in the order of their first use
     rows: np.ndarray  #: the row of each sample in the copy, int64 ``(n,)``
 
     @classmethod
-    def of(cls, index: Index, source: Array, output: Path, shard_size: int | None) -> "_Part":
+    def of(
+        cls, index: Index, source: Array, output: Path, shard_size: int | None
+    ) -> "_CopiedArray":
         """Raises ValueError if a shard has no room for a row."""
         used, first, position = np.unique(
             index.rows_of(source.name), return_index=True, return_inverse=True
@@ -100,23 +133,7 @@ class _Part(NamedTuple):
         rank[order] = np.arange(len(order))
         limit = rows_per_shard(source, shard_size)
         array = with_shards(source, output, len(used), limit)
-        return cls(source, array, used[order], rank[position])
-
-
-def _check_not_read(index: Index, output: Path, parts: Sequence[_Part]) -> None:
-    """Raise BuildError if the copy would replace files that it is read from.
-
-    If it were stopped while files are renamed, neither data set would be whole.
-    """
-    read = {index.path.parent / shard.file for array in index.arrays for shard in array.shards}
-    written = {output.parent / shard.file for part in parts for shard in part.array.shards}
-    resolved = {path.resolve() for path in (*read, index.path)}
-    if both := sorted(path for path in (*written, output) if path.resolve() in resolved):
-        raise BuildError(
-            f"{both[0]} is read from, and cannot be replaced. Choose another output, and use "
-            "'memload rename' afterwards.",
-            path=output,
-        )
+        return cls(array, used[order], rank[position])
 
 
 def _check_space(output: Path, arrays: Sequence[Array]) -> None:
@@ -130,20 +147,20 @@ def _check_space(output: Path, arrays: Sequence[Array]) -> None:
         )
 
 
-def _copy_rows(part: _Part, index: Index, folder: Path, show: Show) -> dict[str, Any]:
+def _copy_rows(copied: _CopiedArray, index: Index, folder: Path, show: Show) -> dict[str, Any]:
     """Write the shards of an array into a folder. Returns the statistics of its values."""
-    array, rows = part.array, CheckedRows(index, part.array.name)
+    array, rows = copied.array, CheckedRows(index, copied.array.name)
     writer = ShardWriter(folder, array)
-    writer.create(index.crc32[array.name][part.kept])
+    writer.create(index.crc32[array.name][copied.kept])
 
     def read(kept: np.ndarray) -> tuple[np.ndarray, _Sums]:
         values = rows.read(kept)
         return values, _sums_of(array, values)
 
-    chunks = min(len(part.kept), 1 + array.rows * array.row_bytes // _CHUNK_BYTES)
+    chunks = min(len(copied.kept), 1 + array.rows * array.row_bytes // _CHUNK_BYTES)
     sums, written = [], 0
     with contextlib.closing(writer):
-        for values, sums_of_chunk in in_order(read, np.array_split(part.kept, chunks)):
+        for values, sums_of_chunk in in_order(read, np.array_split(copied.kept, chunks)):
             for row, value in enumerate(values, written):
                 writer.write(row, value.tobytes())
             written += len(values)
@@ -171,23 +188,27 @@ def _statistics_of(array: Array, sums: Sequence[_Sums]) -> dict[str, Any]:
     return {"ids": np.flatnonzero(columns[0].any(axis=0)).tolist()} if columns else {}
 
 
-def _copied(index: Index, parts: Sequence[_Part], statistics: Mapping[str, Any]) -> Index:
-    """Return the index of the copy. ``statistics`` are those of each array."""
-    rows = {part.array.name: part.rows for part in parts}
-    kept = {name: value for name, value in index.statistics.items() if name not in _COMPUTED}
-    ids = {name: entry["ids"] for name, entry in statistics.items() if "ids" in entry}
-    if ids:
-        kept["mask_ids"] = ids
+def _copied(index: Index, copies: Sequence[_CopiedArray]) -> Index:
+    """Return the index of the copy, with those statistics that are not computed from its rows."""
+    rows = {copied.array.name: copied.rows for copied in copies}
+    statistics = {name: value for name, value in index.statistics.items() if name not in _COMPUTED}
     if index.classes is not None:
-        kept["class_counts"] = class_counts(index.columns["label"], len(index.classes))
+        statistics["class_counts"] = class_counts(index.columns["label"], len(index.classes))
     return replace(
         index,
-        arrays=tuple(part.array for part in parts),
+        arrays=tuple(copied.array for copied in copies),
         row=rows["image"],
         other_rows={
             name: row for name, row in rows.items() if not np.array_equal(row, rows["image"])
         },
-        crc32={part.array.name: index.crc32[part.array.name][part.kept] for part in parts},
+        crc32={copied.array.name: index.crc32[copied.array.name][copied.kept] for copied in copies},
         build={**index.build, "rejected": 0},
-        statistics=kept | statistics["image"],
+        statistics=statistics,
     )
+
+
+def _with_statistics(index: Index, statistics: Mapping[str, Any]) -> Index:
+    """Return the index with the statistics of the rows of each array."""
+    ids = {name: entry["ids"] for name, entry in statistics.items() if "ids" in entry}
+    computed = statistics["image"] | ({"mask_ids": ids} if ids else {})
+    return replace(index, statistics=index.statistics | computed)

@@ -597,11 +597,17 @@ def _missing(path: Path, given: Path) -> MissingError:
     ``given`` is what the user named, such as ``out.bin``.
     """
     pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
+    copying = path.with_suffix(".copying")
     owner = path.with_name(f"{path.stem.rpartition('.')[0]}.idx")  # out.idx of out.mask.bin
     if os.path.exists(building):  # noqa: PTH110  # no name is too long for os.path
         message = (
             f"{given} is missing: its build is not complete ({building}). If it is running, wait "
             "for it. Otherwise run the same 'memload build' again; it goes on where it stopped."
+        )
+    elif os.path.exists(copying):  # noqa: PTH110
+        message = (
+            f"{given} is missing: it is a copy that is not complete ({copying}). Run the same "
+            "'memload copy' again."
         )
     elif os.path.exists(given) and os.path.exists(owner):  # noqa: PTH110
         message = f"{given} holds an array of {owner.name}, not its images. Open {owner}."

@@ -24,7 +24,7 @@ from PIL import Image
 
 import memload
 from memload.cli import main
-from memload.errors import ChecksumError
+from memload.errors import BuildError, ChecksumError
 from memload.storage.index import Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
@@ -645,7 +645,9 @@ def test_a_full_disk_leaves_nothing(make_dataset: Make, tmp_path: Path, name: st
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(
+            BuildError, match=f"{name} cannot be written: .*File too large. Make room"
+        ):
             memload.export(index.path, tmp_path / name, progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
