@@ -80,8 +80,11 @@ class ExtraArray:
     def _convert_array(self, value: Any, max_pixels: int) -> ExtraRow:
         array, file_state = _array(value, max_pixels)
         if (array.shape, array.dtype.str) != (self.shape, self.descr):
+            remedy = ". Arrays are stored as they are"
+            if array.ndim == 2 and array.dtype.name in ("uint8", "uint16"):
+                remedy += f"; --masks {self.name}=… resizes them with their images"
             raise DecodeError(
-                f"it is {array.shape} of {array.dtype.name}, but the first one is {self}"
+                f"it is {array.shape} of {array.dtype.name}, but the first one is {self}{remedy}"
             )
         return ExtraRow(array.tobytes(), file_state)
 
@@ -173,9 +176,12 @@ def _ids_of_array(array: np.ndarray) -> np.ndarray:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.ndim != 2 or array.dtype.kind not in "bui" or not array.size:
+        objects = ". If it has a mask for each object, make one of their numbers" * (
+            array.ndim == 3 and array.dtype.kind in "bui"
+        )
         raise DecodeError(
             f"{array.shape} of {array.dtype.name} is no mask, which has one whole number for each "
-            "pixel. Convert it to uint8 or uint16 of (H, W)"
+            f"pixel. Convert it to uint8 or uint16 of (H, W){objects}"
         )
     if array.dtype.name not in ("bool", "uint8", "uint16"):
         low, high = int(array.min()), int(array.max())

@@ -292,6 +292,7 @@ def test_another_size_is_told_with_both_sizes_and_the_orientation() -> None:
         (encode(IDS.astype(np.float32), "TIFF"), "it has floats"),
         (IDS.astype(np.float32), "(6, 8) of float32 is no mask"),
         (np.zeros((6, 8, 3), np.uint8), "(6, 8, 3) of uint8 is no mask"),
+        (np.zeros((2, 6, 8), bool), "a mask for each object, make one of their numbers"),
         (IDS.astype(np.int64) - 100, "its ids go from -100 to"),
         (np.full((6, 8), 70_000), "its ids go from 70,000 to 70,000"),
         (np.ma.masked_equal(IDS, IDS[0, 0]), "some of its values are masked out"),
@@ -361,6 +362,7 @@ def test_further_pictures_are_stored_as_they_are() -> None:
     [
         (np.zeros((2, 4)), "it is (2, 4) of float64, but the first one is (2, 3) of float64"),
         (np.zeros((2, 3), "f4"), "it is (2, 3) of float32, but the first one is (2, 3) of float64"),
+        (np.zeros((2, 4), np.uint8), "--masks depth=… resizes them with their images"),
         (np.zeros((2, 3), complex), "(2, 3) of complex128 cannot be stored"),
         (np.zeros((2, 0)), "(2, 0) of float64 cannot be stored"),
         (np.float64(3), "it must be a PIL image, an array"),

@@ -1,7 +1,8 @@
 """Any map-style data set as a source, such as torchvision's or Hugging Face's."""
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,8 +17,9 @@ from memload.building.sources.entries import (
     plain_array,
     unpacked,
 )
-from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
+from memload.building.sources.names import BOX_NAMES, IMAGE_NAMES, LABEL_NAMES, POINT_NAMES
 from memload.building.sources.record import Column, Record
+from memload.building.sources.unnamed import check_no_boxes, check_no_masks
 from memload.errors import DecodeError, SourceError, describe_error
 from memload.storage.keys import Keys
 
@@ -62,6 +64,8 @@ class DatasetSource:
       item for each box are filled up too, integers with -1 and floats with NaN: those that have as
       many items as there are boxes in two of the first 20 samples, which differ in their number.
       An entry ``labels`` keeps its name then. A sample with more boxes is rejected.
+    - Boxes and masks that are not named would not move with the images. Unless ``columns`` are
+      given, it is an error if samples have entries such as ``boxes`` and ``mask``.
     - ``num_workers`` and ``timeout`` are those of the build, see `first_usable`.
 
     Raises SourceError if none of the first samples can be read.
@@ -123,6 +127,8 @@ class DatasetSource:
             self.classes = None
         if "label" not in self.schema and columns is None and not self._named_entries:
             self.notes.append(_note_without_labels(has_entries=bool(self.schema or skipped)))
+        if columns is None:
+            self.notes += _notes_on_points(self.schema)
         self.keys = Keys.of(_names(dataset, key))
         if hasattr(dataset, "__getitems__"):
             self.__getitems__ = self._get_several
@@ -157,6 +163,10 @@ class DatasetSource:
             if not (is_kept or is_named or (self._boxes.limits and _is_list_of_numbers(feature))):
                 kind = type(feature).__name__
                 reasons[name] = "text" if _is_text(feature) else f"of type {kind}"
+                if name in BOX_NAMES and kind != "Image":
+                    reasons[name] += (
+                        f"; boxes={{{name!r}: 100}} stores up to 100 boxes of each sample"
+                    )
                 if kind == "Image":
                     reasons[name] += f"; masks=[{name!r}] or arrays=[{name!r}] stores it"
         return reasons
@@ -312,9 +322,9 @@ class DatasetSource:
         """Return the columns of a sample, or of up to two of the next ones if there are boxes.
 
         The first of these has more than one box, and the second another number of boxes. Raises
-        SourceError if the sample lacks an entry that is named.
+        SourceError if the sample lacks an entry that is named, or has boxes or masks that are not.
         """
-        _, entries, arrays = self._entries(self._dataset[index])
+        image, entries, arrays = self._entries(self._dataset[index])
         self._arrays.check(arrays, entries)
         lost = [name for name in (*self._points, *self._boxes.limits) if name not in entries]
         if lost:
@@ -323,16 +333,33 @@ class DatasetSource:
                 f"{argument}: the samples of the data set have no entry {lost[0]!r:.80}, only "
                 f"{sorted(entries)}. Name one of them."
             )
+        if self._columns is None:
+            self._check_unnamed(index, image, entries)
         if not self._boxes.limits:
             return [entries]
         by_count: dict[int, dict[str, Any]] = {}
-        for other in range(index, min(index + _MAX_FIRST_BOXES, len(self))):
+        for candidate in (entries, *self._next_entries(index)):
             with contextlib.suppress(Exception):  # it is rejected when its turn comes
-                candidate = self._entries(self._dataset[other])[1]
                 by_count.setdefault(self._boxes.most(candidate), candidate)
                 if len(by_count) > 1 and max(by_count) > 1:
                     break
         return [by_count[count] for count in sorted(by_count, reverse=True)] or [entries]
+
+    def _next_entries(self, index: int) -> Iterator[dict[str, Any]]:
+        """Yield the columns of the samples after this one, of up to 19 that can be read."""
+        for other in range(index + 1, min(index + _MAX_FIRST_BOXES, len(self))):
+            with contextlib.suppress(Exception):  # it is rejected when its turn comes
+                yield self._entries(self._dataset[other])[1]
+
+    def _check_unnamed(self, index: int, image: Any, entries: Mapping[str, Any]) -> None:
+        """Raise SourceError for boxes and masks that would be stored as they are."""
+        named = {*self._points, *self._boxes.limits}
+        check_no_masks(image, {name: entries[name] for name in entries if name not in named})
+        samples = (
+            {name: sample[name] for name in sample if name not in named}
+            for sample in itertools.chain([entries], self._next_entries(index))
+        )
+        check_no_boxes(samples, by_name=bool(self._boxes.limits))
 
 
 def _checked_columns(
@@ -470,6 +497,14 @@ def _note_without_labels(*, has_entries: bool) -> str:
         f"no labels: there is no entry {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
         "name one with DatasetSource(dataset, columns={'label': '…'})"
     )
+
+
+def _notes_on_points(schema: Mapping[str, Column]) -> Iterator[str]:
+    for name in POINT_NAMES:
+        if name in schema and schema[name].shape[1:] == (2,) and not schema[name].points:
+            yield (
+                f"{name} are stored as they are; points=[{name!r}] lets them move with their images"
+            )
 
 
 def _notes(left_out: Mapping[str, str]) -> list[str]:

@@ -204,7 +204,8 @@ class BoxColumns:
             counts[name] = len(boxes)
             if len(boxes) > limit:
                 raise DecodeError(
-                    f"it has {len(boxes):,} boxes in {name!r:.80}, and there is room for {limit:,}"
+                    f"it has {len(boxes):,} boxes in {name!r:.80}, and there is room for {limit:,}."
+                    f" Raise it to the most that a sample has: boxes={{{name!r}: {len(boxes)}}}"
                 )
             filled[name] = _fill(boxes, Column("<f4", (limit, 4)))
         for name, (boxes_name, column) in self._per_box.items():
@@ -241,6 +242,8 @@ def _boxes(name: str, value: Any) -> np.ndarray:
     boxes = _items(value)
     if not boxes.size:
         return np.zeros((0, 4), np.float32)
+    if boxes.shape == (4,):
+        boxes = boxes[None]
     if boxes.ndim != 2 or boxes.shape[1] != 4 or boxes.dtype.kind not in "iuf":
         raise DecodeError(
             f"its boxes in {name!r:.80} are {boxes.dtype.name} of the shape {boxes.shape}, and not "

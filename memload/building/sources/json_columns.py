@@ -8,6 +8,7 @@ import numpy as np
 
 from memload.building.sources.columns import Columns, number_texts
 from memload.building.sources.entries import BoxColumns
+from memload.building.sources.names import BOX_NAMES
 from memload.errors import DecodeError, SourceError
 from memload.storage.format import RESERVED
 
@@ -53,6 +54,11 @@ def add_json(
         if name in columns.values or name in RESERVED or "/" in name:
             columns.skip(name, "its name is taken")
             continue
+        if name in BOX_NAMES and any(isinstance(value, list) for value in values):
+            columns.notes.append(
+                f"boxes in {name!r} do not move with their images; --boxes {name}=100 names them, "
+                "with the most that a sample has"
+            )
         texts = [value or "" for value in values if value is None or isinstance(value, str)]
         if name == "label" and len(texts) == len(values) and any(texts):
             columns.add_labels(texts)
@@ -90,8 +96,9 @@ def _add_boxes(
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     pairs = list(zip(samples, rows, strict=True))
     counts = [_checked(sample, boxes.most, row) for sample, row in pairs]
-    most, fewest = rows[counts.index(max(counts))], rows[counts.index(min(counts))]
-    boxes.learn([_lists(most), _lists(fewest)])
+    most, fewest = counts.index(max(counts)), counts.index(min(counts))
+    boxes.learn([_lists(rows[most]), _lists(rows[fewest])])
+    _checked(samples[most], boxes.padded, rows[most])  # an error is to name the most boxes
     padded = [_checked(sample, boxes.padded, row) for sample, row in pairs]
     for name in boxes.schema:
         columns.add(name, np.stack([row[name] for row in padded]), boxes=name in boxes.limits)

@@ -1,10 +1,14 @@
-"""The names that images, labels and parts of data sets commonly have."""
+"""The names that images, labels, masks, boxes and parts of data sets commonly have."""
 
 from collections.abc import Iterable
 
 #: in the order of preference
 IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
 LABEL_NAMES = ("label", "labels", "fine_label", "cls", "target")
+
+BOX_NAMES = ("boxes", "bboxes", "bbox")
+MASK_NAMES = ("mask", "masks")
+POINT_NAMES = ("points", "landmarks", "keypoints")
 
 #: Folders of these names hold parts of a data set, and are no classes.
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})

@@ -357,6 +357,7 @@ def test_json_may_have_points_and_boxes(tmp_path: Path) -> None:
     assert np.isnan(source[0].columns["boxes"]).all()
     with pytest.raises(SourceError, match=r"3.jpg cannot be used: it has 3 boxes in 'boxes'"):
         open_source(path, boxes={"boxes": 2})
+    assert any("--boxes boxes=100" in note for note in open_source(path).notes)
     with pytest.raises(SourceError, match=r"no entry 'box', only \['boxes', 'kinds', 'marks', 'w'"):
         open_source(path, boxes={"box": 2})
     with pytest.raises(SourceError, match="'w' is not a list of as many x, y"):

@@ -1,6 +1,7 @@
 """Masks, arrays, points and boxes among the entries of a map-style data set's samples."""
 
 import enum
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,13 +162,13 @@ def test_entries_may_get_other_names() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"masks": ["msk"]}, r"masks: the samples .* no entry 'msk', only \['id', 'mask', 'p'\]"),
+        ({"masks": ["msk"]}, r"masks: the samples .* no entry 'msk', only \['id', 'm', 'p'\]"),
         ({"masks": ["id"]}, "masks: 'id' is the number 0 in the first sample"),
-        ({"points": ["q"]}, r"points: the samples .* no entry 'q', only \['id', 'mask', 'p'\]"),
+        ({"points": ["q"]}, r"points: the samples .* no entry 'q', only \['id', 'm', 'p'\]"),
         ({"boxes": {"q": 2}}, r"boxes: the samples .* no entry 'q'"),
         ({"boxes": {"p": 0}}, "boxes: 'p' has 0"),
         ({"masks": ["label"]}, r"cannot be named 'label'.*masks=\['mask'\]"),
-        ({"masks": ["mask"], "arrays": ["mask"]}, "'mask' is among the masks"),
+        ({"masks": ["m"], "arrays": ["m"]}, "'m' is among the masks"),
         ({"masks": "masks/"}, "masks does not exist. Check the path"),
         ({"masks": Path("mask")}, "mask does not exist. Check the path"),
         ({"arrays": {"d": "q"}}, r"arrays: the samples .* no entry 'q'"),
@@ -176,9 +177,63 @@ def test_entries_may_get_other_names() -> None:
     ],
 )
 def test_wrong_names_are_told_with_what_there_is(arguments: dict[str, Any], message: str) -> None:
-    samples = Samples(lambda i: {"image": IMAGE, "mask": IDS, "id": i, "p": [[1, 2], [3, 4]]})
+    samples = Samples(lambda i: {"image": IMAGE, "m": IDS, "id": i, "p": [[1, 2], [3, 4]]})
     with pytest.raises((SourceError, ValueError, TypeError), match=message):
         open_source(samples, **arguments)
+
+
+# ----------------------------------------------------------------- boxes and masks without a name
+
+
+@pytest.mark.parametrize(
+    ("entries", "remedy"),
+    [
+        (lambda i: {"boxes": [[1, 2, 3, 4]]}, "up to 1 in the .* boxes={'boxes': 1}"),
+        (lambda i: {"bbox": [1, 2, 3, 4]}, "boxes={'bbox': 1}"),
+        (lambda i: {"bboxes": torch.ones(i % 4, 4)}, "up to 3 in the .* boxes={'bboxes': 3}"),
+        (lambda i: {"x": np.ones((1 + i % 4, 4))}, "up to 4 in the .* boxes={'x': 4}"),
+        (lambda i: {"x": boxes([[1, 2, 3, 4]])}, "boxes={'x': 1}"),
+        (lambda i: {"boxes": []}, "boxes={'boxes': 100}"),
+        (lambda i: {"mask": IDS}, r"shape \(10, 12\).*masks=\['mask'\]"),
+        (lambda i: {"masks": torch.ones(1, 10, 12)}, r"Name it: masks=\['masks'\]"),
+        (
+            lambda i: {"masks": np.zeros((3, 10, 12), bool)},
+            r"a mask for each object.*arange\(1, 4\)",
+        ),
+    ],
+)
+def test_boxes_and_masks_that_are_not_named_are_an_error(
+    entries: Callable[[int], dict[str, Any]], remedy: str
+) -> None:
+    for make in (
+        lambda i: (IMAGE, entries(i)),
+        lambda i: {"image": Image.fromarray(IMAGE), **entries(i)},
+        lambda i: {"image": torch.zeros(3, 10, 12, dtype=torch.uint8), **entries(i)},
+    ):
+        with pytest.raises(SourceError, match=rf"(?s){remedy}.*columns=\[…\]"):
+            open_source(Samples(make, 30))
+
+
+def test_boxes_and_masks_are_stored_as_they_are_on_request() -> None:
+    samples = Samples(lambda i: (IMAGE, {"boxes": [[1, 2, 3, 4]], "mask": IDS, "n": i}))
+    source = DatasetSource(samples, columns=["boxes", "mask"])
+    assert source.schema == {"boxes": Column("<i8", (1, 4)), "mask": Column("|u1", (10, 12))}
+    assert list(DatasetSource(samples, columns=["n"]).schema) == ["n"]
+
+
+def test_other_arrays_of_four_columns_are_stored_as_they_are() -> None:
+    samples = Samples(lambda i: (IMAGE, {"pose": np.eye(4), "q": [1, 2, 3, 4], "mask": [1, 0]}))
+    assert list(open_source(samples).schema) == ["pose", "q", "mask"]
+    many = Samples(lambda i: (IMAGE, {"boxes": [[0, 0, 1, 1]] * i, "turned": np.ones((i, 4))}))
+    assert open_source(many, boxes={"boxes": 6}).schema["turned"].shape == (6, 4)
+
+
+def test_points_that_are_not_named_are_noted() -> None:
+    samples = Samples(lambda i: (IMAGE, {"label": i, "landmarks": [[1.5, 2], [3, 4]]}))
+    assert open_source(samples).notes == [
+        "landmarks are stored as they are; points=['landmarks'] lets them move with their images"
+    ]
+    assert open_source(samples, points=["landmarks"]).notes == []
 
 
 # ------------------------------------------------------------------------------------------- boxes
@@ -239,7 +294,8 @@ def test_a_build_keeps_boxes_of_a_data_set(tmp_path: Path) -> None:
         progress=False,
     )
     assert (report.samples, report.rejected) == (4, 1)
-    assert "4 boxes in 'boxes', and there is room for 3" in report.ledger.read_text()
+    reason = "4 boxes in 'boxes', and there is room for 3. Raise it .*: boxes={'boxes': 4}"
+    assert re.search(reason, report.ledger.read_text())
     dataset = memload.MemmapDataset(tmp_path / "out.bin")
     np.testing.assert_array_equal(dataset.columns["labels"][3], [0, 1, 2])
     np.testing.assert_array_equal(dataset.columns["boxes"][1][0], [1, 2, 3, 4.5])
@@ -249,6 +305,7 @@ def test_a_build_keeps_boxes_of_a_data_set(tmp_path: Path) -> None:
     ("value", "message"),
     [
         ([[5, 1, 2, 3]], r"box \[5, 1, 2, 3\] in 'boxes' .* x, y, width, height"),
+        ([1, 2, 3], r"shape \(3,\), and not numbers of \(k, 4\)"),
         ([[1, 2, 3]], r"shape \(1, 3\), and not numbers of \(k, 4\)"),
         (boxes([[0, 0, 1, 1]], Format.XYWH), r"are XYWH, and XYXY is stored"),
     ],

@@ -1,0 +1,112 @@
+"""Boxes and masks among the entries of samples that are not named as such.
+
+They would be stored as they are, in pixels of the file, while their images are resized and cropped.
+"""
+
+import contextlib
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from memload.building.sources.entries import is_tensor, plain_array, unpacked
+from memload.building.sources.names import BOX_NAMES, MASK_NAMES
+from memload.errors import SourceError
+
+_TO_KEEP_IT = (
+    "To store it as it is, or to leave it out, name what is stored: "
+    "DatasetSource(dataset, columns=[…])."
+)
+
+
+def check_no_boxes(samples: Iterable[Mapping[str, Any]], *, by_name: bool = False) -> None:
+    """Raise SourceError if entries of the first samples are boxes.
+
+    These are entries with such a name, torchvision's BoundingBoxes, and unless ``by_name`` those of
+    the shape ``(k, 4)`` whose k differs. More samples than the first are read only where its shapes
+    allow for boxes.
+    """
+    iterator = iter(samples)
+    first = next(iterator)
+    names = [name for name, value in first.items() if _may_be_boxes(name, value)]
+    is_certain = {name: _is_called_boxes(name, first[name]) for name in names}
+    names = [name for name in names if is_certain[name] or not by_name]
+    if not names:
+        return
+    read = [first, *iterator]
+    for name in names:
+        counts = [
+            1 if _shape(sample[name]) == (4,) else _shape(sample[name])[0]
+            for sample in read
+            if name in sample and _may_be_boxes(name, sample[name])
+        ]
+        is_uneven = len(counts) == len(read) and len(set(counts)) > 1
+        if is_certain[name] or is_uneven:
+            most = max(counts)
+            raise SourceError(
+                f"Entry {name!r:.80} of the samples has boxes, which would not move with their "
+                f"images: up to {most:,} in the first {len(read):,} samples. Name it, with the "
+                f"most that any sample has: boxes={{{name!r}: {most or 100}}}. {_TO_KEEP_IT}"
+            )
+
+
+def check_no_masks(image: Any, entries: Mapping[str, Any]) -> None:
+    """Raise SourceError if an entry of a sample is a mask by its name and by its shape."""
+    for name in MASK_NAMES:
+        shape = _shape(entries.get(name))
+        if len(shape) not in (2, 3):
+            continue
+        is_single = len(shape) == 2 or 1 in (shape[0], shape[2])
+        size = shape[:2] if len(shape) == 3 and shape[2] == 1 else shape[-2:]
+        if _size(image) not in (None, size):
+            continue
+        remedy = f"Name it: masks=[{name!r}]."
+        if not is_single:
+            remedy = (
+                "If it has a mask for each object, make one mask of their numbers, such as "
+                f"(masks * np.arange(1, {shape[0] + 1})[:, None, None]).max(0), and name it: "
+                f"masks=[{name!r}]."
+            )
+        raise SourceError(
+            f"Entry {name!r} of the samples, of the shape {shape}, would not move with its image. "
+            f"{remedy} {_TO_KEEP_IT}"
+        )
+
+
+def _is_called_boxes(name: str, value: Any) -> bool:
+    return name in BOX_NAMES or type(value).__name__ == "BoundingBoxes"
+
+
+def _may_be_boxes(name: str, value: Any) -> bool:
+    """Return whether a value has the shape of boxes. A single box may be ``(4,)``."""
+    shape = _shape(value)
+    is_one = shape == (4,) and _is_called_boxes(name, value)
+    return shape == (0,) or shape[1:] == (4,) or is_one
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of numbers, or () for anything else."""
+    if not isinstance(value, (list, tuple, np.ndarray)) and not is_tensor(value):
+        return ()
+    with contextlib.suppress(ValueError):  # lists of different lengths
+        array = np.asarray(plain_array(value))
+        return array.shape if array.dtype.kind in "biuf" else ()
+    return ()
+
+
+def _size(image: Any) -> tuple[int, int] | None:
+    """Return height and width of an image of a data set, or None if they are not known."""
+    image = unpacked(image)
+    if is_tensor(image):
+        return tuple(image.shape[-2:])
+    if isinstance(image, np.ndarray):
+        return image.shape[0], image.shape[1]
+    with contextlib.suppress(Exception):  # it is rejected when its turn comes
+        opened = image
+        if isinstance(image, (bytes, Path)):
+            opened = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        return opened.height, opened.width
+    return None
