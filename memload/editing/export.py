@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from memload.building.progress import progress as progress_of
+from memload.building.sources.matching import stem_of
 from memload.editing.aside import written_aside
 from memload.editing.encoding import Encoder
 from memload.editing.facts import are_readable, classes_in_use
-from memload.editing.file_names import TABLE, without_extension
+from memload.editing.file_names import TABLE
 from memload.editing.selected import select
 from memload.editing.threads import in_order
 from memload.editing.writers import FolderWriter, TarWriter, folders, images_last, member_ending
@@ -144,7 +145,7 @@ def _report(
     changed = [
         (key, stem)
         for key, stem in zip(index.keys, stems, strict=True)
-        if not f"/{stem}".endswith(f"/{without_extension(key)}")
+        if not f"/{stem}".endswith(f"/{stem_of(key)}")
     ]
     if changed:
         (key, stem), count = changed[0], len(changed)

@@ -4,10 +4,8 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 
-from memload.building.sources.record import EXTENSIONS
+from memload.building.sources.matching import stem_of
 
-#: What is cut off a key to make the name of another file.
-_ENDINGS = (*EXTENSIONS, ".gif", ".avif", ".jp2", ".jpe", ".jfif", ".heic", ".npy")
 #: The table of an exported folder.
 TABLE = "metadata.csv"
 #: The limit of file systems for the name of a file or a folder.
@@ -67,7 +65,7 @@ def safe_name(name: str, max_bytes: int = _MAX_NAME_BYTES) -> str:
 
 def _safe_path(key: str, folder: str | None, max_bytes: int, dots: bool) -> str:
     parts = [part for part in key.split("/") if part not in ("", ".", "..")] or ["_"]
-    stem = without_extension(parts[-1])
+    stem = stem_of(parts[-1])
     stem = safe_name(stem if dots else stem.replace(".", "_"), max_bytes)
     folders = [safe_name(part) for part in parts[:-1]]
     first = [] if folder is None or folders[:1] == [folder] else [folder]
@@ -75,12 +73,6 @@ def _safe_path(key: str, folder: str | None, max_bytes: int, dots: bool) -> str:
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         path = "/".join([*([] if folder is None else [folder]), stem])
     return path
-
-
-def without_extension(name: str) -> str:
-    """Return a name or a key without the extension of an image."""
-    stem, dot, extension = name.rpartition(".")
-    return stem if stem and f"{dot}{extension}".lower() in _ENDINGS else name
 
 
 def _distinct(paths: Sequence[str], ending: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memload.editing.matching import match
+from memload.editing.matching import match_samples
 from memload.editing.npy import checksums_of, read_npy_header
 from memload.editing.report import EditReport, check_output, report_on
 from memload.editing.statistics import ids_of_masks
@@ -29,8 +29,8 @@ def join(
     names another. Samples are matched by their names, whatever the extension: ``cat/1.jpg`` and
     ``cat/1.png``. Samples that one of the arrays lacks are left out, which the report notes.
 
-    An NPY file, as `numpy.save` writes it, has a row for each sample of ``path``, in its order. Or
-    it has a row for each of the rows of its images. It is read once, for its checksums.
+    An NPY file, as `numpy.save` writes it, has a row for each sample of ``path``, in its order. It
+    is read once, for its checksums.
 
     Arrays of uint8 or uint16 that have the height and width of the images, and at most one channel,
     become masks ``(H, W)``. Masks move with the images in transforms. All others are arrays, which
@@ -121,18 +121,19 @@ def _check_folder(first: Index, path: Path, files: str) -> None:
 def _from_npy(first: Index, name: str, path: Path) -> _Addition:
     array = _as_mask(read_npy_header(path, name), first.image)
     _check_folder(first, path, str(path))
-    if array.rows == len(first):
-        rows = np.arange(len(first))
-    elif array.rows == first.image.rows:
-        rows = first.row
-    else:
-        in_rows = "" if first.image.rows == len(first) else f" in {first.image.rows:,} rows"
+    if array.rows != len(first):
+        remedy = "Save one row for each sample, in the order of the data set."
+        if array.rows == first.image.rows:
+            remedy = (
+                f"It has a row for each of the images in {first.image.shards[0].file}: join it to "
+                "the data set that has all of them, and take the samples from the result."
+            )
         raise ValueError(
-            f"{path} has {array.rows:,} rows, but {first.path.name} has {len(first):,} samples"
-            f"{in_rows}. Save one row for each sample, in the order of the data set."
+            f"{path} has {array.rows:,} rows, but {first.path.name} has {len(first):,} samples. "
+            f"{remedy}"
         )
     notes = (f"{name}: {_kind_text(array)}, from {path.name}",)
-    return _Addition(array, rows, checksums_of(path, array), notes)
+    return _Addition(array, np.arange(len(first)), checksums_of(path, array), notes)
 
 
 def _as_mask(array: Array, image: Array) -> Array:
@@ -157,8 +158,10 @@ def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addit
     if source.kind == "image":
         array = _as_mask(array, first.image)
         _check_size(first, name, other, source, array)
-    positions = match(first.keys, other.keys, other.path.name)
+    positions = match_samples(first, other.keys, other.path.name)
     found = positions >= 0
+    if not len(other):
+        raise ValueError(f"{name}: {other.path} has no samples.")
     if not found.any():
         raise ValueError(
             f"{name}: no sample of {other.path} has the name of one of {first.path.name}. The "

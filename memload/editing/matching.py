@@ -5,6 +5,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from memload.building.sources import matching
+from memload.storage.index import Index
+
+
+def match_samples(index: Index, names: Sequence[str], owner: str) -> np.ndarray:
+    """Return the position of the name of each sample as `match` does.
+
+    Also raises ValueError if a name would belong to different pictures of the same name, as data
+    sets that were put together may have. A sample that is there twice shares its name.
+    """
+    if not len(index):
+        raise ValueError(f"{index.path} has no samples.")
+    positions = match(index.keys, names, owner)
+    samples = np.flatnonzero(positions >= 0)
+    samples = samples[np.argsort(positions[samples], kind="stable")]
+    same_name = positions[samples[1:]] == positions[samples[:-1]]
+    differ = np.flatnonzero(same_name & (index.row[samples[1:]] != index.row[samples[:-1]]))
+    if len(differ):
+        raise ValueError(
+            f"{index.path.name} has several pictures named {index.keys[samples[differ[0]]]!r:.200},"
+            f" and {owner} does not tell which of them it means. Do this with each of the data "
+            "sets before you put them together."
+        )
+    return positions
 
 
 def match(keys: Sequence[str], names: Sequence[str], owner: str) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from memload.building.sources.table import list_images
 from memload.editing.columns import Column, replace_columns
-from memload.editing.matching import match
+from memload.editing.matching import match_samples
 from memload.editing.report import EditReport, check_output, report_on
 from memload.storage.index import Index
 from memload.wording import listed
@@ -51,7 +51,7 @@ def relabel(
     names, read = list_images(table, path_column=key_column, label_column=label_column)
     texts = dict(read.categories) | ({} if read.classes is None else {"label": read.classes})
     notes = [note for note in read.notes if not note.startswith("no labels")]  # they stay
-    lines = match(index.keys, names, table.name)
+    lines = match_samples(index, names, table.name)
     kept = _with_line(index, lines, names, table, missing, notes)
     columns = {
         name: Column(values[lines[kept]], tuple(texts[name]) if name in texts else None)

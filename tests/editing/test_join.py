@@ -62,15 +62,37 @@ def test_a_file_of_another_program_has_a_row_for_each_sample(
     assert memload.verify(tmp_path / "both.idx").ok
 
 
-def test_a_file_with_a_row_for_each_row_of_the_images_fits_a_subset(
-    make_dataset: Make, tmp_path: Path, rows_in: Rows
+def test_a_file_with_a_row_for_each_row_of_the_images_does_not_fit_a_subset(
+    make_dataset: Make, tmp_path: Path
 ) -> None:
-    index = make_dataset("out.bin", rows=(5,))
-    index.subset(np.array([3, 1])).write(tmp_path / "some.idx")
-    values = np.random.default_rng(0).random((5, 3))
-    np.save(tmp_path / "features.npy", values)
-    memload.join(tmp_path / "both.idx", tmp_path / "some.idx", f=tmp_path / "features.npy")
-    assert np.array_equal(rows_in(Index.open(tmp_path / "both.idx"), "f"), values[[3, 1]])
+    make_dataset("out.bin", rows=(5,)).subset(np.array([3, 1])).write(tmp_path / "some.idx")
+    np.save(tmp_path / "f.npy", np.zeros((5, 3)))
+    with pytest.raises(
+        ValueError,
+        match=r"has 5 rows, but some.idx has 2 samples. It has a row for each of the images in "
+        r"out.bin: join it to the data set that has all of them",
+    ):
+        memload.join(tmp_path / "both.idx", tmp_path / "some.idx", f=tmp_path / "f.npy")
+
+
+def test_pictures_of_one_name_are_not_given_the_same_row(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    index = keyed(make_dataset("out.bin", rows=(3,)), "a.jpg", "b.jpg", "a.jpg")
+    keyed(make_dataset("masks.bin", rows=(2,), shape=(4, 6, 1)), "a.png", "b.png")
+    paths = tmp_path / "both.idx", tmp_path / "out.bin"
+    with pytest.raises(ValueError, match=r"out.idx has several pictures named 'a.jpg', and masks"):
+        memload.join(*paths, mask=tmp_path / "masks.bin")
+    index.subset(np.array([1, 2, 2])).write(tmp_path / "out.idx")  # the same picture twice
+    assert memload.join(*paths, mask=tmp_path / "masks.bin").samples == 3
+
+
+def test_a_data_set_without_samples_is_an_error(make_dataset: Make, tmp_path: Path) -> None:
+    index = keyed(make_dataset("out.bin", rows=(1,)), "a.jpg")
+    index.subset(np.array([], np.int64)).write(tmp_path / "none.idx")
+    for paths in (("out.bin", "none.idx"), ("none.idx", "out.bin")):
+        with pytest.raises(ValueError, match=r"none.idx has no samples"):
+            memload.join(tmp_path / "x.idx", tmp_path / paths[0], mask=tmp_path / paths[1])
 
 
 def test_samples_get_the_arrays_of_several_files_at_once_and_keep_those_they_have(

@@ -10,13 +10,19 @@ from memload.editing.matching import match
     [
         (["a/1.jpg", "b/2.jpg", "c"], ["b/2.png", "c", "a/1"], [2, 0, 1]),
         (["a.jpg", "a.png"], ["a.png", "a.jpg"], [1, 0]),  # the names themselves come first
+        (["a.jpg", "a.png"], ["a.png"], [-1, 0]),  # and belong to nobody else
+        (["a.jpg"], ["a.jpg.PNG"], [0]),
         (["v1.0/a.0001.jpg", "v1.0/b"], ["v1.0/b", "v1.0/a.0001"], [1, 0]),
         (["x.1", "x.2"], ["x.1.png", "x.2.png"], [0, 1]),  # a dot is not always an extension
         (["x.1.jpg", "x.2.jpg"], ["x.2", "x.1"], [1, 0]),
+        (["f_0.25", "f_0.50"], ["f_0.25"], [0, -1]),
         (["a.jpg", "a.jpg"], ["a.png"], [0, 0]),  # a sample that is there twice
         (["train/a/1.jpg", "train/b/1.jpg"], ["b/1.png", "a/1.png"], [1, 0]),
-        (["a/1.jpg", "a/2.jpg"], ["masks/2.png"], [-1, 0]),
+        (["b/1.png", "a/1.png"], ["train/a/1.jpg", "train/b/1.jpg"], [1, 0]),
+        (["a/1.jpg", "b/2.jpg"], ["2.png", "1.png"], [1, 0]),
         (["a/1.jpg", "b/1.jpg"], ["b/1.png"], [-1, 0]),  # folders count as long as one name fits
+        (["a/1.jpg", "a/2.jpg"], ["b/2.png"], [-1, -1]),  # other folders, other pictures
+        (["train/1.jpg"], ["val/1.jpg"], [-1]),
         (["a"], ["b"], [-1]),
         (["a"], [], [-1]),
         ([], ["a"], []),
@@ -42,6 +48,7 @@ def test_names_fit_whatever_their_extension(
             ["1.png"],
             "'1.png' in masks.bin fits both 'a/1.jpg' and 'b/1.jpg'",
         ),
+        (["a.jpg", "a.tif"], ["a.png"], "'a.png' in masks.bin fits both 'a.jpg' and 'a.tif'"),
     ],
 )
 def test_names_that_fit_twice_are_errors(keys: list[str], names: list[str], message: str) -> None:

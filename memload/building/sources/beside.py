@@ -26,9 +26,9 @@ class FilesBeside(WrappedSource):
 
     ``masks`` and ``arrays`` map the names of arrays to folders. The file of the image ``cat/1.jpg``
     is ``cat/1.png`` there, or has another extension of a picture, or ``.npy``. If no file has the
-    name of an image with all its folders, fewer folders are compared, and in the end the names
-    alone. So masks may all lie in one folder, as long as their names differ. If an image has no
-    file, its record lacks the array.
+    name of an image with all its folders, those fit whose path is the end of the other's:
+    ``train/cat/1.jpg`` and ``cat/1.png``, or ``cat/1.jpg`` and ``1.png``. So masks may all lie in
+    one folder, as long as their names differ. If an image has no file, its record lacks the array.
 
     The folders are listed at once, and no file in them is read. ``notes`` says how many images have
     no file, and how many files belong to no image. Raises SourceError if a folder is missing, if no
@@ -185,8 +185,8 @@ def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray
         remedy = " Name the samples: DatasetSource(dataset, key=[…])."
     raise SourceError(
         f"{root} has no file of any image. The first image is {keys[0]}, and the first file is "
-        f"{files[0]}. The file of an image has its name, and another extension. Check the "
-        f"folder.{remedy}",
+        f"{files[0]}. The file of an image has its name, in folders of the same names, "
+        f"and another extension. Check the folder.{remedy}",
         path=root,
     )
 

@@ -6,6 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memload.building.sources.record import EXTENSIONS
+
+#: The extensions that do not count when names are compared. What else follows a dot, as in
+#: ``frame_0.25``, is part of the name.
+ENDINGS = (
+    *EXTENSIONS,
+    *[".gif", ".avif", ".jp2", ".jpe", ".jfif", ".jxl", ".heic", ".heif", ".dcm", ".exr", ".npy"],
+)
+#: Begins the end of a longer path. No path has this character.
+_SHORTENED = "\0"
+
 
 class Conflict(NamedTuple):
     """Two names that fit one key, or one name that fits two keys."""
@@ -20,24 +31,26 @@ def match(
     """Return for each key the position of its name, int64 ``(n,)``; -1 for a key without one.
 
     Keys and names may have extensions or not. A key's name is the key itself, or else the key with
-    an extension, or else the key without its own extension, or else what differs in the extension.
-    With ``are_files``, all names have an extension, and it never counts: ``1.png`` and ``1.npy``
-    both fit ``1.png``. As many folders are compared as possible: all of them if any name fits then,
-    or else fewer.
+    an extension, or else what differs in the extension. A name that is a key itself belongs to no
+    other key. With ``are_files``, all names have an extension, and it never counts: ``1.png`` and
+    ``1.npy`` both fit ``1.png``.
 
-    Also returns the first conflict, if there is one: a key must not have two names, and a name must
-    not have two keys, unless these differ in the extension alone.
+    Folders count. If no name fits with all of them, a key and a name also fit if the one is the end
+    of the other: ``train/cat/1.jpg`` and ``cat/1.png``, or ``cat/1.jpg`` and ``1.png``.
+
+    Also returns the first conflict, if there is one: two names for a key, or two keys for a name.
 
     >>> match(["a/1.jpg", "b/2.jpg"], ["b/2.png"])
     (array([-1,  0]), None)
     """
     deepest = max((name.count("/") for name in chain(keys, names)), default=0)
     for folders in range(deepest, -1, -1):
-        whole = _Positions.of(() if are_files else (end_of(name, folders) for name in names))
-        stems = _Positions.of(stem_of(end_of(name, folders)) for name in names)
-        found = [_find(end_of(key, folders), whole, stems) for key in keys]
-        positions, seconds = np.array(found, np.int64).reshape(-1, 2).T
+        whole = _Positions.of(() if are_files else (_end_of(name, folders) for name in names))
+        stems = _Positions.of(_end_of(stem_of(name), folders) for name in names)
+        found = [_find(key, folders, whole, stems) for key in keys]
+        positions, seconds, is_exact = np.array(found, np.int64).reshape(-1, 3).T
         if (positions >= 0).any():
+            positions[np.isin(positions, positions[is_exact == 1]) & (is_exact == 0)] = -1
             return positions, _find_conflict(keys, names, positions, seconds)
     return np.full(len(keys), -1), None
 
@@ -58,13 +71,19 @@ class _Positions(NamedTuple):
         return cls(first, second)
 
 
-def _find(key: str, whole: _Positions, stems: _Positions) -> tuple[int, int]:
-    """Return the position of a key's name, and that of a second one; -1 if there is none."""
-    stem = stem_of(key)
-    for positions, name in ((whole, key), (stems, key), (whole, stem), (stems, stem)):
-        if name in positions.first:
-            return positions.first[name], positions.second.get(name, -1)
-    return -1, -1
+def _find(key: str, folders: int, whole: _Positions, stems: _Positions) -> tuple[int, int, bool]:
+    """Return the position of a key's name, that of a second one, and whether it is the key itself.
+
+    A position is -1 if there is none. ``folders`` is how many folders are compared.
+    """
+    for positions, name in ((whole, key), (stems, key), (stems, stem_of(key))):
+        end = _end_of(name, folders)
+        # A shortened key fits whole names only, and a whole one also those that are shortened.
+        fitting = (end[1:],) if end.startswith(_SHORTENED) else (end, f"{_SHORTENED}{end}")
+        for other in fitting:
+            if other in positions.first:
+                return positions.first[other], positions.second.get(other, -1), positions is whole
+    return -1, -1, False
 
 
 def _find_conflict(
@@ -73,28 +92,28 @@ def _find_conflict(
     """Return the first conflict, if there is one. ``seconds`` are the positions of other names."""
     owners: dict[int, str] = {}
     for key, position, second in zip(keys, positions.tolist(), seconds.tolist(), strict=True):
+        if position < 0:
+            continue
         if second >= 0:
             return Conflict((key,), (names[position], names[second]))
-        if position >= 0 and stem_of(owners.setdefault(position, key)) != stem_of(key):
+        if owners.setdefault(position, key) != key:
             return Conflict((owners[position], key), (names[position],))
     return None
 
 
-def end_of(name: str, folders: int) -> str:
-    """Return a name with at most so many of its last folders.
-
-    >>> end_of("train/cat/1", 1)
-    'cat/1'
-    """
-    return "/".join(name.rsplit("/", folders + 1)[-folders - 1 :])
+def _end_of(name: str, folders: int) -> str:
+    """Return a name with at most so many of its last folders, and marked if it has more."""
+    if name.count("/") <= folders:
+        return name
+    return _SHORTENED + "/".join(name.rsplit("/", folders + 1)[-folders - 1 :])
 
 
 def stem_of(name: str) -> str:
-    """Return a name without its last extension.
+    """Return a name or a path without the extension of an image or of NumPy.
 
-    >>> stem_of("v1.0/cat.1.jpg"), stem_of("v1.0/cat")
-    ('v1.0/cat.1', 'v1.0/cat')
+    >>> stem_of("v1.0/cat.1.jpg"), stem_of("v1.0/cat.1")
+    ('v1.0/cat.1', 'v1.0/cat.1')
     """
-    folder, slash, file = name.rpartition("/")
-    stem, dot, _ = file.rpartition(".")
-    return f"{folder}{slash}{stem if dot else file}"
+    stem, dot, extension = name.rpartition(".")
+    is_ending = f"{dot}{extension}".lower() in ENDINGS
+    return stem if is_ending and stem and not stem.endswith("/") else name

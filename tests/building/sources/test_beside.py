@@ -125,8 +125,16 @@ def test_folders_above_the_images_do_not_matter(images: Path, tmp_path: Path) ->
     assert names_of(open_source(images, masks=masks)) == MASKS
     table = tmp_path / "table.csv"
     table.write_text("path\n" + "".join(f"images/{name}\n" for name in NAMES))
-    assert names_of(open_source(table, masks=masks)) == MASKS
+    assert names_of(open_source(table, masks=masks / "train")) == MASKS
     assert names_of(open_source(table, masks=touch(tmp_path / "exact", *MASKS))) == MASKS
+
+
+def test_files_in_folders_of_other_names_are_those_of_other_images(
+    images: Path, tmp_path: Path
+) -> None:
+    masks = touch(tmp_path / "masks", "ant/1.png", "ant/2.png")
+    with pytest.raises(SourceError, match=r"cat/1.jpg, and the first file is ant/1.png"):
+        open_source(images, masks=masks)
 
 
 def test_what_fits_with_its_folders_is_not_taken_by_another(images: Path, tmp_path: Path) -> None:
