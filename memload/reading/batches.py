@@ -24,6 +24,8 @@ class BatchNames(NamedTuple):
 
     #: in the order of a batch
     columns: tuple[str, ...]
+    #: the attributes of a batch, in the same order
+    fields: tuple[str, ...]
     #: in the order in which the feed returns them: arrays, then columns
     fetched: list[str]
     #: those of masks, points and boxes, which follow the images
@@ -34,7 +36,10 @@ class BatchNames(NamedTuple):
         """Return the names for batches with these columns and arrays of a data set."""
         arrays, others = split_names(columns, dataset.arrays)
         followers = followers_of(dataset, columns)
-        return cls(columns, [*arrays, *others], [*chain(*followers.values())])
+        # By what the data set has, so that `columns=` does not change what ``labels`` are.
+        label = "label" if "labels" in dataset.index.names else "labels"
+        fields = tuple(label if name == "label" else name for name in columns)
+        return cls(columns, fields, [*arrays, *others], [*chain(*followers.values())])
 
 
 def batch_maker(
@@ -59,7 +64,7 @@ def batch_maker(
         fetch = feed.prepare(chunk.samples)
         if isinstance(transform, Transform):
             prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
-    batch_class = batch_type(names.columns)
+    batch_class = batch_type(names.fields)
     order = [names.fetched.index(name) for name in names.columns]
     in_order = order == sorted(order)
 
@@ -105,24 +110,21 @@ def _call(transform: Callable[[Any], Any], images: Tensor, followers: Sequence[s
 
 
 @functools.cache
-def batch_type(columns: tuple[str, ...]) -> Any:
-    """Return the named tuple of images and these columns. Batches can be pickled.
+def batch_type(fields: tuple[str, ...]) -> Any:
+    """Return the named tuple of images and these fields. Batches can be pickled.
 
-    ``label`` becomes ``labels``, unless there is a column of that name, too, such as the labels of
-    boxes. A name that no attribute can have, such as ``image id``, becomes its position: ``_2``.
+    A name that no attribute can have, such as ``image id``, becomes its position: ``_2``.
 
-    >>> batch_type(("label", "width"))._fields
-    ('images', 'labels', 'width')
+    >>> batch_type(("labels", "image id"))._fields
+    ('images', 'labels', '_2')
     """
-    names = {"label": "label" if "labels" in columns else "labels"}
-    fields = ["images", *(names.get(name, name) for name in columns)]
-    batch_class = cast("Any", namedtuple("Batch", fields, rename=True))  # fields of this call
-    batch_class.__reduce__ = lambda batch: (_unpickle_batch, (columns, tuple(batch)))
+    batch_class = cast("Any", namedtuple("Batch", ["images", *fields], rename=True))
+    batch_class.__reduce__ = lambda batch: (_unpickle_batch, (fields, tuple(batch)))
     return batch_class
 
 
-def _unpickle_batch(columns: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    return batch_type(columns)(*values)
+def _unpickle_batch(fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return batch_type(fields)(*values)
 
 
 def copy_to_buffers(batch: Any, buffers: list[Tensor]) -> Any:

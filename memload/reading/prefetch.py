@@ -96,10 +96,11 @@ class CudaPrefetcher:
 
     ``transform`` is called on the stream with the images: the batch itself if it is a tensor, the
     first element of a tuple or list, otherwise the whole batch. One of `memload.transforms` also
-    gets the labels of a batch of images and labels. For a DataLoader over a `MemmapDataset` it gets
-    all columns and the data set's mean and std, and moves masks, points and boxes together with the
-    images. It draws at random for (``seed``,
-    epoch, rank, position in the epoch), or for the number of the sample if samples have numbers.
+    gets the column ``label`` of a batch of two; if that is a mask, name it so:
+    ``Compose([…], masks=["label"])``. For a DataLoader over a `MemmapDataset` it gets all columns
+    and the data set's mean and std, and moves masks, points and boxes together with the images. It
+    draws at random for (``seed``, epoch, rank, position in the epoch), or for the number of the
+    sample if samples have numbers.
 
     ``prefetch_factor`` batches are on their way while one is used. With ``own_thread=True`` a
     thread does all of this, so that the training loop does not wait for ``iterable`` either.
@@ -111,7 +112,9 @@ class CudaPrefetcher:
     of the iterable. An exception is raised after the batches before it. Leaving early leaves no
     threads behind.
 
-    Raises ValueError and TypeError for wrong arguments. Warns if random transforms of torchvision
+    Raises ValueError and TypeError for wrong arguments, and ValueError for a batch with integers of
+    the height and width of the images, such as masks, that one of `memload.transforms` moves but
+    does not name. Warns if random transforms of torchvision
     are to transform batches, since they draw only once for a whole batch.
     """
 
@@ -254,13 +257,35 @@ class _Mover:
             seed=int(self._seed) + seed_offset(),
             epoch=self._epoch,
         )
-        names = self._columns if len(values) == len(self._columns) else ("label",)
+        names = self._columns
+        if len(values) != len(names):
+            names = ("label",)
+            _refuse_unnamed_masks(self._transform, images, values)
         are_columns = all(isinstance(one, Tensor) and one.shape[:1] == (count,) for one in values)
         if len(values) != len(names) or not are_columns:
             return transform(images), values
         columns = dict(zip(names, values, strict=True))
         images, columns = transform(images, columns)  # MixUp changes labels too
         return images, [columns[name] for name in names]
+
+
+def _refuse_unnamed_masks(transform: Transform, images: Any, values: list[Any]) -> None:
+    """Raise ValueError if the transform would move images, but not what looks like their masks.
+
+    A `Compose` whose ``masks`` were given says what they are.
+    """
+    is_told = getattr(transform, "masks", None) is not None
+    if is_told or not transform.moves_pixels or not isinstance(images, Tensor):
+        return
+    for value in values:
+        is_mask = isinstance(value, Tensor) and not value.is_floating_point() and value.ndim >= 3
+        if is_mask and value.shape[-2:] == images.shape[-2:]:
+            move = "masks=['label'] to move it too, or " if len(values) == 1 else ""
+            raise ValueError(
+                f"transform moves the pixels of images, but the batch also has a {value.dtype} "
+                f"tensor of shape {tuple(value.shape)}. If it is a mask, it would stay as it is. "
+                f"Use Compose([…]) with {move}masks=[] to leave it alone."
+            )
 
 
 def _stored_dataset(iterable: Any) -> MemmapDataset | None:

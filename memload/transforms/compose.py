@@ -86,6 +86,11 @@ class Compose(Transform):
             lines.append(f"views={self.views}")
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
 
+    @property
+    def moves_pixels(self) -> bool:
+        """See `Transform.moves_pixels`."""
+        return any(getattr(step, "moves_pixels", False) for step in self.transforms)
+
     def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Prepared:
         """See `Transform.prepare`."""
         return Prepared(

@@ -12,7 +12,7 @@ from memload.transforms.arguments import describe, wrong
 from memload.transforms.fused import TensorsByName
 from memload.transforms.geometry import Plan
 from memload.transforms.reference import reference_masks
-from memload.wording import shape_text
+from memload.wording import listed, shape_text
 
 #: The kinds of columns that follow the images. `Compose` has an argument of each name.
 KINDS = ("points", "masks", "boxes")
@@ -64,13 +64,13 @@ class Followers:
                 column: Any = columns.get(name)
                 if not _has_shape(column, (count, None, size)):
                     expected = f"a tensor ({count}, K, {size}), since {argument} names it"
-                    raise wrong(owner, f"columns[{name!r}]{after}", expected, describe(column))
+                    raise _wrong_column(owner, name, expected, columns, after)
                 checked[name] = column if column.is_floating_point() else column.float()
         for name in self.masks:
             column = columns.get(name)
             if not _has_shape(column, (count, None, None)) or not _is_integer(column.dtype):
                 expected = f"integers ({count}, H, W), since masks names it"
-                raise wrong(owner, f"columns[{name!r}]{after}", expected, describe(column))
+                raise _wrong_column(owner, name, expected, columns, after)
             limits = torch.iinfo(column.dtype)
             if not limits.min <= self.mask_fill <= limits.max:
                 expected = f"from {limits.min} to {limits.max} for the {column.dtype} of {name!r}"
@@ -141,6 +141,14 @@ def move_masks(masks: Tensor, plan: Plan, fill: int, first_in_plan: int) -> Tens
 
         return run_masks(signed, plan, fill, first_in_plan).view(masks.dtype)
     return reference_masks(signed, plan, fill, first_in_plan).view(masks.dtype)
+
+
+def _wrong_column(
+    owner: object, name: str, expected: str, columns: Mapping[str, Any], after: str
+) -> ValueError:
+    advice = "" if name in columns else f"The columns are: {listed(columns) or 'none'}."
+    found = describe(columns.get(name))
+    return wrong(owner, f"columns[{name!r}]{after}", expected, found, advice)
 
 
 def _has_shape(column: Any, shape: tuple[int | None, ...]) -> bool:

@@ -32,7 +32,7 @@ class Fused:
     @property
     def moves_pixels(self) -> bool:
         """Whether one of the steps is a crop, a resize or a flip."""
-        return any(step.fuses_as != "pixels" for _, step in self.steps)
+        return any(step.moves_pixels for _, step in self.steps)
 
     def takes(self, fusion: Fusion) -> bool:
         """Return whether one more step can join.

@@ -56,6 +56,11 @@ class Transform:
     #: How many samples were transformed without ``samples``.
     _samples_seen = 0
 
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether it is a crop, a resize or a flip, or has one: masks have to follow."""
+        return self.fuses_as in ("crop", "resize", "flip")
+
     @not_compiled
     def __call__(
         self,

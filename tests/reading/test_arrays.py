@@ -202,7 +202,7 @@ def test_transforms_move_masks_boxes_and_points_of_the_data_set(
     for batch in (
         *Loader(path, 5, transform=flip, device="cpu"),
         *Loader(path, 5, transform=transforms.Compose([flip]), device="cpu"),
-        batch_type(("label", "mask", "depth", "eyes", "boxes"))(*collated),
+        batch_type(("labels", "mask", "depth", "eyes", "boxes"))(*collated),
     ):
         np.testing.assert_array_equal(batch.mask.numpy(), masks[:, :, ::-1])
         np.testing.assert_array_equal(batch.depth.numpy(), depth)  # an array is no mask
@@ -233,3 +233,14 @@ def test_the_labels_of_boxes_keep_their_name_beside_the_label_of_the_image(
     assert batch._fields == ("images", "label", "labels")
     assert batch.labels.tolist() == of_boxes[:3].tolist()
     assert batch.label.tolist() == index.columns["label"][:3].tolist()
+
+
+def test_what_labels_are_does_not_depend_on_the_columns_chosen(
+    make_dataset: Callable[..., Index],
+) -> None:
+    index = make_dataset()
+    of_boxes = np.arange(2 * len(index)).reshape(-1, 2)
+    replace(index, columns={**index.columns, "labels": of_boxes}).write(index.path)
+    for columns, field in ("label", "label"), ("labels", "labels"):
+        (batch,) = Loader(index.path, len(index), columns=[columns], device="cpu")
+        assert batch._fields == ("images", field)

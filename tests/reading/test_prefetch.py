@@ -226,6 +226,27 @@ def test_points_of_a_data_set_follow_what_a_transform_moves(
         assert torch.equal(found[3], expected[3])
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_masks_without_a_name_are_refused_where_images_move(columns: int) -> None:
+    images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+    batch = (images, *[images[:, 0].int()] * columns)
+
+    def first(transform: Any) -> Any:
+        return next(iter(CudaPrefetcher([batch], device="cpu", transform=transform)))
+
+    flip = transforms.RandomHorizontalFlip(p=1)
+    for moving in (flip, transforms.Compose([transforms.CenterCrop(2)])):
+        with pytest.raises(ValueError, match=r"int32 tensor of shape \(2, 4, 5\).*masks=\[\]"):
+            first(moving)
+    assert torch.equal(first(transforms.Compose([flip], masks=[]))[1], batch[1])
+    assert torch.equal(first(transforms.Normalize("imagenet"))[1], batch[1])
+    if columns == 1:
+        flipped = first(transforms.Compose([flip], masks=["label"]))
+        assert torch.equal(flipped[1], flipped[0][:, 0].int())
+        with pytest.raises(ValueError, match=r"not None\. The columns are: label\."):
+            first(transforms.Compose([flip], masks=["mask"]))
+
+
 @on_both
 def test_next_gives_none_for_every_element_at_the_end(own_thread: bool) -> None:
     prefetcher = prefetched(DataLoader(pairs(5), 2), own_thread=own_thread)
