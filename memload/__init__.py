@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 
 #: The modules of the package that have public names, each with these names.
 _PUBLIC = {
-    "building.builder": "BuildReport build",
+    "building.builder": "build",
+    "building.report": "BuildReport",
     "building.sources.dataset": "DatasetSource",
     "building.sources.folder": "ImageFolder",
     "building.sources.opening": "open_source",
@@ -44,7 +45,8 @@ __all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605  # derived from 
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload import transforms as transforms
-    from memload.building.builder import BuildReport as BuildReport, build as build
+    from memload.building.builder import build as build
+    from memload.building.report import BuildReport as BuildReport
     from memload.building.sources.dataset import DatasetSource as DatasetSource
     from memload.building.sources.folder import ImageFolder as ImageFolder
     from memload.building.sources.opening import open_source as open_source

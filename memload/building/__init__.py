@@ -2,7 +2,7 @@
 
 The way of an image, from top to bottom; the middle runs in worker processes::
 
-    builder.build          check the arguments, open the source and the workspace
+    builder.build          check the arguments; preparation: open the source; workspace
       │
     pool.run               hand out chunks of rows; replace a worker that dies or hangs
       │  rows 0 to 32
@@ -18,8 +18,15 @@ The way of an image, from top to bottom; the middle runs in worker processes::
 After an interruption the workspace is found again, and every row with a right record and right
 pixels is done. So nothing has to reach the disk in order, and any number of workers may write.
 
+What is called an array: the images, the masks and all others. `Index.arrays` and
+`Workspace.arrays` are all of them. ``extra_arrays`` are those beside the images, and so are
+`Source.arrays`, `Record.arrays` and `BuildReport.arrays`. Only the argument ``arrays`` of `build`
+leaves masks out, since they have an argument of their own.
+
 ======================  ============================================================================
-`builder`               `build`: the steps above, and the report
+`builder`               `build`: the steps above
+`preparation`           from the arguments to the source, and how its records are converted
+`report`                `BuildReport`, what `build` returns
 `checks`                wrong arguments and unusable sources
 `sources`               folders, tables, archives, data sets and more as sequences of records
 `conversion`            a record to a row: its pixels, flags and sums
@@ -35,7 +42,7 @@ pixels is done. So nothing has to reach the disk in order, and any number of wor
 `first_arrays`          shape and type of masks and arrays, from the first usable sample
 `writer`                the shards under construction
 `journal`               which rows are done, provably
-`notes`                 what the report says about enlarged, transparent and deep pictures
+`notes`                 what the report says about enlarged, transparent, deep and missing pictures
 `rejects`               how many samples may be rejected, and the most frequent reasons
 `progress`              a bar, or a line in the log
 `workspace`             the folder ``out.building``: beginning, going on, and completing

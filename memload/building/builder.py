@@ -3,41 +3,29 @@
 import contextlib
 import errno
 import functools
-import html
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from memload.building.checks import (
-    check_arguments,
-    check_arrays,
-    check_mask_options,
-    check_source,
-    height_and_width,
-)
+from memload.building.checks import check_arguments
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import publish
 from memload.building.extra_arrays import MissingMasks
-from memload.building.first_arrays import find_arrays
-from memload.building.first_samples import first_usable
 from memload.building.inherited import check_positions, positions
 from memload.building.journal import DONE, REJECTED, crc32_field, is_intact
-from memload.building.notes import mask_notes, picture_notes
+from memload.building.notes import missing_notes, picture_notes, size_notes
 from memload.building.pool import Chunk, run
+from memload.building.preparation import prepare
 from memload.building.progress import progress as progress_display
 from memload.building.rejects import RejectLimit, frequent_reasons, sufficient_limit
+from memload.building.report import ArrayReport, BuildReport
 from memload.building.resizing import Fit, Interpolation
-from memload.building.sources.arrays import ArrayFile
-from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
-from memload.building.sources.existing import ExistingDataset
-from memload.building.sources.new_samples import different_settings, size_and_mode
-from memload.building.sources.opening import open_source
+from memload.building.sources.new_samples import different_settings
 from memload.building.sources.record import Source
 from memload.building.sources.remote import RemoteFiles, RemoteFolder
 from memload.building.sources.table import Manifest
@@ -45,11 +33,10 @@ from memload.building.sources.wrapped import unwrapped
 from memload.building.statistics import mask_ids, statistics
 from memload.building.worker import RowWork, SampleCheck, runs_user_code
 from memload.building.workspace import Workspace
-from memload.errors import BuildError, DecodeError, SourceError
+from memload.errors import BuildError, DecodeError
 from memload.machine import available_cores
 from memload.storage.format import output_paths
 from memload.storage.index import Index, class_counts
-from memload.wording import counted, shape_text, size_text
 
 OnError = Literal["skip", "raise"]
 
@@ -57,93 +44,6 @@ OnError = Literal["skip", "raise"]
 _CHUNK_ROWS = 32
 #: A chunk that follows the source's groups has at most so many. A killed build loses its chunks.
 _MAX_GROUP_ROWS = 4096
-
-
-class ArrayReport(NamedTuple):
-    """A mask or another array that was stored beside the images."""
-
-    name: str
-    kind: str  #: ``mask`` or ``array``
-    shape: tuple[int, ...]  #: of a row: (H, W) of a mask
-    dtype: str  #: such as ``uint8``
-
-
-@dataclass(frozen=True)
-class BuildReport:
-    """What a build did. ``str()`` of it is the closing line."""
-
-    path: Path  #: the output
-    samples: int  #: samples in the data set
-    classes: Sequence[str] | None  #: the names of the classes, if they have names
-    label_range: tuple[float, float] | None  #: the least and greatest label, if it is a number
-    columns: Sequence[str]  #: the names of the columns, such as ``label``
-    rejected: int  #: pictures left out; the ledger says why
-    bytes: int  #: size of the files of all arrays
-    shape: tuple[int, int, int]  #: (H, W, C)
-    dtype: str  #: such as ``uint8``
-    converted: int  #: pictures converted by this call; fewer than all if others were done before
-    seconds: float  #: what that took
-    num_workers: int
-    libraries: Mapping[str, str]  #: what decoded, with versions
-    notes: Sequence[str]  #: what the source left out, and what was done to pictures
-    ledger: Path | None  #: where the rejected pictures are listed, if there are any
-    arrays: Sequence[ArrayReport] = ()  #: the masks and other arrays beside the images
-
-    @property
-    def images_per_second(self) -> float:
-        """Pictures converted a second."""
-        return self.converted / self.seconds if self.seconds else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON has it."""
-        paths = {
-            "path": str(self.path),
-            "ledger": None if self.ledger is None else str(self.ledger),
-        }
-        rate = round(self.images_per_second, 1)
-        arrays = [array._asdict() for array in self.arrays]
-        return {**vars(self), **paths, "arrays": arrays, "images_per_second": rate}
-
-    def __repr__(self) -> str:
-        notes = counted(len(self.notes), "note")
-        return f"BuildReport({self._summary()}, {notes})"
-
-    def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return f"<p>{html.escape(str(self))}</p>" + (f"<ul>{notes}</ul>" if notes else "")
-
-    def __str__(self) -> str:
-        before = self.samples + self.rejected - self.converted
-        kept = f", {before:,} done before" if before else ""
-        ledger = f" (see {self.ledger})" if self.ledger else ""
-        versions = [f"{name} {version}" for name, version in self.libraries.items()]
-        jpeg = [version for version in versions if version.startswith("libjpeg")]
-        others = [version for version in versions if version not in jpeg]
-        libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
-        workers = counted(self.num_workers, "worker")
-        by = f"by {workers}" if self.num_workers else "in this process"
-        return (
-            f"{self._summary()}{ledger}; "
-            f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
-            f"{libraries}"
-        )
-
-    def _summary(self) -> str:
-        shape = shape_text(self.shape)
-        labels = "" if "label" in self.columns else ", no labels"
-        if self.classes is not None:
-            names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
-            labels = f", {counted(len(self.classes), 'class', 'classes')} ({names})"
-        elif self.label_range is not None:
-            low, high = (f"{label:,.10g}" for label in self.label_range)
-            labels = f", labels {low} to {high}"
-        arrays = "".join(
-            f", {array.name} {shape_text(array.shape)} {array.dtype}" for array in self.arrays
-        )
-        return (
-            f"{self.path}: {counted(self.samples, 'sample')} of {shape} "
-            f"{self.dtype}{arrays}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
-        )
 
 
 def build(
@@ -172,7 +72,7 @@ def build(
     masks: str | Path | Sequence[str] | Mapping[str, str | Path] | None = None,
     arrays: Sequence[str] | Mapping[str, str | Path] | None = None,
     points: Sequence[str] | Mapping[str, str | int] | None = None,
-    boxes: Mapping[str, int] | None = None,
+    boxes: Mapping[str, int | str] | None = None,
     missing_masks: MissingMasks = "reject",
     mask_fill: int = 255,
     new_to: str | Path | None = None,
@@ -192,15 +92,22 @@ def build(
     - ``size`` is the side of the stored images, or (height, width). The default is 256, and the
       size of its images for a data set of memload's.
     - ``fit``: ``"crop"`` covers the size and cuts evenly, to the bit like torchvision's Resize and
-      CenterCrop. ``"squash"`` changes the aspect ratio. ``"pad"`` puts ``fill`` around the image.
+      CenterCrop. ``"squash"`` changes the aspect ratio. ``"pad"`` puts a margin of the color
+      ``fill`` around the image.
+    - ``interpolation`` is the filter of Pillow that resizes: ``"nearest"``, ``"box"``,
+      ``"bilinear"``, ``"hamming"``, ``"bicubic"`` or ``"lanczos"``.
     - ``fast`` resizes only the part that is kept, and decodes a JPEG at 1/2, 1/4 or 1/8 of its size
       if that leaves at least twice the stored size.
     - ``mode``: ``"RGB"``, ``"L"`` (gray) or ``"I;16"``, which stores gray of up to 16 bits as
       uint16 ``(H, W, 1)``, with the values of the file. Colors become gray of 0 to 255 then.
-      ``"mask"`` is for masks that `memload.join` adds to images later: it stores ids up to 255
-      ``(H, W, 1)`` as ``masks`` below does, 255 in a margin, and ignores the options for colors.
-    - ``decoder``, ``background``, ``exif``, ``max_pixels`` and ``strict`` are explained in
-      `memload.building.decoders.Decoder`, and ``mode`` in more detail.
+    - ``background`` is the color behind transparent pixels. ``exif=False`` ignores the EXIF
+      orientation. ``max_pixels`` rejects larger images before they take memory. ``decoder`` and
+      ``strict`` say what decodes JPEGs, and whether damage that Pillow accepts rejects them. See
+      `memload.building.decoders.Decoder`.
+
+    ``mode="mask"`` is for masks that `memload.join` adds to images later. It stores ids
+    ``(H, W, 1)`` as ``masks`` does, which is explained below. Of the options above, only ``size``,
+    ``fit`` and ``max_pixels`` apply, and ``mask_fill`` is the id of a margin.
 
     ``mode="array"`` is for data sets whose samples are arrays ``(H, W)`` or ``(H, W, C)``, or
     tensors ``(C, H, W)``: uint8, uint16, int16, int32, float16 or float32 with any number of
@@ -211,14 +118,17 @@ def build(
     their type's largest value, signed integers and floats as they are. Mean and std are left out if
     there are NaN or infinite values.
 
-    Beside the images:
+    Beside the images (see `open_source` for all forms that sources can have):
 
     - ``masks`` have an id for each pixel of their image. Give a folder of pictures that are named
       as the images are, or ``{name: folder}``, or for a map-style data set the names of entries. A
-      mask is stored as ``out.mask.bin``, uint8 or uint16 ``(N, H, W)``, and goes where its image
-      goes: the same EXIF orientation, crop or margin, with nearest neighbor. Ids are palette
-      indices or gray values as in the file. A mask with colors, as JPEG, or of another size than
-      its image in its file, rejects the sample.
+      mask is stored as ``out.mask.bin``, ``(N, H, W)``, and goes where its image goes: the same
+      EXIF orientation, crop or margin, with nearest neighbor. Ids are palette indices or gray
+      values as in the file. A mask with colors, as JPEG, or of another size than its image in its
+      file, rejects the sample.
+    - Ids of 8 bits are stored as uint8, and others as uint16. int64, the default type of NumPy and
+      torch, becomes uint8 if the ids of the first usable mask fit. That mask determines the type,
+      and a mask with larger ids is rejected. So give masks of uint16 if only later ones need it.
     - ``mask_fill`` is the id in the margin of ``fit="pad"``. A sample without a mask is rejected,
       or with ``missing_masks="fill"`` gets one of nothing but ``mask_fill``.
     - ``arrays`` are given in the same way: further pictures, or .npy files, one for each sample.
@@ -228,7 +138,7 @@ def build(
       ``{"boxes": 100}``, with the largest number of boxes a sample. They are columns that move with
       the image. Points ``(k, 2)`` are x, y, and (0, 0) is the center of the top left pixel. Boxes
       ``(k, 4)`` are the edges x1, y1, x2, y2, so that the whole picture is (0, 0, W, H). They are
-      clipped, and rows of NaN are no boxes.
+      clipped, and rows of NaN are no boxes. A sample with more boxes is rejected.
 
     ``new_to`` is the path of a data set. Only samples whose names it does not have are built, by
     default with its size and mode. If there are none, NothingNewError is raised. `memload.concat`
@@ -240,9 +150,8 @@ def build(
     ``"10%"`` or ``0.1``, or a count if it is an integer.
 
     ``shard_size`` splits the pixels, and each other array, into files of at most that many bytes.
-    ``progress`` shows a
-    progress bar; by default, if stderr is a terminal or this is a notebook. Elsewhere the logger
-    ``memload`` gets a line about every 30 seconds, of level INFO.
+    ``progress`` shows a progress bar; by default, if stderr is a terminal or this is a notebook.
+    Elsewhere the logger ``memload`` gets a line about every 30 seconds, of level INFO.
 
     ``num_workers`` processes convert the images, by default one per core. An image that crashes a
     worker, or takes longer than ``timeout`` seconds, is rejected. With 0, this process converts
@@ -286,28 +195,31 @@ def build(
         "fill": fill,
         "max_pixels": max_pixels,
     }
-    if mode != "array":  # an error of the decoder's should not wait for the source
-        Settings(mode=mode or "RGB", **image_options)
-    limit = RejectLimit(max_rejects)
-    parts: dict[str, Any] = {
+    source_options: dict[str, Any] = {
         "masks": masks,
         "arrays": arrays,
         "points": points,
         "boxes": boxes,
         "new_to": new_to,
     }
-    records = _open_source(source, classes, num_workers, timeout, parts)
-    if new_to is not None:
-        size, mode = size_and_mode(new_to, size, mode)
-    settings = _settings(records, mode, size, image_options, num_workers, timeout)
-    check_mask_options(records, missing_masks, mask_fill)
-    found = find_arrays(records, settings, missing_masks, mask_fill, num_workers, timeout)
-    settings = replace(settings, arrays=found)
-    workspace = Workspace(
-        records, output, settings, name=name, shard_size=shard_size, overwrite=overwrite
+    limit = RejectLimit(max_rejects)
+    source, settings = prepare(
+        source,
+        classes=classes,
+        size=size,
+        mode=mode,
+        image_options=image_options,
+        source_options=source_options,
+        missing_masks=missing_masks,
+        mask_fill=mask_fill,
+        num_workers=num_workers,
+        timeout=timeout,
     )
-    num_workers = min(num_workers, len(records))  # of more, some would have nothing to do
-    started, converted, notes = time.perf_counter(), 0, list(records.notes)
+    workspace = Workspace(
+        source, output, settings, name=name, shard_size=shard_size, overwrite=overwrite
+    )
+    num_workers = min(num_workers, len(source))  # of more, some would have nothing to do
+    started, converted, notes = time.perf_counter(), 0, list(source.notes)
     try:
         with workspace.opened() as index:
             if index is None:
@@ -336,61 +248,6 @@ def _system_error(output: Path, error: OSError) -> BuildError:
     else:
         text = f"cannot be written: {error}. Make room or mend that, {goes_on}"
     return BuildError(f"{output}: {text}", path=output)
-
-
-def _open_source(
-    source: Any, classes: Any, num_workers: int, timeout: float, parts: Mapping[str, Any]
-) -> Source:
-    """Return the records. Their labels count into ``classes`` if these are given.
-
-    ``parts`` are further arguments of `open_source`.
-    """
-    names = None if classes is None else read_classes(classes)
-    try:
-        records = open_source(
-            source, classes=names, num_workers=num_workers, timeout=timeout, **parts
-        )
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise SourceError(f"{source}: this path is too long. Check it.") from error
-        raise
-    check_source(records)
-    if names is not None:
-        return PinnedClasses(records, names)
-    refuse_splits(records)
-    return records
-
-
-def _settings(
-    records: Source,
-    mode: str | None,
-    size: Any,
-    image_options: Mapping[str, Any],
-    num_workers: int,
-    timeout: float,
-) -> Settings | ArraySettings:
-    """Return how records are converted.
-
-    By default, arrays and data sets of memload's are stored as they are.
-    """
-    source = unwrapped(records)
-    sides = (256, 256) if size is None else height_and_width(size)
-    if isinstance(source, ExistingDataset):
-        sides = height_and_width(source.shape[:2]) if size is None else sides
-        mode = source.mode if mode is None else mode
-    if mode is None:
-        mode = "array" if isinstance(source, ArrayFile) else "RGB"
-    if mode != "array":
-        return Settings(sides, mode=mode, **image_options)
-    check_arrays(source, image_options)
-    look = functools.partial(ArraySettings.of, records)
-    array_settings: ArraySettings = first_usable(look, len(records), num_workers, timeout)
-    if size is not None and height_and_width(size) != array_settings.shape[:2]:
-        raise ValueError(
-            f"size: {size} is not the size of the arrays, {array_settings.shape[:2]}, which mode "
-            "'array' stores as they are. Leave it out, or resize them in the data set."
-        )
-    return array_settings
 
 
 def _check_finished_samples(workspace: Workspace, num_workers: int, timeout: float) -> None:
@@ -540,7 +397,7 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
     }
     classes = None if source.classes is None else tuple(source.classes)
     facts = statistics(records, used, workspace.arrays[0])
-    masks = [array.name for array in workspace.settings.arrays if array.id_bytes]
+    masks = [array.name for array in workspace.settings.extra_arrays if array.bitmap_size]
     if masks:
         facts["mask_ids"] = {name: mask_ids(records, used, name) for name in masks}
     if classes is not None:
@@ -578,9 +435,11 @@ def _notes(workspace: Workspace) -> Iterator[str]:
     settings = workspace.settings
     workspace.journal.create()  # at full size, should the records be damaged
     records = workspace.journal.mapped()
+    if not isinstance(settings, ArraySettings):
+        yield from size_notes(records, settings.size)
     if isinstance(settings, Settings):
         yield from picture_notes(records, settings.size, settings.background)
-    yield from mask_notes(records, settings.arrays)
+    yield from missing_notes(records, settings.extra_arrays, workspace.keys)
 
 
 def _label_notes(index: Index) -> Iterator[str]:

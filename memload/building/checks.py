@@ -40,6 +40,17 @@ def check_arguments(
     if this process may not start workers.
     """
     output = Path(output)
+    _check_output(source, output, new_to)
+    _check_choices(mode, on_error, missing_masks)
+    if not timeout > 0:
+        raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
+    if not isinstance(mask_fill, int) or isinstance(mask_fill, bool) or not 0 <= mask_fill <= 65535:
+        raise ValueError(f"mask_fill: {mask_fill!r} is no whole number from 0 to 65,535.")
+    _check_workers(num_workers, max_pixels)
+    return output, output.absolute()
+
+
+def _check_output(source: Any, output: Path, new_to: str | Path | None) -> None:
     is_path = isinstance(source, (str, Path))
     if output.suffix != ".bin" and is_path and Path(source).suffix == ".bin":
         raise ValueError(
@@ -56,17 +67,19 @@ def check_arguments(
             f"new_to: {new_to} is the output itself, which would hold only what is new then. Name "
             "another output, and put both under one index with 'memload concat'."
         )
+
+
+def _check_choices(mode: str | None, on_error: str, missing_masks: str) -> None:
     modes = (*get_args(Mode), "mask", "array")
     if mode is not None and mode not in modes:
         raise ValueError(f"mode: {mode!r} is not one of {', '.join(modes)}.")
-    if not timeout > 0:
-        raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
     if on_error not in ("skip", "raise"):
         raise ValueError(f"on_error: {on_error!r} is neither 'skip' nor 'raise'.")
     if missing_masks not in get_args(MissingMasks):
         raise ValueError(f"missing_masks: {missing_masks!r} is neither 'reject' nor 'fill'.")
-    if not isinstance(mask_fill, int) or isinstance(mask_fill, bool) or not 0 <= mask_fill <= 65535:
-        raise ValueError(f"mask_fill: {mask_fill!r} is no whole number from 0 to 65,535.")
+
+
+def _check_workers(num_workers: int, max_pixels: int) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     if num_workers < 0:
         raise ValueError(f"num_workers: {num_workers} is negative.")
@@ -81,7 +94,6 @@ def check_arguments(
             "Workers cannot be started here: this is a daemonic process, such as a worker of a "
             "DataLoader or of a Pool. Use num_workers=0, or build in the main process."
         )
-    return output, output.absolute()
 
 
 def _check_folder(output: Path) -> None:
@@ -112,8 +124,30 @@ def height_and_width(size: Any) -> tuple[int, int]:
     return height, width
 
 
-def check_arrays(source: Source, image_options: Mapping[str, Any]) -> None:
-    """Raise ValueError for what does not go together with ``mode="array"``."""
+#: What acts on images in the modes that store numbers as they are, and what these modes do.
+_ACTING = {
+    "mask": (("fit", "max_pixels"), "keeps ids as they are"),
+    "array": ((), "stores arrays as they are"),
+}
+
+
+def check_image_options(mode: str | None, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for options without effect in a mode."""
+    if mode not in _ACTING:
+        return
+    acting, what = _ACTING[mode]
+    for name, value in options.items():
+        if name not in acting and value != getattr(Settings, name):
+            remedy = (
+                "Give mask_fill instead" if (mode, name) == ("mask", "fill") else "Leave it out"
+            )
+            raise ValueError(
+                f"{name}: {value!r} has no effect in mode {mode!r}, which {what}. {remedy}."
+            )
+
+
+def check_has_arrays(source: Source) -> None:
+    """Raise ValueError if the samples of a source are no arrays, which mode "array" needs."""
     is_npy = isinstance(source, Files) and source.names[0].endswith(".npy")
     if isinstance(source, (Files, RemoteFiles)) and not is_npy:
         raise ValueError(
@@ -121,26 +155,36 @@ def check_arrays(source: Source, image_options: Mapping[str, Any]) -> None:
             f"holds other files, such as {source.names[0]}. Use mode 'RGB' or 'L', or read the "
             "files in a data set of your own."
         )
-    for name, value in image_options.items():
-        default = getattr(Settings, name)
-        if value != default:
-            raise ValueError(
-                f"{name}: {value!r} has no effect in mode 'array', which stores arrays as they "
-                "are. Leave it out."
-            )
 
 
-def check_mask_options(source: Source, missing_masks: str, mask_fill: int) -> None:
-    """Raise ValueError for options of masks if there are none."""
+def check_mask_options(
+    source: Source, missing_masks: str, mask_fill: int, *, are_masks: bool
+) -> None:
+    """Raise ValueError for options of masks if there are none.
+
+    ``are_masks`` says whether the images themselves are masks.
+    """
     if "mask" in getattr(source, "arrays", {}).values():
         return
-    given = {"missing_masks": (missing_masks, "reject"), "mask_fill": (mask_fill, 255)}
+    given: dict[str, tuple[Any, Any]] = {"missing_masks": (missing_masks, "reject")}
+    if not are_masks:
+        given["mask_fill"] = (mask_fill, 255)
     for name, (value, default) in given.items():
         if value != default:
             raise ValueError(
                 f"{name}: {value!r} has no effect, since no masks are given. Leave it out, or name "
                 "the masks."
             )
+
+
+def check_mask_fill(fill: int, descr: str, masks: str) -> None:
+    """Raise ValueError if the id of the margin does not fit the type of ``masks``."""
+    largest = np.iinfo(descr).max
+    if fill > largest:
+        raise ValueError(
+            f"mask_fill: {fill:,} does not fit {masks}, whose ids go up to {largest:,}. Choose one "
+            "of these, or save the masks with 16 bits (uint16)."
+        )
 
 
 def check_source(source: Source) -> None:

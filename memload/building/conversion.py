@@ -1,10 +1,11 @@
 """Converts one record to the bytes of its row, and computes what the journal keeps of it.
 
-`Settings` decode and resize pictures. `ArraySettings` store arrays as they are.
+`Settings` decode and resize pictures. `MaskSettings` do so with masks that are built by themselves.
+`ArraySettings` store arrays as they are.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,20 @@ from memload.building.decoders import (
     MAX_PIXELS,
     MODES,
     Decoder,
+    Mode,
     Picture,
     loaded_libraries,
     parse_color,
 )
-from memload.building.extra_arrays import ExtraArray, ExtraRow, Frame, read_mask
-from memload.building.files import NO_FILE, read_file
+from memload.building.extra_arrays import (
+    ExtraArray,
+    ExtraRow,
+    Frame,
+    convert_arrays,
+    read_mask,
+    with_type,
+)
+from memload.building.files import NO_FILE, read_value
 from memload.building.notes import (
     ENLARGED,
     FLATTENED,
@@ -43,7 +52,7 @@ from memload.building.resizing import (
     turn_size,
 )
 from memload.building.sources.record import FileState, Record, Source
-from memload.building.stored_values import decode_values
+from memload.building.stored_values import read_array
 from memload.errors import DecodeError
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
@@ -63,7 +72,7 @@ class Row(NamedTuple):
     file_state: FileState = NO_FILE
     remarks: int = 0  #: what a note is to count it for, see `memload.building.notes`
     value_range: tuple[int, int] = (0, 0)  #: of a picture whose depth was reduced, before that
-    arrays: Sequence[ExtraRow] = ()  #: the rows of the masks and other arrays
+    extra_arrays: Sequence[ExtraRow] = ()  #: the rows of the masks and other arrays
 
 
 # ---------------------------------------------------------------------------------------- pictures
@@ -72,12 +81,9 @@ class Row(NamedTuple):
 _CHOICES = {
     "fit": FITS,
     "interpolation": INTERPOLATIONS,
-    "mode": (*MODES, "mask"),
+    "mode": MODES,
     "decoder": DECODERS,
 }
-#: The id beyond a mask that is built by itself, as that beside images by default.
-_MASK_FILL = 255
-
 
 # The sums of a channel's values and of their squares are products with its histogram. All numbers
 # are integers below 2⁵³, so float64 is exact. It takes 4 µs, and int64 65.
@@ -89,9 +95,7 @@ _POWERS = np.stack([_LEVELS, _LEVELS * _LEVELS], axis=1)
 class Settings:
     """Everything that decides what pixels a picture becomes. ``size`` is (height, width).
 
-    ``arrays`` are the masks and other arrays that are stored beside the pictures. With mode "mask",
-    the pictures themselves are masks, to be joined to images later: their ids are kept as
-    `ExtraArray` keeps them, with nearest neighbor, and the options for colors do not apply.
+    ``extra_arrays`` are the masks and other arrays that are stored beside the pictures.
 
     Raises ValueError, and DependencyError if a library is missing.
     """
@@ -99,7 +103,7 @@ class Settings:
     size: tuple[int, int] = (256, 256)
     fit: Fit = "crop"
     interpolation: Interpolation = "bilinear"
-    mode: str = "RGB"
+    mode: Mode = "RGB"
     decoder: str = "pillow"
     fast: bool = False
     strict: bool = False
@@ -107,23 +111,14 @@ class Settings:
     background: str = "white"
     fill: str = "black"
     max_pixels: int = MAX_PIXELS
-    arrays: tuple[ExtraArray, ...] = ()
+    extra_arrays: tuple[ExtraArray, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-        if not all(0 < side <= 65535 for side in self.size):
-            raise ValueError(f"size must be a height and a width from 1 to 65535, not {self.size}")
-        if self.max_pixels < 1:
-            raise ValueError(f"max_pixels must be 1 or more, not {self.max_pixels}")
-        if self.mode == "mask":
-            self.interpolation = "nearest"
+        _check_options(**{name: getattr(self, name) for name in (*_CHOICES, "size", "max_pixels")})
         self._fill = parse_color(self.fill, "fill")
         self._decoder = Decoder(
             self.decoder,
-            mode="L" if self.mode == "mask" else self.mode,  # type: ignore[arg-type]  # checked above
+            mode=self.mode,
             background=self.background,
             exif=self.exif,
             max_pixels=self.max_pixels,
@@ -143,9 +138,9 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """Return the settings for the index, which is JSON. It names what resizes: Pillow."""
         options = asdict(self)
-        del options["arrays"]
+        del options["extra_arrays"]
         options |= {"resizer": "pillow", "size": list(self.size)}
-        return options | mask_options(self.arrays)
+        return options | _mask_options(self.extra_arrays)
 
     def libraries(self) -> dict[str, str]:
         """Return name and version of the libraries that take part."""
@@ -156,20 +151,20 @@ class Settings:
 
         Raises DecodeError, and whatever Pillow's resizing raises.
         """
-        picture, file_state = self._open(record.image)
+        data, file_state = self._read(record.image)
+        picture = self._decoder.open(data, self._draft if self.fast else None)
         upright_size = turn_size(picture.size, picture.orientation)
         placement = Placement.of(upright_size, self.size[::-1], self.fit)
-        resized = self._resize(picture, placement)
-        flags = FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
-        columns = dict(record.columns)
-        for name in points:
-            source_points = np.asarray(columns[name], np.float64)
-            source_points = turn_points(source_points, picture.size, picture.orientation)
-            columns[name] = placement.points(source_points)
-            flags |= FLAG_OUTSIDE * _any_outside(columns[name], self.size)
+        resized = resize(
+            picture.image,
+            placement,
+            interpolation=self.interpolation,
+            fill=self._fill,
+            box=picture.box if self.fast else None,
+        )
         frame = Frame(picture.size, picture.orientation, placement)
-        for name in boxes:
-            columns[name] = move_boxes(columns[name], *frame)
+        columns, flags = _move_columns(record.columns, points, boxes, frame)
+        flags |= FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
         pixels, total, squares = _pixels_and_sums(resized)
         return Row(
             pixels,
@@ -181,53 +176,28 @@ class Settings:
             file_state,
             _remarks(picture, placement),
             picture.losses.reduced_range or (0, 0),
-            convert_arrays(self.arrays, record, frame, self.max_pixels),
-        )
-
-    def _open(self, image: Any) -> tuple[Picture, FileState]:
-        """Return a decoded picture, whose pixels may be ids, and the state of its file."""
-        if self.mode != "mask":
-            data, file_state = self._read(image)
-            return self._decoder.open(data, self._draft if self.fast else None), file_state
-        ids, file_state = read_mask(image, self.max_pixels)
-        if ids.max() > np.iinfo(np.uint8).max:
-            raise DecodeError(
-                f"its largest id is {ids.max():,}, but mode 'mask' stores ids up to 255. Use mode "
-                "'I;16' with interpolation 'nearest'"
-            )
-        mask = Image.fromarray(ids.astype(np.uint8))
-        box = (0.0, 0.0, float(mask.width), float(mask.height))
-        return Picture(mask, box, mask.size, orientation=1), file_state
-
-    def _resize(self, picture: Picture, placement: Placement) -> Image.Image:
-        if self.mode == "mask":
-            ids = np.asarray(picture.image)
-            return Image.fromarray(place_mask(ids, picture.orientation, placement, _MASK_FILL))
-        return resize(
-            picture.image,
-            placement,
-            interpolation=self.interpolation,
-            fill=self._fill,
-            box=picture.box if self.fast else None,
+            convert_arrays(self.extra_arrays, record, frame, self.max_pixels),
         )
 
     def _read(self, image: Any) -> tuple[bytes | Image.Image, FileState]:
         """Return an image for the decoder, and the state of its file."""
-        if isinstance(image, Path):
-            return read_file(image, self.max_pixels)
-        if isinstance(image, np.ndarray):
-            return _to_image(image), NO_FILE
-        if isinstance(image, Image.Image):
-            return image, NO_FILE
-        if isinstance(image, (bytes, bytearray, memoryview)):
-            return bytes(image), NO_FILE  # bytes are not copied
-        raise DecodeError(
-            f"an image must be a PIL image, an array, bytes or a path, not {type(image).__name__}"
-        )
+        data, file_state = read_value(image, self.max_pixels)
+        return _to_image(data) if isinstance(data, np.ndarray) else data, file_state
 
     def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
         width, height = Placement.of(size, self.size[::-1], self.fit).resized
         return 2 * width, 2 * height
+
+
+def _check_options(size: tuple[int, int], max_pixels: int, **choices: str) -> None:
+    """Raise ValueError for a wrong option."""
+    for name, value in choices.items():
+        if value not in _CHOICES[name]:
+            raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}, not {value!r}")
+    if not all(0 < side <= 65535 for side in size):
+        raise ValueError(f"size must be a height and a width from 1 to 65535, not {size}")
+    if max_pixels < 1:
+        raise ValueError(f"max_pixels must be 1 or more, not {max_pixels}")
 
 
 def _pixels_and_sums(image: Image.Image) -> tuple[bytes, np.ndarray, np.ndarray]:
@@ -266,7 +236,6 @@ def _remarks(picture: Picture, placement: Placement) -> int:
 
 
 def _to_image(array: np.ndarray) -> Image.Image:
-    _check_unmasked(array)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     is_gray = array.ndim == 2 and array.dtype in (np.uint8, np.uint16) and array.dtype.isnative
@@ -281,6 +250,77 @@ def _to_image(array: np.ndarray) -> Image.Image:
     return Image.fromarray(array)
 
 
+# ------------------------------------------------------------------------------------------- masks
+
+
+@dataclass(frozen=True)
+class MaskSettings:
+    """How masks that are built by themselves are stored, to be joined to images later.
+
+    Ids are kept as in masks beside images (see `ExtraArray`), with nearest neighbor. ``size`` is
+    (height, width), ``fill`` the id of the margin, and ``descr`` the type of all masks, uint8 or
+    uint16. Raises ValueError.
+    """
+
+    size: tuple[int, int] = (256, 256)
+    fit: Fit = "crop"
+    fill: int = 255
+    descr: str = "|u1"
+    max_pixels: int = MAX_PIXELS
+    extra_arrays: tuple[ExtraArray, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_options(self.size, self.max_pixels, fit=self.fit)
+
+    def of(self, source: Source, index: int) -> "MaskSettings":
+        """Return these settings with the type of a record. Raises DecodeError if it is no mask."""
+        ids, _ = read_mask(source[index].image, self.max_pixels)
+        return replace(self, descr=ids.dtype.str)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape (H, W, 1) of a stored mask."""
+        return (*self.size, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings for the index, which is JSON."""
+        options = {
+            "mode": "mask",
+            "size": list(self.size),
+            "fit": self.fit,
+            "mask_fill": self.fill,
+            "max_pixels": self.max_pixels,
+        }
+        return options | _mask_options(self.extra_arrays)
+
+    def libraries(self) -> dict[str, str]:
+        """Return name and version of the libraries that take part."""
+        return loaded_libraries()
+
+    def convert(self, record: Record, points: Sequence[str], boxes: Sequence[str] = ()) -> Row:
+        """Return the row of a record. ``points`` and ``boxes`` are names of its columns.
+
+        The EXIF orientation of a mask is ignored. Raises DecodeError.
+        """
+        ids, file_state = read_mask(record.image, self.max_pixels)
+        ids = with_type(ids, self.descr)
+        height, width = ids.shape
+        placement = Placement.of((width, height), self.size[::-1], self.fit)
+        frame = Frame((width, height), 1, placement)
+        placed = place_mask(ids, 1, placement, self.fill).reshape(self.shape)
+        columns, flags = _move_columns(record.columns, points, boxes, frame)
+        return Row(
+            placed.tobytes(),
+            flags,
+            frame.size,
+            *stored_sums(placed),
+            columns,
+            file_state,
+            ENLARGED * placement.enlarges,
+            extra_arrays=convert_arrays(self.extra_arrays, record, frame, self.max_pixels),
+        )
+
+
 # ------------------------------------------------------------------------------------------ arrays
 
 _TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS)
@@ -292,7 +332,7 @@ class ArraySettings:
 
     shape: tuple[int, int, int]
     descr: str
-    arrays: tuple[ExtraArray, ...] = ()
+    extra_arrays: tuple[ExtraArray, ...] = ()
     max_pixels: int = MAX_PIXELS  #: of a mask or a further picture
 
     @classmethod
@@ -312,7 +352,7 @@ class ArraySettings:
         height, width, channels = self.shape
         dtype = np.dtype(self.descr).name
         options = {"mode": "array", "size": [height, width], "channels": channels, "dtype": dtype}
-        return options | mask_options(self.arrays)
+        return options | _mask_options(self.extra_arrays)
 
     def libraries(self) -> dict[str, str]:
         """Return name and version of the library that takes part."""
@@ -329,25 +369,18 @@ class ArraySettings:
                 f"the array is {pixels.shape} of {pixels.dtype.name}, but the first one is "
                 f"{self.shape} of {np.dtype(self.descr).name}"
             )
-        height, width, _ = self.shape
-        is_outside = any(
-            _any_outside(np.asarray(record.columns[name]), (height, width)) for name in points
-        )
+        height, width = self.size
         size = width, height
         frame = Frame(size, 1, Placement(size, size, size, 0, 0))
-        columns = dict(record.columns)
-        for name in boxes:
-            columns[name] = move_boxes(columns[name], *frame)
-        total, squares = stored_sums(pixels)
+        columns, flags = _move_columns(record.columns, points, boxes, frame)
         return Row(
             pixels.tobytes(),
-            FLAG_OUTSIDE * is_outside,
+            flags,
             size,
-            total,
-            squares,
+            *stored_sums(pixels),
             columns,
             file_state,
-            arrays=convert_arrays(self.arrays, record, frame, self.max_pixels),
+            extra_arrays=convert_arrays(self.extra_arrays, record, frame, self.max_pixels),
         )
 
 
@@ -356,23 +389,20 @@ def _as_stored(image: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
 
     It is ``(H, W, C)``, contiguous and little-endian.
     """
-    file_state = NO_FILE
-    if isinstance(image, Path) and image.suffix == ".npy":
-        data, file_state = read_file(image, max_pixels)
-        image = decode_values(data, max_pixels)
-    if not isinstance(image, np.ndarray):
+    is_npy = isinstance(image, Path) and image.suffix == ".npy"
+    if not (is_npy or isinstance(image, np.ndarray)):
         raise DecodeError(
             "mode 'array' stores NumPy arrays and tensors and decodes nothing, but this is "
             f"{type(image).__name__}"
         )
-    _check_unmasked(image)
-    descr = image.dtype.newbyteorder("<").str
-    if descr not in DESCRS or image.ndim not in (2, 3) or not image.size:
+    array, file_state = read_array(image, max_pixels)
+    descr = array.dtype.newbyteorder("<").str
+    if descr not in DESCRS or array.ndim not in (2, 3) or not array.size:
         raise DecodeError(
-            f"an array of {image.dtype.name} and shape {image.shape} cannot be stored. Convert it "
+            f"an array of {array.dtype.name} and shape {array.shape} cannot be stored. Convert it "
             f"to (H, W) or (H, W, C) of one of {_TYPES}"
         )
-    return np.ascontiguousarray(image, descr).reshape(*image.shape[:2], -1), file_state
+    return np.ascontiguousarray(array, descr).reshape(*array.shape[:2], -1), file_state
 
 
 def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -386,17 +416,13 @@ def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return total, np.square(floats - total / len(floats)).sum(axis=0)
 
 
-# -------------------------------------------------------------------------------------------- both
+# --------------------------------------------------------------------------------------------- all
+
+#: How the records of a build are converted.
+AnySettings = Settings | MaskSettings | ArraySettings
 
 
-def convert_arrays(
-    arrays: Sequence[ExtraArray], record: Record, frame: Frame, max_pixels: int
-) -> list[ExtraRow]:
-    """Return the rows of a record's masks and other arrays. Raises DecodeError."""
-    return [array.convert(record.arrays.get(array.name), frame, max_pixels) for array in arrays]
-
-
-def mask_options(arrays: Sequence[ExtraArray]) -> dict[str, Any]:
+def _mask_options(arrays: Sequence[ExtraArray]) -> dict[str, Any]:
     """Return what the settings say of masks; nothing if there are none."""
     masks = [array for array in arrays if array.kind == "mask"]
     if not masks:
@@ -405,15 +431,25 @@ def mask_options(arrays: Sequence[ExtraArray]) -> dict[str, Any]:
     return {"mask_fill": masks[0].fill, "missing_masks": missing}
 
 
+def _move_columns(
+    columns: Mapping[str, Any], points: Sequence[str], boxes: Sequence[str], frame: Frame
+) -> tuple[dict[str, Any], int]:
+    """Return the columns, with points and boxes where they are in the stored picture, and flags.
+
+    The flag is FLAG_OUTSIDE if a point is outside.
+    """
+    moved, flags = dict(columns), 0
+    for name in points:
+        source_points = np.asarray(columns[name], np.float64)
+        source_points = turn_points(source_points, frame.size, frame.orientation)
+        moved[name] = frame.placement.points(source_points)
+        flags |= FLAG_OUTSIDE * _any_outside(moved[name], frame.placement.target)
+    for name in boxes:
+        moved[name] = move_boxes(columns[name], *frame)
+    return moved, flags
+
+
 def _any_outside(points: np.ndarray, size: tuple[int, int]) -> bool:
-    """Return whether a point of ``(k, 2)`` lies outside a picture of ``size`` (height, width)."""
-    height, width = size
-    is_inside = (points >= -0.5) & (points < np.array([width - 0.5, height - 0.5]))
+    """Return whether a point of ``(k, 2)`` lies outside a picture of ``size`` (width, height)."""
+    is_inside = (points >= -0.5) & (points < np.array(size) - 0.5)
     return not bool(is_inside.all())  # NaN is nowhere, and so outside
-
-
-def _check_unmasked(array: np.ndarray) -> None:
-    if np.ma.is_masked(array):
-        raise DecodeError(
-            "some values of the array are masked, and a mask cannot be stored. Fill them."
-        )

@@ -174,9 +174,8 @@ class Decoder:
         tags: Any = getattr(image, "tag_v2", {})
         has_more_bands = _UNSPECIFIED in tags.get(_EXTRA_SAMPLES, ())
         has_more_pages = is_ours and bool(tags.next)  # a data set's may be at another page
-        tile_pixels = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
-        if tile_pixels > self.max_pixels:  # tiles are decoded whole
-            raise too_large(tile_pixels, self.max_pixels)
+        if tile_pixels(image) > self.max_pixels:
+            raise too_large(tile_pixels(image), self.max_pixels)
         orientation = orientation_of(image)
         image.load()  # Pillow turns it upright
         image, losses = to_mode(image, self.mode, self.background, largest_value(image))
@@ -205,6 +204,12 @@ def open_image(data: bytes) -> Image.Image:
     if not data:
         raise DecodeError("the file is empty")
     return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def tile_pixels(image: Image.Image) -> int:
+    """Return how many pixels a tile of a TIFF has, which is decoded whole; 0 without tiles."""
+    tags: Any = getattr(image, "tag_v2", {})
+    return int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
 
 
 def decode_error(error: Exception, data: object, max_pixels: int) -> DecodeError:

@@ -1,17 +1,16 @@
 """Masks, which go where the pixels of their image go, and other arrays, which stay as they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from memload.building.files import MISSING, NO_FILE, read_file
+from memload.building.files import MISSING, read_value
 from memload.building.resizing import Placement, place_mask
-from memload.building.sources.record import FileState
-from memload.building.stored_values import ID_MODES, decode_values
+from memload.building.sources.record import FileState, Record
+from memload.building.stored_values import ID_MODES, decode_values, read_array
 from memload.errors import DecodeError
 from memload.storage.format import DESCRS_OF_ARRAYS
 
@@ -39,7 +38,7 @@ class ExtraRow(NamedTuple):
 
     data: bytes
     file_state: FileState
-    ids: np.ndarray = np.zeros(0, np.uint8)  #: which ids occur, see `ExtraArray.id_bytes`
+    ids: np.ndarray = np.zeros(0, np.uint8)  #: which ids occur, see `ExtraArray.bitmap_size`
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class ExtraArray:
     fills_missing: bool = False
 
     @property
-    def id_bytes(self) -> int:
+    def bitmap_size(self) -> int:
         """How many bytes say which ids occur in a row: 32 for a mask of uint8, else 0.
 
         There is a bit for each id, that of the first one in the highest bit.
@@ -71,14 +70,23 @@ class ExtraArray:
     def convert(self, value: Any, frame: Frame, max_pixels: int) -> ExtraRow:
         """Return the row of a value as `Record` has it. Raises DecodeError, which names it."""
         try:
+            if value is None:
+                return self._missing_row()
             if self.kind == "array":
                 return self._convert_array(value, max_pixels)
             return self._convert_mask(value, frame, max_pixels)
         except DecodeError as error:
             raise type(error)(f"{self.kind} {self.name!r}: {error.reason}") from error
 
+    def _missing_row(self) -> ExtraRow:
+        if self.kind == "array":
+            raise MissingArrayError("it is missing")
+        if not self.fills_missing:
+            raise MissingArrayError("it is missing. Add it, or say --missing-masks fill")
+        return self._mask_row(np.full(self.shape, self.fill, self.descr), MISSING)
+
     def _convert_array(self, value: Any, max_pixels: int) -> ExtraRow:
-        array, file_state = _array(value, max_pixels)
+        array, file_state = _stored_array(value, max_pixels)
         if (array.shape, array.dtype.str) != (self.shape, self.descr):
             remedy = ". Arrays are stored as they are"
             if array.ndim == 2 and array.dtype.name in ("uint8", "uint16"):
@@ -89,31 +97,33 @@ class ExtraArray:
         return ExtraRow(array.tobytes(), file_state)
 
     def _convert_mask(self, value: Any, frame: Frame, max_pixels: int) -> ExtraRow:
-        if value is None:
-            if not self.fills_missing:
-                raise MissingArrayError("it is missing. Add it, or say --missing-masks fill")
-            placed, file_state = np.full(self.shape, self.fill, self.descr), MISSING
-        else:
-            mask, file_state = read_mask(value, max_pixels, lambda size: _check_size(size, frame))
-            largest = np.iinfo(self.descr).max
-            if mask.dtype.itemsize > np.dtype(self.descr).itemsize and mask.max() > largest:
-                raise DecodeError(
-                    f"its largest id is {mask.max():,}, but the first mask has 8 bits, and so "
-                    "ids up to 255. Save the first one with 16 bits"
-                )
-            mask = mask.astype(self.descr, copy=False)
-            placed = place_mask(mask, frame.orientation, frame.placement, self.fill)
-        data = placed.tobytes()
-        return ExtraRow(data, file_state, _ids(data)[: self.id_bytes])
+        mask, file_state = read_mask(value, max_pixels, lambda size: _check_size(size, frame))
+        mask = with_type(mask, self.descr)
+        placed = place_mask(mask, frame.orientation, frame.placement, self.fill)
+        return self._mask_row(placed, file_state)
+
+    def _mask_row(self, mask: np.ndarray, file_state: FileState) -> ExtraRow:
+        data = mask.tobytes()
+        return ExtraRow(data, file_state, _occurring_bits(data)[: self.bitmap_size])
+
+
+def convert_arrays(
+    arrays: Sequence[ExtraArray], record: Record, frame: Frame, max_pixels: int
+) -> list[ExtraRow]:
+    """Return the rows of a record's masks and other arrays. Raises DecodeError."""
+    return [array.convert(record.arrays.get(array.name), frame, max_pixels) for array in arrays]
 
 
 def type_of(name: str, kind: str, value: Any, max_pixels: int) -> tuple[str, tuple[int, ...]]:
     """Return element type and shape of an array as it is stored. Raises DecodeError.
 
-    ``value`` is as `Record` has it. It is that of the first usable sample, which decides.
+    ``value`` is as `Record` has it, or None if the sample lacks it. It is that of the first usable
+    sample, which decides.
     """
     try:
-        read = read_mask if kind == "mask" else _array
+        if value is None:
+            raise MissingArrayError("it is missing")
+        read = read_mask if kind == "mask" else _stored_array
         array, _ = read(value, max_pixels)
     except DecodeError as error:
         raise type(error)(f"{kind} {name!r}: {error.reason}") from error
@@ -133,18 +143,28 @@ def read_mask(
             check(image.size)
         _check_mode(image)
 
-    data, file_state = _read(value, max_pixels)
+    data, file_state = read_value(value, max_pixels)
     if not isinstance(data, np.ndarray):
         data = decode_values(data, max_pixels, check_picture)
-    ids = _ids_of_array(data)
+    ids = _as_ids(data)
     check(ids.shape[::-1])
     return ids, file_state
 
 
-def _array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
+def with_type(ids: np.ndarray, descr: str) -> np.ndarray:
+    """Return ids with the type of all masks. Raises DecodeError if it is too small."""
+    largest = np.iinfo(descr).max
+    if ids.dtype.itemsize > np.dtype(descr).itemsize and ids.max() > largest:
+        raise DecodeError(
+            f"its largest id is {ids.max():,}, but all masks are stored with 8 bits, as the first "
+            "one needs no more, and so with ids up to 255. Save the first one with 16 bits (uint16)"
+        )
+    return ids.astype(descr, copy=False)
+
+
+def _stored_array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
     """Return an array as it is stored, contiguous and little-endian, and the state of its file."""
-    data, file_state = _read(value, max_pixels)
-    array = data if isinstance(data, np.ndarray) else decode_values(data, max_pixels)
+    array, file_state = read_array(value, max_pixels)
     descr = array.dtype.newbyteorder("<").str
     if descr not in DESCRS_OF_ARRAYS or not array.ndim or not array.size:
         raise DecodeError(
@@ -154,25 +174,12 @@ def _array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
     return np.ascontiguousarray(array, descr), file_state
 
 
-def _read(value: Any, max_pixels: int) -> tuple[bytes | Image.Image | np.ndarray, FileState]:
-    """Return the value of a record, the bytes of a file if it is a path, and the file's state."""
-    if value is None:
-        raise MissingArrayError("it is missing")
-    if isinstance(value, Path):
-        return read_file(value, max_pixels)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value), NO_FILE
-    if np.ma.is_masked(value):
-        raise DecodeError("some of its values are masked out. Fill them")
-    if isinstance(value, (Image.Image, np.ndarray)):
-        return value, NO_FILE
-    raise DecodeError(
-        f"it must be a PIL image, an array, bytes or a path, not {type(value).__name__}"
-    )
+def _as_ids(array: np.ndarray) -> np.ndarray:
+    """Return a mask as uint8 if it is of 8 bits, else as uint16.
 
-
-def _ids_of_array(array: np.ndarray) -> np.ndarray:
-    """Return a mask as uint8 if it is of one byte, else as uint16."""
+    64 bits are what NumPy and torch take by default, whatever the values. A mask of these is uint8
+    if its ids fit.
+    """
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.ndim != 2 or array.dtype.kind not in "bui" or not array.size:
@@ -187,10 +194,11 @@ def _ids_of_array(array: np.ndarray) -> np.ndarray:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > 65535:
             raise DecodeError(
-                f"its ids go from {low:,} to {high:,}, but a mask has ids from 0 to 65,535. Change "
-                "the others, such as to 255 for pixels to be ignored"
+                f"its ids go from {low:,} to {high:,}, but a mask has ids from 0 to 65,535. Give "
+                "others an id of their own, such as 255 in place of -1"
             )
-    return array.astype(np.uint8 if array.dtype.itemsize == 1 else np.uint16, copy=False)
+    has_8_bits = array.dtype.itemsize == 1 or (array.dtype.itemsize == 8 and array.max() <= 255)
+    return array.astype(np.uint8 if has_8_bits else np.uint16, copy=False)
 
 
 def _check_mode(image: Image.Image) -> None:
@@ -218,8 +226,8 @@ def _check_size(size: tuple[int, int], frame: Frame) -> None:
     )
 
 
-def _ids(data: bytes) -> np.ndarray:
-    """Return which bytes occur: 256 bits. It takes 25 µs for 256×256."""
+def _occurring_bits(data: bytes) -> np.ndarray:
+    """Return a bit for each byte: whether it occurs. It takes 25 µs for 256×256."""
     occurs = np.ones(256, np.uint8)
     occurs[list(_ALL_BYTES.translate(None, data))] = 0
     return np.packbits(occurs)

@@ -1,9 +1,13 @@
-"""Reads the files of samples: images, masks and arrays."""
+"""Reads the values of samples, from files or as they are: images, masks and arrays."""
 
 import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from memload.building.sources.record import FileState
 from memload.errors import BuildError, DecodeError
@@ -13,6 +17,24 @@ NO_FILE, MISSING = FileState(-1, -1), FileState(-2, -2)
 
 #: Errors that are the fault of this process or machine, not of the file.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def read_value(value: Any, max_pixels: int) -> tuple[bytes | Image.Image | np.ndarray, FileState]:
+    """Return a value as `Record` has it, and the state of its file.
+
+    If it is a path, that are the bytes of the file. Raises DecodeError or BuildError.
+    """
+    if isinstance(value, Path):
+        return read_file(value, max_pixels)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value), NO_FILE  # bytes are not copied
+    if np.ma.is_masked(value):
+        raise DecodeError("some of its values are masked out. Fill them")
+    if isinstance(value, (Image.Image, np.ndarray)):
+        return value, NO_FILE
+    raise DecodeError(
+        f"it must be a PIL image, an array, bytes or a path, not {type(value).__name__}"
+    )
 
 
 def read_file(path: Path, max_pixels: int) -> tuple[bytes, FileState]:

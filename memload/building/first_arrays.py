@@ -1,13 +1,11 @@
 """What the rows of masks and other arrays have in common, from the first usable sample of each."""
 
 import functools
-import warnings
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-
-from memload.building.conversion import ArraySettings, Settings
+from memload.building.checks import check_mask_fill
+from memload.building.conversion import AnySettings
 from memload.building.extra_arrays import ExtraArray, MissingArrayError, MissingMasks, type_of
 from memload.building.first_samples import first_usable
 from memload.building.sources.record import Source
@@ -16,7 +14,7 @@ from memload.errors import SourceError
 
 def find_arrays(
     source: Source,
-    settings: Settings | ArraySettings,
+    settings: AnySettings,
     missing_masks: MissingMasks,
     mask_fill: int,
     num_workers: int,
@@ -29,27 +27,19 @@ def find_arrays(
     arrays = []
     for name, kind in getattr(source, "arrays", {}).items():
         find = functools.partial(_find, source, settings, name, kind)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            found = first_usable(
-                find, len(source), num_workers, timeout, passed_over=MissingArrayError
-            )
+        found = first_usable(find, len(source), num_workers, timeout, passed_over=MissingArrayError)
         if found is None and (kind, missing_masks) != ("mask", "fill"):
             raise SourceError(f"No sample has the {kind} {name!r}. Check where these are.")
         array = found or ExtraArray(name, kind, "|u1", settings.size)
-        largest = np.iinfo(array.descr).max if kind == "mask" else mask_fill
-        if mask_fill > largest:
-            raise ValueError(
-                f"mask_fill: {mask_fill:,} does not fit the mask {name!r}, whose ids go up to "
-                f"{largest:,}. Choose one of these, or save the masks with 16 bits."
-            )
+        if kind == "mask":
+            check_mask_fill(mask_fill, array.descr, f"the mask {name!r}")
         arrays.append(replace(array, fill=mask_fill, fills_missing=missing_masks == "fill"))
     return tuple(arrays)
 
 
 def _find(
     source: Source,
-    settings: Settings | ArraySettings,
+    settings: AnySettings,
     name: str,
     kind: Literal["mask", "array"],
     row: int,
@@ -59,5 +49,5 @@ def _find(
     value = record.arrays.get(name)
     descr, shape = type_of(name, kind, value, settings.max_pixels)
     array = ExtraArray(name, kind, descr, settings.size if kind == "mask" else shape)
-    replace(settings, arrays=(array,)).convert(record, ())
+    replace(settings, extra_arrays=(array,)).convert(record, ())
     return array

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,8 @@ def first_usable(
         num_workers=min(num_workers, 1),
         timeout=timeout,
     )
-    with contextlib.closing(results):
+    with contextlib.closing(results), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # as errors they would count as failures
         _, (found, reasons) = next(results)
     check_positions(before)
     if found is None and reasons:

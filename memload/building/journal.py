@@ -57,9 +57,9 @@ def record_type(
     ]
     for array in arrays:
         fields += [
-            (f"crc32/{array.name}", "<u4"),
+            (crc32_field(array.name), "<u4"),
             (f"file_state/{array.name}", "<i8", (2,)),
-            (f"ids/{array.name}", "|u1", (array.id_bytes,)),
+            (f"ids/{array.name}", "|u1", (array.bitmap_size,)),
         ]
     return np.dtype(
         fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()]

@@ -1,4 +1,4 @@
-"""What a build says about its pictures in the end, such as how many of them were enlarged.
+"""What a build says about its samples in the end, such as how many pictures were enlarged.
 
 Each record of the journal has ``remarks``, so the notes are the same after an interruption.
 """
@@ -9,7 +9,9 @@ import numpy as np
 
 from memload.building.extra_arrays import ExtraArray
 from memload.building.files import MISSING
-from memload.building.journal import DONE
+from memload.building.journal import DONE, REJECTED
+from memload.storage.keys import Keys
+from memload.wording import listed
 
 #: Bits of a record's ``remarks``: the picture grew in width or in height; the background shows
 #: through its transparent pixels; it was gray with more than 8 bits, which were reduced to 8; it
@@ -21,20 +23,41 @@ ENLARGED, FLATTENED, REDUCED, REDUCED_COLORS, MORE_BANDS, MORE_PAGES = 1, 2, 4, 
 _DARK_16, _DARK_8 = 8192, 16
 
 
+def size_notes(records: np.ndarray, size: tuple[int, int]) -> Iterator[str]:
+    """Yield a note on pictures that grew to ``size`` (H, W)."""
+    used = records["status"] == DONE
+    if count := np.count_nonzero(used & (records["remarks"] & ENLARGED > 0)):
+        height, width = size
+        yield (
+            f"{count:,} of {np.count_nonzero(used):,} pictures were smaller than {height}×{width} "
+            "and were enlarged (--size sets the stored size)"
+        )
+
+
 def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -> Iterator[str]:
-    """Yield the notes on the records of a build that stores pictures of ``size`` (H, W)."""
+    """Yield the notes on what was lost in pictures that are stored with ``size`` (H, W)."""
     used = records["status"] == DONE
     remarks = records["remarks"]
     total = np.count_nonzero(used)
-
-    if count := np.count_nonzero(used & (remarks & ENLARGED > 0)):
-        height, width = size
-        yield (
-            f"{count:,} of {total:,} pictures were smaller than {height}×{width} and were enlarged "
-            "(--size sets the stored size)"
-        )
     if count := np.count_nonzero(used & (remarks & FLATTENED > 0)):
         yield f"{count:,} of {total:,} pictures have transparent pixels, which are {background} now"
+    yield from _depth_notes(records, size)
+    if count := np.count_nonzero(used & (remarks & MORE_BANDS > 0)):
+        yield (
+            f"{count:,} of {total:,} pictures have bands besides their colors, which were left out "
+            "(mode='array' in Python stores all bands of arrays)"
+        )
+    if count := np.count_nonzero(used & (remarks & MORE_PAGES > 0)):
+        yield (
+            f"{count:,} of {total:,} pictures are TIFFs with several pages, of which the first was "
+            "taken"
+        )
+
+
+def _depth_notes(records: np.ndarray, size: tuple[int, int]) -> Iterator[str]:
+    """Yield the notes on pictures with more than 8 bits, which were reduced to 8."""
+    used, remarks = records["status"] == DONE, records["remarks"]
+    total = np.count_nonzero(used)
     reduced = used & (remarks & REDUCED > 0)
     ranges = records["value_range"][reduced]
     if len(ranges):
@@ -54,25 +77,17 @@ def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -
             f"reduced to 8; their values go from about {low:,} to {high:,}. Only gray of 16 bits "
             "can be kept, with --mode 'I;16'"
         )
-    if count := np.count_nonzero(used & (remarks & MORE_BANDS > 0)):
-        yield (
-            f"{count:,} of {total:,} pictures have bands besides their colors, which were left out "
-            "(mode='array' in Python stores all bands of arrays)"
-        )
-    if count := np.count_nonzero(used & (remarks & MORE_PAGES > 0)):
-        yield (
-            f"{count:,} of {total:,} pictures are TIFFs with several pages, of which the first was "
-            "taken"
-        )
 
 
-def mask_notes(records: np.ndarray, arrays: Sequence[ExtraArray]) -> Iterator[str]:
-    """Yield the notes on missing masks."""
-    used = records["status"] == DONE
+def missing_notes(records: np.ndarray, arrays: Sequence[ExtraArray], keys: Keys) -> Iterator[str]:
+    """Yield the notes on samples without a mask or another array, which are filled or left out."""
     for array in arrays:
         is_missing = records[f"file_state/{array.name}"][:, 0] == MISSING.size
-        if count := np.count_nonzero(used & is_missing):
-            yield (
-                f"{count:,} of {np.count_nonzero(used):,} samples have no {array.name}; theirs is "
-                f"{array.fill} everywhere"
-            )
+        outcomes = {DONE: f"now {array.fill} everywhere", REJECTED: "left out"}
+        for status, outcome in outcomes.items():
+            rows = np.flatnonzero(is_missing & (records["status"] == status))
+            if len(rows):
+                shown = listed(keys.take(rows[:4]), 3)
+                count = f"{len(rows):,} of {len(records):,} samples"
+                verb = "has" if len(rows) == 1 else "have"
+                yield f"{count} {verb} no {array.name} ({outcome}): {shown}"

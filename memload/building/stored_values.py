@@ -1,4 +1,4 @@
-"""The values of masks and other arrays as their files have them. Nothing is scaled or turned."""
+"""The values of masks and other arrays as they are given. Nothing is scaled or turned."""
 
 import io
 from collections.abc import Callable
@@ -7,9 +7,18 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from memload.building.decoders import INVERSE, decode_error, open_image, orientation_of, too_large
+from memload.building.decoders import (
+    INVERSE,
+    decode_error,
+    open_image,
+    orientation_of,
+    tile_pixels,
+    too_large,
+)
 from memload.building.depth import is_deep_gray, largest_value, png_raw_mode
+from memload.building.files import read_value
 from memload.building.resizing import turn_mask
+from memload.building.sources.record import FileState
 from memload.errors import DecodeError, describe_error
 
 #: Pillow's modes of pictures whose pixels have one whole number.
@@ -21,8 +30,16 @@ _NPY = b"\x93NUMPY"
 #: How Pillow calls gray PNGs of 2 and of 4 bits, and their largest values.
 _FEW_BITS = {"L;2": 3, "L;4": 15}
 
-# Tags of TIFF.
-_PHOTOMETRIC, _TILE_WIDTH, _TILE_LENGTH = 262, 322, 323
+_PHOTOMETRIC = 262  # a tag of TIFF
+
+
+def read_array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
+    """Return the array of a value as `Record` has it, and the state of its file.
+
+    Files and pictures are decoded. Raises DecodeError.
+    """
+    data, file_state = read_value(value, max_pixels)
+    return data if isinstance(data, np.ndarray) else decode_values(data, max_pixels), file_state
 
 
 def decode_values(
@@ -73,9 +90,7 @@ def _read_npy(data: bytes) -> np.ndarray:
 def _open_picture(data: bytes, max_pixels: int) -> Image.Image:
     """Return the picture in the bytes of a file, not decoded yet. Raises what Pillow does."""
     image = open_image(data)
-    tags: Any = getattr(image, "tag_v2", {})
-    tile_pixels = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
-    pixels = max(image.width * image.height, tile_pixels)  # tiles are decoded whole
+    pixels = max(image.width * image.height, tile_pixels(image))
     if pixels > max_pixels:
         raise too_large(pixels, max_pixels)
     return image

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from memload.building.conversion import Settings
+from memload.building.conversion import ArraySettings
+from memload.building.extra_arrays import MissingArrayError
 from memload.building.files import MISSING, NO_FILE, file_state
 from memload.building.inherited import reopen_files
 from memload.building.journal import (
@@ -64,7 +65,7 @@ class RowWork:
     def __init__(self, workspace: Workspace, *, in_worker: bool) -> None:
         self.workspace = workspace
         self.source, self.schema = workspace.source, workspace.source.schema
-        self.extra_arrays = workspace.settings.arrays
+        self.extra_arrays = workspace.settings.extra_arrays
         texts = getattr(self.source, "categories", {}) | {"label": self.source.classes}
         #: how many texts the columns of labels and categories count into
         self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
@@ -163,6 +164,8 @@ class RowWork:
         except BuildError:  # this process has run out of something
             raise
         except self.sample_errors as error:  # a data set's own code may raise anything
+            if isinstance(error, MissingArrayError) and isinstance(sample, Record):
+                self._note_missing(sample, record)
             reason = describe_error(error)
             if isinstance(error, DecodeError):
                 reason = str(error.reason) or "no reason was given"
@@ -172,11 +175,17 @@ class RowWork:
         record["total"], record["squares"] = converted.total, converted.squares
         record["remarks"], record["value_range"] = converted.remarks, converted.value_range
         record["file_size"], record["file_mtime_ns"] = sample.state or converted.file_state
-        for array, row_of_array in zip(self.extra_arrays, converted.arrays, strict=True):
-            record[f"crc32/{array.name}"] = zlib.crc32(row_of_array.data)
+        for array, row_of_array in zip(self.extra_arrays, converted.extra_arrays, strict=True):
+            record[crc32_field(array.name)] = zlib.crc32(row_of_array.data)
             record[f"file_state/{array.name}"] = row_of_array.file_state
             record[f"ids/{array.name}"] = row_of_array.ids
-        return [converted.pixels, *(array.data for array in converted.arrays)], ""
+        return [converted.pixels, *(array.data for array in converted.extra_arrays)], ""
+
+    def _note_missing(self, sample: Record, record: np.void) -> None:
+        """Keep for a note which arrays a rejected sample lacks."""
+        for array in self.extra_arrays:
+            if sample.arrays.get(array.name) is None:
+                record[f"file_state/{array.name}"] = MISSING
 
     def _is_finished(self, row: int, record: np.void) -> bool:
         """Say whether a row was finished before and is still right.
@@ -268,7 +277,7 @@ def _prepare_process(workspace: Workspace) -> None:
     bytes(_LARGE_BLOCK)
     settings, source = workspace.settings, unwrapped(workspace.source)
     is_ours = isinstance(source, (Files, TarShards, ZipArchive))
-    if not isinstance(settings, Settings) or not is_ours:
+    if isinstance(settings, ArraySettings) or not is_ours:
         return  # other code may print, and hold any memory
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libtiff prints every fault of a file
     if sys.platform == "linux":  # beyond the limit, an allocation raises MemoryError
@@ -278,7 +287,7 @@ def _prepare_process(workspace: Workspace) -> None:
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
         except OSError:  # /proc is not mounted
             return
-        pictures = 1 + bool(settings.arrays)  # a mask is decoded while the image is in memory
+        pictures = 1 + bool(settings.extra_arrays)  # a mask is decoded while the image is in memory
         extra_bytes = pictures * _BYTES_PER_PIXEL * settings.max_pixels + _EXTRA_BYTES
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         largest = sys.maxsize if hard == resource.RLIM_INFINITY else hard

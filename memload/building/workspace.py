@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.conversion import ArraySettings, Settings
+from memload.building.conversion import AnySettings
 from memload.building.destination import check_output, is_partly_published, move
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
@@ -64,7 +64,7 @@ class Workspace:
         self,
         source: Source,
         output: Path,
-        settings: Settings | ArraySettings,
+        settings: AnySettings,
         *,
         name: Path,
         shard_size: int | None,
@@ -76,7 +76,7 @@ class Workspace:
         self.index_path, self.folder, self.ledger = output_paths(output)
         #: the arrays without their shards, the images first
         self._kinds = [Array("image", settings.descr, settings.shape, ())]
-        for array in settings.arrays:
+        for array in settings.extra_arrays:
             self._kinds.append(Array(array.name, array.descr, array.shape, (), array.kind))
         #: of each array; None for all rows
         self.rows_per_shard = {
@@ -84,7 +84,9 @@ class Workspace:
         }
         self.arrays = self._arrays_of(len(source))
         self.keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
-        record = record_type(settings.shape[2], source.schema, settings.descr, settings.arrays)
+        record = record_type(
+            settings.shape[2], source.schema, settings.descr, settings.extra_arrays
+        )
         self.journal = Journal(self.folder, len(source), record)
         self.libraries = settings.libraries()
         self.plan = {
@@ -110,7 +112,7 @@ class Workspace:
                 list(array.shape),
                 self.rows_per_shard[array.name],
             ]
-            for array in self.settings.arrays
+            for array in self.settings.extra_arrays
         }
         return {"arrays": arrays} if arrays else {}
 

@@ -84,7 +84,7 @@ class ShardWriter:
     def blank(self, row: int) -> None:
         """Make a row all zeros.
 
-        One that is so already is not written, and stays a hole in the file.
+        If it is all zeros already, nothing is written, so that a hole in the file stays one.
         """
         if any(self.read(row)):
             self.write(row, bytes(self.array.row_bytes))

@@ -221,7 +221,11 @@ def test_samples_whose_mask_does_not_fit_are_rejected_with_the_reason(folder: Pa
     Image.new("RGB", (12, 8)).save(masks / "bee" / "3.png")
     (masks / "ant" / "4.png").write_bytes(b"junk")
     np.save(folder / "depth" / "bee" / "5.npy", np.zeros((3, 2), np.float32))
-    assert build(folder).samples == 5
+    report = build(folder)
+    assert report.samples == 5
+    assert [note for note in report.notes if "no mask" in note] == [
+        "1 of 10 samples has no mask (left out): bee/1.png"
+    ]
     found = rejected(folder)
     assert "mask 'mask': it is missing. Add it, or say --missing-masks fill" in found["bee/1.png"]
     assert "its size is 3×3, but its image has 11×8 in its file, before EXIF" in found["ant/2.png"]
@@ -235,8 +239,8 @@ def test_missing_masks_can_be_filled_and_are_counted(folder: Path) -> None:
         (folder / "masks" / f"{name}.png").unlink()
     report = build(folder, missing_masks="fill", mask_fill=9)
     assert report.rejected == 0
-    assert [note for note in report.notes if "theirs" in note] == [
-        "2 of 10 samples have no mask; theirs is 9 everywhere"
+    assert [note for note in report.notes if "mask" in note] == [
+        "2 of 10 samples have no mask (now 9 everywhere): ant/0.png, bee/7.png"
     ]
     index = Index.open(folder / "out.bin")
     masks = rows(folder, "mask")
@@ -283,7 +287,46 @@ def test_ids_that_exceed_the_type_of_the_first_mask_are_rejected(tmp_path: Path)
         lambda number: {"mask": np.full((6, 6), values[number], np.uint16 if number else np.uint8)},
     )
     assert build_samples(source, tmp_path).samples == 4
-    assert "its largest id is 256, but the first mask has 8 bits" in rejected(tmp_path)["2"]
+    assert "its largest id is 256, but all masks are stored with 8 bits" in rejected(tmp_path)["2"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "first", "expected"),
+    [("u1", 9, "uint8"), ("i8", 9, "uint8"), ("i8", 300, "uint16"), ("i4", 9, "uint16"),
+     ("u2", 9, "uint16"), ("?", 1, "uint8")],
+)  # fmt: skip
+def test_masks_of_64_bits_are_as_small_as_the_first(
+    tmp_path: Path, dtype: str, first: int, expected: str
+) -> None:
+    source = Samples({"mask": "mask"}, lambda number: {"mask": np.full((6, 6), first, dtype)})
+    assert build_samples(source, tmp_path).arrays[0].dtype == expected
+    assert (rows(tmp_path, "mask") == first).all()
+
+
+def test_larger_ids_than_those_of_the_first_mask_say_what_to_do(tmp_path: Path) -> None:
+    samples = [
+        (np.zeros((6, 6, 3), np.uint8), {"mask": np.full((6, 6), number * 200)})
+        for number in range(3)
+    ]
+    build_samples(samples, tmp_path, masks=["mask"])
+    assert "its largest id is 400" in rejected(tmp_path)["2"]
+    assert "Save the first one with 16 bits (uint16)" in rejected(tmp_path)["2"]
+    samples[0][1]["mask"] = samples[0][1]["mask"].astype(np.uint16)
+    assert build_samples(samples, tmp_path, masks=["mask"], overwrite=True).rejected == 0
+    assert rows(tmp_path, "mask")[:, 0, 0].tolist() == [0, 200, 400]
+
+
+def test_samples_without_arrays_are_counted_in_a_note(tmp_path: Path) -> None:
+    def arrays(number: int) -> dict[str, Any]:
+        return {} if number == 2 else {"depth": np.zeros(3), "mask": mask_of(number)}
+
+    source = Samples({"depth": "array", "mask": "mask"}, arrays)
+    for num_workers in (0, 2):
+        report = build_samples(source, tmp_path, num_workers=num_workers, overwrite=True)
+        assert report.notes == (
+            "1 of 5 samples has no depth (left out): 2",
+            "1 of 5 samples has no mask (left out): 2",
+        )
 
 
 def test_a_mask_that_comes_late_is_found(tmp_path: Path) -> None:
@@ -480,14 +523,23 @@ def test_a_mask_that_was_missing_is_taken_once_it_is_there(folder: Path) -> None
     path.unlink()
     interrupt(folder, missing_masks="fill")
     path.write_bytes(data)
-    assert not any("theirs" in note for note in finish(folder, missing_masks="fill").notes)
+    assert not any("no mask" in note for note in finish(folder, missing_masks="fill").notes)
 
 
 def test_the_note_on_missing_masks_is_the_same_after_an_interruption(folder: Path) -> None:
     (folder / "masks" / "ant" / "0.png").unlink()
     interrupt(folder, missing_masks="fill")
     report = finish(folder, missing_masks="fill")
-    assert "1 of 10 samples have no mask; theirs is 255 everywhere" in report.notes
+    assert "1 of 10 samples has no mask (now 255 everywhere): ant/0.png" in report.notes
+
+
+def test_an_unfinished_build_goes_on_after_all_was_moved(folder: Path, tmp_path: Path) -> None:
+    interrupt(folder)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("images", "masks", "depth", "out.building"):
+        (folder / name).rename(moved / name)
+    assert finish(moved).converted < 10
 
 
 def test_a_damaged_row_of_a_mask_is_converted_again(folder: Path) -> None:

@@ -54,13 +54,13 @@ def convert(
 ) -> Row:
     array = ExtraArray("mask", "mask", descr, size, fill, fills_missing)
     record = Record("key", image, {}, arrays={} if mask is None else {"mask": mask})
-    return Settings(size=size, arrays=(array,), **options).convert(record, [])
+    return Settings(size=size, extra_arrays=(array,), **options).convert(record, [])
 
 
 def converted(image: Any, mask: Any, *, descr: str = "|u1", **options: Any) -> np.ndarray:
     size = options.setdefault("size", (16, 16))
     row = convert(image, mask, descr=descr, **options)
-    return np.frombuffer(row.arrays[0].data, descr).reshape(size)
+    return np.frombuffer(row.extra_arrays[0].data, descr).reshape(size)
 
 
 def reason(mask: Any, image: Any = None, **options: Any) -> str:
@@ -116,7 +116,10 @@ def test_ids_follow_an_image_that_shows_them(orientation: int, fit: Fit, fast: b
     image = encode(ids, exif=exif(orientation))
     options: dict[str, Any] = {"mode": "L", "interpolation": "nearest", "fit": fit, "fast": fast}
     row = convert(image, encode(ids), size=(16, 23), fill=0, **options)
-    pixels, mask = np.frombuffer(row.pixels, np.uint8), np.frombuffer(row.arrays[0].data, np.uint8)
+    pixels, mask = (
+        np.frombuffer(row.pixels, np.uint8),
+        np.frombuffer(row.extra_arrays[0].data, np.uint8),
+    )
     assert np.mean(pixels == mask) > 0.9  # Pillow takes either one of two equally near pixels
 
 
@@ -256,7 +259,7 @@ def test_ids_that_do_not_fit_8_bits_are_told() -> None:
     ids = noise(8, 6).astype(np.uint16)
     assert np.array_equal(converted(Image.new("RGB", (8, 6)), encode(ids), size=(6, 8)), ids)
     ids[0, 0] = 300
-    assert reason(encode(ids)).startswith("mask 'mask': its largest id is 300, but the first mask")
+    assert reason(encode(ids)).startswith("mask 'mask': its largest id is 300, but all masks")
 
 
 def test_an_8_bit_mask_fits_where_the_first_one_had_16_bits() -> None:
@@ -324,8 +327,8 @@ def test_a_huge_mask_is_not_decoded() -> None:
 def array_row(value: Any, shape: tuple[int, ...], descr: str, **options: Any) -> np.ndarray:
     array = ExtraArray("depth", "array", descr, shape)
     record = Record("key", Image.new("RGB", (8, 6)), {}, arrays={"depth": value})
-    row = Settings(size=(4, 4), arrays=(array,), **options).convert(record, [])
-    return np.frombuffer(row.arrays[0].data, descr).reshape(shape)
+    row = Settings(size=(4, 4), extra_arrays=(array,), **options).convert(record, [])
+    return np.frombuffer(row.extra_arrays[0].data, descr).reshape(shape)
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -457,7 +460,7 @@ def test_masks_of_arrays_are_stored_as_they_are() -> None:
     settings = ArraySettings((6, 8, 5), "<f4", (mask,))
     image = np.zeros((6, 8, 5), np.float32)
     row = settings.convert(Record("key", image, {}, arrays={"mask": IDS}), [])
-    assert row.arrays[0].data == IDS.tobytes()
+    assert row.extra_arrays[0].data == IDS.tobytes()
     with pytest.raises(DecodeError, match="its size is 6×8, but its image has 8×6"):
         settings.convert(Record("key", image, {}, arrays={"mask": noise(6, 8)}), [])
 

@@ -30,10 +30,10 @@ class FilesBeside(WrappedSource):
     ``train/cat/1.jpg`` and ``cat/1.png``, or ``cat/1.jpg`` and ``1.png``. So masks may all lie in
     one folder, as long as their names differ. If an image has no file, its record lacks the array.
 
-    The folders are listed at once, and no file in them is read. ``notes`` says how many images have
-    no file, and how many files belong to no image. Raises SourceError if a folder is missing, if no
-    image has a file in it, for two files of one image, and for two images of one file; and
-    ValueError if two arrays have the same name.
+    The folders are listed at once, and no file in them is read. ``notes`` says how many files
+    belong to no image. The build says how many samples lack an array. Raises SourceError if a
+    folder is missing, if no image has a file in it, for two files of one image, and for two images
+    of one file; and ValueError if two arrays have the same name.
 
     >>> source = FilesBeside(ImageFolder("images"), masks={"mask": "masks"})  # doctest: +SKIP
     >>> source[0].arrays  # doctest: +SKIP
@@ -65,7 +65,8 @@ class FilesBeside(WrappedSource):
             *source.notes,
             *(note for folder in self._folders.values() for note in folder.notes),
         ]
-        places = {name: str(folder.path.absolute()) for name, folder in self._folders.items()}
+        # Only their names: an unfinished build goes on after all folders were moved.
+        places = {name: folder.path.absolute().name for name, folder in self._folders.items()}
         self.identity = [self.identity, places]
 
     def _changed(self, index: int, record: Record) -> Record:
@@ -90,21 +91,15 @@ class _Folder:
         #: for each image the number of its file, or -1
         self._numbers = _assign(path, files, keys)
         self._files = Keys.of(files)
-        self.notes = list(self._describe(name, keys, others))
+        self.notes = list(self._describe(name, others))
 
     def file_of(self, index: int) -> Path | None:
         """Return the file of an image, if it has one."""
         number = int(self._numbers[index])
         return None if number < 0 else self.path / self._files[number]
 
-    def _describe(self, name: str, keys: Sequence[str], others: Sequence[str]) -> Iterator[str]:
-        """Yield notes on images without a file, files without an image, and other files."""
-        missing = np.flatnonzero(self._numbers < 0).tolist()
-        if missing:
-            shown = _shown([keys[index] for index in missing[:4]])
-            verb = "has" if len(missing) == 1 else "have"
-            count = f"{len(missing):,} of {len(keys):,} images"
-            yield f"{count} {verb} no {name} in {self.path}: {shown}"
+    def _describe(self, name: str, others: Sequence[str]) -> Iterator[str]:
+        """Yield notes on files without an image, and on other files."""
         unused = np.setdiff1d(np.arange(len(self._files)), self._numbers).tolist()
         if unused:
             shown = _shown([self._files[number] for number in unused[:4]])

@@ -90,24 +90,13 @@ def is_picture(value: Any) -> bool:
 
 
 def plain_mask(value: Any) -> Any:
-    """Return a mask as `Record` has it: an array ``(H, W)`` of uint8 or uint16, or a picture.
-
-    Other integers and booleans become uint8, or uint16 if there are larger ids. Raises DecodeError.
-    """
+    """Return a mask as `Record` has it: an array ``(H, W)``, or a picture."""
     value = plain_array(value)
     if not isinstance(value, np.ndarray):
         return value
     if value.ndim == 3 and 1 in (value.shape[0], value.shape[2]):
         value = value[0] if value.shape[0] == 1 else value[:, :, 0]
-    if value.dtype.kind not in "biu" or value.dtype in (np.uint8, np.uint16) or not value.size:
-        return value
-    low, high = int(value.min()), int(value.max())
-    if low < 0 or high > np.iinfo(np.uint16).max:
-        raise DecodeError(
-            f"its mask has ids from {low} to {high}, and ids are 0 to 65,535. Give others their "
-            "own id, such as 255 in place of -1"
-        )
-    return value.astype(np.uint8 if high <= np.iinfo(np.uint8).max else np.uint16)
+    return value
 
 
 def unpacked(value: Any) -> Any:

@@ -9,6 +9,7 @@ from memload.building.sources.columns import Columns
 from memload.building.sources.listed import ListedSource
 from memload.building.sources.record import Column, FileState, Record
 from memload.errors import DecodeError
+from memload.storage.format import DESCRS_OF_MASKS
 from memload.storage.index import Index
 from memload.storage.shards import Shards
 
@@ -36,6 +37,7 @@ class ExistingDataset(ListedSource):
         }
         #: element type and shape (H, W, C) of the images
         self.descr, self.shape = index.image.descr, index.image.shape
+        self._holds_masks = index.setting("mode") == "mask"
         columns = Columns()
         for name, values in index.columns.items():
             columns.values[name] = values
@@ -47,7 +49,9 @@ class ExistingDataset(ListedSource):
 
     @property
     def mode(self) -> str:
-        """How images are stored by default: as pictures where that is possible."""
+        """How images are stored by default: as pictures or masks where that is possible."""
+        if self._holds_masks and self.descr in DESCRS_OF_MASKS and self.shape[2] == 1:
+            return "mask"
         modes = {("|u1", 1): "L", ("|u1", 3): "RGB", ("<u2", 1): "I;16"}
         return modes.get((self.descr, self.shape[2]), "array")
 

@@ -1,0 +1,125 @@
+"""From the arguments of a build to its source, and to how the records of that are converted."""
+
+import errno
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memload.building.checks import (
+    check_has_arrays,
+    check_image_options,
+    check_mask_fill,
+    check_mask_options,
+    check_source,
+    height_and_width,
+)
+from memload.building.conversion import AnySettings, ArraySettings, MaskSettings, Settings
+from memload.building.extra_arrays import MissingMasks
+from memload.building.first_arrays import find_arrays
+from memload.building.first_samples import first_usable
+from memload.building.sources.arrays import ArrayFile
+from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
+from memload.building.sources.existing import ExistingDataset
+from memload.building.sources.new_samples import size_and_mode
+from memload.building.sources.opening import open_source
+from memload.building.sources.record import Source
+from memload.building.sources.wrapped import unwrapped
+from memload.errors import SourceError
+
+
+def prepare(
+    source: Any,
+    *,
+    classes: Any,
+    size: Any,
+    mode: Any,
+    image_options: Mapping[str, Any],
+    source_options: Mapping[str, Any],
+    missing_masks: MissingMasks,
+    mask_fill: int,
+    num_workers: int,
+    timeout: float,
+) -> tuple[Source, AnySettings]:
+    """Return the source, and how its records are converted, from arguments of `memload.build`.
+
+    ``image_options`` are arguments of `Settings`, and ``source_options`` of `open_source`. The
+    first usable samples are looked at. Raises ValueError, SourceError and DependencyError.
+    """
+    check_image_options(mode, image_options)
+    if mode not in ("mask", "array"):  # an error of the decoder's should not wait for the source
+        Settings(mode=mode or "RGB", **image_options)
+    source = _open(source, classes, source_options, num_workers, timeout)
+    new_to = source_options["new_to"]
+    if new_to is not None:
+        size, mode = size_and_mode(new_to, size, mode)
+    settings = _settings(source, mode, size, image_options, mask_fill, num_workers, timeout)
+    check_mask_options(
+        source, missing_masks, mask_fill, are_masks=isinstance(settings, MaskSettings)
+    )
+    arrays = find_arrays(source, settings, missing_masks, mask_fill, num_workers, timeout)
+    return source, replace(settings, extra_arrays=arrays)
+
+
+def _open(
+    source: Any, classes: Any, options: Mapping[str, Any], num_workers: int, timeout: float
+) -> Source:
+    """Return the source. Its labels count into ``classes`` if these are given."""
+    names = None if classes is None else read_classes(classes)
+    try:
+        opened = open_source(
+            source, classes=names, num_workers=num_workers, timeout=timeout, **options
+        )
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise SourceError(f"{source}: this path is too long. Check it.") from error
+        raise
+    check_source(opened)
+    if names is not None:
+        return PinnedClasses(opened, names)
+    refuse_splits(opened)
+    return opened
+
+
+def _settings(
+    source: Source,
+    mode: Any,
+    size: Any,
+    image_options: Mapping[str, Any],
+    mask_fill: int,
+    num_workers: int,
+    timeout: float,
+) -> AnySettings:
+    """Return how records are converted, apart from masks and other arrays beside the images.
+
+    By default, arrays and data sets of memload's are stored as they are.
+    """
+    original = unwrapped(source)
+    sides = (256, 256) if size is None else height_and_width(size)
+    if isinstance(original, ExistingDataset):
+        sides = height_and_width(original.shape[:2]) if size is None else sides
+        mode = original.mode if mode is None else mode
+    if mode is None:
+        mode = "array" if isinstance(original, ArrayFile) else "RGB"
+    check_image_options(mode, image_options)
+    if mode == "mask":
+        options = {name: image_options[name] for name in ("fit", "max_pixels")}
+        find_type = functools.partial(MaskSettings(sides, fill=mask_fill, **options).of, source)
+        mask_settings: MaskSettings = first_usable(find_type, len(source), num_workers, timeout)
+        check_mask_fill(mask_fill, mask_settings.descr, "the masks")
+        return mask_settings
+    if mode == "array":
+        check_has_arrays(original)
+        find = functools.partial(ArraySettings.of, source)
+        array_settings: ArraySettings = first_usable(find, len(source), num_workers, timeout)
+        _check_size_of_arrays(array_settings, size)
+        return array_settings
+    return Settings(sides, mode=mode, **image_options)
+
+
+def _check_size_of_arrays(settings: ArraySettings, size: Any) -> None:
+    if size is not None and height_and_width(size) != settings.size:
+        raise ValueError(
+            f"size: {size} is not the size of the arrays, {settings.size}, which mode 'array' "
+            "stores as they are. Leave it out, or resize them in the data set."
+        )

@@ -1,0 +1,95 @@
+"""What `memload.build` returns: what a build did, in numbers and in a line."""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memload.wording import counted, listed, shape_text, size_text
+
+
+class ArrayReport(NamedTuple):
+    """A mask or another array that was stored beside the images."""
+
+    name: str
+    kind: str  #: ``mask`` or ``array``
+    shape: tuple[int, ...]  #: of a row: (H, W) of a mask
+    dtype: str  #: such as ``uint8``
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build did. ``str()`` of it is the closing line."""
+
+    path: Path  #: the output
+    samples: int  #: samples in the data set
+    classes: Sequence[str] | None  #: the names of the classes, if they have names
+    label_range: tuple[float, float] | None  #: the least and greatest label, if it is a number
+    columns: Sequence[str]  #: the names of the columns, such as ``label``
+    rejected: int  #: pictures left out; the ledger says why
+    bytes: int  #: size of the files of all arrays
+    shape: tuple[int, int, int]  #: (H, W, C)
+    dtype: str  #: such as ``uint8``
+    converted: int  #: pictures converted by this call; fewer than all if others were done before
+    seconds: float  #: what that took
+    num_workers: int
+    libraries: Mapping[str, str]  #: what decoded, with versions
+    notes: Sequence[str]  #: what the source left out, and what was done to pictures
+    ledger: Path | None  #: where the rejected pictures are listed, if there are any
+    arrays: Sequence[ArrayReport] = ()  #: the masks and other arrays beside the images
+
+    @property
+    def images_per_second(self) -> float:
+        """Pictures converted a second."""
+        return self.converted / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON has it."""
+        paths = {
+            "path": str(self.path),
+            "ledger": None if self.ledger is None else str(self.ledger),
+        }
+        rate = round(self.images_per_second, 1)
+        arrays = [array._asdict() for array in self.arrays]
+        return {**vars(self), **paths, "arrays": arrays, "images_per_second": rate}
+
+    def __repr__(self) -> str:
+        notes = counted(len(self.notes), "note")
+        return f"BuildReport({self._summary()}, {notes})"
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        return f"<p>{html.escape(str(self))}</p>" + (f"<ul>{notes}</ul>" if notes else "")
+
+    def __str__(self) -> str:
+        before = self.samples + self.rejected - self.converted
+        kept = f", {before:,} done before" if before else ""
+        ledger = f" (see {self.ledger})" if self.ledger else ""
+        versions = [f"{name} {version}" for name, version in self.libraries.items()]
+        jpeg = [version for version in versions if version.startswith("libjpeg")]
+        others = [version for version in versions if version not in jpeg]
+        libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
+        workers = counted(self.num_workers, "worker")
+        by = f"by {workers}" if self.num_workers else "in this process"
+        return (
+            f"{self._summary()}{ledger}; "
+            f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
+            f"{libraries}"
+        )
+
+    def _summary(self) -> str:
+        labels = "" if "label" in self.columns else ", no labels"
+        if self.classes is not None:
+            names = listed(self.classes, 3)
+            labels = f", {counted(len(self.classes), 'class', 'classes')} ({names})"
+        elif self.label_range is not None:
+            low, high = (f"{label:,.10g}" for label in self.label_range)
+            labels = f", labels {low} to {high}"
+        arrays = "".join(
+            f", {array.name} {shape_text(array.shape)} {array.dtype}" for array in self.arrays
+        )
+        return (
+            f"{self.path}: {counted(self.samples, 'sample')} of {shape_text(self.shape)} "
+            f"{self.dtype}{arrays}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
+        )
