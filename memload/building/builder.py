@@ -14,7 +14,7 @@ import numpy as np
 from memload.building.checks import check_arguments
 from memload.building.conversion import ArraySettings, Settings
 from memload.building.decoders import MAX_PIXELS, Mode
-from memload.building.destination import publish
+from memload.building.destination import check_not_read, publish
 from memload.building.extra_arrays import MissingMasks
 from memload.building.inherited import check_positions, positions
 from memload.building.journal import DONE, REJECTED, crc32_field, is_intact
@@ -25,6 +25,7 @@ from memload.building.progress import progress as progress_display
 from memload.building.rejects import RejectLimit, frequent_reasons, sufficient_limit
 from memload.building.report import ArrayReport, BuildReport
 from memload.building.resizing import Fit, Interpolation
+from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.new_samples import different_settings
 from memload.building.sources.record import Source
 from memload.building.sources.remote import RemoteFiles, RemoteFolder
@@ -218,6 +219,8 @@ def build(
     workspace = Workspace(
         source, output, settings, name=name, shard_size=shard_size, overwrite=overwrite
     )
+    for path in _data_sets_read(source, new_to):
+        check_not_read(Index.open(path), output, workspace.arrays)
     num_workers = min(num_workers, len(source))  # of more, some would have nothing to do
     started, converted, notes = time.perf_counter(), 0, list(source.notes)
     try:
@@ -236,6 +239,15 @@ def build(
         raise _system_error(name, error) from error
     seconds = time.perf_counter() - started
     return _report(workspace, index, converted, seconds, num_workers, notes)
+
+
+def _data_sets_read(source: Source, new_to: str | Path | None) -> Iterator[str | Path]:
+    """Yield the paths of the data sets of memload's that a build depends on."""
+    if new_to is not None:
+        yield new_to
+    existing = unwrapped(source)
+    if isinstance(existing, ExistingDataset):
+        yield existing.path
 
 
 def _system_error(output: Path, error: OSError) -> BuildError:

@@ -13,7 +13,7 @@ import memload
 from memload.building.sources.classes import PinnedClasses
 from memload.building.sources.opening import open_source
 from memload.building.sources.record import Column, Record
-from memload.errors import NothingNewError, SourceError
+from memload.errors import BuildError, NothingNewError, SourceError
 
 NAMES = ["cat/1.jpg", "cat/2.JPG", "dog/1.png", "dog/v1.0.jpg"]
 
@@ -278,6 +278,28 @@ def test_what_is_new_does_not_replace_what_is_old(images: Path, tmp_path: Path) 
     memload.build(images, out, size=8, num_workers=0, progress=False)
     with pytest.raises(ValueError, match="is the output itself"):
         memload.build(images, out, new_to=out.with_suffix(".idx"), overwrite=True)
+
+
+def test_pixels_that_a_build_reads_or_adds_to_are_not_replaced(
+    images: Path, tmp_path: Path
+) -> None:
+    out, more = tmp_path / "out.bin", tmp_path / "more.bin"
+    memload.build(images, out, size=8, num_workers=0, progress=False)
+    touch(images / "emu", "1.jpg")
+    Image.new("RGB", (8, 6)).save(images / "emu/1.jpg")
+    memload.build(images, more, new_to=out, num_workers=0, progress=False)
+    memload.concat(tmp_path / "out.idx", out, more, overwrite=True)
+    Image.new("RGB", (8, 6)).save(images / "emu/2.jpg")
+    message = r"more.bin belongs to out.idx, which is read from, and cannot be replaced"
+    with pytest.raises(BuildError, match=message):
+        memload.build(images, more, new_to=out, overwrite=True, num_workers=0, progress=False)
+    for source in (tmp_path / "out.idx", more):
+        with pytest.raises(BuildError, match=r"more.bin belongs to .*.idx, which is read from"):
+            memload.build(source, more, size=4, overwrite=True, num_workers=0, progress=False)
+    assert memload.verify(out).ok
+    memload.build(images, tmp_path / "more2.bin", new_to=out, num_workers=0, progress=False)
+    memload.concat(tmp_path / "out.idx", out, tmp_path / "more2.bin", overwrite=True)
+    assert len(memload.MemmapDataset(out)) == 6
 
 
 def test_nothing_new_is_an_error_of_its_own(images: Path, tmp_path: Path) -> None:
