@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from memload.editing.report import EditReport, report_on
 from memload.errors import FormatError, MemloadError
-from memload.storage.format import output_paths, shard_pattern
+from memload.storage.format import array_path, output_paths, shard_pattern
 from memload.storage.index import Index, sync
 
 
@@ -18,8 +18,9 @@ def rename(path: str | Path, new: str | Path) -> EditReport:
     ``path`` is ``out.bin`` or its index. ``new``, such as ``photos.bin``, is in the same folder.
     Files that have names of their own, as those of other data sets that were put together, keep
     them. Other indexes in the folder that name the renamed files, such as saved subsets, are
-    written anew with the new names. Processes that have the data set open go on. Its fingerprint
-    changes, since it includes the names of files.
+    written anew with the new names; one that cannot be read is left as it is, and noted. Processes
+    that have the data set open go on. Its fingerprint changes, since it includes the names of
+    files.
 
     At any moment, the old or the new name opens, and so does every other index: the files first get
     the new names beside the old ones, as hard links, and lose the old ones last. If it is
@@ -44,22 +45,21 @@ def rename(path: str | Path, new: str | Path) -> EditReport:
     if target == index.path:
         raise ValueError(f"{path} has this name already.")
     files = _new_names(index, target.stem)
-    renamed = _with_names(index, files)
+    renamed = _with_names(index, files).identified()
     _check_free(index, renamed, target, files)
     folder = index.path.parent
+    others, notes = _indexes_naming(index, target, files)
     for old_name, new_name in files.items():
         _link(folder / old_name, folder / new_name)
     sync(folder)
-    # Every file has both names now, so that each of these indexes opens before and after.
+    # Each file has both names now, so that all of these indexes open, whichever name they have.
     renamed.write(target)
-    others = list(_indexes_naming(index, target, files))
     for other in others:
         _with_names(other, files).write(other.path)
     for old_name in files:
         (folder / old_name).unlink(missing_ok=True)
     index.path.unlink()  # last, so that a second call finds what is left to do
     sync(folder)
-    notes = [f"{other.path.name} names the new files, too" for other in others]
     return report_on(target, renamed, notes)
 
 
@@ -67,6 +67,9 @@ def _new_names(index: Index, stem: str) -> dict[str, str]:
     """Return the new name of each file that is named after the data set."""
     names = {}
     for array in index.arrays:
+        owner = array_path(index.path, array.name).with_suffix(".idx")
+        if array.name != "image" and owner.exists():  # out.mask.bin is a data set of its own
+            continue
         pattern = shard_pattern(index.path, array.name)
         for shard in array.shards:
             if match := pattern.fullmatch(shard.file):
@@ -95,8 +98,10 @@ def _check_free(index: Index, renamed: Index, target: Path, files: Mapping[str, 
     """Raise FileExistsError if a new name is taken by anything but an interrupted renaming."""
     folder, is_done = index.path.parent, False
     with contextlib.suppress(FormatError):
-        is_done = Index.read(target).fingerprint == renamed.identified().fingerprint
-    taken = [target] if os.path.lexists(target) and not is_done else []
+        is_done = Index.read(target).fingerprint == renamed.fingerprint
+    rejects = output_paths(target.with_suffix(".bin"))[2]
+    foreign = [target] if rejects.name in files.values() else [target, rejects]
+    taken = [path for path in foreign if os.path.lexists(path) and not is_done]
     for old_name, new_name in files.items():
         old, new = folder / old_name, folder / new_name
         is_linked = old.exists() and new.exists() and old.samefile(new)
@@ -122,12 +127,21 @@ def _link(old: Path, new: Path) -> None:
         ) from error
 
 
-def _indexes_naming(index: Index, target: Path, files: Mapping[str, str]) -> Iterator[Index]:
-    """Yield the other indexes in the folder that name one of these files."""
+def _indexes_naming(
+    index: Index, target: Path, files: Mapping[str, str]
+) -> tuple[list[Index], list[str]]:
+    """Return the other indexes in the folder that name one of these files, and notes on them."""
+    others, notes = [], []
     for path in sorted(index.path.parent.glob("*.idx")):
         if path.name in (index.path.name, target.name):
             continue
-        with contextlib.suppress(FormatError):
+        try:
             other = Index.read(path)
-            if any(shard.file in files for shard in other.shards):
-                yield other
+            other.keys.pack()  # which checks them; all else was checked when it was read
+        except FormatError as error:
+            notes.append(f"{path.name} cannot be read and was left as it is: {error}")
+            continue
+        if any(shard.file in files for shard in other.shards):
+            others.append(other)
+            notes.append(f"{path.name} names the new files, too")
+    return others, notes

@@ -28,7 +28,7 @@ from memload.storage.format import (
     METADATA_KEY,
     index_path,
     output_paths,
-    shard_names,
+    shard_pattern,
 )
 from memload.storage.keys import Keys
 from memload.storage.mapping import address_of, fault_in
@@ -219,13 +219,13 @@ class Index:
             index = cls.read(index_path(path))
         except FileNotFoundError:
             raise _missing(index_path(path), path) from None
-        arrays = [[shard.file for shard in array.shards] for array in index.arrays]
+        pattern, first = shard_pattern(path), index.image.shards[0].file
         if path.suffix == ".bin" and not any(
-            path.name in files or files == shard_names(path, len(files)) for files in arrays
+            shard.file == path.name or pattern.fullmatch(shard.file) for shard in index.shards
         ):
             raise FormatError(
-                f"{path} is not a file that {index.path.name} names; it names {arrays[0][0]}. "
-                f"Rename the file back, or open {index.path.name} to read {arrays[0][0]}.",
+                f"{path} is not a file that {index.path.name} names; it names {first}. "
+                f"Rename the file back, or open {index.path.name} to read {first}.",
                 path=path,
             )
         return index

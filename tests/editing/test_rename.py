@@ -110,3 +110,65 @@ def test_without_hard_links_nothing_is_changed(
         memload.rename(tmp_path / "out.bin", tmp_path / "new.bin")
     assert names(tmp_path) == ["out.bin", "out.idx"]
     assert memload.verify(tmp_path / "out.bin").ok
+
+
+def test_pixels_of_another_data_set_keep_their_name(make_dataset: Make, tmp_path: Path) -> None:
+    make_dataset("q.bin")
+    make_dataset("q.mask.bin", shape=(4, 6, 1))
+    memload.join(
+        tmp_path / "q.idx", tmp_path / "q.bin", mask=tmp_path / "q.mask.bin", overwrite=True
+    )
+    memload.rename(tmp_path / "q.bin", tmp_path / "z.bin")
+    assert names(tmp_path) == ["q.mask.bin", "q.mask.idx", "z.bin", "z.idx"]
+    for name in ("z.bin", "q.mask.bin"):
+        assert memload.verify(tmp_path / name).ok
+
+
+@pytest.mark.parametrize("rows", [(5,), (3, 2)])
+def test_what_was_appended_to_opens_under_its_name(
+    make_dataset: Make, tmp_path: Path, rows: tuple[int, ...]
+) -> None:
+    make_dataset("out.bin", rows=rows)
+    make_dataset("more.bin", seed=1)
+    out = tmp_path / "out.bin"
+    memload.concat(tmp_path / "out.idx", out, tmp_path / "more.bin", overwrite=True)
+    assert len(Index.open(out)) == 10
+    memload.rename(out, tmp_path / "new.bin")
+    assert len(Index.open(tmp_path / "new.bin")) == 10
+    assert memload.verify(tmp_path / "new.bin").ok
+
+
+def test_an_index_that_cannot_be_read_is_left_alone_and_noted(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    index = make_dataset("out.bin")
+    index.subset(np.array([4, 2])).write(tmp_path / "some.idx")
+    damaged = index.subset(np.array([1])).write(tmp_path / "damaged.idx").path
+    content = damaged.read_bytes()
+    damaged.write_bytes(content.replace(b"bee/1.jpg", b"bee/X.jpg"))
+    assert damaged.read_bytes() != content
+    (tmp_path / "foreign.idx").write_bytes(b"an index of another program")
+    report = memload.rename(tmp_path / "out.bin", tmp_path / "new.bin")
+    assert [note.partition(":")[0] for note in report.notes] == [
+        "damaged.idx cannot be read and was left as it is",
+        "foreign.idx cannot be read and was left as it is",
+        "some.idx names the new files, too",
+    ]
+    assert memload.verify(tmp_path / "some.idx").ok
+    assert memload.verify(tmp_path / "new.bin").ok
+
+
+def test_a_damaged_data_set_is_not_renamed(make_dataset: Make, tmp_path: Path) -> None:
+    path = make_dataset("out.bin").path
+    path.write_bytes(path.read_bytes().replace(b"bee/1.jpg", b"bee/X.jpg"))
+    with pytest.raises(memload.FormatError, match=r"out.idx is damaged"):
+        memload.rename(path, tmp_path / "new.bin")
+    assert names(tmp_path) == ["out.bin", "out.idx"]
+
+
+def test_rejects_of_another_data_set_are_not_taken_over(make_dataset: Make, tmp_path: Path) -> None:
+    make_dataset("out.bin")
+    (tmp_path / "new.rejects.csv").write_text("path,reason\n")
+    with pytest.raises(FileExistsError, match=r"new.rejects.csv exists already"):
+        memload.rename(tmp_path / "out.bin", tmp_path / "new.bin")
+    assert names(tmp_path) == ["new.rejects.csv", "out.bin", "out.idx"]
