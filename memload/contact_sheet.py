@@ -32,8 +32,8 @@ _COLORS = np.array(
     ],
     np.uint16,
 )
-#: The second mask of a data set starts this many colors later, and so on.
-_COLORS_BETWEEN_MASKS = 3
+#: A mask with more ids than this on a sheet, such as one of depths, is drawn in levels of gray.
+_MAX_COLORS = 64
 
 
 class Preview(list[int]):
@@ -43,9 +43,10 @@ class Preview(list[int]):
     (1060, 1172)
     """
 
-    def __init__(self, samples: Sequence[int], image: Image.Image) -> None:
+    def __init__(self, samples: Sequence[int], image: Image.Image, masks: Sequence[str]) -> None:
         super().__init__(samples)
         self.image = image  #: the contact sheet
+        self.masks = masks  #: the names of all masks; the first is the one shown
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -61,6 +62,7 @@ def preview(
     seed: int = 0,
     indices: Sequence[int] | None = None,
     class_name: str | None = None,
+    mask: str | None = None,
     tile: int = 128,
 ) -> Preview:
     """Draw a contact sheet of samples, and return which samples it shows.
@@ -68,11 +70,12 @@ def preview(
     The sheet is written to ``output``, if that is given. The result is a list of the samples'
     numbers. Its ``image`` is the sheet, which a notebook shows.
 
-    Each sample has its number, its label, its masks, its points (red) and its boxes (yellow). A
-    mask is half transparent. Each id has a color, which the line at the bottom tells. Pixels of id
-    0, the background, and of the fill (255, or the ``mask_fill`` of the build) are left as they
-    are. Images that are masks themselves (``mode="mask"``) are shown so, too. Arrays of other kinds
-    are not shown.
+    Each sample has its number, its label, its mask, its points (red) and its boxes (yellow, with
+    their numbers of the column "labels"). The mask is half transparent: the one named ``mask``, or
+    the first. Each id has a color, which the line at the bottom tells; more than 64 ids are levels
+    of gray. Pixels of id 0, the background, and of the fill (255, or the ``mask_fill`` of the
+    build) are left as they are. Images that are masks themselves (``mode="mask"``) are shown so,
+    too. Arrays of other kinds are not shown.
 
     Shows ``count`` random samples, chosen by ``seed``, in the order of the data set. ``class_name``
     restricts them to one class, or to one label if classes have no names. ``indices`` selects
@@ -85,10 +88,11 @@ def preview(
     """
     index = Index.open(path)
     chosen = _choose(index, count, seed, indices, class_name)
-    sheet = _draw_sheet(index, chosen, tile)
+    masks = _masks_of(index, mask)
+    sheet = _draw_sheet(index, chosen, tile, masks[0] if masks else None)
     if output is not None:
         _save(sheet, output)
-    return Preview(chosen, sheet)
+    return Preview(chosen, sheet, [array.name for array in masks])
 
 
 def _save(sheet: Image.Image, output: str | Path) -> None:
@@ -136,15 +140,29 @@ def _samples_of(index: Index, class_name: str) -> np.ndarray:
     raise ValueError(f"There is no class {class_name!r}: {known}")
 
 
-def _draw_sheet(index: Index, chosen: Sequence[int], tile: int) -> Image.Image:
+def _masks_of(index: Index, chosen: str | None) -> list[Array]:
+    """Return the masks of a data set, the chosen one first."""
+    masks = [array for array in index.arrays if array.kind == "mask"]
+    image = index.image
+    if index.setting("mode") == "mask" and image.descr in DESCRS_OF_MASKS and image.shape[2] == 1:
+        masks.insert(0, image)
+    if chosen is not None and chosen not in (array.name for array in masks):
+        known = f"the masks are {listed(array.name for array in masks)}" if masks else "it has none"
+        raise ValueError(f"There is no mask {chosen!r} in {index.path}: {known}")
+    return sorted(masks, key=lambda array: array.name != chosen)
+
+
+def _draw_sheet(
+    index: Index, chosen: Sequence[int], tile: int, mask_array: Array | None
+) -> Image.Image:
     """Draw samples in rows and columns, about as many pixels high as wide."""
     height, width, _ = index.image.shape
     tile_height = min(max(1, round(tile * height / width)), _MAX_TILE_RATIO * tile)
     step_x, step_y = tile + _GAP, tile_height + _CAPTION_HEIGHT + _GAP
     columns = min(len(chosen), max(1, round((len(chosen) * step_y / step_x) ** 0.5)))
     rows = -(-len(chosen) // columns)
-    masks = _masks_of(index)
-    size = (columns * step_x + _GAP, rows * step_y + _GAP + len(masks) * _CAPTION_HEIGHT)
+    legend_height = 0 if mask_array is None else _CAPTION_HEIGHT
+    size = (columns * step_x + _GAP, rows * step_y + _GAP + legend_height)
     if size[0] * size[1] > _MAX_SHEET_PIXELS:
         raise ValueError(
             f"The preview would have {size[0]:,}×{size[1]:,} pixels: {len(chosen):,} tiles of "
@@ -152,22 +170,24 @@ def _draw_sheet(index: Index, chosen: Sequence[int], tile: int) -> Image.Image:
             "samples or smaller ones"
         )
     sheet = Image.new("RGB", size, "white")
+    mask = None
+    if mask_array is not None:
+        mask = _Mask(index, mask_array, chosen, (tile_height, tile))
+        mask.draw_legend(sheet, _GAP + rows * step_y)
     shards = Shards(index)
     buffer = np.empty((1, *index.image.shape), index.image.descr)
     for number, sample in enumerate(chosen):
         row, column = divmod(number, columns)
         pixels = shards.gather(index.row[[sample]], buffer)[0]
         image = _to_image(pixels).resize((tile, tile_height), Image.Resampling.BILINEAR)
-        for mask in masks:
-            image = mask.draw_on(image, sample)
+        if mask is not None:
+            image = mask.draw_on(image, number)
         _draw_boxes(image, index, sample)
         _draw_points(image, index, sample)
         captioned = ImageOps.expand(image, (0, 0, 0, _CAPTION_HEIGHT), "white")
         caption = _caption(index, sample)
         ImageDraw.Draw(captioned).text((0, tile_height), caption, "black", ImageFont.load_default())
         sheet.paste(captioned, (_GAP + column * step_x, _GAP + row * step_y))
-    for number, mask in enumerate(masks):
-        mask.draw_legend(sheet, _GAP + rows * step_y + number * _CAPTION_HEIGHT)
     return sheet
 
 
@@ -184,35 +204,51 @@ def _to_image(pixels: np.ndarray) -> Image.Image:
 class _Mask:
     """A mask of a data set, drawn on the samples of a contact sheet."""
 
-    def __init__(self, index: Index, array: Array, number: int) -> None:
+    def __init__(
+        self, index: Index, array: Array, samples: Sequence[int], size: tuple[int, int]
+    ) -> None:
         self._name = array.name
-        self._shards = Shards(index, array.name)
-        self._rows = index.rows_of(array.name)
-        self._buffer = np.empty((1, *array.shape), array.descr)
-        self._first_color = number * _COLORS_BETWEEN_MASKS - 1
         fill = index.setting("mask_fill")
-        self._fill = fill if isinstance(fill, int) else 255
-        self._drawn: set[int] = set()
+        self._hidden = [0, fill if isinstance(fill, int) else 255]
+        #: the ids of each tile's pixels
+        self._ids = np.empty((len(samples), *size), array.descr)
+        shards, rows = Shards(index, array.name), index.rows_of(array.name)
+        buffer = np.empty((1, *array.shape), array.descr)
+        sides = zip(array.shape, size, strict=False)  # without the channel of images that are masks
+        y, x = (nearest(length, resized, 0, resized) for length, resized in sides)
+        for number, sample in enumerate(samples):
+            ids = shards.gather(rows[[sample]], buffer).reshape(array.shape[:2])
+            self._ids[number] = ids[y[:, None], x]
+        drawn = np.unique(self._ids)
+        #: the ids on the sheet
+        self._drawn = drawn[~np.isin(drawn, self._hidden)].astype(np.int64)
+
+    @property
+    def _is_gray(self) -> bool:
+        return len(self._drawn) > _MAX_COLORS
 
     def _colors_of(self, ids: np.ndarray) -> np.ndarray:
-        return _COLORS[(ids.astype(np.int64) + self._first_color) % len(_COLORS)]
+        """Return the color of each id ``(n,)``, uint16 ``(n, 3)``."""
+        ids = ids.astype(np.int64)
+        if not self._is_gray:
+            return np.asarray(_COLORS[(ids - 1) % len(_COLORS)])
+        low, high = self._drawn[[0, -1]]
+        levels = (ids - low) * 255 // (high - low)
+        return np.asarray(levels.astype(np.uint16)[:, None].repeat(3, 1))
 
-    def draw_on(self, image: Image.Image, sample: int) -> Image.Image:
-        """Return the image of a sample, half covered by the colors of the mask's ids."""
-        ids = self._shards.gather(self._rows[[sample]], self._buffer)[0]
-        ids = ids.reshape(ids.shape[:2])  # without the channel of images that are masks
-        shown = zip(ids.shape, (image.height, image.width), strict=True)
-        y, x = (nearest(length, resized, 0, resized) for length, resized in shown)
-        ids = ids[y[:, None], x]
-        visible = (ids != 0) & (ids != self._fill)
-        self._drawn.update(np.unique(ids[visible]).tolist())
-        pixels = np.array(image)
+    def draw_on(self, image: Image.Image, number: int) -> Image.Image:
+        """Return the image of a tile, half covered by the colors of the mask's ids."""
+        ids, pixels = self._ids[number], np.array(image)
+        visible = ~np.isin(ids, self._hidden)
         pixels[visible] = (pixels[visible] + self._colors_of(ids[visible])) // 2
         return Image.fromarray(pixels)
 
     def draw_legend(self, sheet: Image.Image, y: int) -> None:
-        """Write the name of the mask and the ids drawn, each beside its color, in one line."""
-        ids = np.array(sorted(self._drawn), np.int64)
+        """Write the name of the mask and the ids drawn, each beside its color, in one line.
+
+        Of levels of gray, these are the lowest and the highest.
+        """
+        ids = self._drawn[[0, -1]] if self._is_gray else self._drawn
         draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
         x = _GAP + round(font.getlength(_printable(self._name)))
         draw.text((_GAP, y), _printable(self._name), "black", font)
@@ -222,32 +258,33 @@ class _Mask:
             if end > sheet.width - _GAP:
                 draw.text((x, y), "...", "black", font)
                 return
-            draw.rectangle((x, y + 2, x + 9, y + 11), tuple(color))
+            outline = "black" if self._is_gray else None
+            draw.rectangle((x, y + 2, x + 9, y + 11), tuple(color), outline)
             draw.text((x + 12, y), str(number), "black", font)
             x = end
 
 
-def _masks_of(index: Index) -> list[_Mask]:
-    masks = [array for array in index.arrays if array.kind == "mask"]
-    image = index.image
-    if index.setting("mode") == "mask" and image.descr in DESCRS_OF_MASKS and image.shape[2] == 1:
-        masks.insert(0, image)
-    return [_Mask(index, array, number) for number, array in enumerate(masks)]
-
-
 def _draw_boxes(image: Image.Image, index: Index, sample: int) -> None:
-    """Draw the outlines of boxes, which are edges: the whole picture is (0, 0, W, H)."""
+    """Draw the outlines of boxes, which are edges, and their labels if each has one.
+
+    The whole picture is (0, 0, W, H).
+    """
     height, width, _ = index.image.shape
     draw = ImageDraw.Draw(image)
     scale = np.array([image.width / width, image.height / height] * 2)
+    labels = index.columns.get("labels")
     for name in index.boxes:
-        corners = index.columns[name][sample].clip(0, [width, height] * 2) * scale
-        for left, top, right, bottom in corners.tolist():
+        boxes = index.columns[name][sample]
+        corners = boxes.clip(0, [width, height] * 2) * scale
+        has_labels = labels is not None and labels.shape[1:] == boxes.shape[:1]
+        texts = labels[sample].tolist() if labels is not None and has_labels else [""] * len(boxes)
+        for (left, top, right, bottom), text in zip(corners.tolist(), texts, strict=True):
             if left < right and top < bottom:  # neither NaN nor outside of the picture
                 first = math.floor(left), math.floor(top)
                 draw.rectangle(
                     (*first, math.ceil(right) - 1, math.ceil(bottom) - 1), outline="yellow"
                 )
+                draw.text((first[0] + 2, first[1]), str(text), "yellow", ImageFont.load_default())
 
 
 def _draw_points(image: Image.Image, index: Index, sample: int) -> None:

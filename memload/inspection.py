@@ -47,6 +47,10 @@ def info(path: str | Path) -> dict[str, Any]:
         for shard in array.shards:
             check_shard(index.path.parent / shard.file, shard, array, index.path)
     categories = {name: list(texts) for name, texts in index.categories.items()}
+    counts = {
+        name: np.bincount(index.columns[name], minlength=len(texts)).tolist()
+        for name, texts in categories.items()
+    }
     flags = {"oriented": FLAG_ORIENTED, "fallback": FLAG_FALLBACK, "points_outside": FLAG_OUTSIDE}
     return {
         "path": str(path),
@@ -63,7 +67,7 @@ def info(path: str | Path) -> dict[str, Any]:
         "arrays": {array.name: _array_facts(array) for array in index.arrays},
         "columns": {name: _column_facts(index, name) for name in index.columns},
         "classes": None if index.classes is None else list(index.classes),
-        **({"categories": categories} if categories else {}),
+        **({"categories": categories, "category_counts": counts} if categories else {}),
         "flags": {name: int(np.count_nonzero(index.flags & bit)) for name, bit in flags.items()},
         "statistics": dict(index.statistics),
         "build": dict(index.build),

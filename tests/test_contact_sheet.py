@@ -173,6 +173,22 @@ def test_boxes_are_clipped_and_those_outside_are_not_drawn(
     np.testing.assert_array_equal(yellow, frame(0, 48, 144, 96))
 
 
+def test_boxes_have_their_labels(make_dataset: Make) -> None:
+    boxes = np.full((5, 2, 4), np.nan, np.float32)
+    boxes[:, 0] = 0, 0, 6, 4
+
+    def shown(**columns: np.ndarray) -> np.ndarray:
+        columns = {"label": np.zeros(5, np.int64), "boxes": boxes, **columns}
+        index = make_dataset(columns=columns, boxes=("boxes",))
+        return np.asarray(memload.preview(index.path, indices=[0], tile=96).image)
+
+    plain = shown()
+    ones, sevens = shown(labels=np.full((5, 2), 1)), shown(labels=np.full((5, 2), 7))
+    assert (ones != plain).any()
+    assert (ones != sevens).any()
+    np.testing.assert_array_equal(shown(labels=np.full((5, 3), 1)), plain)  # not of the boxes
+
+
 @pytest.fixture
 def masked(make_dataset: Make, add_array: Add) -> Make:
     """A function that makes a data set of black pictures (4, 6), each with a mask."""
@@ -245,15 +261,34 @@ def test_masks_in_rows_of_their_own_are_shown_with_their_samples(masked: Make) -
     np.testing.assert_array_equal(straight, turned)
 
 
-def test_two_masks_are_shown_in_different_colors_with_a_line_each(
-    masked: Make, add_array: Add
-) -> None:
+def test_of_two_masks_the_first_is_shown_or_the_one_named(masked: Make, add_array: Add) -> None:
     left, right = np.zeros((2, 1, 4, 6), np.uint8)
     left[..., :3], right[..., 3:] = 1, 1
+    alone = sheet_of(masked(left), 12)
     index = add_array(masked(left), "other", right, "mask")
-    sheet = sheet_of(index, 12)
-    assert len(sheet) == GAP + 8 + LINE + GAP + 2 * LINE
-    assert (sheet[GAP + 4, GAP + 2] != sheet[GAP + 4, GAP + 8]).any()
+    np.testing.assert_array_equal(sheet_of(index, 12, mask="mask"), alone)
+    np.testing.assert_array_equal(sheet_of(index, 12), alone)
+    tile = sheet_of(index, 12, mask="other")[GAP : GAP + 8, GAP : GAP + 12]
+    assert not tile[:, :6].any()
+    assert (tile[:, 6:].max(2) > 0).all()
+    assert memload.preview(index.path, mask="other", tile=12).masks == ["other", "mask"]
+    with pytest.raises(ValueError, match=r"no mask 'depth' in .*: the masks are mask, other"):
+        memload.preview(index.path, mask="depth")
+
+
+def test_a_mask_of_many_ids_is_shown_in_levels_of_gray(masked: Make) -> None:
+    ids = np.zeros((4, 4, 6), np.uint16)
+    ids.flat[: 96 - 10] = np.arange(1000, 1000 + 96 - 10)
+    sheet = sheet_of(masked(ids, build={"settings": {"mask_fill": 0}}), 6, indices=[0, 1, 2, 3])
+    tiles = [
+        sheet[y : y + 4, x : x + 6]
+        for y in range(GAP, len(sheet) - LINE - GAP, 4 + LINE + GAP)
+        for x in range(GAP, sheet.shape[1] - GAP, 6 + GAP)
+    ]
+    levels = np.stack(tiles).reshape(-1, 3).astype(int)[: 96 - 10]
+    assert (levels == levels[:, :1]).all()
+    assert (np.diff(levels[:, 0]) >= 0).all()
+    assert (levels[0, 0], levels[-1, 0]) == (0, 127)
 
 
 def test_a_line_says_which_color_is_which_id(masked: Make) -> None:

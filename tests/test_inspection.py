@@ -33,7 +33,9 @@ def flip(path: Path, *positions: int) -> None:
 
 def test_info_says_which_texts_a_column_stands_for(make_dataset: Make) -> None:
     index = make_dataset(categories={"label": ("ant", "bee", "cat")})
-    assert memload.info(index.path)["categories"] == {"label": ["ant", "bee", "cat"]}
+    facts = memload.info(index.path)
+    assert facts["categories"] == {"label": ["ant", "bee", "cat"]}
+    assert facts["category_counts"] == {"label": np.bincount(index.columns["label"]).tolist()}
 
 
 def test_info_says_what_is_in_a_data_set(make_dataset: Make, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def write_more_sources(containers: Any) -> None:
     containers.parquet()
     write_masks(containers)
     for name in containers.pictures:
-        path = Path("depth", name).with_suffix(".npy")
+        path = Path("features", name).with_suffix(".npy")
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, np.zeros((2, 3)))
     lmdb = pytest.importorskip("lmdb")

@@ -79,9 +79,9 @@ class _BuildCommand(Command):
 )
 @click.option(
     "--array", "arrays", type=values.named, metavar="NAME=FOLDER|ENTRY", multiple=True,
-    help="Folder of further pictures or .npy files, each with the name of its image, such as "
-    "depth=depth/, or an entry as with --masks. Tables: or columns of numbers that form one array, "
-    "such as 'pose=r*:3x3'. Repeatable."
+    help="Folder of .npy files or further pictures, all of one shape, each with the name of its "
+    "image, such as features=features/, or an entry as with --masks. Tables: or columns of numbers "
+    "that form one array, such as 'pose=r*:3x3'. Repeatable."
 )
 @click.option(
     "--new-to", type=values.FILE, metavar="OUT.BIN",

@@ -1,7 +1,7 @@
 """The commands that describe a data set: info, verify and preview."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +32,8 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
         return
     if path is not None:
         facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
+    for name, counts in facts.pop("category_counts", {}).items():
+        facts["categories"][name] = _with_counts(facts["categories"][name], counts)
     # An index that memload did not write may hold anything there: then it is shown as it is.
     with suppress(AttributeError, LookupError, TypeError, ValueError):
         facts["statistics"] = _readable_statistics(facts)
@@ -61,10 +63,14 @@ def _readable_statistics(facts: dict[str, Any]) -> dict[str, Any]:
             for side in sorted(sides, key=int)
         }
     if counts := statistics.get("class_counts"):
-        named = [f"{name} {count:,}" for name, count in zip(facts["classes"], counts, strict=True)]
+        named = _with_counts(facts["classes"], counts)
         summary = f"{min(counts):,} to {max(counts):,} samples in each class"
         statistics["class_counts"] = named if len(named) <= 12 else summary
     return statistics
+
+
+def _with_counts(names: Sequence[str], counts: Sequence[int]) -> list[str]:
+    return [f"{name} {count:,}" for name, count in zip(names, counts, strict=True)]
 
 
 def _lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
@@ -131,6 +137,7 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
     help="Show these samples instead of random ones.",
 )
 @click.option("--class", "class_name", help="Show only samples of this class, or with this label.")
+@click.option("--mask", metavar="NAME", help="Show this mask. Default: the first.")
 @click.option(
     "--tile",
     type=click.IntRange(min=8, max=2048),
@@ -138,8 +145,12 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
     help="Width of each sample in pixels.",
 )
 def preview(path: str, output: str, **options: Any) -> None:
-    """Write a contact sheet of OUT.BIN with labels, masks, boxes and points."""
+    """Write a contact sheet of OUT.BIN with labels, a mask, boxes and points."""
     import memload
 
     shown = memload.preview(path, output, **options)
-    echo(f"{output}: {counted(len(shown), 'sample')} of {path}")
+    line = f"{output}: {counted(len(shown), 'sample')} of {path}"
+    if len(shown.masks) > 1:
+        mask, *others = shown.masks
+        line += f", with {mask!r}. Its other masks are shown by --mask: {listed(others)}"
+    echo(line)

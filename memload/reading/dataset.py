@@ -198,7 +198,13 @@ class MemmapDataset(Dataset[Any]):
             return len(self.index.classes)
         labels = self._whole_index.columns.get("label")
         if labels is None:
-            raise ValueError(f"{self.path} has no labels, and therefore no classes.")
+            of_boxes = (
+                " The column 'labels' has those of boxes." if "labels" in self.columns else ""
+            )
+            raise ValueError(
+                f"{self.path} has no column 'label', and therefore no classes.{of_boxes} Give the "
+                "number of classes yourself."
+            )
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels.size and labels.min() < 0):
             raise ValueError(
                 f"The labels of {self.path} do not number classes: they are {labels.dtype.name} of "

@@ -148,7 +148,7 @@ def test_a_data_set_without_labels_has_no_classes(
     assert dataset.labels is None
     assert (dataset.classes, dataset.class_to_idx) == ([], {})
     assert not hasattr(dataset, "targets")
-    with pytest.raises(ValueError, match="has no labels, and therefore no classes"):
+    with pytest.raises(ValueError, match="has no column 'label', and therefore no classes"):
         dataset.num_classes  # noqa: B018
 
 
