@@ -265,12 +265,12 @@ def _system_error(output: Path, error: OSError) -> BuildError:
 def _check_finished_samples(workspace: Workspace, num_workers: int, timeout: float) -> None:
     """Convert up to eight finished samples again. Raises BuildError if one of them has changed.
 
-    This is for samples without a file. A file's size and time show a change.
+    This is for samples without a file. The state of a file shows a change.
     """
     if not workspace.resumed:
         return
     records = workspace.journal.mapped()
-    rows = np.flatnonzero((records["status"] == DONE) & (records["file_size"] < 0))
+    rows = np.flatnonzero((records["status"] == DONE) & (records["file_state"][:, 0] < 0))
     rows = rows[np.linspace(0, len(rows) - 1, min(8, len(rows))).round().astype(int)]
     chunks = [Chunk(row, row + 1) for row in rows.tolist() if is_intact(records[row])]
     if chunks:

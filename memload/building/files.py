@@ -54,7 +54,7 @@ def read_file(path: Path, max_pixels: int) -> tuple[bytes, FileState]:
                     f"{limit:,} are read"
                 )
             with open(descriptor, "rb", buffering=0, closefd=False) as file:
-                return file.read(), FileState(status.st_size, status.st_mtime_ns)
+                return file.read(), _state_of(status)
         finally:
             os.close(descriptor)
     except FileNotFoundError:
@@ -75,4 +75,9 @@ def read_file(path: Path, max_pixels: int) -> tuple[bytes, FileState]:
 def file_state(path: Path) -> FileState | None:
     """Return the state of a file, or None if it is none. Raises OSError."""
     status = os.stat(path)  # noqa: PTH116  # for every row
-    return FileState(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    return _state_of(status) if stat.S_ISREG(status.st_mode) else None
+
+
+def _state_of(status: os.stat_result) -> FileState:
+    inode = status.st_ino & 0x7FFF_FFFF_FFFF_FFFF  # as int64
+    return FileState(status.st_size, status.st_mtime_ns, inode)

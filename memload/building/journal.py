@@ -33,7 +33,7 @@ def record_type(
 ) -> np.dtype[Any]:
     """Return the type of a record. ``channels`` and ``descr`` are those of the images.
 
-    ``file_size`` and ``file_mtime_ns`` are those of the file that was read, or -1. ``given_crc32``
+    ``file_state`` is that of the file that was read, see `FileState`, or `NO_FILE`. ``given_crc32``
     is the checksum of the columns as the source gives them. ``total`` and ``squares`` are sums over
     the pixels, one a channel: exact for unsigned integers; for other types ``squares`` sums the
     squared differences from the row's own mean. ``remarks`` and ``value_range``, the lowest and
@@ -47,8 +47,7 @@ def record_type(
         ("flags", "|u1"),
         ("crc32", "<u4"),
         ("given_crc32", "<u4"),
-        ("file_size", "<i8"),
-        ("file_mtime_ns", "<i8"),
+        ("file_state", "<i8", (3,)),
         ("size", "<u4", (2,)),
         ("total", sums, (channels,)),
         ("squares", sums, (channels,)),
@@ -58,7 +57,7 @@ def record_type(
     for array in arrays:
         fields += [
             (crc32_field(array.name), "<u4"),
-            (f"file_state/{array.name}", "<i8", (2,)),
+            (f"file_state/{array.name}", "<i8", (3,)),
             (f"ids/{array.name}", "|u1", (array.bitmap_size,)),
         ]
     return np.dtype(

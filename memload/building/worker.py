@@ -174,7 +174,7 @@ class RowWork:
         record["size"], record["crc32"] = converted.source_size, zlib.crc32(converted.pixels)
         record["total"], record["squares"] = converted.total, converted.squares
         record["remarks"], record["value_range"] = converted.remarks, converted.value_range
-        record["file_size"], record["file_mtime_ns"] = sample.state or converted.file_state
+        record["file_state"] = sample.state or converted.file_state
         for array, row_of_array in zip(self.extra_arrays, converted.extra_arrays, strict=True):
             record[crc32_field(array.name)] = zlib.crc32(row_of_array.data)
             record[f"file_state/{array.name}"] = row_of_array.file_state
@@ -198,15 +198,15 @@ class RowWork:
             if zlib.crc32(writer.read(row)) != int(record[crc32_field(writer.array.name)]):
                 return False
         states = [record[f"file_state/{array.name}"] for array in self.extra_arrays]
-        is_file = record["file_size"] >= 0
+        image_state = FileState(*record["file_state"].tolist())
+        is_file = image_state.size >= 0
         has_file = is_file or any(state[0] >= 0 for state in states)
         if not (has_file or hasattr(self.source, "without_image")):
             return True  # `SampleCheck` has compared some of them
         without_image = getattr(self.source, "without_image", self.source.__getitem__)
         try:
             sample = without_image(row)
-            state = (record["file_size"], record["file_mtime_ns"])
-            if is_file and (sample.state or _state(sample.image)) != state:
+            if is_file and (sample.state or _state(sample.image)) != image_state:
                 return False
             for array, state in zip(self.extra_arrays, states, strict=True):
                 if not _is_unchanged(sample.arrays.get(array.name), FileState(*state.tolist())):

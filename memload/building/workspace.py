@@ -238,8 +238,11 @@ class Workspace:
         former_journal = Journal(self.folder, len(former_keys), self.journal.dtype)
         former_journal.create()
         records = former_journal.mapped()
-        if (records["file_size"][records["status"] == DONE] < 0).any():
-            # A file's size and time show a change. For a sample without a file nothing does.
+        without_file = np.flatnonzero(
+            (records["status"] == DONE) & (records["file_state"][:, 0] < 0)
+        )
+        if any(is_intact(records[row]) for row in without_file):
+            # The state of a file shows a change. For a sample without a file nothing does.
             raise self.other_data_set(
                 f"it had {len(former_keys):,} samples and has {len(self.keys):,}"
             )

@@ -542,6 +542,24 @@ def test_an_unfinished_build_goes_on_after_all_was_moved(folder: Path, tmp_path:
     assert finish(moved).converted < 10
 
 
+@pytest.mark.parametrize("part", ["images", "masks"])
+def test_files_that_swapped_their_names_are_converted_again(folder: Path, part: str) -> None:
+    """Their sizes and times are the same, as those of files out of an archive often are."""
+    one, two = folder / part / "ant" / "0.png", folder / part / "ant" / "2.png"
+    for path, number in ((one, 0), (two, 2)):
+        rgb = np.full((8, 9, 3), number, np.uint8)
+        Image.fromarray(rgb if part == "images" else rgb[..., 0]).save(path, compress_level=0)
+        other = folder / ("masks" if part == "images" else "images") / "ant" / path.name
+        Image.new("L" if part == "images" else "RGB", (9, 8)).save(other)
+        os.utime(path, (1, 1))
+    interrupt(folder)
+    assert one.stat().st_size == two.stat().st_size
+    one.rename(folder / "aside")
+    two.rename(one)
+    (folder / "aside").rename(two)
+    assert finish(folder).converted >= 3
+
+
 def test_a_damaged_row_of_a_mask_is_converted_again(folder: Path) -> None:
     interrupt(folder)
     with (folder / "out.building" / "out.mask.bin").open("r+b") as file:

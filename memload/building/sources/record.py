@@ -31,10 +31,14 @@ class Column(NamedTuple):
 
 
 class FileState(NamedTuple):
-    """Size in bytes and time of the last change (ns since 1970) of a file. They show a change."""
+    """What shows that a file has changed, or that another one has its name now.
+
+    These are its size in bytes, the time of its last change (ns since 1970), and its inode.
+    """
 
     size: int
     mtime_ns: int
+    inode: int = 0  #: 0 if it is not compared
 
 
 class Record(NamedTuple):
