@@ -47,6 +47,7 @@ def names(
     (tmp_path / "more").symlink_to(folder)
     keys = memload.MemmapDataset("out.bin").keys
     (tmp_path / "labels.csv").write_text("\n".join(["key,label", *(f"{k},new" for k in keys)]))
+    (tmp_path / "few.csv").write_text(f"key,label\n{keys[0]},rare\n")
     np.save("features.npy", np.zeros((len(keys), 8), np.float32))
     for key in keys:
         mask = (tmp_path / "masks" / key).with_suffix(".png")

@@ -110,10 +110,10 @@ def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite:
       memload join out.bin mask=masks.bin -o both.idx
       memload join out.bin features=feat.npy -o both.idx
     """
-    import memload
+    from memload.editing.join import join_arrays
 
     named = values.by_name("NAME=FILE", arrays)
-    print_report(memload.join(output, path, overwrite=overwrite, **named))
+    print_report(join_arrays(output, path, named, overwrite=overwrite))
 
 
 @click.command(cls=Command)
@@ -124,14 +124,18 @@ def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite:
 )
 @click.option(
     "--missing",
-    type=click.Choice(["error", "drop"]),
+    type=click.Choice(["error", "drop", "keep"]),
     default="error",
-    help="Samples without a line in TABLE are an error, or are left out.",
+    help="Samples without a line in TABLE are an error, are left out, or keep what they have.",
+)
+@click.option(
+    "--classes-from",
+    "classes",
+    metavar="FILE",
+    help="Data set whose classes the labels count into, or a text file with a name a line.",
 )
 @click.option("--key-column", help="Column with the names of samples. Default: the first.")
-@click.option(
-    "--label-column", help="Column with the labels. Default: label, or the only column of text."
-)
+@click.option("--label-column", help="Column with the labels. Default: label.")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 def relabel(path: str, table: str, output: str, **options: Any) -> None:
     """Give OUT.BIN the labels and other columns of TABLE (.csv, .tsv). Pixels are not copied.

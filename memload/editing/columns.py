@@ -15,10 +15,14 @@ from memload.wording import listed
 
 
 class Column(NamedTuple):
-    """The values of all samples, ``(n, …)``, and the texts that they count into, if they do."""
+    """The values of all samples, ``(n, …)``, and the texts that they count into, if they do.
+
+    ``is_list`` says that the texts are those that the user wants, in this order.
+    """
 
     values: np.ndarray
     texts: tuple[str, ...] | None = None
+    is_list: bool = False
 
 
 def column_of(name: str, values: Any, samples: int) -> Column:
@@ -54,8 +58,9 @@ def column_of(name: str, values: Any, samples: int) -> Column:
 def replace_columns(index: Index, columns: Mapping[str, Column | None]) -> Index:
     """Return the index with other columns. None removes a column, or an array such as masks.
 
-    Texts that are all known, as classes or as those of the same column, keep their numbers. Numbers
-    that count into known texts keep these texts. Points and boxes stay such if the shape fits.
+    Texts that are known, as classes or as those of the same column, keep their numbers, and others
+    are appended. If none is known, the new ones take their place. Numbers that count into known
+    texts keep these texts. Points and boxes stay such if the shape fits.
 
     Raises ValueError for a name that is taken, or that is to be removed and is not there.
     """
@@ -72,7 +77,8 @@ def replace_columns(index: Index, columns: Mapping[str, Column | None]) -> Index
         check_column_name(name)
         if name in arrays:
             raise ValueError(f"{name}: an array has this name. Choose another one for the column.")
-        values[name], new_texts = _renumbered(column, known)
+        values[name], new_texts = renumbered(column, known)
+        values[name] = _as_points_or_boxes(index, name, values[name])
         if new_texts is not None:
             texts[name] = new_texts
     classes = texts.pop("label", None)
@@ -119,21 +125,32 @@ def _check_removable(index: Index, name: str) -> None:
         )
 
 
-def _renumbered(
-    column: Column, known: tuple[str, ...] | None
+def renumbered(
+    column: Column, known: tuple[str, ...] | None, *, always: bool = False
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Return the values and texts of a column that takes the place of one with these texts."""
-    values, texts = column
-    if known is None:
+    """Return the values and texts of a column that takes the place of one with the known texts.
+
+    With ``always``, the known texts stay even if none of them occurs.
+    """
+    values, texts, is_list = column
+    if known is None or is_list:
         return values, texts
     if texts is None:
         is_whole = values.ndim == 1 and values.dtype.kind == "i"
         counts = is_whole and bool(np.all((values >= 0) & (values < len(known))))
         return values, known if counts else None
-    if not set(texts) <= set(known):
+    if texts and not always and {*texts}.isdisjoint(known):
         return values, texts
-    number = {text: position for position, text in enumerate(known)}
-    return np.array([number[text] for text in texts], np.int64)[values], known
+    united = (*known, *sorted({*texts} - {*known}))
+    number = {text: position for position, text in enumerate(united)}
+    return np.array([number[text] for text in texts], np.int64)[values], united
+
+
+def _as_points_or_boxes(index: Index, name: str, values: np.ndarray) -> np.ndarray:
+    """Return numbers that take the place of points or boxes in a type that these can have."""
+    is_box = name in index.boxes and values.shape[2:] == (4,) and values.dtype.kind in "iuf"
+    is_point = name in index.points and values.shape[2:] == (2,) and values.dtype.kind in "iu"
+    return values.astype("<f4", copy=False) if is_box or is_point else values
 
 
 def _are(values: np.ndarray | None, types: str, size: int) -> bool:

@@ -1,6 +1,6 @@
 """Further arrays beside the images of a data set: masks and features that exist already."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from memload.editing.statistics import ids_of_masks
 from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED, check_array_name
 from memload.storage.index import Array, Index
 from memload.storage.shards import Shards, describe
-from memload.wording import listed
+from memload.wording import counted, listed
 
 
 def join(
@@ -42,6 +42,13 @@ def join(
 
     >>> memload.join("both.idx", "out.bin", mask="masks.bin", feature="f.npy")  # doctest: +SKIP
     """
+    return join_arrays(output, path, arrays, overwrite=overwrite)
+
+
+def join_arrays(
+    output: str | Path, path: str | Path, arrays: Mapping[str, str | Path], *, overwrite: bool
+) -> EditReport:
+    """Join arrays of any names, also that of an argument of `join`, which explains the rest."""
     first = Index.open(path)
     if not arrays:
         raise ValueError("arrays: there is nothing to join. Name an array, such as mask=masks.bin.")
@@ -175,8 +182,11 @@ def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addit
     missing = np.flatnonzero(~found).tolist()
     if missing:
         names = listed([first.keys[number] for number in missing[:4]], 3)
-        count = f"{len(missing):,} of {len(first):,} samples are"
-        notes.append(f"{name}: {count} not in {other.path.name} and are left out: {names}")
+        count = f"{len(missing):,} of {counted(len(first), 'sample')}"
+        verb = "is" if len(missing) == 1 else "are"
+        notes.append(
+            f"{name}: {count} {verb} not in {other.path.name} and {verb} left out: {names}"
+        )
     if source.kind == "image" and array.kind == "mask":
         notes += _notes_on_ids(name, other)
     ids = ids_of_masks(other).get(source.name)

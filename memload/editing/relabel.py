@@ -1,16 +1,23 @@
 """Other labels and columns for a data set, from a table."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from memload.building.sources.table import list_images
-from memload.editing.columns import Column, replace_columns
+from memload.building.sources.classes import read_classes
+from memload.building.sources.columns import Columns as ColumnsOfTable
+from memload.building.sources.matching import stem_of
+from memload.building.sources.table import NamedLines
+from memload.editing.columns import Column, renumbered, replace_columns
 from memload.editing.matching import match_samples
 from memload.editing.report import EditReport, check_output, report_on
 from memload.storage.index import Index
-from memload.wording import listed
+from memload.wording import counted, listed
+
+#: What becomes of samples without a line.
+Missing = Literal["error", "drop", "keep"]
 
 
 def relabel(
@@ -18,7 +25,8 @@ def relabel(
     table: str | Path,
     output: str | Path,
     *,
-    missing: Literal["error", "drop"] = "error",
+    missing: Missing = "error",
+    classes: Any = None,
     key_column: str | None = None,
     label_column: str | None = None,
     overwrite: bool = False,
@@ -27,73 +35,176 @@ def relabel(
 
     ``table`` is a CSV or TSV file with a line of column names, such as ``key,label``. The first
     column, or ``key_column``, has the names of samples, with or without extension: ``cat/1.jpg`` or
-    ``cat/1``. The others replace the columns of the same name, or are added; `memload.Manifest`
-    tells how they are read. Columns that the table lacks stay.
+    ``cat/1``. Of a table that `memload.export` has written, that is ``key``. The others replace the
+    columns of the same name, or are added; `memload.Manifest` tells how they are read. Columns that
+    the table lacks stay. Columns of text with up to 10,000 values become categories.
 
-    Labels that are texts are the names of classes. If the data set has all of them as classes, its
-    classes and their numbers stay; otherwise the classes are those of the table, sorted. Labels
-    that are numbers count into the classes of the data set, if all of them do.
+    ``label``, or ``label_column``, has the labels. If one of them is the name of a class, all are
+    names. Classes that the data set has keep their numbers, and new ones are appended. If none of
+    the names is a class, the classes are those of the table, sorted. ``classes`` gives the whole
+    list instead: names, a data set that has them, or a text file. Labels that are numbers count
+    into the classes of the data set, if all of them do. Other columns of text do likewise.
 
     Lines without a sample are skipped, which the report notes. A sample without a line is an error;
-    with ``missing="drop"`` it is left out. ``output`` is the new index, in the folder of the
-    pixels.
+    with ``missing="drop"`` it is left out, and with ``"keep"`` it keeps the values that it has.
+    ``output`` is the new index, in the folder of the pixels.
 
-    Returns a report whose ``notes`` tell of lines that were skipped and of samples that were left
-    out. Raises SourceError for a wrong table, ValueError for one that does not fit the data set,
-    FileExistsError, FormatError and OSError.
+    Returns a report whose ``notes`` tell of lines that were skipped, of samples that were left out,
+    and of new classes. Raises SourceError for a wrong table, ValueError for one that does not fit
+    the data set, FileExistsError, FormatError and OSError.
 
     >>> memload.relabel("out.bin", "labels.csv", "new.idx")  # doctest: +SKIP
     """
-    if missing not in ("error", "drop"):
-        raise ValueError(f"missing: {missing!r} is neither 'error' nor 'drop'.")
+    if missing not in get_args(Missing):
+        raise ValueError(f"missing: {missing!r} is none of 'error', 'drop' and 'keep'.")
+    if missing == "keep" and classes is not None:
+        raise ValueError(
+            "classes: no list can be given with missing='keep'. Leave out one of them."
+        )
     index, table = Index.open(path), Path(table)
     target = check_output(output, index.path.parent, overwrite)
-    names, read = list_images(table, path_column=key_column, label_column=label_column)
-    texts = dict(read.categories) | ({} if read.classes is None else {"label": read.classes})
-    notes = [note for note in read.notes if not note.startswith("no labels")]  # they stay
-    lines = match_samples(index, names, table.name)
-    kept = _with_line(index, lines, names, table, missing, notes)
-    columns = {
-        name: Column(values[lines[kept]], tuple(texts[name]) if name in texts else None)
-        for name, values in read.values.items()
-    }
-    changed = replace_columns(index.subset(kept), columns)
-    if "label" in columns and index.classes is not None and changed.classes is None:
-        notes.append("the labels do not count into the classes of before, which are gone")
+    read = NamedLines(table, key_column)
+    lines = match_samples(index, read.names, table.name)
+    _check_lines(index, lines, read.names, table)
+    notes = list(_notes_on_lines(index, lines, read.names, table, missing))
+    kept = np.flatnonzero(lines >= 0)
+    known_texts = _texts_of(index)
+    if classes is not None:
+        known_texts["label"] = tuple(read_classes(classes))
+    columns = _columns(index, read.columns(lines[kept], known_texts, label_column), table)
+    if classes is not None:
+        columns["label"] = _with_classes(columns.get("label"), known_texts["label"], table)
+    if missing == "keep":
+        columns = {name: _merged(index, name, column, kept) for name, column in columns.items()}
+    else:
+        index = index.subset(kept)
+    changed = replace_columns(index, columns)
     changed.write(target)
+    notes = [*read.notes, *notes, *_notes_on_classes(index, changed)]
     return report_on(target, changed, notes)
 
 
-def _with_line(
-    index: Index,
-    lines: np.ndarray,
-    names: list[str],
-    table: Path,
-    missing: str,
-    notes: list[str],
-) -> np.ndarray:
-    """Return the positions of the samples that have a line, and add notes on those left out.
-
-    Raises ValueError if no sample has a line, or if one has none and ``missing`` is "error".
-    """
-    kept, without = np.flatnonzero(lines >= 0), np.flatnonzero(lines < 0).tolist()
-    if not len(kept):
+def _check_lines(index: Index, lines: np.ndarray, names: Sequence[str], table: Path) -> None:
+    """Raise ValueError if no sample has a line, or if one seems to have two."""
+    if not (lines >= 0).any():
         raise ValueError(
             f"{table} names no sample of {index.path}. Its first name is {names[0]!r:.200}, and "
             f"the first sample is {index.keys[0]!r:.200}. Check the column of the names "
             "(--key-column)."
         )
+    line_of = {stem_of(names[line]): line for line in lines[lines >= 0].tolist()}
+    for line in _unused(lines, names):
+        other = line_of.get(names[line])
+        if other is not None:
+            raise ValueError(
+                f"{table.name} has {names[other]!r:.200} and {names[line]!r:.200}, which stand for "
+                "the same sample. Remove one of them."
+            )
+
+
+def _unused(lines: np.ndarray, names: Sequence[str]) -> list[int]:
+    unused: list[int] = np.setdiff1d(np.arange(len(names)), lines).tolist()
+    return unused
+
+
+def _notes_on_lines(
+    index: Index, lines: np.ndarray, names: Sequence[str], table: Path, missing: Missing
+) -> Iterator[str]:
+    """Yield notes on samples without a line and lines without a sample.
+
+    Raises ValueError if there are such samples and ``missing`` is "error".
+    """
+    without = np.flatnonzero(lines < 0).tolist()
     if without:
-        count = f"{len(without):,} of {len(index):,} samples have no line in {table}"
+        is_one = len(without) == 1
+        has_none = f"{'has' if is_one else 'have'} no line in {table}"
+        count = f"{len(without):,} of {counted(len(index), 'sample')} {has_none}"
         examples = listed([index.keys[number] for number in without[:4]], 3)
         if missing == "error":
             raise ValueError(
-                f"{count}: {examples}. Add them, or leave these samples out with --missing drop "
-                "(missing='drop' in Python)."
+                f"{count}: {examples}. Add them, leave these samples out with --missing drop, or "
+                "let them keep what they have with --missing keep (missing='drop' or 'keep' in "
+                "Python)."
             )
-        notes.append(f"{count} and are left out: {examples}")
-    unused = np.setdiff1d(np.arange(len(names)), lines).tolist()
-    if unused:
-        examples = listed([names[number] for number in unused[:4]], 3)
-        notes.append(f"{len(unused):,} of {len(names):,} lines belong to no sample: {examples}")
-    return kept
+        are_left_out = "is left out" if is_one else "are left out"
+        keep = "keeps what it has" if is_one else "keep what they have"
+        yield f"{count} and {are_left_out if missing == 'drop' else keep}: {examples}"
+    if unused := _unused(lines, names):
+        count = f"{len(unused):,} of {counted(len(names), 'line')}"
+        verb = "belongs" if len(unused) == 1 else "belong"
+        yield f"{count} {verb} to no sample: {listed([names[line] for line in unused[:4]], 3)}"
+
+
+def _columns(index: Index, columns: ColumnsOfTable, table: Path) -> dict[str, Column]:
+    """Return the columns of a table. Raises ValueError if one that is there could not be read."""
+    stale = [name for name in columns.skipped if name in index.columns]
+    if stale:
+        raise ValueError(
+            f"{table}: column {stale[0]!r:.80} cannot be read ({columns.skipped[stale[0]]}), and "
+            "the data set has one of this name, which would stay as it is. Correct it, or leave it "
+            "out of the table."
+        )
+    texts = dict(columns.categories)
+    if columns.classes is not None:
+        texts["label"] = columns.classes
+    return {
+        name: Column(values, tuple(texts[name]) if name in texts else None)
+        for name, values in columns.values.items()
+    }
+
+
+def _texts_of(index: Index) -> dict[str, tuple[str, ...]]:
+    """Return the texts that columns count into, those of the labels included."""
+    labels = {} if index.classes is None else {"label": index.classes}
+    return {**index.categories, **labels}
+
+
+def _with_classes(column: Column | None, classes: Sequence[str], table: Path) -> Column:
+    """Return labels that count into a list of classes. Raises ValueError if they do not."""
+    if column is None:
+        raise ValueError(f"classes: {table} has no labels. Name their column with label_column.")
+    unknown = [text for text in column.texts or () if text not in classes]
+    values, _ = renumbered(column, tuple(classes), always=True)
+    if column.texts is None and renumbered(column, tuple(classes))[1] is None:
+        unknown = [str(value) for value in np.unique(values).tolist()]
+    if unknown:
+        raise ValueError(
+            f"classes: labels of {table} are not among the {len(classes):,} classes: "
+            f"{listed(unknown, 3)}. Add them to the list, or correct the table."
+        )
+    return Column(values, tuple(classes), is_list=True)
+
+
+def _merged(index: Index, name: str, column: Column, kept: np.ndarray) -> Column:
+    """Return a column in which only these samples have new values, and all others the old ones.
+
+    Raises ValueError if the data set has no such column.
+    """
+    old, known = index.columns.get(name), _texts_of(index).get(name)
+    if old is None:
+        raise ValueError(
+            f"{name}: the data set has no such column, so samples without a line have nothing to "
+            "keep. Add their lines, or leave them out with --missing drop."
+        )
+    values, texts = renumbered(column, known, always=True)
+    if (texts is None) != (known is None) or values.shape[1:] != old.shape[1:]:
+        raise ValueError(
+            f"{name}: the table and the data set have values of different kinds, so samples "
+            "without a line cannot keep theirs. Add their lines, or say --missing drop."
+        )
+    merged = old.astype(np.result_type(old, values))
+    merged[kept] = values
+    return Column(merged, texts, column.is_list)
+
+
+def _notes_on_classes(before: Index, after: Index) -> Iterator[str]:
+    """Yield a note if the names of the classes are others than before."""
+    old, new = before.classes, after.classes
+    if old is None or new == old:
+        return
+    if new is None:
+        yield "the labels do not count into the classes of before, which are gone"
+    elif new[: len(old)] == old:
+        yield f"new classes, after those of before: {listed(new[len(old) :], 5)}"
+    else:
+        yield f"the list of classes is new: {listed(new, 5)}. Before: {listed(old, 5)}"

@@ -364,16 +364,20 @@ class MemmapDataset(Dataset[Any]):
         replaces the column of this name, or is added. None removes a column, or an array such as
         ``mask``. `save` writes the result.
 
-        Texts are numbered: those of ``label`` are names of classes, those of others categories. If
-        the data set has all of them already, they keep their numbers; otherwise they are sorted.
+        Texts are numbered: those of ``label`` are names of classes, those of others categories.
+        Those that the data set has keep their numbers, and new ones are appended. If none of them
+        is known, they are sorted, and take the place of the old ones.
         Integers that count into the texts that a column has keep these texts; other numbers stand
-        for themselves. Points and boxes stay such if their shape fits. If only some columns are
-        handed out, new ones are, too.
+        for themselves. Points and boxes stay such, as float32, if their shape fits. If only some
+        columns are handed out, new ones are, too. Every sample is then one value longer: unpack
+        ``image, label, *others``.
 
         >>> cleaned = dataset.with_columns(label=labels, age=None)
         >>> cleaned.save("cleaned.idx")
 
-        Raises ValueError.
+        Raises ValueError for another number of values than samples, for values that are neither
+        numbers nor texts, for a name that no column can have, and for one to remove that is not
+        there.
         """
         values = {
             name: None if value is None else column_of(name, _as_array(value), len(self))
@@ -464,7 +468,10 @@ class MemmapDataset(Dataset[Any]):
 
 def _as_array(values: Any) -> Any:
     """Return a tensor as an array on the CPU, and anything else as it is."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    if not isinstance(values, Tensor):
+        return values
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
 def _open_several(

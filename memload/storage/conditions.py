@@ -80,7 +80,8 @@ def parsed(index: Index, name: str, text: str) -> list[Any]:
     """Return the values that a text from a command line stands for, for `matching`.
 
     Values are separated by commas. But a text that is a value itself stands for this one, as names
-    of classes may have commas in them. Raises ValueError for a text in a column of numbers.
+    of classes may have commas in them. Classes may be given by their numbers unless one is named by
+    a number. Raises ValueError for a text in a column of numbers.
 
     >>> parsed(index, "label", "cat,dog")  # doctest: +SKIP
     ['cat', 'dog']
@@ -90,8 +91,9 @@ def parsed(index: Index, name: str, text: str) -> list[Any]:
         return [text]  # `matching` says what there is
     if texts is None:
         return [_number(part, name) for part in text.split(",")]
+    numbers_are_names = any(known.isdecimal() for known in texts)
     return [
-        int(part) if part.isdecimal() and part not in texts else part
+        int(part) if part.isdecimal() and not numbers_are_names else part
         for part in ([text] if text in texts else text.split(","))
     ]
 

@@ -96,7 +96,15 @@ def test_points_and_boxes_stay_such_if_their_shape_fits(make_dataset: Make) -> N
     dataset = memload.MemmapDataset(made.path)
     moved = dataset.with_columns(marks=dataset.columns["marks"] + 1, box=dataset.columns["box"] + 1)
     assert (moved.index.points, moved.index.boxes) == (("marks",), ("box",))
-    other = dataset.with_columns(marks=np.zeros(5), box=np.zeros((5, 3, 4)))
+    whole = np.arange(20).reshape(5, 2, 2)
+    other = dataset.with_columns(marks=whole, box=np.zeros((5, 9, 4)))  # of other types
+    assert (other.index.points, other.index.boxes) == (("marks",), ("box",))
+    assert {name: column.dtype for name, column in other.index.columns.items()} == {
+        "marks": np.float32,
+        "box": np.float32,
+    }
+    assert np.array_equal(other.index.columns["marks"], whole)
+    other = dataset.with_columns(marks=np.zeros(5), box=np.zeros((5, 3, 3)))
     assert (other.index.points, other.index.boxes) == ((), ())
 
 

@@ -45,7 +45,7 @@ def memload(
         (
             "relabel out.bin ages.csv -o all.idx",
             "all.idx: 5 samples, 3 classes",
-            ["1 of 6 lines belong to no sample: lost"],
+            ["1 of 6 lines belongs to no sample: lost"],
         ),
         ("rename out.bin all.bin", "all.idx: 5 samples, 3 classes", []),
     ],

@@ -37,7 +37,7 @@ def test_masks_of_a_data_set_are_found_by_the_names_of_samples(
     assert (both.array("mask").kind, both.array("mask").shape) == ("mask", (4, 6))
     assert report.notes == (
         "mask: masks of 4×6 uint8, 4 rows, from masks.idx",
-        "mask: 1 of 4 samples are not in masks.idx and are left out: x/b.jpg",
+        "mask: 1 of 4 samples is not in masks.idx and is left out: x/b.jpg",
     )
     assert memload.verify(tmp_path / "both.idx").ok
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from memload.building.sources.record import Column
 from memload.errors import SourceError
+from memload.wording import counted, listed
 
 #: A column of text becomes a category if it has at most this many values, and at most one for each
 #: ten samples. Otherwise it is something like a caption.
@@ -38,7 +39,8 @@ class Columns:
         self.keys: Sequence[str] | None = None
         self.files: dict[str, Sequence[str]] = {}
         self.notes: list[str] = []
-        self._skipped: list[str] = []
+        #: columns that were left out, and why
+        self.skipped: dict[str, str] = {}
 
     def add(
         self, name: str, values: np.ndarray, *, points: bool = False, boxes: bool = False
@@ -106,16 +108,14 @@ class Columns:
 
     def skip(self, name: str, why: str) -> None:
         """Leave a column out. ``why`` is short, such as its first text."""
-        self._skipped.append(f"{name} ({why})")
+        self.skipped[name] = why
 
     def finish(self) -> "Columns":
         """Report what was left out. Returns this object."""
-        if self._skipped:
-            count = len(self._skipped)
-            kind = "1 column" if count == 1 else f"{count} columns"
-            more = ", …" if count > _NAMES_SHOWN else ""
-            shown = ", ".join(self._skipped[:_NAMES_SHOWN])
-            self.notes.append(f"skipped {kind}: {shown}{more}")
+        if self.skipped:
+            shown = (f"{name} ({why})" for name, why in self.skipped.items())
+            kind = counted(len(self.skipped), "column")
+            self.notes.append(f"skipped {kind}: {listed(shown, _NAMES_SHOWN)}")
         return self
 
 

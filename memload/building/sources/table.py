@@ -4,7 +4,7 @@ import csv
 import fnmatch
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -155,11 +155,53 @@ def list_images(
     keys = _take_column(table, KEY) if table.is_exported else None
     files, patterns = _take_files(table, masks, arrays or {})
     _read_decimal_commas(table, notes)
-    columns = _columns(table, label_column, points or {}, boxes or {}, patterns)
+    label = label_column or _find_label(table, notes)
+    columns = _columns(table, label, points or {}, boxes or {}, patterns)
     columns.keys, columns.files = keys, files
     columns.notes[:0] = notes
     ending = f".{extension.lstrip('.')}" if extension else ""
     return [_with_extension(name, ending) for name in paths], columns
+
+
+class NamedLines:
+    """The lines of a table about the samples of a data set, by their names.
+
+    ``key_column`` has the names. By default it is ``key`` of a table that ``memload export`` has
+    written, or else the column that `Manifest` takes for the paths. Raises SourceError.
+    """
+
+    def __init__(self, path: Path, key_column: str | None = None) -> None:
+        self._table = _read_table(path, {})
+        #: what the user should know
+        self.notes: list[str] = []
+        is_exported = self._table.is_exported
+        column = key_column or (KEY if is_exported else _find_paths(self._table, "", self.notes))
+        self.names: Sequence[str] = _take_column(self._table, column)
+        for other in (KEY, PATH) if is_exported else ():
+            self._table.cells.pop(other, None)
+
+    def columns(
+        self,
+        lines: np.ndarray,
+        known_texts: Mapping[str, Collection[str]],
+        label_column: str | None = None,
+    ) -> Columns:
+        """Return the columns, with the values of these lines, int64 ``(n,)``.
+
+        Only ``label`` or ``label_column`` are labels. ``known_texts`` are the texts of columns that
+        the data set has, such as its classes. A column in which one of them occurs is text. Columns
+        of text with up to 10,000 values are categories.
+        """
+        table, positions = self._table, lines.tolist()
+        table.lines = [table.lines[line] for line in positions]
+        for name, cells in table.cells.items():
+            table.cells[name] = [cells[line] for line in positions]
+        table.known_texts = known_texts
+        _read_decimal_commas(table, self.notes)
+        label = label_column or ("label" if "label" in table.cells else None)
+        columns = _columns(table, label, {}, {}, {})
+        self.notes += columns.notes
+        return columns
 
 
 def _take_files(
@@ -202,11 +244,23 @@ class _Table:
         self.lines: list[int] = []
         #: whether ``memload export`` has written it
         self.is_exported = False
+        #: the texts of columns that a data set has already, if the table is about one
+        self.known_texts: Mapping[str, Collection[str]] | None = None
 
     def first_text(self, name: str) -> tuple[int, str]:
         """Return line and text of the first cell because of which a column is not numbers."""
         cells = list(zip(self.lines, self.cells[name], strict=True))
         return next(((line, cell) for line, cell in cells if _numbers([cell]) is None), cells[0])
+
+    def are_texts(self, column: str, cells: Sequence[str]) -> bool:
+        """Return whether a cell is a known text of a column, even if all could be numbers."""
+        return not {*(self.known_texts or {}).get(column, ())}.isdisjoint(cells)
+
+    def keeps_text(self, column: str) -> bool:
+        """Return whether a column of text is a category even if it has many values."""
+        if self.is_exported or self.known_texts is None:
+            return self.is_exported
+        return column in self.known_texts or len(set(self.cells[column])) <= MAX_CATEGORIES
 
     def error(self, problem: str, line: int | None = None) -> SourceError:
         place = f"{self.path}" if line is None else f"{self.path}, line {line}"
@@ -363,14 +417,13 @@ def _read_decimal_commas(table: _Table, notes: list[str]) -> None:
 
 def _columns(
     table: _Table,
-    label_column: str | None,
+    label: str | None,
     points: Mapping[str, str | int],
     boxes: Mapping[str, str],
     arrays: Mapping[str, str],
 ) -> Columns:
     """Return all columns but that of the paths."""
     columns = Columns()
-    label = label_column or _find_label(table, columns)
     if label is not None:
         _add_labels(columns, _take_column(table, label), table)
     others = list(table.cells)
@@ -413,7 +466,7 @@ def _exported_arrays(names: Sequence[str], table: _Table) -> dict[str, tuple[str
     }
 
 
-def _find_label(table: _Table, columns: Columns) -> str | None:
+def _find_label(table: _Table, notes: list[str]) -> str | None:
     """Return the column of the labels, if none was named."""
     if "label" in table.cells:
         return "label"
@@ -428,9 +481,9 @@ def _find_label(table: _Table, columns: Columns) -> str | None:
     ]
     name = texts[0] if len(texts) == 1 else "class"
     if name in table.cells:
-        columns.notes.append(f"the labels are taken from column {name!r}")
+        notes.append(f"the labels are taken from column {name!r}")
         return name
-    columns.notes.append("no labels: name their column with --label-column")
+    notes.append("no labels: name their column with --label-column")
     return None
 
 
@@ -442,7 +495,7 @@ def _add_labels(columns: Columns, cells: list[str], table: _Table) -> None:
             f"{missing} missing, the first one here. Fill them in, or remove these lines.",
             empty[0],
         )
-    numbers = _numbers(cells)
+    numbers = None if table.are_texts("label", cells) else _numbers(cells)
     columns.add_labels(cells if numbers is None else numbers)
 
 
@@ -452,6 +505,9 @@ def _add_column(columns: Columns, name: str, table: _Table) -> None:
     values = _numbers(cells)
     if name in columns.values:
         columns.skip(name, "its name is taken")
+        return
+    if table.are_texts(name, cells):
+        columns.add_text(name, cells, always=True)
         return
     if values is not None and values.dtype.kind == "f" and (np.abs(values) >= EXACT).any():
         large = (cell for cell in cells if _INTEGER.fullmatch(cell) and abs(int(cell)) > EXACT)
@@ -467,7 +523,7 @@ def _add_column(columns: Columns, name: str, table: _Table) -> None:
     if numeric > len(cells) // 2:  # a few cells are wrong
         columns.skip(name, f"{example} is not a number")
     else:
-        columns.add_text(name, cells, example, always=table.is_exported)
+        columns.add_text(name, cells, example, always=table.keeps_text(name))
 
 
 def _stack(names: Sequence[str], table: _Table) -> np.ndarray:
