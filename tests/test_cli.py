@@ -469,6 +469,12 @@ def test_info_describes_a_data_set(run: Run, output: Path) -> None:
     assert json.loads(run("info", output, "--json").out) == memload.info(output)
 
 
+def test_info_counts_categories(run: Run, make_dataset: Callable[..., memload.Index]) -> None:
+    columns = {"label": np.zeros(5, np.int64), "split": np.array([1, 0, 1, 1, 0])}
+    index = make_dataset(columns=columns, categories={"split": ("train", "val", "test")})
+    assert "  split: train 2, val 3, test 0\n" in run("info", index.path).out
+
+
 def test_info_sums_up_what_is_long(run: Run, make_dataset: Callable[..., memload.Index]) -> None:
     index = make_dataset(
         classes=tuple(f"c{number}" for number in range(16)),

@@ -57,8 +57,9 @@ class Loader:
     ``Subset``, as ``random_split`` makes it, is read as a view.
 
     Each batch is a named tuple of images and what belongs to them, such as ``(images, labels)`` for
-    an image folder, or ``batch.images``, ``batch.labels`` and ``batch.mask``. Everything that the
-    data set has is handed out: ``label`` first, then the other arrays, then the other columns, in
+    an image folder, or ``batch.images``, ``batch.labels`` and ``batch.mask``. ``batch.labels`` is
+    the column ``label``, unless there is a column ``labels``, too. Everything that the data set has
+    is handed out: ``label`` first, then the other arrays, then the other columns, in
     their order. ``columns`` is a list of those that you want instead, or ``"all"``. ``"index"`` in
     that list gives the numbers of the samples, int64 ``(N,)``: their positions in ``dataset``,
     which may be a view. A data set with a column of that name gives the column. If there are no
