@@ -1,4 +1,4 @@
-"""The lock of an unfinished build."""
+"""The lock of a temporary folder, so that one process at a time writes an output."""
 
 import contextlib
 import fcntl
@@ -16,13 +16,13 @@ logger = logging.getLogger("memload")
 def locked(folder: Path) -> Iterator[None]:
     """Make a folder and hold its lock, which the system releases when this process ends.
 
-    On a file system without locks a warning is logged, and two builds of one output are not kept
-    apart. Raises BuildError if another process holds the lock.
+    On a file system without locks a warning is logged, and two processes are not kept apart. Raises
+    BuildError if another process holds the lock.
     """
-    # Another build may end at any moment, and then it removes its folder.
+    # Another process may end at any moment, and then it removes its folder.
     just_ended = BuildError(
-        f"{folder}: another build of this output has just ended. Look at its result, then run the "
-        "command again if it is still needed.",
+        f"{folder}: another process has just ended that wrote the same output. Look at its result, "
+        "then run the command again if it is still needed.",
         path=folder,
     )
     try:
@@ -36,14 +36,14 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             process = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
             raise BuildError(
-                f"{folder}: another build of this output is running (process {process}). Wait for "
-                "it, or stop it.",
+                f"{folder}: another process writes the same output now (process {process}). Wait "
+                "for it, or stop it.",
                 path=folder,
             ) from None
         except OSError as error:
             logger.warning(
-                f"{folder}: this file system has no locks ({error.strerror}). Do not start a "
-                "second build of this output"
+                f"{folder}: this file system has no locks ({error.strerror}). Do not let a "
+                "second process write the same output"
             )
         path = folder / "lock"
         if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):

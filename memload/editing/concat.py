@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from memload.editing.report import EditReport, check_output, report_on
+from memload.editing.report import EditReport, check_output, link_command, report_on
 from memload.editing.statistics import combined_statistics
 from memload.storage.index import Array, Index, Shard, class_counts
 from memload.storage.keys import Keys
-from memload.storage.shards import Shards
+from memload.storage.shards import check_files
 from memload.wording import listed, shape_text
 
 Columns = Literal["same", "common"]
@@ -47,8 +47,7 @@ def concat(
     _check_folders(parts)
     target = check_output(output, parts[0].path.parent, overwrite)
     index = concatenate(parts, columns=columns)
-    for array in index.arrays:
-        Shards(index, array.name)  # raises FormatError unless the files are those of the index
+    check_files(index)
     index.write(target)
     return report_on(target, index, list(_notes(parts, index)))
 
@@ -98,11 +97,10 @@ def _check_folders(parts: Sequence[Index]) -> None:
     folder = parts[0].path.parent
     for part in parts[1:]:
         if part.path.parent.resolve() != folder.resolve():
-            files = part.path.with_suffix("")
             raise ValueError(
                 f"{part.path} is not in {folder.resolve()}, as {parts[0].path.name} is. All files "
                 "of an index must lie in one folder. Move the pixels and the index there, or make "
-                f"hard links: 'ln {files}*.bin {part.path} {folder.resolve()}/'."
+                f"hard links: '{link_command(part, folder.resolve())}'."
             )
 
 

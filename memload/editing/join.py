@@ -9,11 +9,11 @@ import numpy as np
 
 from memload.editing.matching import match_samples
 from memload.editing.npy import checksums_of, read_npy_header
-from memload.editing.report import EditReport, check_output, report_on
+from memload.editing.report import EditReport, check_output, link_command, report_on
 from memload.editing.statistics import ids_of_masks
 from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED, check_array_name
 from memload.storage.index import Array, Index
-from memload.storage.shards import Shards, describe
+from memload.storage.shards import check_files, describe
 from memload.wording import counted, listed
 
 
@@ -56,8 +56,7 @@ def join_arrays(
     added = [_find(first, name, str(source)) for name, source in arrays.items()]
     notes = [note for addition in added for note in addition.notes]
     index = _joined(first, added)
-    for array in index.arrays:
-        Shards(index, array.name)  # raises FormatError unless the files are those of the index
+    check_files(index)
     index.write(target)
     return report_on(target, index, notes)
 
@@ -105,7 +104,7 @@ def _find(first: Index, name: str, source: str) -> _Addition:
             f"{name}: {first.path.name} has an array or a column of this name already. Choose "
             "another name."
         )
-    if source.endswith(".npy"):
+    if source.endswith((".npy", ".npz")):  # the latter is an error that says what to do
         return _from_npy(first, name, Path(source))
     chosen = ""
     if ":" in source and not Path(source).exists():
@@ -113,12 +112,15 @@ def _find(first: Index, name: str, source: str) -> _Addition:
     return _from_data_set(first, name, Index.open(source), chosen)
 
 
-def _check_folder(first: Index, path: Path, files: str) -> None:
+def _check_folder(first: Index, other: Index | Path) -> None:
+    """Raise ValueError unless a data set or an NPY file is in the folder of the first."""
     folder = first.path.parent.resolve()
+    path = other if isinstance(other, Path) else other.path
     if path.parent.resolve() != folder:
+        command = f"ln {path} {folder}/" if isinstance(other, Path) else link_command(other, folder)
         raise ValueError(
             f"{path} is not in {folder}, as {first.path.name} is. All files of an index must lie "
-            f"in one folder. Move it there, or make a hard link: 'ln {files} {folder}/'."
+            f"in one folder. Move it there, or make a hard link: '{command}'."
         )
 
 
@@ -127,7 +129,7 @@ def _check_folder(first: Index, path: Path, files: str) -> None:
 
 def _from_npy(first: Index, name: str, path: Path) -> _Addition:
     array = _as_mask(read_npy_header(path, name), first.image)
-    _check_folder(first, path, str(path))
+    _check_folder(first, path)
     if array.rows != len(first):
         remedy = "Save one row for each sample, in the order of the data set."
         if array.rows == first.image.rows:
@@ -159,12 +161,12 @@ def _kind_text(array: Array) -> str:
 
 
 def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addition:
-    _check_folder(first, other.path, f"{other.path.with_suffix('')}*.bin")
+    _check_folder(first, other)
     source = _choose_array(name, other, chosen)
     array = replace(source, name=name)
     if source.kind == "image":
         array = _as_mask(array, first.image)
-        _check_size(first, name, other, source, array)
+    _check_size(first, name, other, source)
     positions = match_samples(first, other.keys, other.path.name)
     found = positions >= 0
     if not len(other):
@@ -204,12 +206,13 @@ def _choose_array(name: str, other: Index, chosen: str) -> Array:
     return other.array(wanted)
 
 
-def _check_size(first: Index, name: str, other: Index, source: Array, array: Array) -> None:
-    """Raise ValueError if something looks like masks, but was stored otherwise than the images."""
-    if source.shape[2] != 1 or source.descr not in DESCRS_OF_MASKS:
+def _check_size(first: Index, name: str, other: Index, source: Array) -> None:
+    """Raise ValueError if masks, or what looks like them, are stored otherwise than the images."""
+    is_like_masks = source.descr in DESCRS_OF_MASKS and source.shape[2:] == (1,)
+    if source.kind == "array" or (source.kind == "image" and not is_like_masks):
         return
     height, width = first.image.shape[:2]
-    if array.kind != "mask":
+    if source.shape[:2] != (height, width):
         raise ValueError(
             f"{name}: {other.path} has {source.shape[0]}×{source.shape[1]} pixels, but the images "
             f"of {first.path.name} have {height}×{width}. Build it with --size {height}x{width}."

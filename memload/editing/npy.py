@@ -75,7 +75,9 @@ def _parse(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
         problem = f"it is not an NPY file: {error}. Save an array with np.save."
         raise _error(path, problem) from None
     except OSError as error:
-        raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
+        raise FormatError(
+            f"{path} cannot be read: {error.strerror}. Check the path.", path=path
+        ) from error
 
 
 def _error(path: Path, problem: str) -> FormatError:

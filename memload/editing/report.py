@@ -1,5 +1,6 @@
 """What an edit has made, and where an index may be written."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,13 @@ def check_output(path: str | Path, folder: Path, overwrite: bool) -> Path:
             f"{path} exists already. Say overwrite=True (--overwrite) to replace it."
         )
     return path
+
+
+def link_command(index: Index, folder: Path) -> str:
+    """Return the command that links all files of a data set into another folder."""
+    shards = (re.sub(r"-\d{5,}(-of-\d{5,})", r"-*\1", shard.file) for shard in index.shards)
+    paths = (str(index.path.with_name(name)) for name in dict.fromkeys([*shards, index.path.name]))
+    return f"ln {' '.join(paths)} {folder}/"
 
 
 def check_column_name(name: str) -> None:

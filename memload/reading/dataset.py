@@ -18,7 +18,7 @@ from memload.reading.origin import Concatenation, IndexFile, InMemory, Origin, P
 from memload.storage.conditions import matching
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
-from memload.storage.shards import Shards
+from memload.storage.shards import Shards, check_files
 from memload.wording import shape_text
 
 if TYPE_CHECKING:  # it loads Pillow
@@ -399,9 +399,12 @@ class MemmapDataset(Dataset[Any]):
         """Write an index of these samples, in this order; ``MemmapDataset(path)`` opens it.
 
         ``path`` ends in ``.idx`` and is in the folder of the pixels, since an index can name no
-        other. Raises ValueError, FileExistsError and OSError.
+        other. Raises ValueError, FileExistsError, FormatError if files of pixels have been renamed
+        or replaced since they were opened, and OSError.
         """
-        self.index.write(check_output(path, self.index.path.parent, overwrite))
+        target = check_output(path, self.index.path.parent, overwrite)
+        check_files(self.index)
+        self.index.write(target)
 
     def export(
         self,

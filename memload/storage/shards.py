@@ -293,6 +293,12 @@ def _check_foreign_header(
         )
 
 
+def check_files(index: Index) -> None:
+    """Raise FormatError unless all files of a data set are there, and are those of its index."""
+    for array in index.arrays:
+        Shards(index, array.name)
+
+
 def describe(shape: Sequence[int], descr: str) -> str:
     """Return, for example, ``10,000 rows of 224×224×3 uint8``. ``shape`` is (rows, …)."""
     return f"{counted(shape[0], 'row')} of {shape_text(shape[1:])} {np.dtype(descr).name}"

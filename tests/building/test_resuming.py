@@ -637,7 +637,7 @@ def test_a_running_build_refuses_others_and_tells_its_progress_and_can_be_killed
             assert process.stdout is not None
             assert process.stdout.readline() == "at ten\n"
             for overwrite in (False, True):
-                with pytest.raises(memload.BuildError, match=rf"running \(process {process.pid}\)"):
+                with pytest.raises(memload.BuildError, match=rf"now \(process {process.pid}\)"):
                     build(Numbered(), tmp_path, overwrite=overwrite)
             for name in ("out.bin", "out.idx", "out"):
                 message = r"^out\.bin is being built right now: 10 of 20 samples are done"
@@ -674,7 +674,7 @@ for _ in range(40):
         memload.build(images, output, size=4, num_workers=0, overwrite=True)
         print("built")
     except memload.BuildError as error:
-        print("refused" if "another build of this output" in str(error) else f"failed: {error}")
+        print("refused" if "another process writes the same output" in str(error) else f"failed: {error}")
 """
 
 

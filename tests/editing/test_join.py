@@ -1,6 +1,7 @@
 """Arrays that exist already, beside the images of a data set."""
 
 import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -291,3 +292,49 @@ def test_an_index_is_replaced_only_if_told_to(make_dataset: Make, tmp_path: Path
         memload.join(*paths, f=tmp_path / "f.npy")
     memload.join(*paths, f=tmp_path / "f.npy", overwrite=True)
     assert [array.name for array in Index.open(tmp_path / "out.bin").arrays] == ["image", "f"]
+
+
+def test_masks_that_another_data_set_has_beside_images_must_have_the_size_of_these_images(
+    make_dataset: Make, add_array: Any, tmp_path: Path
+) -> None:
+    make_dataset("out.bin")
+    smaller = make_dataset("small.bin", shape=(2, 3, 3))
+    add_array(smaller, "mask", np.zeros((5, 2, 3), np.uint8), "mask")
+    with pytest.raises(
+        ValueError, match=r"small.idx has 2×3 pixels, but .* Build it with --size 4x6"
+    ):
+        memload.join(tmp_path / "b.idx", tmp_path / "out.bin", mask=tmp_path / "small.bin")
+    assert not (tmp_path / "b.idx").exists()
+
+
+def test_the_advice_for_another_folder_links_all_files(make_dataset: Make, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    make_dataset("here/out.bin")
+    make_dataset("m.bin", rows=(3, 2), shape=(4, 6, 1))
+    make_dataset("more.bin", shape=(4, 6, 1))
+    memload.concat(tmp_path / "all.idx", tmp_path / "m.bin", tmp_path / "more.bin")
+    np.save(tmp_path / "f.npy", np.zeros((10, 2)))
+    other = tmp_path / "both.idx"
+    memload.join(other, tmp_path / "all.idx", f=tmp_path / "f.npy")
+    for edit in (
+        lambda: memload.join(here / "new.idx", here / "out.bin", image2=other),
+        lambda: memload.concat(here / "new.idx", here / "out.bin", other),
+    ):
+        with pytest.raises(ValueError, match="'ln ") as caught:
+            edit()
+        subprocess.run(str(caught.value).split("'")[1], shell=True, check=True)
+        assert memload.verify(here / "both.idx").ok
+        for path in here.glob("[!o]*"):
+            path.unlink()
+
+
+@pytest.mark.parametrize("name", ["f.npz", "missing.npy"])
+def test_what_is_no_npy_file_is_an_error_that_says_what_to_do(
+    make_dataset: Make, tmp_path: Path, name: str
+) -> None:
+    make_dataset("out.bin")
+    np.savez(tmp_path / "f.npz", a=np.zeros((5, 2)))
+    remedy = r"Save an array with np\.save" if name == "f.npz" else "Check the path"
+    with pytest.raises(memload.FormatError, match=remedy):
+        memload.join(tmp_path / "b.idx", tmp_path / "out.bin", f=tmp_path / name)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
 
-from memload import FormatError, MemmapDataset, fast_collate
+from memload import FormatError, MemmapDataset, MissingError, fast_collate, rename
 from memload.storage.index import Index
 from memload.storage.keys import Keys
 
@@ -345,6 +345,15 @@ def test_wrong_indices_raise_index_error(path: Path, indices: Any) -> None:
     for use in (dataset.subset, dataset.gather):
         with pytest.raises(IndexError, match=r"out of range|indices are .* must be integers"):
             use(indices)
+
+
+def test_a_subset_of_pixels_that_were_renamed_is_not_saved(own_path: Path) -> None:
+    dataset = MemmapDataset(own_path)
+    rename(own_path, own_path.with_name("new.bin"))
+    target = own_path.with_name("subset.idx")
+    with pytest.raises(MissingError, match=own_path.name):
+        dataset.subset([0]).save(target)
+    assert not target.exists()
 
 
 def test_a_saved_subset_opens_over_the_same_pixels(own_path: Path) -> None:
