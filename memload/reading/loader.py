@@ -59,11 +59,11 @@ class Loader:
     Each batch is a named tuple of images and what belongs to them, such as ``(images, labels)`` for
     an image folder, or ``batch.images``, ``batch.labels`` and ``batch.mask``. ``batch.labels`` is
     the column ``label``, unless there is a column ``labels``, too. Everything that the data set has
-    is handed out: ``label`` first, then the other arrays, then the other columns, in
-    their order. ``columns`` is a list of those that you want instead, or ``"all"``. ``"index"`` in
-    that list gives the numbers of the samples, int64 ``(N,)``: their positions in ``dataset``,
-    which may be a view. A data set with a column of that name gives the column. If there are no
-    columns, batches are ``(images,)``: write ``for (images,) in loader`` or use ``batch.images``.
+    is handed out: ``label`` first, then the other arrays, then the other columns, in their order.
+    ``columns`` is a list of those that you want instead, or ``"all"``. ``"index"`` in that list
+    gives the numbers of the samples, int64 ``(N,)``: their positions in ``dataset``, which may be a
+    view. A data set with a column of that name gives the column. If there are no columns, batches
+    are ``(images,)``: write ``for (images,) in loader`` or use ``batch.images``.
 
     Images are tensors ``(N, C, H, W)`` of the data set's dtype, channels-last in memory, unless
     ``transform`` returns something else. Masks are ``(N, H, W)`` and other arrays ``(N, …)``, of

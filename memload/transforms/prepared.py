@@ -100,16 +100,14 @@ class Prepared:
             raise wrong(self._name, "images", "a tensor (N, C, H, W)", describe(images), advice)
         shape = tuple(images.shape)
         # A callable of the user's that comes first may take any dtype and layout.
-        first = self._steps[0][1] if self._steps else None
-        is_ours = first is None or isinstance(first, Fused) or hasattr(first, "fuses_as")
-        if is_ours:
-            if images.dtype not in _DTYPES:
-                advice = "Begin the list with a function that makes floats of them."
-                raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
-            # More than 16 channels and a width of 1, 3 or 4: these are channels last.
-            if min(shape[1:3]) > 16 and shape[3] in (1, 3, 4):
-                advice = "Write images.permute(0, 3, 1, 2)."
-                raise wrong(self._name, "images", "(N, C, H, W)", f"{shape}, channels last", advice)
+        is_ours = all(isinstance(step, Fused) or _is_transform(step) for _, step in self._steps[:1])
+        if is_ours and images.dtype not in _DTYPES:
+            advice = "Begin the list with a function that makes floats of them."
+            raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
+        # More than 16 channels and a width of 1, 3 or 4: these are channels last.
+        if is_ours and min(shape[1:3]) > 16 and shape[3] in (1, 3, 4):
+            advice = "Write images.permute(0, 3, 1, 2)."
+            raise wrong(self._name, "images", "(N, C, H, W)", f"{shape}, channels last", advice)
         if shape[0] != count:
             raise wrong(
                 self._name, "the number of images", f"{count}, one for each sample", shape[0]
@@ -136,7 +134,7 @@ class Prepared:
         moved_boxes: dict[str, MovedBoxes] = {}
         for position, step in self._steps:
             if not isinstance(step, Fused):
-                if images is original and self._views > 1 and not hasattr(step, "fuses_as"):
+                if images is original and self._views > 1 and not _is_transform(step):
                     # A function may change them in place, but the next view must not see that.
                     images = images.clone()
                 images, columns = self._apply(step, position, images, columns, start, view)
@@ -180,31 +178,33 @@ class Prepared:
     ) -> tuple[Tensor, TensorsByName]:
         """Return what a step returns that cannot be fused."""
         name, count = getattr(step, "__name__", type(step).__name__), images.shape[0]
-        if hasattr(step, "fuses_as"):  # a Transform
+        returned = f"what {name} returns"
+        if _is_transform(step):
             samples = self._samples[start : start + count]
-            result = step.apply(
-                images, columns, Draws(samples, self._seed, self._epoch, position, view)
-            )
+            draws = Draws(samples, self._seed, self._epoch, position, view)
+            result = step.apply(images, columns, draws)
             if not isinstance(result, tuple) or len(result) != 2:
-                raise wrong(
-                    self._name, f"what {name} returns", "(images, columns)", describe(result)
-                )
+                raise wrong(self._name, returned, "(images, columns)", describe(result))
             images, columns = result
             for lost in self._followers.missing(columns):
                 expected = f"images and columns with {lost}"
-                returned = ", ".join(columns) or "no columns"
-                raise wrong(self._name, f"what {name} returns", expected, returned)
+                raise wrong(self._name, returned, expected, ", ".join(columns) or "no columns")
         else:
             images = step(images)
         is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.shape[0] == count
         if not is_batch or images.dtype not in _DTYPES:
             expected = f"uint8 or floating images ({count}, C, H, W)"
-            raise wrong(self._name, f"what {name} returns", expected, describe(images))
+            raise wrong(self._name, returned, expected, describe(images))
         if self._followers:
             after = f" after {name}"
             columns = {**columns, **self._followers.check(self._name, columns, count, after)}
             self._followers.check_sizes(self._name, columns, images, after)
         return images, columns
+
+
+def _is_transform(step: Any) -> bool:
+    """Return whether a step is a `Transform`, which this module must not import."""
+    return hasattr(step, "fuses_as")
 
 
 def _merge(views: list[TensorsByName]) -> dict[str, Any]:
