@@ -49,6 +49,7 @@ class ArrayFile(ListedSource):
             columns.notes.append(f"no labels: name an array of {len(self._images):,} with --labels")
         else:
             columns.add_labels(self._checked_labels(Path(labels)))
+        self.has_numbers_as_keys = True
         super().__init__([str(number) for number in range(len(self._images))], columns.finish())
 
     def _checked_labels(self, path: Path) -> np.ndarray:

@@ -32,8 +32,9 @@ class FilesBeside(WrappedSource):
 
     The folders are listed at once, and no file in them is read. ``notes`` says how many files
     belong to no image. The build says how many samples lack an array. Raises SourceError if a
-    folder is missing, if no image has a file in it, for two files of one image, and for two images
-    of one file; and ValueError if two arrays have the same name.
+    folder is missing, if no image has a file in it, for two files of one image, for two images of
+    one file, and if samples have only numbers for names; and ValueError if two arrays have the same
+    name.
 
     >>> source = FilesBeside(ImageFolder("images"), masks={"mask": "masks"})  # doctest: +SKIP
     >>> source[0].arrays  # doctest: +SKIP
@@ -52,14 +53,24 @@ class FilesBeside(WrappedSource):
         given = [*self.arrays, *masks, *arrays]
         if twice := sorted({name for name in given if given.count(name) > 1}):
             raise ValueError(f"arrays: {twice[0]!r:.80} is given twice. Give each name once.")
+        folders = {name: Path(folder) for name, folder in {**masks, **arrays}.items()}
+        for folder in folders.values():
+            _check_folder(folder)
+        if self.has_numbers_as_keys:
+            raise SourceError(
+                f"{folder} cannot belong to these samples: its files are found by the names of "
+                "samples, and these have only numbers. Name them: "
+                "DatasetSource(dataset, key=[…]). Or build the masks by themselves, and put both "
+                "together with 'memload join'.",
+                path=folder,
+            )
         kinds = dict.fromkeys(masks, "mask") | dict.fromkeys(arrays, "array")
         self.arrays = {**self.arrays, **kinds}
         names = source.names if isinstance(source, ListedSource) else self.keys
-        for folder in {**masks, **arrays}.values():
-            _check_not_images(self.root, Path(folder), names)
+        for folder in folders.values():
+            _check_not_images(self.root, folder, names)
         self._folders = {
-            name: _Folder(Path(folder), name, kinds[name], names)
-            for name, folder in {**masks, **arrays}.items()
+            name: _Folder(folder, name, kinds[name], names) for name, folder in folders.items()
         }
         self.notes = [
             *source.notes,
@@ -111,14 +122,18 @@ class _Folder:
             yield f"{name}: skipped {count} in {self.path}: {_shown(others)}"
 
 
+def _check_folder(root: Path) -> None:
+    if root.is_dir():
+        return
+    remedy = "Check the path"
+    if root.suffix in (".npy", ".bin", ".idx"):
+        remedy = "Build the images, and add it with 'memload join'"
+    what = "is a file, not a folder" if root.exists() else "does not exist"
+    raise SourceError(f"{root} {what}. {remedy}.", path=root)
+
+
 def _list(root: Path, endings: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the files below a folder with these endings, and others. Hidden ones are left out."""
-    if not root.is_dir():
-        remedy = "Check the path"
-        if root.suffix in (".npy", ".bin", ".idx"):
-            remedy = "Build the images, and add it with 'memload join'"
-        what = "is a file, not a folder" if root.exists() else "does not exist"
-        raise SourceError(f"{root} {what}. {remedy}.", path=root)
     chosen: list[str] = []
     others: list[str] = []
     for folder, folders, files in os.walk(root, followlinks=True, onerror=_raise):
@@ -176,8 +191,6 @@ def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray
     if (numbers >= 0).any():
         return numbers
     remedy = " If names differ otherwise, list both in a table, and name its column of masks."
-    if keys[0].isdecimal():
-        remedy = " Name the samples: DatasetSource(dataset, key=[…])."
     raise SourceError(
         f"{root} has no file of any image. The first image is {keys[0]}, and the first file is "
         f"{files[0]}. The file of an image has its name, in folders of the same names, "

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from memload.building.sources.folder import ImageFolder
 from memload.building.sources.names import are_splits
 from memload.building.sources.record import Column, Record, Source
@@ -21,7 +19,8 @@ from memload.storage.index import Index
 class PinnedClasses(WrappedSource):
     """A source whose labels count into a given list of classes.
 
-    If the source has classes, its labels are translated by their names. Otherwise its labels are
+    If the source has classes, its labels are translated by their names. So are numbers that were
+    read from texts, as in a table, if all of these texts are names of classes. Other numbers are
     kept, and get the names. Raises SourceError for a class that is not in the list, and if there
     are no labels.
     """
@@ -30,28 +29,30 @@ class PinnedClasses(WrappedSource):
         super().__init__(source)
         self.classes: Sequence[str] = tuple(classes)
         self.identity = [getattr(source, "identity", None), *classes]
-        self._numbers = _translation(source, self.classes)
+        self._number_of = _translation(source, self.classes)
 
     def _changed(self, index: int, record: Record) -> Record:
-        if self._numbers is None:
+        if self._number_of is None:
             return record
         label = int(record.columns["label"])
-        if not 0 <= label < len(self._numbers):
-            raise DecodeError(f"label {label} is not within 0 to {len(self._numbers) - 1}")
-        return record._replace(columns={**record.columns, "label": self._numbers[label]})
+        if label not in self._number_of:
+            raise DecodeError(f"label {label} is not within 0 to {len(self._number_of) - 1}")
+        return record._replace(columns={**record.columns, "label": self._number_of[label]})
 
 
-def _translation(source: Source, classes: Sequence[str]) -> np.ndarray | None:
-    """Return the new number of each class of a source, or None if its labels stay."""
+def _translation(source: Source, classes: Sequence[str]) -> dict[int, int] | None:
+    """Return the new number for each label of a source, or None if its labels stay."""
     if source.schema.get("label") != Column("<i8"):
         raise SourceError(
             "A list of classes is given, but the source has no labels that count into it. Name the "
             "labels: with --label-column, or in Python with "
             "DatasetSource(dataset, columns={'label': '…'}, classes=[…])."
         )
-    if source.classes is None or tuple(source.classes) == tuple(classes):
-        return None
     number = {name: position for position, name in enumerate(classes)}
+    if source.classes is None:
+        return _translation_of_texts(getattr(source, "label_texts", {}), number)
+    if tuple(source.classes) == tuple(classes):
+        return None
     unknown = [name for name in source.classes if name not in number]
     if unknown:
         names = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
@@ -59,7 +60,28 @@ def _translation(source: Source, classes: Sequence[str]) -> np.ndarray | None:
             f"The source has classes that are not among the {len(classes):,} given: {names}. "
             "Add them to the list, remove them from the source, or leave out the list."
         )
-    return np.array([number[name] for name in source.classes], np.int64)
+    return {label: number[name] for label, name in enumerate(source.classes)}
+
+
+def _translation_of_texts(
+    texts: Mapping[int, str], number: Mapping[str, int]
+) -> dict[int, int] | None:
+    """Return the new number for each label that is a number, or None if its labels stay.
+
+    They are names if all are among those of the classes, which ``number`` numbers.
+    """
+    names = [text for text in texts.values() if text in number]
+    if not names:
+        return None
+    if len(names) == len(texts):
+        return {label: number[text] for label, text in texts.items()}
+    if all(0 <= label < len(number) for label in texts):
+        return None
+    other = next(text for text in texts.values() if text not in number)
+    raise SourceError(
+        f"The labels are names of classes, such as {names[0]!r}, but {other!r:.40} is none of the "
+        f"{len(number):,} given. Add it to the list, or leave these samples out."
+    )
 
 
 def read_classes(classes: Any) -> list[str]:

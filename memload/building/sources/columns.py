@@ -26,17 +26,21 @@ class Columns:
 
     ``values`` has an array for each column, with one entry for each sample. ``schema`` has their
     types. ``classes`` are the names that ``label`` counts into, and ``categories`` those of other
-    columns. ``keys`` are the names of the samples, if they are not those of their files. ``files``
-    are the paths of masks and other arrays, one for each sample, or "". ``notes`` says what was
-    left out.
+    columns. ``label_texts`` maps labels that are numbers to the texts in the file: a list of
+    classes may have these as names. ``keys`` are the names of the samples, if they are not those of
+    their files. ``files`` are the paths of masks and other arrays, one for each sample, or "".
+    ``unusable`` has the reasons why samples are rejected, by their positions. ``notes`` says what
+    was left out.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, np.ndarray] = {}
         self.schema: dict[str, Column] = {}
         self.classes: list[str] | None = None
+        self.label_texts: dict[int, str] = {}
         self.categories: dict[str, list[str]] = {}
         self.keys: Sequence[str] | None = None
+        self.unusable: dict[int, str] = {}
         self.files: dict[str, Sequence[str]] = {}
         self.notes: list[str] = []
         #: columns that were left out, and why

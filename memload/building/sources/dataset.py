@@ -17,15 +17,15 @@ from memload.building.sources.entries import (
     plain_array,
     unpacked,
 )
-from memload.building.sources.names import BOX_NAMES, IMAGE_NAMES, LABEL_NAMES, POINT_NAMES
+from memload.building.sources.names import BOX_NAMES, IMAGE_NAMES, LABEL_NAMES
 from memload.building.sources.record import Column, Record
-from memload.building.sources.unnamed import check_no_boxes, check_no_masks
+from memload.building.sources.unnamed import check_no_boxes, check_no_masks, notes_on_columns
 from memload.errors import DecodeError, SourceError, describe_error
 from memload.storage.keys import Keys
 
 Value = TypeVar("Value")
 
-#: Among so many samples, two that differ in their number of boxes are looked for.
+#: Two samples with unequal numbers of boxes are looked for among so many, and as many others.
 _MAX_FIRST_BOXES = 20
 
 
@@ -62,7 +62,8 @@ class DatasetSource:
     - ``boxes`` maps the names of columns of boxes x1, y1, x2, y2, ``(k, 4)``, to the most that a
       sample may have, K. They are stored as ``(K, 4)``, filled up with NaN. Other entries with one
       item for each box are filled up too, integers with -1 and floats with NaN: those that have as
-      many items as there are boxes in two of the first 20 samples, which differ in their number.
+      many items as there are boxes in two samples, which differ in their number. These are among
+      the first 20, or 20 others. If all have the same number of boxes, any of them decides.
       An entry ``labels`` keeps its name then. A sample with more boxes is rejected.
     - Boxes and masks that are not named would not move with the images. Unless ``columns`` are
       given, it is an error if samples have entries such as ``boxes`` and ``mask``.
@@ -128,8 +129,9 @@ class DatasetSource:
         if "label" not in self.schema and columns is None and not self._named_entries:
             self.notes.append(_note_without_labels(has_entries=bool(self.schema or skipped)))
         if columns is None:
-            self.notes += _notes_on_points(self.schema)
+            self.notes += notes_on_columns(self.schema)
         self.keys = Keys.of(_names(dataset, key))
+        self.has_numbers_as_keys = key is None
         if hasattr(dataset, "__getitems__"):
             self.__getitems__ = self._get_several
 
@@ -325,6 +327,9 @@ class DatasetSource:
         SourceError if the sample lacks an entry that is named, or has boxes or masks that are not.
         """
         image, entries, arrays = self._entries(self._dataset[index])
+        if set(self._arrays.entry_of.values()) - set(arrays):  # others may have what this one lacks
+            for _, _, others in self._next_samples(index):
+                arrays = others | arrays
         self._arrays.check(arrays, entries)
         lost = [name for name in (*self._points, *self._boxes.limits) if name not in entries]
         if lost:
@@ -338,26 +343,35 @@ class DatasetSource:
         if not self._boxes.limits:
             return [entries]
         by_count: dict[int, dict[str, Any]] = {}
-        for candidate in (entries, *self._next_entries(index)):
+        following = (other for _, other, _ in self._next_samples(index, spread=_MAX_FIRST_BOXES))
+        for candidate in itertools.chain([entries], following):
             with contextlib.suppress(Exception):  # it is rejected when its turn comes
                 by_count.setdefault(self._boxes.most(candidate), candidate)
                 if len(by_count) > 1 and max(by_count) > 1:
                     break
         return [by_count[count] for count in sorted(by_count, reverse=True)] or [entries]
 
-    def _next_entries(self, index: int) -> Iterator[dict[str, Any]]:
-        """Yield the columns of the samples after this one, of up to 19 that can be read."""
-        for other in range(index + 1, min(index + _MAX_FIRST_BOXES, len(self))):
+    def _next_samples(
+        self, index: int, spread: int = 0
+    ) -> Iterator[tuple[Any, dict[str, Any], dict[str, Any]]]:
+        """Yield up to 19 samples after this one, and ``spread`` others, as `_entries` does.
+
+        Those that cannot be read are passed over.
+        """
+        last = len(self) - 1
+        others = range(index + 1, min(index + _MAX_FIRST_BOXES, len(self)))
+        for other in (*others, *np.linspace(index, last, spread, dtype=np.int64).tolist()):
             with contextlib.suppress(Exception):  # it is rejected when its turn comes
-                yield self._entries(self._dataset[other])[1]
+                yield self._entries(self._dataset[other])
 
     def _check_unnamed(self, index: int, image: Any, entries: Mapping[str, Any]) -> None:
         """Raise SourceError for boxes and masks that would be stored as they are."""
         named = {*self._points, *self._boxes.limits}
         check_no_masks(image, {name: entries[name] for name in entries if name not in named})
+        others = (other for _, other, _ in self._next_samples(index))
         samples = (
             {name: sample[name] for name in sample if name not in named}
-            for sample in itertools.chain([entries], self._next_entries(index))
+            for sample in itertools.chain([entries], others)
         )
         check_no_boxes(samples, by_name=bool(self._boxes.limits))
 
@@ -497,14 +511,6 @@ def _note_without_labels(*, has_entries: bool) -> str:
         f"no labels: there is no entry {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
         "name one with DatasetSource(dataset, columns={'label': '…'})"
     )
-
-
-def _notes_on_points(schema: Mapping[str, Column]) -> Iterator[str]:
-    for name in POINT_NAMES:
-        if name in schema and schema[name].shape[1:] == (2,) and not schema[name].points:
-            yield (
-                f"{name} are stored as they are; points=[{name!r}] lets them move with their images"
-            )
 
 
 def _notes(left_out: Mapping[str, str]) -> list[str]:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from memload.building.sources.record import Column
 from memload.errors import DecodeError, SourceError
+from memload.wording import listed
 
 #: What fills up the items of a sample with fewer boxes than there is room for.
 _NO_INTEGER, _NO_FLOAT = -1, np.nan
@@ -227,6 +228,11 @@ def _boxes(name: str, value: Any) -> np.ndarray:
         raise SourceError(
             f"The boxes in {name!r:.80} are {form}, and XYXY is stored. Convert them in the data "
             "set: torchvision.transforms.v2.ConvertBoundingBoxFormat('XYXY')."
+        )
+    if isinstance(value, Mapping):
+        raise SourceError(
+            f"The boxes in {name!r:.80} are a dict of {listed(value, 5)}, and not a list. Give the "
+            "boxes an entry of their own; for Hugging Face, dataset.flatten() does."
         )
     boxes = _items(value)
     if not boxes.size:

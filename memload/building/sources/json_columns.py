@@ -1,7 +1,7 @@
 """The JSON objects beside the images of a tar, as columns."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,9 +34,8 @@ def add_json(
     that a sample has. Raises SourceError.
     """
     found = _entries(samples)
-    keys = found.pop("key", [])
-    if all(type(key) is str for key in keys) and len(set(keys) - {""}) == len(samples):
-        columns.keys = keys
+    if all(type(key) is str for key in found.get("key", [None])):
+        columns.keys = found.pop("key")
     if lost := [name for name in (*points, *boxes) if name not in found]:
         argument = "points" if lost[0] in points else "boxes"
         raise SourceError(
@@ -46,7 +45,7 @@ def add_json(
     for name in points:
         _add_points(columns, name, found.pop(name))
     if boxes:
-        _add_boxes(columns, BoxColumns(boxes), found, samples)
+        _add_boxes(columns, BoxColumns(boxes), found)
     names = found.get("label", [])
     if None not in names and names and _name_classes(columns, names):
         del found["label"]
@@ -78,46 +77,62 @@ def _entries(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 
 def _add_points(columns: Columns, name: str, values: Sequence[Any]) -> None:
+    """Add points. All samples have as many as the first one that has any."""
+    points = [_points(value) for value in values]
+    shape = next((array.shape for array in points if array is not None), None)
+    if shape is None:
+        raise SourceError(f"points: {name!r:.80} is not a list of x, y in any JSON. Leave it out.")
+    filled = np.full((len(values), *shape), np.nan, np.float32)
+    for number, array in enumerate(points):
+        if array is not None and array.shape == shape:
+            filled[number] = array
+        else:
+            reason = f"its {name!r:.80} is no list of {shape[0]} points x, y"
+            columns.unusable.setdefault(number, reason)
+    columns.add(name, filled, points=True)
+
+
+def _points(value: Any) -> np.ndarray | None:
+    """Return a list of x, y as float32 ``(k, 2)``, or None for anything else."""
     try:
-        array = np.array(values, np.float32)
+        array = np.array(value, np.float32)
     except (TypeError, ValueError):
-        array = np.zeros(0, np.float32)
-    if array.ndim != 3 or array.shape[2] != 2:
-        raise SourceError(
-            f"points: {name!r:.80} is not a list of as many x, y in each JSON file. Leave it out."
-        )
-    columns.add(name, array, points=True)
+        return None
+    return array if array.ndim == 2 and array.shape[1] == 2 else None
 
 
-def _add_boxes(
-    columns: Columns, boxes: BoxColumns, found: dict[str, list[Any]], samples: Sequence[Sample]
-) -> None:
+def _add_boxes(columns: Columns, boxes: BoxColumns, found: dict[str, list[Any]]) -> None:
     """Add boxes and what has an item for each of them. These are taken out of ``found``."""
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
-    pairs = list(zip(samples, rows, strict=True))
-    counts = [_checked(sample, boxes.most, row) for sample, row in pairs]
-    most, fewest = counts.index(max(counts)), counts.index(min(counts))
-    boxes.learn([_lists(rows[most]), _lists(rows[fewest])])
-    _checked(samples[most], boxes.padded, rows[most])  # an error is to name the most boxes
-    padded = [_checked(sample, boxes.padded, row) for sample, row in pairs]
+    counts = [_number_of_boxes(boxes, row) for row in rows]
+    known = [number for number, count in enumerate(counts) if count is not None]
+    if not known:
+        boxes.most(rows[0])  # which raises
+    by_count = sorted(known, key=lambda number: counts[number] or 0)
+    boxes.learn([_lists(rows[by_count[-1]]), _lists(rows[by_count[0]])])
+    empty = boxes.padded(dict.fromkeys(found))
+    padded = []
+    for number, row in enumerate(rows):
+        try:
+            padded.append(boxes.padded(row))
+        except DecodeError as error:
+            columns.unusable.setdefault(number, error.reason)
+            padded.append(empty)
     for name in boxes.schema:
         columns.add(name, np.stack([row[name] for row in padded]), boxes=name in boxes.limits)
         del found[name]
 
 
+def _number_of_boxes(boxes: BoxColumns, row: Mapping[str, Any]) -> int | None:
+    try:
+        return boxes.most(row)
+    except DecodeError:  # then the sample is rejected
+        return None
+
+
 def _lists(row: Mapping[str, Any]) -> dict[str, list[Any] | None]:
     """Return the entries of a sample, and None for those that are no lists."""
     return {name: value if isinstance(value, list) else None for name, value in row.items()}
-
-
-def _checked(sample: Sample, function: Callable[[Any], Any], row: Mapping[str, Any]) -> Any:
-    """Return a function of the entries of a sample. A DecodeError becomes a SourceError."""
-    try:
-        return function(row)
-    except DecodeError as error:
-        raise SourceError(
-            f"The JSON beside {sample.name} cannot be used: {error.reason}."
-        ) from error
 
 
 def _name_classes(columns: Columns, names: Sequence[Any]) -> bool:
@@ -142,17 +157,23 @@ def _name_classes(columns: Columns, names: Sequence[Any]) -> bool:
 
 def has_label(sample: Sample) -> bool:
     """Return whether a sample has a label in its JSON."""
-    if sample.json is None or '"label"' not in sample.json:  # most often it need not be parsed
-        return False
-    return isinstance(_parse(sample).get("label"), (str, int, float))
+    return isinstance(_entry(sample, "label"), (str, int, float))
 
 
 def has_key(sample: Sample) -> bool:
     """Return whether a sample has a key in its JSON, as `memload.export` writes it."""
-    return sample.json is not None and '"key"' in sample.json and "key" in _parse(sample)
+    return _entry(sample, "key") is not None
+
+
+def _entry(sample: Sample, name: str) -> Any:
+    """Return an entry of a sample's JSON, or None."""
+    if sample.json is None or f'"{name}"' not in sample.json:  # most often it need not be parsed
+        return None
+    return _parse(sample).get(name)
 
 
 def _parse(sample: Sample) -> dict[str, Any]:
+    """Return the entries of a sample's JSON. Raises SourceError."""
     try:
         entries = json.loads("{}" if sample.json is None else sample.json)
     except (ValueError, RecursionError) as error:

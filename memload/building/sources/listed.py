@@ -8,7 +8,7 @@ import numpy as np
 
 from memload.building.sources.columns import Columns
 from memload.building.sources.record import FileState, Record
-from memload.errors import SourceError
+from memload.errors import DecodeError, SourceError
 from memload.storage.keys import Keys
 
 
@@ -24,6 +24,8 @@ class ListedSource:
         self.keys = self.names if columns.keys is None else Keys.of(columns.keys)
         self.columns, self.schema = columns.values, columns.schema
         self.classes, self.categories = columns.classes, columns.categories
+        self._unusable = columns.unusable
+        self.label_texts = columns.label_texts
         self.notes: list[str] = columns.notes
         _check_labels(self.keys, columns)
 
@@ -34,7 +36,9 @@ class ListedSource:
         return self.without_image(index)._replace(image=self._image(index))
 
     def without_image(self, index: int) -> Record:
-        """Return a record whose image is left out. Nothing is read."""
+        """Return a record whose image is left out. Nothing is read. Raises DecodeError."""
+        if index in self._unusable:
+            raise DecodeError(self._unusable[index])
         columns = {name: values[index] for name, values in self.columns.items()}
         return Record(self.keys[index], b"", columns, self._state(index))
 

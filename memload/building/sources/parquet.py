@@ -125,6 +125,7 @@ class ParquetFiles(ListedSource):
             paths = [entry and entry["path"] for part in parts for entry in part.to_pylist()]
             if all(paths) and len(set(paths)) == len(paths):
                 return paths
+        self.has_numbers_as_keys = True
         return [
             f"{name}/{row}"
             for name, (_, file) in zip(names_of(self._paths), files, strict=True)

@@ -81,6 +81,10 @@ class Source(Protocol):
     - ``identity`` is what else decides the records, as JSON has it, such as the name of the column
       with the images. An unfinished build goes on only with the same.
     - ``group_starts`` are the first rows of groups that are best read by one worker, in a row.
+    - ``has_numbers_as_keys`` is true if the keys are no names, but count the records. Then files
+      beside the images cannot be found by their names.
+    - ``label_texts`` maps labels to the texts that they were read from, as in a table. Where a list
+      of classes has these texts, they are names.
     - ``root`` is the folder or URL of the images, for messages.
     """
 

@@ -151,9 +151,9 @@ def list_images(
     """Return the paths in a table and its other columns. `Manifest` explains the arguments."""
     table = _read_table(path, where or {})
     notes: list[str] = []
+    files, patterns = _take_files(table, masks, arrays or {})
     paths = _take_column(table, path_column or _find_paths(table, extension, notes))
     keys = _take_column(table, KEY) if table.is_exported else None
-    files, patterns = _take_files(table, masks, arrays or {})
     _read_decimal_commas(table, notes)
     label = label_column or _find_label(table, notes)
     columns = _columns(table, label, points or {}, boxes or {}, patterns)
@@ -328,7 +328,7 @@ def _checked_header(cells: Sequence[str], table: _Table) -> list[str]:
     if any("\0" in name or "\udcff" in name for name in header):
         raise table.error("it is not a table in UTF-8, but perhaps in UTF-16. Save it as UTF-8.")
     image = next((name for name in header if name.lower().endswith(EXTENSIONS)), None)
-    if image is not None:
+    if image is not None and not is_exported(header):
         raise table.error(
             f"the column names are missing: the first line has an image ({image}). Put a "
             "line such as 'path,label' above it.",
@@ -497,6 +497,8 @@ def _add_labels(columns: Columns, cells: list[str], table: _Table) -> None:
         )
     numbers = None if table.are_texts("label", cells) else _numbers(cells)
     columns.add_labels(cells if numbers is None else numbers)
+    if columns.schema["label"].dtype == "<i8" and numbers is not None and not table.is_exported:
+        columns.label_texts = dict(zip(numbers.tolist(), cells, strict=True))
 
 
 def _add_column(columns: Columns, name: str, table: _Table) -> None:

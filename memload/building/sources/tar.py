@@ -76,8 +76,8 @@ class TarShards(ListedSource):
     of up to 100 boxes x1, y1, x2, y2, see `DatasetSource`.
 
     A key is the name of the tar and of the image, such as ``00000.tar/000123.jpg``. If all samples
-    have a different text ``key`` in ``.json``, as in the files of `memload.export`, those are the
-    keys. Without it and without labels, the folders in the tar are the classes, as in
+    have a text ``key`` in ``.json``, as in the files of `memload.export`, those are the keys.
+    Without it and without labels, the folders in the tar are the classes, as in
     `memload.ZipArchive`.
 
     Opening reads all headers and all small files, which takes some 0.1 ms a sample. A sample is

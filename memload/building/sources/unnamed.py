@@ -1,11 +1,11 @@
-"""Boxes and masks among the entries of samples that are not named as such.
+"""Boxes, masks and points among the entries of samples that are not named as such.
 
 They would be stored as they are, in pixels of the file, while their images are resized and cropped.
 """
 
 import contextlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from memload.building.sources.entries import is_tensor, plain_array, unpacked
-from memload.building.sources.names import BOX_NAMES, MASK_NAMES
+from memload.building.sources.names import BOX_NAMES, MASK_NAMES, POINT_NAMES
+from memload.building.sources.record import Column
 from memload.errors import SourceError
 
 _TO_KEEP_IT = (
@@ -54,26 +55,43 @@ def check_no_boxes(samples: Iterable[Mapping[str, Any]], *, by_name: bool = Fals
 
 
 def check_no_masks(image: Any, entries: Mapping[str, Any]) -> None:
-    """Raise SourceError if an entry of a sample is a mask by its name and by its shape."""
-    for name in MASK_NAMES:
-        shape = _shape(entries.get(name))
-        if len(shape) not in (2, 3):
+    """Raise SourceError if an entry of a sample has the size of its image, as masks have.
+
+    Where the size of the image is not known, the names and the number of dimensions decide.
+    """
+    size = _size(image)
+    for name, value in entries.items():
+        shape = _shape(value)
+        sizes = {shape[:2], shape[-2:]} if len(shape) in (2, 3) else set()
+        if not sizes or not (size in sizes or (size is None and name in MASK_NAMES)):
             continue
-        is_single = len(shape) == 2 or 1 in (shape[0], shape[2])
-        size = shape[:2] if len(shape) == 3 and shape[2] == 1 else shape[-2:]
-        if _size(image) not in (None, size):
-            continue
-        remedy = f"Name it: masks=[{name!r}]."
-        if not is_single:
+        own_name = "mask" if name == "label" else name
+        remedy = f"Name it: masks=[{own_name!r}], or arrays=[{own_name!r}] if it has no ids."
+        if len(shape) == 3 and 1 not in (shape[0], shape[2]):
             remedy = (
                 "If it has a mask for each object, make one mask of their numbers, such as "
-                f"(masks * np.arange(1, {shape[0] + 1})[:, None, None]).max(0), and name it: "
-                f"masks=[{name!r}]."
+                "(masks * np.arange(1, len(masks) + 1)[:, None, None]).max(0), and name it: "
+                f"masks=[{own_name!r}]."
             )
         raise SourceError(
-            f"Entry {name!r} of the samples, of the shape {shape}, would not move with its image. "
-            f"{remedy} {_TO_KEEP_IT}"
+            f"Entry {name!r:.80} of the samples has the shape {shape}, as a mask, and would not "
+            f"move with its image. {remedy} {_TO_KEEP_IT}"
         )
+
+
+def notes_on_columns(schema: Mapping[str, Column]) -> Iterator[str]:
+    """Yield notes on columns that may be points or boxes, and are stored as they are."""
+    for name, column in schema.items():
+        last = column.shape[-1:]
+        if name in POINT_NAMES and last in ((2,), (3,)) and not column.points:
+            remedy = f"points=[{name!r}] lets points (k, 2)"
+        elif (
+            last == (4,) and len(column.shape) == 2 and column.shape != (4, 4) and not column.boxes
+        ):
+            remedy = f"boxes={{{name!r}: {column.shape[0]}}} lets boxes"
+        else:
+            continue
+        yield f"{name} is stored as it is; {remedy} move with their images"
 
 
 def _is_called_boxes(name: str, value: Any) -> bool:

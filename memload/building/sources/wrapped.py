@@ -20,6 +20,8 @@ class WrappedSource:
         self.arrays = getattr(source, "arrays", {})
         self.root = getattr(source, "root", None)
         self.group_starts = getattr(source, "group_starts", None)
+        self.has_numbers_as_keys = getattr(source, "has_numbers_as_keys", False)
+        self.label_texts = getattr(source, "label_texts", {})
         self.identity = getattr(source, "identity", None)
         if hasattr(source, "__getitems__"):
             self.__getitems__ = self._get_several

@@ -355,10 +355,38 @@ def test_json_may_have_points_and_boxes(tmp_path: Path) -> None:
     assert source[1].columns["kinds"].tolist() == [7, -1, -1]
     np.testing.assert_array_equal(source[1].columns["boxes"][0], [0, 1, 2, 3])
     assert np.isnan(source[0].columns["boxes"]).all()
-    with pytest.raises(SourceError, match=r"3.jpg cannot be used: it has 3 boxes in 'boxes'"):
-        open_source(path, boxes={"boxes": 2})
+    fewer = open_source(path, boxes={"boxes": 2})
+    assert fewer[2].columns["kinds"].tolist() == [7, 7]
+    with pytest.raises(DecodeError, match="it has 3 boxes in 'boxes'"):
+        fewer[3]
     assert any("--boxes boxes=100" in note for note in open_source(path).notes)
     with pytest.raises(SourceError, match=r"no entry 'box', only \['boxes', 'kinds', 'marks', 'w'"):
         open_source(path, boxes={"box": 2})
-    with pytest.raises(SourceError, match="'w' is not a list of as many x, y"):
+    with pytest.raises(SourceError, match="'w' is not a list of x, y in any JSON"):
         open_source(path, points=["w"])
+
+
+def test_boxes_and_points_of_json_that_cannot_be_used_reject_their_samples(tmp_path: Path) -> None:
+    texts = [
+        {"boxes": [[0, 0, 4, 4]], "marks": [[1, 2]]},
+        {"boxes": [[5, 5, 2, 2]], "marks": [[1, 2]]},
+        {"boxes": None, "marks": [[1, 2], [3, 4]]},
+        {"marks": None},
+    ]
+    members = [(f"{n}.jpg", b"x") for n in range(4)]
+    members += [(f"{n}.json", json.dumps(text).encode()) for n, text in enumerate(texts)]
+    source = open_source(
+        write_tar(tmp_path / "x.tar", dict(members)), points=["marks"], boxes={"boxes": 2}
+    )
+    assert source[0].columns["marks"].tolist() == [[1, 2]]
+    for index, reason in enumerate(["it ends before it begins", "no list of 1 points", "marks"], 1):
+        with pytest.raises(DecodeError, match=reason):
+            source[index]
+
+
+def test_keys_of_json_are_names_even_if_two_are_the_same(tmp_path: Path) -> None:
+    members = [(f"{n}.jpg", b"x") for n in range(3)]
+    texts = [{"key": "a"}, {"key": "a"}, {"key": ""}]
+    members += [(f"{n}.json", json.dumps(text).encode()) for n, text in enumerate(texts)]
+    source = open_source(write_tar(tmp_path / "x.tar", dict(members)))
+    assert list(source.keys) == ["a", "a", ""]

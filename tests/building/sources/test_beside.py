@@ -10,7 +10,10 @@ import pytest
 from PIL import Image
 
 import memload
+from memload.building.sources.arrays import ArrayFile
+from memload.building.sources.beside import FilesBeside
 from memload.building.sources.classes import PinnedClasses
+from memload.building.sources.dataset import DatasetSource
 from memload.building.sources.opening import open_source
 from memload.building.sources.record import Column, Record
 from memload.errors import BuildError, NothingNewError, SourceError
@@ -440,3 +443,14 @@ def test_what_is_exported_is_built_again_with_all_arrays_and_columns(
         assert (built.parent / f"again{end}").read_bytes() == (
             built.parent / f"out{end}"
         ).read_bytes()
+
+
+def test_files_do_not_belong_to_samples_that_are_only_numbered(tmp_path: Path) -> None:
+    Image.new("L", (4, 4)).save(tmp_path / "0.png")
+    images = [np.zeros((4, 4, 3), np.uint8)] * 2
+    np.save(tmp_path / "x.npy", np.stack(images))
+    for source in (images, DatasetSource(images), ArrayFile(tmp_path / "x.npy")):
+        with pytest.raises(SourceError, match=r"these have only numbers. Name them"):
+            open_source(source, masks=tmp_path)
+    named = FilesBeside(DatasetSource(images, key=["0", "1"]), masks={"mask": tmp_path})
+    assert list(named[0].arrays) == ["mask"]

@@ -173,7 +173,7 @@ def test_entries_may_get_other_names() -> None:
     ],
 )
 def test_wrong_names_are_told_with_what_there_is(arguments: dict[str, Any], message: str) -> None:
-    samples = Samples(lambda i: {"image": IMAGE, "m": IDS, "id": i, "p": [[1, 2], [3, 4]]})
+    samples = Samples(lambda i: {"image": IMAGE, "m": IDS[:5], "id": i, "p": [[1, 2], [3, 4]]})
     with pytest.raises((SourceError, ValueError, TypeError), match=message):
         open_source(samples, **arguments)
 
@@ -190,11 +190,13 @@ def test_wrong_names_are_told_with_what_there_is(arguments: dict[str, Any], mess
         (lambda i: {"x": np.ones((1 + i % 4, 4))}, "up to 4 in the .* boxes={'x': 4}"),
         (lambda i: {"x": boxes([[1, 2, 3, 4]])}, "boxes={'x': 1}"),
         (lambda i: {"boxes": []}, "boxes={'boxes': 100}"),
+        (lambda i: {"label": torch.from_numpy(IDS).long()}, r"masks=\['mask'\]"),
+        (lambda i: {"flow": np.zeros((10, 12, 2))}, r"a mask for each object"),
         (lambda i: {"mask": IDS}, r"shape \(10, 12\).*masks=\['mask'\]"),
         (lambda i: {"masks": torch.ones(1, 10, 12)}, r"Name it: masks=\['masks'\]"),
         (
             lambda i: {"masks": np.zeros((3, 10, 12), bool)},
-            r"a mask for each object.*arange\(1, 4\)",
+            r"a mask for each object.*arange\(1, len\(masks\)",
         ),
     ],
 )
@@ -224,10 +226,37 @@ def test_other_arrays_of_four_columns_are_stored_as_they_are() -> None:
     assert open_source(many, boxes={"boxes": 6}).schema["turned"].shape == (6, 4)
 
 
+def test_boxes_of_an_unusual_name_and_a_fixed_number_are_noted() -> None:
+    samples = Samples(lambda i: (IMAGE, {"label": i, "rois": [[1, 2, 3, 4], [5, 6, 7, 8]]}))
+    (note,) = open_source(samples).notes
+    assert "boxes={'rois': 2}" in note
+
+
+def test_the_first_sample_may_lack_its_mask() -> None:
+    samples = Samples(lambda i: {"image": IMAGE, "label": i} | ({"mask": IDS} if i else {}))
+    source = open_source(samples, masks=["mask"])
+    assert [list(source[i].arrays) for i in range(2)] == [[], ["mask"]]
+
+
+def test_what_belongs_to_boxes_is_found_far_from_the_first_samples() -> None:
+    def sample(index: int) -> tuple[Any, dict[str, Any]]:
+        count = 1 + (index > 90)
+        return IMAGE, {"boxes": [[0, 0, 1, 1]] * count, "kinds": [7] * count, "image_id": [index]}
+
+    schema = open_source(Samples(sample, 100), boxes={"boxes": 2}).schema
+    assert (schema["kinds"].shape, schema["image_id"].shape) == ((2,), (1,))
+
+
+def test_boxes_within_a_dict_are_told_apart() -> None:
+    samples = Samples(lambda i: {"image": IMAGE, "objects": {"bbox": [[0, 0, 1, 1]]}})
+    with pytest.raises(SourceError, match=r"'objects' are a dict of bbox.*dataset.flatten\(\)"):
+        open_source(samples, boxes={"objects": 2})
+
+
 def test_points_that_are_not_named_are_noted() -> None:
     samples = Samples(lambda i: (IMAGE, {"label": i, "landmarks": [[1.5, 2], [3, 4]]}))
     assert open_source(samples).notes == [
-        "landmarks are stored as they are; points=['landmarks'] lets them move with their images"
+        "landmarks is stored as it is; points=['landmarks'] lets points (k, 2) move with their images"
     ]
     assert open_source(samples, points=["landmarks"]).notes == []
 

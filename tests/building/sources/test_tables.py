@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import memload
+from memload.building.sources.classes import PinnedClasses
 from memload.building.sources.opening import open_source
 from memload.building.sources.record import Column, Record
 from memload.building.sources.table import Manifest
@@ -216,7 +217,7 @@ def test_columns_of_paths_are_masks_and_arrays(tmp_path: Path) -> None:
         "depth": "array",
     }
     assert open_source(path, masks={"mask": f"{tmp_path}/m/"}).arrays == {"mask": "mask"}
-    with pytest.raises(SourceError, match="no column 'mask', only segm"):
+    with pytest.raises(SourceError, match="no column 'mask', only path, segm"):
         open_source(path, masks=["mask"])
 
 
@@ -255,3 +256,34 @@ def test_wrong_boxes_are_errors(
     path = write(tmp_path / "x.csv", "path,x,y,w,h", "a.jpg,1,2,3,4", "b.jpg,9,2,3,4")
     with pytest.raises(error, match=message):
         open_source(path, boxes=boxes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "expected"),
+    [
+        (["10", "2", "1"], ["1", "10", "11", "2"], [1, 3, 0]),
+        (["01", "02"], ["01", "02"], [0, 1]),
+        (["0", "1", "2"], ["1", "2", "3"], [0, 1, 2]),
+        (["0", "1"], ["cat", "dog"], [0, 1]),
+    ],
+)
+def test_numbers_may_be_names_of_given_classes(
+    tmp_path: Path, labels: list[str], classes: list[str], expected: list[int]
+) -> None:
+    lines = [f"{number}.jpg,{label}" for number, label in enumerate(labels)]
+    source = PinnedClasses(open_source(write(tmp_path / "x.csv", "path,label", *lines)), classes)
+    assert [source[index].columns["label"] for index in range(len(source))] == expected
+    assert list(source.classes) == classes
+
+
+def test_a_number_that_is_no_name_of_the_given_classes_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", "path,label", "a.jpg,2", "b.jpg,13")
+    with pytest.raises(SourceError, match="names of classes, such as '2', but '13' is none"):
+        PinnedClasses(open_source(path), ["1", "10", "2"])
+
+
+def test_the_column_of_masks_is_not_taken_for_that_of_the_images(tmp_path: Path) -> None:
+    (tmp_path / "m.png").touch()
+    path = write(tmp_path / "x.csv", "mask,image,label", "m.png,a.jpg,x")
+    source = open_source(path, masks=["mask"])
+    assert (list(source.keys), list(source.arrays)) == (["a.jpg"], ["mask"])
