@@ -127,9 +127,10 @@ def build(
       EXIF orientation, crop or margin, with nearest neighbor. Ids are palette indices or gray
       values as in the file. A mask with colors, as JPEG, or of another size than its image in its
       file, rejects the sample.
-    - Ids of 8 bits are stored as uint8, and others as uint16. int64, the default type of NumPy and
-      torch, becomes uint8 if the ids of the first usable mask fit. That mask determines the type,
-      and a mask with larger ids is rejected. So give masks of uint16 if only later ones need it.
+    - Ids of 8 bits are stored as uint8, and others as uint16. The first usable mask determines the
+      type, and later masks with larger ids are rejected. int64, the default type of NumPy and
+      torch, becomes uint8 if the ids of the first 32 masks fit. If only later ones need uint16,
+      give masks of that type.
     - ``mask_fill`` is the id in the margin of ``fit="pad"``. A sample without a mask is rejected,
       or with ``missing_masks="fill"`` gets one of nothing but ``mask_fill``.
     - ``arrays`` are given in the same way: further pictures, or .npy files, one for each sample.

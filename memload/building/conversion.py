@@ -26,6 +26,7 @@ from memload.building.extra_arrays import (
     ExtraArray,
     ExtraRow,
     Frame,
+    MaskType,
     convert_arrays,
     read_mask,
     with_type,
@@ -272,10 +273,14 @@ class MaskSettings:
     def __post_init__(self) -> None:
         _check_options(self.size, self.max_pixels, fit=self.fit)
 
-    def of(self, source: Source, index: int) -> "MaskSettings":
-        """Return these settings with the type of a record. Raises DecodeError if it is no mask."""
+    def of(self, source: Source, index: int) -> tuple["MaskSettings", bool]:
+        """Return these settings with the type of a record, and whether the type is certain.
+
+        Raises DecodeError if it is no mask.
+        """
         ids, _ = read_mask(source[index].image, self.max_pixels)
-        return replace(self, descr=ids.dtype.str)
+        descr, is_certain = MaskType.of(ids)
+        return replace(self, descr=descr), is_certain
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Masks, which go where the pixels of their image go, and other arrays, which stay as they are."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -114,26 +114,45 @@ def convert_arrays(
     return [array.convert(record.arrays.get(array.name), frame, max_pixels) for array in arrays]
 
 
-def type_of(name: str, kind: str, value: Any, max_pixels: int) -> tuple[str, tuple[int, ...]]:
-    """Return element type and shape of an array as it is stored. Raises DecodeError.
+class MaskType(NamedTuple):
+    """The element type for the ids of a mask."""
 
-    ``value`` is as `Record` has it, or None if the sample lacks it. It is that of the first usable
-    sample, which decides.
+    descr: str
+    is_certain: bool  #: false if it depends on the ids: other masks may need another one
+
+    @classmethod
+    def of(cls, ids: np.ndarray) -> "MaskType":
+        """Return uint8 for 8 bits, and uint16 for more.
+
+        64 bits are what NumPy and torch take by default, whatever the ids. So uint8 is for these,
+        too, if it holds all ids.
+        """
+        is_certain = ids.dtype.itemsize < 8 or ids.max() > 255
+        has_8_bits = ids.dtype.itemsize == 1 or not is_certain
+        return cls("|u1" if has_8_bits else "<u2", is_certain)
+
+
+def look_at_array(array: ExtraArray, value: Any, max_pixels: int) -> tuple[ExtraArray, bool]:
+    """Return an array with the type and shape of a value, and whether its type is certain.
+
+    ``value`` is as `Record` has it, or None if the sample lacks it. Raises DecodeError.
     """
     try:
         if value is None:
             raise MissingArrayError("it is missing")
-        read = read_mask if kind == "mask" else _stored_array
-        array, _ = read(value, max_pixels)
+        if array.kind == "mask":
+            descr, is_certain = MaskType.of(read_mask(value, max_pixels)[0])
+            return replace(array, descr=descr), is_certain
+        stored, _ = _stored_array(value, max_pixels)
+        return replace(array, descr=stored.dtype.str, shape=stored.shape), True
     except DecodeError as error:
-        raise type(error)(f"{kind} {name!r}: {error.reason}") from error
-    return array.dtype.str, array.shape
+        raise type(error)(f"{array.kind} {array.name!r}: {error.reason}") from error
 
 
 def read_mask(
     value: Any, max_pixels: int, check: Callable[[tuple[int, int]], None] = lambda size: None
 ) -> tuple[np.ndarray, FileState]:
-    """Return the ids of a mask as stored, uint8 or uint16 ``(H, W)``, and the state of its file.
+    """Return the ids of a mask, integers from 0 to 65,535 ``(H, W)``, and the state of its file.
 
     ``check`` is called with width and height before a picture is decoded.
     """
@@ -146,7 +165,7 @@ def read_mask(
     data, file_state = read_value(value, max_pixels)
     if not isinstance(data, np.ndarray):
         data = decode_values(data, max_pixels, check_picture)
-    ids = _as_ids(data)
+    ids = _checked_ids(data)
     check(ids.shape[::-1])
     return ids, file_state
 
@@ -157,7 +176,7 @@ def with_type(ids: np.ndarray, descr: str) -> np.ndarray:
     if ids.dtype.itemsize > np.dtype(descr).itemsize and ids.max() > largest:
         raise DecodeError(
             f"its largest id is {ids.max():,}, but all masks are stored with 8 bits, as the first "
-            "one needs no more, and so with ids up to 255. Save the first one with 16 bits (uint16)"
+            "ones need no more, and so with ids up to 255. Save the first one with 16 bits (uint16)"
         )
     return ids.astype(descr, copy=False)
 
@@ -174,12 +193,8 @@ def _stored_array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
     return np.ascontiguousarray(array, descr), file_state
 
 
-def _as_ids(array: np.ndarray) -> np.ndarray:
-    """Return a mask as uint8 if it is of 8 bits, else as uint16.
-
-    64 bits are what NumPy and torch take by default, whatever the values. A mask of these is uint8
-    if its ids fit.
-    """
+def _checked_ids(array: np.ndarray) -> np.ndarray:
+    """Return a mask as ``(H, W)``. Raises DecodeError if it has no ids from 0 to 65,535."""
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.ndim != 2 or array.dtype.kind not in "bui" or not array.size:
@@ -197,8 +212,7 @@ def _as_ids(array: np.ndarray) -> np.ndarray:
                 f"its ids go from {low:,} to {high:,}, but a mask has ids from 0 to 65,535. Give "
                 "others an id of their own, such as 255 in place of -1"
             )
-    has_8_bits = array.dtype.itemsize == 1 or (array.dtype.itemsize == 8 and array.max() <= 255)
-    return array.astype(np.uint8 if has_8_bits else np.uint16, copy=False)
+    return array
 
 
 def _check_mode(image: Image.Image) -> None:

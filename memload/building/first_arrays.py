@@ -1,15 +1,24 @@
-"""What the rows of masks and other arrays have in common, from the first usable sample of each."""
+"""What the rows of masks and other arrays have in common, from the first usable samples."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 from memload.building.checks import check_mask_fill
 from memload.building.conversion import AnySettings
-from memload.building.extra_arrays import ExtraArray, MissingArrayError, MissingMasks, type_of
-from memload.building.first_samples import first_usable
+from memload.building.extra_arrays import (
+    ExtraArray,
+    MissingArrayError,
+    MissingMasks,
+    look_at_array,
+)
+from memload.building.first_samples import first_usable, look_at_first
 from memload.building.sources.record import Source
 from memload.errors import SourceError
+
+#: If the first mask has 64 bits, the ids decide on the type: those of so many masks.
+_MASKS_OF_64_BITS = 32
 
 
 def find_arrays(
@@ -22,32 +31,63 @@ def find_arrays(
 ) -> tuple[ExtraArray, ...]:
     """Return the masks and other arrays of a source whose images are converted with ``settings``.
 
-    Raises ValueError if ``mask_fill`` does not fit them, and SourceError if none can be used.
+    Raises ValueError if ``mask_fill`` does not fit them, and SourceError if none can be used, apart
+    from masks that are filled.
     """
     arrays = []
     for name, kind in getattr(source, "arrays", {}).items():
-        find = functools.partial(_find, source, settings, name, kind)
-        found = first_usable(find, len(source), num_workers, timeout, passed_over=MissingArrayError)
-        if found is None and (kind, missing_masks) != ("mask", "fill"):
+        array = ExtraArray(name, kind, "|u1", settings.size)
+        look = functools.partial(_look, source, settings, array)
+        is_filled = (kind, missing_masks) == ("mask", "fill")
+        found = find_type(
+            look,
+            source,
+            num_workers,
+            timeout,
+            what=f"samples with the {kind} {name!r}",
+            passed_over=MissingArrayError,
+            is_required=not is_filled,
+        )
+        if found is None and not is_filled:
             raise SourceError(f"No sample has the {kind} {name!r}. Check where these are.")
-        array = found or ExtraArray(name, kind, "|u1", settings.size)
+        array = found or array
         if kind == "mask":
             check_mask_fill(mask_fill, array.descr, f"the mask {name!r}")
         arrays.append(replace(array, fill=mask_fill, fills_missing=missing_masks == "fill"))
     return tuple(arrays)
 
 
-def _find(
+def find_type(
+    look: Callable[[int], tuple[Any, bool]],
     source: Source,
-    settings: AnySettings,
-    name: str,
-    kind: Literal["mask", "array"],
-    row: int,
-) -> ExtraArray:
+    num_workers: int,
+    timeout: float,
+    **options: Any,
+) -> Any:
+    """Return what ``look`` returns first for the first usable sample.
+
+    That has an element type, ``descr``. ``look`` also returns whether the type is certain. If not,
+    more masks are looked at, and one of them that needs 16 bits is returned. ``options`` are those
+    of `first_usable`.
+    """
+    first = first_usable(look, source.keys, num_workers, timeout, **options)
+    if first is None:
+        return None
+    found, is_certain = first
+    if is_certain:
+        return found
+    passed_over = options.get("passed_over")
+    others, _ = look_at_first(
+        look, len(source), num_workers, timeout, count=_MASKS_OF_64_BITS, passed_over=passed_over
+    )
+    return next((other for other, _ in others if other.descr == "<u2"), found)
+
+
+def _look(
+    source: Source, settings: AnySettings, array: ExtraArray, row: int
+) -> tuple[ExtraArray, bool]:
     """Return an array as one sample has it. Raises DecodeError if that sample cannot be used."""
     record = source[row]
-    value = record.arrays.get(name)
-    descr, shape = type_of(name, kind, value, settings.max_pixels)
-    array = ExtraArray(name, kind, descr, settings.size if kind == "mask" else shape)
-    replace(settings, extra_arrays=(array,)).convert(record, ())
-    return array
+    found, is_certain = look_at_array(array, record.arrays.get(array.name), settings.max_pixels)
+    replace(settings, extra_arrays=(found,)).convert(record, ())
+    return found, is_certain

@@ -16,7 +16,7 @@ from memload.building.checks import (
 )
 from memload.building.conversion import AnySettings, ArraySettings, MaskSettings, Settings
 from memload.building.extra_arrays import MissingMasks
-from memload.building.first_arrays import find_arrays
+from memload.building.first_arrays import find_arrays, find_type
 from memload.building.first_samples import first_usable
 from memload.building.sources.arrays import ArrayFile
 from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
@@ -104,14 +104,14 @@ def _settings(
     check_image_options(mode, image_options)
     if mode == "mask":
         options = {name: image_options[name] for name in ("fit", "max_pixels")}
-        find_type = functools.partial(MaskSettings(sides, fill=mask_fill, **options).of, source)
-        mask_settings: MaskSettings = first_usable(find_type, len(source), num_workers, timeout)
+        look = functools.partial(MaskSettings(sides, fill=mask_fill, **options).of, source)
+        mask_settings: MaskSettings = find_type(look, source, num_workers, timeout)
         check_mask_fill(mask_fill, mask_settings.descr, "the masks")
         return mask_settings
     if mode == "array":
         check_has_arrays(original)
         find = functools.partial(ArraySettings.of, source)
-        array_settings: ArraySettings = first_usable(find, len(source), num_workers, timeout)
+        array_settings: ArraySettings = first_usable(find, source.keys, num_workers, timeout)
         _check_size_of_arrays(array_settings, size)
         return array_settings
     return Settings(sides, mode=mode, **image_options)

@@ -303,17 +303,42 @@ def test_masks_of_64_bits_are_as_small_as_the_first(
     assert (rows(tmp_path, "mask") == first).all()
 
 
-def test_larger_ids_than_those_of_the_first_mask_say_what_to_do(tmp_path: Path) -> None:
-    samples = [
-        (np.zeros((6, 6, 3), np.uint8), {"mask": np.full((6, 6), number * 200)})
-        for number in range(3)
-    ]
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_first_masks_of_64_bits_decide_together(tmp_path: Path, num_workers: int) -> None:
+    """An empty first mask tells nothing of the others."""
+    samples = [(np.zeros((6, 6, 3), np.uint8), {"mask": np.zeros((6, 6), int)}) for _ in range(40)]
+    samples[20][1]["mask"] += 24_001
+    samples[3][1]["mask"] -= 1
+    report = build_samples(samples, tmp_path, masks=["mask"], num_workers=num_workers)
+    assert (report.arrays[0].dtype, report.rejected) == ("uint16", 1)
+    assert rows(tmp_path, "mask")[20].min() == 24_001
+
+
+def test_larger_ids_than_those_of_the_first_masks_say_what_to_do(tmp_path: Path) -> None:
+    samples = [(np.zeros((6, 6, 3), np.uint8), {"mask": np.zeros((6, 6), int)}) for _ in range(40)]
+    samples[39][1]["mask"] += 400
     build_samples(samples, tmp_path, masks=["mask"])
-    assert "its largest id is 400" in rejected(tmp_path)["2"]
-    assert "Save the first one with 16 bits (uint16)" in rejected(tmp_path)["2"]
+    assert "its largest id is 400" in rejected(tmp_path)["39"]
+    assert "Save the first one with 16 bits (uint16)" in rejected(tmp_path)["39"]
     samples[0][1]["mask"] = samples[0][1]["mask"].astype(np.uint16)
     assert build_samples(samples, tmp_path, masks=["mask"], overwrite=True).rejected == 0
-    assert rows(tmp_path, "mask")[:, 0, 0].tolist() == [0, 200, 400]
+    assert rows(tmp_path, "mask")[39].min() == 400
+
+
+def test_masks_that_cannot_be_used_name_their_file(folder: Path) -> None:
+    for path in (folder / "masks").rglob("*.png"):
+        if path.stem in "01":
+            path.unlink()
+        else:
+            Image.new("RGB", (8, 8)).save(path)
+    with pytest.raises(
+        memload.SourceError,
+        match=r"None of the first 8 samples with the mask 'mask' can .* is ant/2.png: .* has colors",
+    ):
+        build(folder)
+    report = build(folder, missing_masks="fill")
+    assert (report.samples, report.rejected, report.arrays[0].dtype) == (2, 8, "uint8")
+    assert (rows(folder, "mask")[Index.open(folder / "out.bin").row] == 255).all()
 
 
 def test_samples_without_arrays_are_counted_in_a_note(tmp_path: Path) -> None:

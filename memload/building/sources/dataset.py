@@ -117,7 +117,7 @@ class DatasetSource:
         self._numbers = {name: _numbered(values) for name, values in texts.items()}
         self._numbers["label"] = _numbered(self.classes or ())
         self.schema, skipped, self._boxes = first_usable(
-            self._read_schema, len(dataset), num_workers, timeout
+            self._read_schema, range(len(dataset)), num_workers, timeout
         )
         if lists := [name for name in _features(self._dataset) if name in skipped]:
             self._dataset = self._dataset.remove_columns(lists)
