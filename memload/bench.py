@@ -37,6 +37,7 @@ from memload.reading.loader import Loader
 from memload.reading.pipeline import samples_of
 from memload.storage.mapping import forget
 from memload.transforms import train
+from memload.wording import counted, shape_text
 
 #: Bytes of pixels to measure on, at most: more than a CPU's cache holds.
 _SAMPLE_BYTES = 512 << 20
@@ -99,7 +100,7 @@ class Report:
     def heading(self) -> str:
         """Return two lines: the data, and the machine."""
         facts, machine = self.facts, self.facts["machine"]
-        shape = "×".join(map(str, facts["shape"]))
+        shape = shape_text(facts["shape"])
         part = ""
         if facts["sampled"] < facts["samples"]:
             part = f", measured on {facts['sampled']:,} of them"
@@ -338,7 +339,7 @@ def _decoding_stage(setting: _Setting, folder: Path) -> Stage:
             f"images: {str(folder)!r} has none of the {len(names):,} files looked for, such as "
             f"{names[0]!r}. Give the folder that {setting.dataset.path.name} was built from."
         )
-    subject = f"JPEGs in a DataLoader, {_count(setting.threads, 'worker')}"
+    subject = f"JPEGs in a DataLoader, {counted(setting.threads, 'worker')}"
     return Stage(subject, partial(_decode, setting, files))
 
 
@@ -460,7 +461,7 @@ def _warm_stages(setting: _Setting, auto: str) -> list[Stage]:
     inside = Stage("one copy of 256 MB within the GPU", on_gpu, reported=False)
     limits = {"resident": inside, "dma": copy, "uva": copy, "pinned": copy, "cpu": take}
     gathers = [
-        Stage(f"gather, {_count(number, 'thread')}", partial(_gather, setting, number), [take])
+        Stage(f"gather, {counted(number, 'thread')}", partial(_gather, setting, number), [take])
         for number in sorted({1, setting.threads})
     ]
     copies = Stage("copy of a batch to the GPU", partial(in_ram, setting.batch_size), [copy])
@@ -583,10 +584,6 @@ def _choose_feed(setting: _Setting) -> Choice:
 
 
 # Text
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _number(value: float) -> str:
