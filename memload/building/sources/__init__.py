@@ -22,6 +22,8 @@
     json_columns            the JSON objects in tars
     exported                tables that `memload export` has written
     columns                 numbers, labels and categories of all samples
+    hugging_face            what its data sets say about their columns
+    unnamed                 errors for boxes and masks that are not named
     entries                 masks, arrays, points and boxes of a data set's samples
     names                   what columns are commonly called
     positional              a file that several processes read

@@ -2,13 +2,12 @@
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from memload.building.first_samples import first_usable
-from memload.building.sources.columns import is_category
 from memload.building.sources.entries import (
     ArrayEntries,
     BoxColumns,
@@ -17,7 +16,20 @@ from memload.building.sources.entries import (
     plain_array,
     unpacked,
 )
-from memload.building.sources.names import BOX_NAMES, IMAGE_NAMES, LABEL_NAMES
+from memload.building.sources.hugging_face import (
+    column_names,
+    features_of,
+    is_list_of_numbers,
+    is_number,
+    is_text,
+    left_out_reason,
+    marked_image,
+    named_numbers,
+    nullable_counts,
+    stored_features,
+    text_values,
+)
+from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
 from memload.building.sources.record import Column, Record
 from memload.building.sources.unnamed import check_no_boxes, check_no_masks, notes_on_columns
 from memload.errors import DecodeError, SourceError, describe_error
@@ -97,43 +109,57 @@ class DatasetSource:
         #: the names and the kinds of the records' arrays
         self.arrays = self._arrays.kinds
         self._columns = _checked_columns(columns)
-        marked = _marked_image(dataset, self._arrays.entry_of.values())
+        marked = marked_image(dataset, self._arrays.entry_of.values())
         self._image_name, self._is_image_named = image or marked, image is not None
         self.identity = self._identity()
-        column_of = self._columns_of(_column_names(dataset))
-        texts = _renamed(_text_values(dataset) | _named_numbers(dataset), column_of)
-        self._nullable = _renamed(_nullable(dataset), column_of)
-        self._nullable.pop("label", None)
-        left_out = self._find_left_out(dataset, column_of, texts) if columns is None else {}
-        # They are removed, so that they are not read.
-        unused = list(left_out) or self._unused(dataset)
-        self._dataset = dataset.remove_columns(unused) if unused else dataset
-        label = next((name for name, column in column_of.items() if column == "label"), "label")
-        _check_labels(dataset, label)
-        self.classes = _class_names(dataset, label) if classes is None else list(classes)
-        label_texts = texts.pop("label", None)
-        self.classes = self.classes or label_texts
-        #: for each column of text, the number of each text
-        self._numbers = {name: _numbered(values) for name, values in texts.items()}
-        self._numbers["label"] = _numbered(self.classes or ())
+        self._dataset: Any = dataset
+        self.classes = None if classes is None else list(classes)
+        texts, left_out = self._read_stored(dataset)
         self.schema, skipped, self._boxes = first_usable(
             self._read_schema, range(len(dataset)), num_workers, timeout
         )
-        if lists := [name for name in _features(self._dataset) if name in skipped]:
+        if lists := [name for name in features_of(self._dataset) if name in skipped]:
             self._dataset = self._dataset.remove_columns(lists)
             left_out |= dict.fromkeys(lists, "lists of any length, not of the boxes")
-        self.notes = _notes(dict.fromkeys(skipped, "text") | left_out)
         self.categories = {name: texts[name] for name in self.schema if name in texts}
         if self.schema.get("label") != Column("<i8"):
             self.classes = None
-        if "label" not in self.schema and columns is None and not self._named_entries:
-            self.notes.append(_note_without_labels(has_entries=bool(self.schema or skipped)))
+        self.notes = _notes(dict.fromkeys(skipped, "text") | left_out)
         if columns is None:
+            if "label" not in self.schema and not self._named_entries:
+                self.notes.append(_note_without_labels(has_entries=bool(self.schema or skipped)))
             self.notes += notes_on_columns(self.schema)
         self.keys = Keys.of(_names(dataset, key))
         self.has_numbers_as_keys = key is None
         if hasattr(dataset, "__getitems__"):
             self.__getitems__ = self._get_several
+
+    def _read_stored(self, dataset: Any) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """Take from a data set of Hugging Face's what it says about its columns.
+
+        Returns the texts of columns that become categories, and why other columns are left out.
+        These are removed, so that they are not read.
+        """
+        column_of_entry = self._column_of_entry(column_names(dataset))
+        texts = _renamed(text_values(dataset) | named_numbers(dataset), column_of_entry)
+        self._nullable = _renamed(nullable_counts(dataset), column_of_entry)
+        self._nullable.pop("label", None)
+        left_out: dict[str, str] = {}
+        if self._columns is None:
+            left_out = self._find_left_out(dataset, column_of_entry, texts)
+        unused = list(left_out) or self._unused(dataset)
+        if unused:
+            self._dataset = dataset.remove_columns(unused)
+        entries = [entry for entry, column in column_of_entry.items() if column == "label"]
+        label = entries[0] if entries else "label"
+        _check_labels(dataset, label)
+        label_texts = texts.pop("label", None)
+        if self.classes is None:
+            self.classes = _class_names(dataset, label) or label_texts
+        #: for each column of text, the number of each text
+        self._numbers = {name: _numbered(values) for name, values in texts.items()}
+        self._numbers["label"] = _numbered(self.classes or ())
+        return texts, left_out
 
     def _identity(self) -> str:
         identity = f"images in {self._image_name!r}, columns {self._columns!r}"
@@ -153,32 +179,25 @@ class DatasetSource:
         return IMAGE_NAMES if self._image_name is None else (self._image_name,)
 
     def _find_left_out(
-        self, dataset: Any, column_of: Mapping[str, str], texts: Mapping[str, Sequence[str]]
+        self, dataset: Any, column_of_entry: Mapping[str, str], texts: Mapping[str, Sequence[str]]
     ) -> dict[str, str]:
         """Return the stored columns that cannot be kept, and why."""
-        features = _stored(dataset)
+        features = stored_features(dataset)
         image = next((name for name in self._image_names if name in features), None)
         reasons = {}
         for name, feature in features.items():
-            is_kept = column_of[name] in texts if _is_text(feature) else _is_number(feature)
+            is_kept = column_of_entry[name] in texts if is_text(feature) else is_number(feature)
             is_named = name in (image, *self._named_entries)
-            if not (is_kept or is_named or (self._boxes.limits and _is_list_of_numbers(feature))):
-                kind = type(feature).__name__
-                reasons[name] = "text" if _is_text(feature) else f"of type {kind}"
-                if name in BOX_NAMES and kind != "Image":
-                    reasons[name] += (
-                        f"; boxes={{{name!r}: 100}} stores up to 100 boxes of each sample"
-                    )
-                if kind == "Image":
-                    reasons[name] += f"; masks=[{name!r}] or arrays=[{name!r}] stores it"
+            if not (is_kept or is_named or (self._boxes.limits and is_list_of_numbers(feature))):
+                reasons[name] = left_out_reason(name, feature)
         return reasons
 
     def _unused(self, dataset: Any) -> list[str]:
         """Return the stored columns that are neither the image nor among the named ones."""
-        names = list(_stored(dataset))
-        if self._columns is None or not set(self._columns_of(names)) <= set(names):
+        names = list(stored_features(dataset))
+        if self._columns is None or not set(self._column_of_entry(names)) <= set(names):
             return []
-        used = (*self._image_names, *self._columns_of(names), *self._arrays.entry_of.values())
+        used = (*self._image_names, *self._column_of_entry(names), *self._arrays.entry_of.values())
         return [name for name in names if name not in used]
 
     def __len__(self) -> int:
@@ -246,7 +265,7 @@ class DatasetSource:
             raise DecodeError("the data set returned None")
         image, entries = self._split(sample)
         names = self._arrays.entry_of.values()
-        columns = self._columns_of([name for name in entries if name not in names])
+        columns = self._column_of_entry([name for name in entries if name not in names])
         lost = [entry for entry in columns if entry not in entries]
         if lost:
             raise SourceError(
@@ -291,7 +310,7 @@ class DatasetSource:
         names += [f"target_{number}" for number in range(len(target) - has_label)]
         return dict(zip(names, target, strict=True))
 
-    def _columns_of(self, entries: Sequence[str]) -> dict[str, str]:
+    def _column_of_entry(self, entries: Sequence[str]) -> dict[str, str]:
         """Return the name of the column for each entry that is kept."""
         named = [self._columns] if isinstance(self._columns, str) else self._columns
         always = [
@@ -315,8 +334,8 @@ class DatasetSource:
         columns = boxes.padded(self._columns_from(entries))
         schema = {name: _column(name, value) for name, value in columns.items()} | boxes.schema
         schema |= {name: schema[name]._replace(points=True) for name in self._points}
-        for name, feature in _stored(self._dataset).items():
-            if name not in boxes.schema and _is_list_of_numbers(feature):
+        for name, feature in stored_features(self._dataset).items():
+            if name not in boxes.schema and is_list_of_numbers(feature):
                 schema.pop(name, None)
         return schema, [name for name in entries if name not in schema], boxes
 
@@ -396,94 +415,15 @@ def _checked_points(points: Sequence[str]) -> list[str]:
 
 def has_classes(dataset: Any) -> bool:
     """Return whether a data set has names of classes itself, or texts that are all known."""
-    label = next((name for name in LABEL_NAMES if name in _column_names(dataset)), "label")
-    return _is_text(_stored(dataset).get(label)) or _class_names(dataset, label) is not None
-
-
-# ------------------------------------------------------------------------------------ Hugging Face
-
-
-def _features(dataset: Any) -> Mapping[str, Any]:
-    """Return what Hugging Face's data set says about its columns, or nothing."""
-    features = getattr(dataset, "features", None)
-    return features if isinstance(features, Mapping) else {}
-
-
-def _stored(dataset: Any) -> Mapping[str, Any]:
-    """Return the features if samples are as they are stored, and not what a transform returns."""
-    form = getattr(dataset, "format", None)
-    is_stored = isinstance(form, Mapping) and form.get("type") != "custom"
-    return _features(dataset) if is_stored else {}
-
-
-def _marked_image(dataset: Any, others: Collection[str]) -> str | None:
-    """Return the only column that Hugging Face has as an image besides ``others``, or None."""
-    features = _stored(dataset).items()
-    images = [name for name, feature in features if type(feature).__name__ == "Image"]
-    images = [name for name in images if name not in others]
-    return images[0] if len(images) == 1 else None
-
-
-def _column_names(dataset: Any) -> list[str]:
-    names = getattr(dataset, "column_names", None)
-    return list(names) if isinstance(names, list) else []
-
-
-def _is_text(feature: Any) -> bool:
-    return getattr(feature, "dtype", None) in ("string", "large_string")
-
-
-def _is_number(feature: Any) -> bool:
-    """Return whether a feature is a number, or an array of numbers of a fixed shape."""
-    dtype = str(getattr(feature, "dtype", ""))
-    if dtype.startswith(("int", "uint", "float", "bool")):
-        return True
-    inner, length = getattr(feature, "feature", None), getattr(feature, "length", -1)
-    return inner is not None and length > 0 and _is_number(inner)
-
-
-def _is_list_of_numbers(feature: Any) -> bool:
-    """Return whether a feature is a list of numbers, of any length."""
-    inner = getattr(feature, "feature", None)
-    return getattr(feature, "length", None) == -1 and _is_number(inner)
-
-
-def _text_values(dataset: Any) -> dict[str, list[str]]:
-    """Return the distinct texts of each column of text with few values. A missing one is empty."""
-    texts = {}
-    for name, feature in _stored(dataset).items():
-        if _is_text(feature):
-            values = sorted({value or "" for value in dataset.unique(name)})
-            if is_category(len(values), len(dataset)) or name in LABEL_NAMES:
-                texts[name] = values
-    return texts
-
-
-def _named_numbers(dataset: Any) -> dict[str, list[str]]:
-    """Return the names that columns of type ClassLabel count into, if each number has a name."""
-    return {
-        name: list(feature.names)
-        for name, feature in _stored(dataset).items()
-        if type(feature).__name__ == "ClassLabel"
-        and set(dataset.unique(name)) <= set(range(len(feature.names)))
-    }
-
-
-def _nullable(dataset: Any) -> dict[str, int]:
-    """Return the columns of single numbers some of which are missing, and how many are."""
-    counts = {
-        name: dataset.data.column(name).null_count
-        for name, feature in _stored(dataset).items()
-        if type(feature).__name__ in ("Value", "ClassLabel") and _is_number(feature)
-    }
-    return {name: count for name, count in counts.items() if count}
+    label = next((name for name in LABEL_NAMES if name in column_names(dataset)), "label")
+    return is_text(stored_features(dataset).get(label)) or _class_names(dataset, label) is not None
 
 
 def _check_labels(dataset: Any, name: str) -> None:
     """Raise SourceError if labels are missing: None, NaN or an empty text."""
-    feature = _stored(dataset).get(name)
+    feature = stored_features(dataset).get(name)
     is_float = str(getattr(feature, "dtype", "")).startswith("float")
-    if not (_is_text(feature) or is_float or name in _nullable(dataset)):
+    if not (is_text(feature) or is_float or name in nullable_counts(dataset)):
         return
     labels = dataset.select_columns([name]).with_format(None)[name]
     missing = [
@@ -499,9 +439,9 @@ def _check_labels(dataset: Any, name: str) -> None:
         )
 
 
-def _renamed(values: Mapping[str, Value], column_of: Mapping[str, str]) -> dict[str, Value]:
+def _renamed(values: Mapping[str, Value], columns: Mapping[str, str]) -> dict[str, Value]:
     """Return values by the names of columns instead of entries, of those that are kept."""
-    return {column_of[name]: value for name, value in values.items() if name in column_of}
+    return {columns[entry]: value for entry, value in values.items() if entry in columns}
 
 
 def _note_without_labels(*, has_entries: bool) -> str:
@@ -532,7 +472,7 @@ def _names(dataset: Any, key: str | Sequence[str] | None) -> list[str]:
         if len(key) != len(dataset):
             raise ValueError(f"key: {len(key):,} names are given for {len(dataset):,} samples.")
         return [str(name) for name in key]
-    if key not in _column_names(dataset):
+    if key not in column_names(dataset):
         raise ValueError(
             f"key: {key!r} is no column of a Hugging Face data set. Give a list of the names."
         )
@@ -547,7 +487,7 @@ def _class_names(dataset: Any, label: str) -> list[str] | None:
     """Return the names of the classes, if they are where torchvision or Hugging Face have them."""
     names = getattr(dataset, "classes", None)
     if names is None:
-        names = getattr(_features(dataset).get(label), "names", None)
+        names = getattr(features_of(dataset).get(label), "names", None)
     if isinstance(names, str) or not isinstance(names, (Sequence, np.ndarray)):
         return None
     return [str(name) for name in names]
