@@ -8,32 +8,32 @@ import numpy as np
 from memload.storage.index import Index
 
 
-def combined_statistics(parts: Sequence[Index]) -> dict[str, Any]:
+def combined_statistics(indexes: Sequence[Index]) -> dict[str, Any]:
     """Return the statistics of the pixels of several data sets, without reading a pixel.
 
     Mean and variance are exact. Each data set counts with the rows that its samples use.
     """
-    statistics = [part.statistics for part in parts]
-    combined = _moments(statistics, [len(np.unique(part.row)) for part in parts], parts)
+    statistics = [index.statistics for index in indexes]
+    combined = _moments(statistics, [len(np.unique(index.row)) for index in indexes], indexes)
     for name in ("source_width", "source_height"):
         ranges = [entry.get(name) for entry in statistics]
         if all(map(_is_range, ranges)):
             lows, highs = zip(*ranges, strict=True)
             combined[name] = [min(lows), max(highs)]
-    return combined | _shorter_sides(parts) | _mask_ids(parts)
+    return combined | _shorter_sides(indexes) | _mask_ids(indexes)
 
 
 def _moments(
-    statistics: Sequence[Mapping[str, Any]], weights: Sequence[int], parts: Sequence[Index]
+    statistics: Sequence[Mapping[str, Any]], weights: Sequence[int], indexes: Sequence[Index]
 ) -> dict[str, Any]:
     """Return mean and standard deviation for each channel."""
-    channels = parts[0].image.shape[2]
-    for part, entry in zip(parts, statistics, strict=True):
+    channels = indexes[0].image.shape[2]
+    for index, entry in zip(indexes, statistics, strict=True):
         if not (
             _are_numbers(entry.get("mean"), channels) and _are_numbers(entry.get("std"), channels)
         ):
             return (
-                {"left_out": f"mean and std: {part.path.name} has none"} if any(statistics) else {}
+                {"left_out": f"mean and std: {index.path.name} has none"} if any(statistics) else {}
             )
     means = np.array([entry["mean"] for entry in statistics])
     variances = np.array([entry["std"] for entry in statistics]) ** 2
@@ -43,14 +43,14 @@ def _moments(
     return {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}
 
 
-def _shorter_sides(parts: Sequence[Index]) -> dict[str, Any]:
+def _shorter_sides(indexes: Sequence[Index]) -> dict[str, Any]:
     """Return the histogram of the sources' shorter sides. Pixels that are shared count once."""
     name, counts, seen = "source_shorter_side", dict[str, int](), set[str]()
-    for part in parts:
-        sides = part.statistics.get(name)
+    for index in indexes:
+        sides = index.statistics.get(name)
         if not isinstance(sides, dict) or not all(type(n) is int for n in sides.values()):
             return {}
-        files = {str(part.path.parent / shard.file) for shard in part.image.shards}
+        files = {str(index.path.parent / shard.file) for shard in index.image.shards}
         if not files <= seen:
             for side, count in sides.items():
                 counts[side] = counts.get(side, 0) + count
@@ -58,9 +58,9 @@ def _shorter_sides(parts: Sequence[Index]) -> dict[str, Any]:
     return {name: dict(sorted(counts.items(), key=lambda item: (len(item[0]), item[0])))}
 
 
-def _mask_ids(parts: Sequence[Index]) -> dict[str, Any]:
+def _mask_ids(indexes: Sequence[Index]) -> dict[str, Any]:
     """Return the ids that occur in each mask, if they are known of all data sets."""
-    known = [ids_of_masks(part) for part in parts]
+    known = [ids_of_masks(index) for index in indexes]
     united = {
         name: sorted({number for ids in known for number in ids[name]})
         for name in known[0]

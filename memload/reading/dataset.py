@@ -14,12 +14,19 @@ from torch.utils.data import Dataset
 from memload.editing.columns import column_of, replace_columns
 from memload.editing.report import check_output
 from memload.reading.columns import INDEX, choose_columns
-from memload.reading.origin import Concatenation, IndexFile, InMemory, Origin, Part, fingerprint_of
+from memload.reading.origin import (
+    Concatenation,
+    IndexFile,
+    InMemory,
+    Member,
+    Origin,
+    fingerprint_of,
+)
 from memload.storage.conditions import matching
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards, check_files
-from memload.wording import shape_text
+from memload.wording import listed, shape_text
 
 if TYPE_CHECKING:  # it loads Pillow
     from memload.editing.export import ExportReport, ImageFormat
@@ -150,7 +157,17 @@ class MemmapDataset(Dataset[Any]):
     @property
     def has_transform(self) -> bool:
         """Whether there is a transform of single samples."""
-        return (self.transform, self.target_transform, self.transforms) != (None, None, None)
+        return self._transforms != (None, None, None)
+
+    @property
+    def _transforms(self) -> tuple[Any, Any, Any]:
+        return self.transform, self.target_transform, self.transforms
+
+    def _without_transforms(self) -> "MemmapDataset":
+        plain = type(self).__new__(type(self))
+        plain.__dict__.update(self.__dict__)
+        plain.transform = plain.target_transform = plain.transforms = None
+        return plain
 
     @property
     def shards(self) -> Shards:
@@ -395,6 +412,19 @@ class MemmapDataset(Dataset[Any]):
         changed._set_up(index, self._opened, None)
         return changed
 
+    def __add__(self, other: Any) -> Any:
+        """Return both data sets, one after another, as ``MemmapDataset([self, other])`` does.
+
+        So labels follow the names of classes. Transforms stay if both data sets have the same ones.
+        Otherwise, and with a data set of another kind, this is torch's ``ConcatDataset``, in which
+        each data set keeps its own labels. Raises ValueError if they do not fit together.
+        """
+        if not isinstance(other, MemmapDataset) or other._transforms != self._transforms:
+            return super().__add__(other)
+        both = MemmapDataset([dataset._without_transforms() for dataset in (self, other)])
+        both.transform, both.target_transform, both.transforms = self._transforms
+        return both
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an index of these samples, in this order; ``MemmapDataset(path)`` opens it.
 
@@ -495,20 +525,32 @@ def _open_several(
             raise ValueError(
                 f"path: {dataset.path} has a transform of its own. Give it to the data set of all."
             )
-    first = datasets[0]
-    agree = all(dataset.sample_columns == first.sample_columns for dataset in datasets)
-    if columns is None and agree and not set(first.index.names) <= set(first.sample_columns):
-        columns = first.sample_columns
+    if columns is None:
+        columns = _shared_columns(datasets)
     origin = Concatenation(
-        tuple(Part(dataset._origin, dataset._chosen) for dataset in datasets),
+        tuple(Member(dataset._origin, dataset._chosen) for dataset in datasets),
         None if columns is None or columns == "all" else tuple(columns),
     )
     index = origin.united(
         [dataset.index for dataset in datasets], [dataset.fingerprint for dataset in datasets]
     )
-    if columns is None and not agree:
-        names = (", ".join(dataset.sample_columns) or "none" for dataset in datasets)
-        raise ValueError(
-            f"path: the data sets hand out different columns: {'; '.join(names)}. Give columns=…."
-        )
     return origin, index, columns
+
+
+def _shared_columns(datasets: "Sequence[MemmapDataset]") -> tuple[str, ...] | None:
+    """Return the columns that data sets hand out; None if these are all that they have.
+
+    Raises ValueError if they hand out different ones.
+    """
+    first = datasets[0]
+    shared = first.sample_columns
+    for dataset in datasets[1:]:
+        if dataset.sample_columns != shared:
+            common = [name for name in shared if name in dataset.sample_columns]
+            raise ValueError(
+                f"{first.path} has columns and arrays {listed(shared) or 'none'}, but "
+                f"{dataset.path} {listed(dataset.sample_columns) or 'none'}. Name those that you "
+                f"want, such as columns={common}, or make them alike with 'memload relabel' or "
+                "'memload join'."
+            )
+    return None if set(first.index.names) <= set(shared) else shared

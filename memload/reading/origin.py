@@ -61,8 +61,8 @@ class InMemory:
         return self.index
 
 
-class Part(NamedTuple):
-    """A data set, or those of its samples that a view of it has, int64 ``(n,)``."""
+class Member(NamedTuple):
+    """A data set of several, or those of its samples that a view of it has, int64 ``(n,)``."""
 
     origin: "Origin"
     chosen: np.ndarray | None
@@ -76,16 +76,16 @@ class Concatenation:
     left out. None means all, and all must be the same.
     """
 
-    parts: tuple[Part, ...]
+    members: tuple[Member, ...]
     names: tuple[str, ...] | None
 
     def __str__(self) -> str:
-        return f"[{', '.join(str(part.origin) for part in self.parts)}]"
+        return f"[{', '.join(str(member.origin) for member in self.members)}]"
 
     def read(self) -> Index:
-        """Read the indexes of all parts again, and unite them. Raises FormatError."""
-        whole = [part.origin.read() for part in self.parts]
-        chosen = [part.chosen for part in self.parts]
+        """Read all indexes again, and unite them. Raises FormatError."""
+        whole = [member.origin.read() for member in self.members]
+        chosen = [member.chosen for member in self.members]
         return self.united(
             [
                 index if samples is None else index.subset(samples)
@@ -97,14 +97,13 @@ class Concatenation:
     def united(self, indexes: Sequence[Index], fingerprints: Sequence[str]) -> Index:
         """Return the index of all samples. Raises ValueError if the data sets do not fit together.
 
-        Its fingerprint follows from those of the parts, so that it is the same if they are moved.
+        Its fingerprint follows from those of the members, so that it is the same if they are moved.
         """
-        if self.names is not None:
+        if self.names is None:
+            index = concatenate(indexes)
+        else:
             indexes = [_with_arrays(index, self.names) for index in indexes]
-        index = concatenate(indexes, columns="same" if self.names is None else "common")
-        missing = set(self.names or ()) - {*index.names}
-        if any(name in part.names for name in missing for part in indexes):
-            concatenate(indexes)  # raises: it says in what they differ
+            index = concatenate(indexes, columns="common", required=self.names)
         digest = hashlib.sha256("".join(fingerprints).encode()).hexdigest()
         return replace(index, fingerprint=digest)
 

@@ -213,7 +213,11 @@ class Index:
 
         Raises FormatError as `read` does, and if ``path`` names pixels that the index does not.
         Otherwise a copy of ``out.bin`` and ``out.idx`` under another name would open the original.
+        Raises TypeError for what is no path.
         """
+        if not isinstance(path, str | os.PathLike):
+            kind = type(path).__name__
+            raise TypeError(f"The data set is a {kind}. Give its path, such as 'out.bin'.")
         path = Path(path)
         try:
             index = cls.read(index_path(path))

@@ -292,3 +292,20 @@ def stored(write_dataset: Make, tmp_path_factory: pytest.TempPathFactory) -> lis
         )
         for number, rows in enumerate(shards)
     ]
+
+
+def test_views_are_put_together_as_paths_are(
+    make_dataset: Make, tmp_path: Path, rows_in: Rows
+) -> None:
+    index = make_dataset("out.bin")
+    make_dataset("more.bin", seed=1)
+    more = memload.MemmapDataset(tmp_path / "more.bin")
+    memload.concat(tmp_path / "all.idx", tmp_path / "out.bin", more[1:3], index)
+    both = Index.open(tmp_path / "all.idx")
+    expected = [rows_in(index), rows_in(more.index)[1:3], rows_in(index)]
+    assert np.array_equal(rows_in(both), np.concatenate(expected))
+    for wrong in ([tmp_path / "out.bin"], 5, None):
+        with pytest.raises(TypeError, match=r"Give a path such as 'out.bin'"):
+            memload.concat(tmp_path / "all.idx", wrong, overwrite=True)
+        with pytest.raises(TypeError, match=r"Give its path, such as 'out.bin'"):
+            memload.info(wrong)  # type: ignore[arg-type]

@@ -234,7 +234,11 @@ def test_columns_that_differ_are_named_unless_others_are_asked_for(
         Loader([one, two])
     with pytest.raises(ValueError, match=r"differ in columns: 'age' \(int64 in one\.idx, float64"):
         Loader([one, two], columns=["age"])
-    with pytest.raises(ValueError, match=r"has no array 'depth', which three\.idx has"):
+    with pytest.raises(
+        ValueError,
+        match=r"one.idx has columns and arrays label, age, but .*three.idx label, depth. Name those "
+        r"that you want, such as columns=\['label'\]",
+    ):
         Loader([one, three])
     for loader in (
         Loader([one, two, three], 15, columns=["label"], device="cpu"),
@@ -318,3 +322,19 @@ def _check_batches(loader: Loader, dataset: MemmapDataset, max_batches: int) -> 
             assert torch.equal(image, dataset[number][0])
             numbers.append(number)
     return numbers
+
+
+def test_the_sum_of_data_sets_has_labels_that_follow_their_names(
+    make_dataset: Callable[..., Index],
+) -> None:
+    one = MemmapDataset(make_dataset("one.bin", classes=("ant", "bee", "cat")).path, transform=str)
+    two = MemmapDataset(make_dataset("two.bin", classes=("bee", "cat", "dog")).path, transform=str)
+    both = one + two
+    assert isinstance(both, MemmapDataset)
+    assert both.classes == ["ant", "bee", "cat", "dog"]
+    names = [dataset.classes[label] for dataset in (one, two) for label in dataset.targets]
+    assert [both.classes[label] for label in both.targets] == names
+    assert both[7][0] == two[2][0]  # a text, so the transform is there
+    two.transform = None
+    assert type(one + two) is ConcatDataset
+    assert type(two + TensorDataset(torch.zeros(2))) is ConcatDataset
