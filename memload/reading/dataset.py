@@ -548,8 +548,8 @@ def _shared_columns(datasets: "Sequence[MemmapDataset]") -> tuple[str, ...] | No
         if dataset.sample_columns != shared:
             common = [name for name in shared if name in dataset.sample_columns]
             raise ValueError(
-                f"{first.path} has columns and arrays {listed(shared) or 'none'}, but "
-                f"{dataset.path} {listed(dataset.sample_columns) or 'none'}. Name those that you "
+                f"{first.path} hands out {listed(shared) or 'images alone'}, but {dataset.path} "
+                f"{listed(dataset.sample_columns) or 'images alone'}. Name the columns that you "
                 f"want, such as columns={common}, or make them alike with 'memload relabel' or "
                 "'memload join'."
             )
