@@ -46,6 +46,7 @@ leaves masks out, since they have an argument of their own.
 `rejects`               how many samples may be rejected, and the most frequent reasons
 `progress`              a bar, or a line in the log
 `workspace`             the folder ``out.building``: beginning, going on, and completing
+`plans`                 what decides on the rows: an unfinished build goes on only with the same
 `lock`                  keeps two builds of one output apart
 `destination`           publishing: the finished files are renamed into place, the index last
 `statistics`            mean, standard deviation and sizes

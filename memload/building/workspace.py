@@ -28,7 +28,6 @@ import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +35,7 @@ from memload.building.conversion import AnySettings
 from memload.building.destination import check_output, is_partly_published, move
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
+from memload.building.plans import differences, plan_of
 from memload.building.sources.record import Source
 from memload.building.writer import ShardWriter, rows_per_shard, with_shards
 from memload.errors import BuildError, FormatError
@@ -89,32 +89,9 @@ class Workspace:
         )
         self.journal = Journal(self.folder, len(source), record)
         self.libraries = settings.libraries()
-        self.plan = {
-            **settings.as_dict(),
-            **self.libraries,
-            "rows per shard": self.rows_per_shard["image"],
-            "columns": {
-                name: [column.dtype, list(column.shape), column.points, *["boxes"] * column.boxes]
-                for name, column in source.schema.items()
-            },
-            **self._plan_of_arrays(),
-            **_identity(source),
-        }
+        self.plan = plan_of(source, settings, self.rows_per_shard)
         #: whether the folder may hold finished rows
         self.resumed = False
-
-    def _plan_of_arrays(self) -> dict[str, Any]:
-        """Return the entry of the plan for the arrays besides the images; none without them."""
-        arrays = {
-            array.name: [
-                array.kind,
-                array.descr,
-                list(array.shape),
-                self.rows_per_shard[array.name],
-            ]
-            for array in self.settings.extra_arrays
-        }
-        return {"arrays": arrays} if arrays else {}
 
     def _arrays_of(self, rows: int) -> tuple[Array, ...]:
         """Return the arrays of a build of so many rows."""
@@ -169,18 +146,19 @@ class Workspace:
             former_plan = dict(json.loads(text))
         former_overwrite = former_plan is not None and former_plan.pop("overwrite", False)
         is_same_plan = former_plan == self.plan
+        finished_index = self._partly_published()
         if former_plan is not None and not is_same_plan and not self.overwrite:
+            state, remedy = "an unfinished build", "go on with it"
+            if finished_index is not None:
+                state, remedy = "a finished build that is not in its place yet", "put it there"
             raise BuildError(
-                f"{self.folder} holds an unfinished build with other settings: "
-                f"{_differences(former_plan, self.plan)}. Give the same settings to go on with "
-                "it, or say --overwrite to begin anew.",
+                f"{self.folder} holds {state}, with other settings: "
+                f"{differences(former_plan, self.plan)}. Give the same settings to {remedy}, or "
+                "say --overwrite to begin anew.",
                 path=self.output,
             )
-        if is_same_plan:
-            with contextlib.suppress(FormatError):  # it is missing or damaged
-                index = Index.read(self.folder / self.index_path.name)
-                if is_partly_published(index, self.folder):
-                    return index
+        if is_same_plan and finished_index is not None:
+            return finished_index
         check_output(self.output, self.arrays, self.overwrite)
         self._check_space()
         overwrite_is_new = self.overwrite and not former_overwrite
@@ -191,6 +169,14 @@ class Workspace:
             self._create(self.folder)
         else:
             self._go_on(former_keys)
+        return None
+
+    def _partly_published(self) -> Index | None:
+        """Return the index of a finished build, some of whose files are renamed already."""
+        with contextlib.suppress(FormatError):  # it is missing or damaged
+            index = Index.read(self.folder / self.index_path.name)
+            if is_partly_published(index, self.folder):
+                return index
         return None
 
     def _create(self, folder: Path) -> None:
@@ -366,31 +352,6 @@ def unfinished_build(path: str | Path) -> str | None:
     return (
         f"{path} is missing: its build is not complete ({folder}): {progress}. Run the same "
         "'memload build' again; it goes on where it stopped."
-    )
-
-
-def _identity(source: Source) -> dict[str, Any]:
-    """Return what decides the records besides their columns' types, as JSON has it.
-
-    Classes are left out if `RowWork` compares the labels of all finished rows: a folder may be
-    added in the meantime then.
-    """
-    identity: dict[str, Any] = {}
-    if getattr(source, "identity", None) is not None:
-        identity["source"] = source.identity  # type: ignore[attr-defined]  # it has it
-    if not hasattr(source, "without_image"):
-        categories = getattr(source, "categories", {})
-        identity["classes"] = None if source.classes is None else list(source.classes)
-        identity["categories"] = {name: list(texts) for name, texts in categories.items()}
-    return identity
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say what differs between two plans."""
-    return "; ".join(
-        f"{name} was {before.get(name)!r:.60} and is {now.get(name)!r:.60}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
     )
 
 

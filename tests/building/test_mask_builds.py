@@ -612,15 +612,40 @@ def test_another_data_set_of_masks_is_not_gone_on_with(tmp_path: Path, num_worke
 
 def test_other_masks_are_another_build(folder: Path) -> None:
     interrupt(folder)
-    with pytest.raises(
-        memload.BuildError, match="unfinished build with other settings: arrays was"
-    ):
+    with pytest.raises(memload.BuildError, match="other settings: the array 'depth' is gone"):
         build(folder, arrays=None)
     with pytest.raises(memload.BuildError, match="mask_fill was 255 and is 3"):
         build(folder, mask_fill=3)
     build(folder, arrays=None, overwrite=True)
     assert not (folder / "out.depth.bin").exists()
     assert not (folder / "out.building").exists()
+
+
+def test_what_differs_from_an_unfinished_build_is_said_in_words(tmp_path: Path) -> None:
+    def stop(number: int) -> None:
+        if number == 4:
+            raise Stop
+
+    def source(boxes: int, mask: type = np.uint8, act: Any = lambda number: None) -> Samples:
+        return Samples(
+            {"mask": "mask"},
+            lambda number: {"mask": mask_of(number).astype(mask)},
+            {"boxes": Column("<f4", (boxes, 4), boxes=True)},
+            lambda number: {"boxes": np.zeros((boxes, 4))},
+            act,
+        )
+
+    with pytest.raises(Stop):
+        build_samples(source(10, act=stop), tmp_path)
+    with pytest.raises(memload.BuildError) as caught:
+        build_samples(source(20, np.uint16), tmp_path, fit="pad", size=(6, 7), mode="L")
+    assert str(caught.value) == (
+        f"{tmp_path}/out.building holds an unfinished build, with other settings: "
+        "the array 'mask' was mask of uint8 6×6 and is mask of uint16 6×7; "
+        "the column 'boxes' was boxes of float32 10×4 and is boxes of float32 20×4; "
+        "fit was 'crop' and is 'pad'; mode was 'RGB' and is 'L'; size was [6, 6] and is [6, 7]. "
+        "Give the same settings to go on with it, or say --overwrite to begin anew."
+    )
 
 
 @LINUX

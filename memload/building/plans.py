@@ -1,0 +1,111 @@
+"""What decides on the rows of a build, as JSON. An unfinished build goes on only with the same."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from memload.building.conversion import AnySettings
+from memload.building.sources.record import Source
+from memload.wording import listed, shape_text
+
+#: How many names of a list a difference shows.
+_NAMES_SHOWN = 5
+#: Longer texts are cut.
+_MAX_LETTERS = 60
+
+
+def plan_of(
+    source: Source, settings: AnySettings, rows_per_shard: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Return the plan of a build. ``rows_per_shard`` are those of each array."""
+    plan = {
+        **settings.as_dict(),
+        **settings.libraries(),
+        "rows per shard": rows_per_shard["image"],
+        "columns": {
+            name: [column.dtype, list(column.shape), column.points, *["boxes"] * column.boxes]
+            for name, column in source.schema.items()
+        },
+    }
+    if settings.extra_arrays:
+        plan["arrays"] = {
+            array.name: [array.kind, array.descr, list(array.shape), rows_per_shard[array.name]]
+            for array in settings.extra_arrays
+        }
+    return plan | _identity(source)
+
+
+def _identity(source: Source) -> dict[str, Any]:
+    """Return what decides the records besides their columns' types, as JSON has it.
+
+    Classes are left out if `RowWork` compares the labels of all finished rows: a folder may be
+    added in the meantime then.
+    """
+    identity: dict[str, Any] = {}
+    if getattr(source, "identity", None) is not None:
+        identity["source"] = source.identity  # type: ignore[attr-defined]  # it has it
+    if not hasattr(source, "without_image"):
+        categories = getattr(source, "categories", {})
+        identity["classes"] = None if source.classes is None else list(source.classes)
+        identity["categories"] = {name: list(texts) for name, texts in categories.items()}
+    return identity
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say what differs between two plans."""
+    texts: list[str] = []
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if name in ("columns", "arrays", "categories"):
+            texts += _differences_by_name(name, old or {}, new or {})
+        elif name != "source" or _are_short(old, new):
+            texts.append(f"{name} was {_text(old)} and is {_text(new)}")
+    # The identity of a source repeats much of the rest, in a form that programs read.
+    return "; ".join(texts) or "the source is another one, or is read with other options"
+
+
+def _differences_by_name(
+    kind: str, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what differs between the columns, arrays or categories of two plans."""
+    noun = {"columns": "column", "arrays": "array", "categories": "category"}[kind]
+    for name in sorted(before.keys() | now.keys()):
+        if name not in now:
+            yield f"the {noun} {name!r:.80} is gone"
+        elif name not in before:
+            yield f"the {noun} {name!r:.80} is new"
+        elif before[name] != now[name]:
+            describe = {"columns": _column, "arrays": _array, "categories": _text}[kind]
+            texts = [describe(content[name]) for content in (before, now)]
+            if texts[0] == texts[1]:
+                yield f"the {noun} {name!r:.80} is another one"
+            else:
+                yield f"the {noun} {name!r:.80} was {texts[0]} and is {texts[1]}"
+
+
+def _column(entry: Sequence[Any]) -> str:
+    """Return, for example, ``boxes of float32 100×4``."""
+    dtype, shape, is_points, *rest = entry
+    kind = "points of " if is_points else "boxes of " if rest else ""
+    return f"{kind}{np.dtype(dtype).name} {shape_text(shape)}".rstrip()
+
+
+def _array(entry: Sequence[Any]) -> str:
+    """Return, for example, ``a mask of uint8 256×256, 1000 a shard``."""
+    kind, descr, shape, rows = entry
+    in_shards = "" if rows is None else f", {rows:,} a shard"
+    return f"{kind} of {np.dtype(descr).name} {shape_text(shape)}{in_shards}"
+
+
+def _are_short(*values: Any) -> bool:
+    return all(isinstance(value, str) and len(value) < _MAX_LETTERS for value in values)
+
+
+def _text(value: Any) -> str:
+    """Return a setting, or the first ones of a list of names."""
+    if isinstance(value, list) and not all(isinstance(item, int) for item in value):
+        return f"[{listed(value, _NAMES_SHOWN)}]"
+    return f"{value!r:.{_MAX_LETTERS}}"
