@@ -178,9 +178,7 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
     """
     start = time.perf_counter()
     dataset = MemmapDataset(path)
-    dataset.sample_columns = tuple(
-        name for name in dataset.sample_columns if name in dataset.columns
-    )
+    dataset.sample_names = tuple(name for name in dataset.sample_names if name in dataset.columns)
     setting = _Setting(dataset)
     # DataLoader's workers are forked before there are other threads. Pages are dropped from RAM
     # before a GPU registers them.
@@ -579,7 +577,7 @@ def _choose_feed(setting: _Setting) -> Choice:
         # raises, and returns it unused.
         return cast("Feed", _loader(setting.sample, 1, device=setting.device, feed=names[0]))
 
-    samples = samples_of(setting.dataset, setting.dataset.sample_columns)
+    samples = samples_of(setting.dataset, setting.dataset.sample_names)
     return first_that_serves(create, samples, setting.device)[1]
 
 

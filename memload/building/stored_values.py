@@ -20,6 +20,7 @@ from memload.building.files import read_value
 from memload.building.resizing import turn_mask
 from memload.building.sources.record import FileState
 from memload.errors import DecodeError, describe_error
+from memload.storage.format import read_npy_header
 
 #: Pillow's modes of pictures whose pixels have one whole number.
 ID_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B")
@@ -69,17 +70,12 @@ def decode_values(
 
 def _read_npy(data: bytes) -> np.ndarray:
     """Return the array in the bytes of an .npy file, not copied. Raises DecodeError."""
-    file = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        else:
-            shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        shape, is_fortran, dtype, start = read_npy_header(io.BytesIO(data))
         if dtype.hasobject:
             raise DecodeError("an .npy file of Python objects. Save an array of numbers")
         # The shape has to be that of the data: a damaged header cannot ask for memory.
-        values = np.frombuffer(data, dtype, offset=file.tell())
+        values = np.frombuffer(data, dtype, offset=start)
         return values.reshape(shape, order="F" if is_fortran else "C")
     except DecodeError:
         raise

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memload.editing.matching import match_samples
-from memload.editing.npy import checksums_of, read_npy_header
+from memload.editing.npy import array_in_file, checksums_of
 from memload.editing.report import EditReport, check_output, link_command, report_on
 from memload.editing.statistics import ids_of_masks
 from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED, check_array_name
@@ -128,7 +128,7 @@ def _check_folder(first: Index, other: Index | Path) -> None:
 
 
 def _from_npy(first: Index, name: str, path: Path) -> _Addition:
-    array = _as_mask(read_npy_header(path, name), first.image)
+    array = _as_mask(array_in_file(path, name), first.image)
     _check_folder(first, path)
     if array.rows != len(first):
         remedy = "Save one row for each sample, in the order of the data set."

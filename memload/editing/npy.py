@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 
 from memload.errors import FormatError
-from memload.storage.format import DESCRS_OF_ARRAYS
+from memload.storage.format import DESCRS_OF_ARRAYS, NpyHeader, read_npy_header
 from memload.storage.index import Array, Shard
 
 #: How many bytes are read at once to compute checksums.
 _CHUNK_BYTES = 8 << 20
 
 
-def read_npy_header(path: Path, name: str) -> Array:
-    """Return the array that an NPY file holds. No row is read.
+def array_in_file(path: Path, name: str) -> Array:
+    """Return the array that an NPY file holds, under this name. No row is read.
 
     Raises FormatError for a file that is not NPY, and for one that cannot be read in place: in
     Fortran order, in another byte order, or with elements that are not numbers.
     """
-    shape, is_fortran, dtype, header_bytes = _parse(path)
+    shape, is_fortran, dtype, header_bytes = _read_header(path)
     little = dtype.newbyteorder("<").str
     if dtype.hasobject or dtype.fields or little not in DESCRS_OF_ARRAYS:
         types = ", ".join(np.dtype(descr).name for descr in DESCRS_OF_ARRAYS)
@@ -61,16 +61,10 @@ def checksums_of(path: Path, array: Array) -> np.ndarray:
     return checksums
 
 
-def _parse(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Return shape, whether it is in Fortran order, type, and the size of the header."""
+def _read_header(path: Path) -> NpyHeader:
     try:
         with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            if version == (1, 0):
-                header = np.lib.format.read_array_header_1_0(file)
-            else:
-                header = np.lib.format.read_array_header_2_0(file)
-            return (*header, file.tell())
+            return read_npy_header(file)
     except (ValueError, EOFError) as error:
         problem = f"it is not an NPY file: {error}. Save an array with np.save."
         raise _error(path, problem) from None

@@ -23,7 +23,7 @@ class BatchNames(NamedTuple):
     """The names of what batches hold besides images."""
 
     #: in the order of a batch
-    columns: tuple[str, ...]
+    ordered: tuple[str, ...]
     #: the attributes of a batch, in the same order
     fields: tuple[str, ...]
     #: in the order in which the feed returns them: arrays, then columns
@@ -32,14 +32,14 @@ class BatchNames(NamedTuple):
     followers: list[str]
 
     @classmethod
-    def of(cls, dataset: MemmapDataset, columns: tuple[str, ...]) -> "BatchNames":
+    def of(cls, dataset: MemmapDataset, names: tuple[str, ...]) -> "BatchNames":
         """Return the names for batches with these columns and arrays of a data set."""
-        arrays, others = split_names(columns, dataset.arrays)
-        followers = followers_of(dataset, columns)
+        arrays, others = split_names(names, dataset.arrays)
+        followers = followers_of(dataset, names)
         # By what the data set has, so that `columns=` does not change what ``labels`` are.
         label = "label" if "labels" in dataset.index.names else "labels"
-        fields = tuple(label if name == "label" else name for name in columns)
-        return cls(columns, fields, [*arrays, *others], [*chain(*followers.values())])
+        fields = tuple(label if name == "label" else name for name in names)
+        return cls(names, fields, [*arrays, *others], [*chain(*followers.values())])
 
 
 def batch_maker(
@@ -65,7 +65,7 @@ def batch_maker(
         if isinstance(transform, Transform):
             prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
     batch_class = batch_type(names.fields)
-    order = [names.fetched.index(name) for name in names.columns]
+    order = [names.fetched.index(name) for name in names.ordered]
     in_order = order == sorted(order)
 
     def make_batch(part: BatchPart) -> tuple[int, Any]:
@@ -74,7 +74,7 @@ def batch_maker(
         if prepared is not None:
             by_name = dict(zip(names.fetched, values, strict=True))
             images, by_name = prepared(images, by_name, part.start, part.stop)
-            values = [by_name[name] for name in names.columns]
+            values = [by_name[name] for name in names.ordered]
         else:
             if not in_order:
                 values = [values[position] for position in order]
@@ -152,7 +152,7 @@ def _describe(tensors: list[Tensor]) -> str:
     return ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)
 
 
-def bind_dataset(transform: Any, dataset: Any, columns: Collection[str] = ()) -> Any:
+def bind_dataset(transform: Any, dataset: Any, names: Collection[str] = ()) -> Any:
     """Return a transform of memload's with what it leaves to the data set filled in.
 
     These are statistics, the number of classes, and which of the columns of a batch follow the
@@ -161,7 +161,7 @@ def bind_dataset(transform: Any, dataset: Any, columns: Collection[str] = ()) ->
     if not isinstance(transform, Transform) or not isinstance(dataset, MemmapDataset):
         return transform
     facts: dict[str, Any] = {
-        kind: names for kind, names in followers_of(dataset, columns).items() if names
+        kind: followers for kind, followers in followers_of(dataset, names).items() if followers
     }
     mean, std = dataset.index.statistics.get("mean"), dataset.index.statistics.get("std")
     if isinstance(mean, list) and isinstance(std, list):
@@ -171,8 +171,8 @@ def bind_dataset(transform: Any, dataset: Any, columns: Collection[str] = ()) ->
     return transform.bind(**facts)
 
 
-def followers_of(dataset: MemmapDataset, columns: Collection[str]) -> dict[str, tuple[str, ...]]:
+def followers_of(dataset: MemmapDataset, names: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return which of these columns follow the images, by their kinds; see `following.KINDS`."""
     masks = [name for name, array in dataset.arrays.items() if array.kind == "mask"]
-    named = {"points": dataset.index.points, "masks": masks, "boxes": dataset.index.boxes}
-    return {kind: tuple(n for n in names if n in columns) for kind, names in named.items()}
+    all_of_kind = {"points": dataset.index.points, "masks": masks, "boxes": dataset.index.boxes}
+    return {kind: tuple(n for n in found if n in names) for kind, found in all_of_kind.items()}

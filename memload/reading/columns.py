@@ -12,7 +12,7 @@ from memload.wording import listed
 INDEX = "index"
 
 
-def choose_columns(requested: Any, available: Collection[str]) -> tuple[str, ...]:
+def choose_names(requested: Any, available: Collection[str]) -> tuple[str, ...]:
     """Return the names to hand out: all for None and ``"all"``, the label first, or those listed.
 
     Raises TypeError if ``requested`` is no list of names, and ValueError for an unknown name.

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from memload.editing.columns import column_of, replace_columns
+from memload.editing.export import ExportReport, ImageFormat, export
 from memload.editing.report import check_output
-from memload.reading.columns import INDEX, choose_columns
+from memload.reading.columns import INDEX, choose_names
 from memload.reading.origin import (
     Concatenation,
     IndexFile,
@@ -27,9 +28,6 @@ from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards, check_files
 from memload.wording import listed, shape_text
-
-if TYPE_CHECKING:  # it loads Pillow
-    from memload.editing.export import ExportReport, ImageFormat
 
 #: Attributes that are lists of all samples. They are made when they are first asked for.
 _LISTS = ("targets", "samples")
@@ -117,7 +115,7 @@ class MemmapDataset(Dataset[Any]):
         else:
             self._origin, index, columns = _open_several(path, columns)
         #: the names of what is behind the image: columns, and arrays such as masks
-        self.sample_columns = choose_columns(columns, index.names)
+        self.sample_names = choose_names(columns, index.names)
         self._set_up(index, {}, None)
         self.transform = transform
         self.target_transform = target_transform
@@ -140,7 +138,7 @@ class MemmapDataset(Dataset[Any]):
         #: and others such as masks
         self.arrays: Mapping[str, Array] = {array.name: array for array in self.index.arrays}
         self._image = self._rows_of("image")
-        for name in self.sample_columns:
+        for name in self.sample_names:
             if name in self.arrays:
                 self._rows_of(name)
 
@@ -179,6 +177,9 @@ class MemmapDataset(Dataset[Any]):
 
         ``dataset.index.rows_of(name)`` has the row of each sample. Raises ValueError for an unknown
         name, and FormatError as opening the data set does.
+
+        >>> dataset.shards_of("mask").maps[0].shape
+        (1000, 256, 256)
         """
         self._check_array(name)
         return self._rows_of(name).shards
@@ -293,9 +294,9 @@ class MemmapDataset(Dataset[Any]):
         if not -size <= position < size:
             raise IndexError(f"index {position} is out of range: the data set has {size:,} samples")
         image: Any = self._image.at(int(self.index.row[position]))
-        if not self.sample_columns and self.transforms is None:
+        if not self.sample_names and self.transforms is None:
             return image if self.transform is None else self.transform(image)
-        values = [self._value(name, position) for name in self.sample_columns]
+        values = [self._value(name, position) for name in self.sample_names]
         if self.transforms is not None:
             return self.transforms(image, *values)
         if self.transform is not None:
@@ -325,6 +326,8 @@ class MemmapDataset(Dataset[Any]):
         ``(n, …)`` for other arrays. Blocks while pages are read from the disk; the GIL is released
         meanwhile. Raises IndexError, ValueError and TypeError, and FormatError if a shard has been
         truncated.
+
+        >>> masks = dataset.gather(range(32), name="mask")
         """
         positions = self._positions(indices)
         shards, dtype = self.shards_of(name), self._rows_of(name).dtype
@@ -349,8 +352,8 @@ class MemmapDataset(Dataset[Any]):
     def subset(self, indices: Any) -> "MemmapDataset":
         """Return a view of some samples, in the order given. No pixel is copied.
 
-        ``indices`` are integers (a sequence, array, tensor or slice) or a mask of booleans
-        ``(n,)``. Transforms are kept. Raises IndexError.
+        ``indices`` are integers (a sequence, array, tensor or slice) or booleans ``(n,)``, one
+        for each sample. Transforms are kept. Raises IndexError.
         """
         is_slice = isinstance(indices, slice)
         positions = np.arange(len(self))[indices] if is_slice else self._positions(indices)
@@ -402,13 +405,13 @@ class MemmapDataset(Dataset[Any]):
         }
         index = replace_columns(self.index, values).identified()
         names = index.names
-        chosen = choose_columns(None, names)
-        if self.sample_columns != choose_columns(None, self.index.names):
-            wanted = dict.fromkeys([*self.sample_columns, *columns])
+        chosen = choose_names(None, names)
+        if self.sample_names != choose_names(None, self.index.names):
+            wanted = dict.fromkeys([*self.sample_names, *columns])
             chosen = tuple(name for name in wanted if name in names or name == INDEX)
         changed = type(self).__new__(type(self))
         changed.__dict__.update(self.__dict__)
-        changed._origin, changed.sample_columns = InMemory(index), chosen
+        changed._origin, changed.sample_names = InMemory(index), chosen
         changed._set_up(index, self._opened, None)
         return changed
 
@@ -440,18 +443,16 @@ class MemmapDataset(Dataset[Any]):
         self,
         output: str | Path,
         *,
-        format: "ImageFormat" = "png",
+        format: ImageFormat = "png",
         num_threads: int | None = None,
         progress: bool | None = None,
-    ) -> "ExportReport":
+    ) -> ExportReport:
         """Write these samples as image files into a folder, or into a tar file as WebDataset.
 
         See `memload.export`, which explains the arguments and the errors.
 
         >>> dataset.where(label="cat").export("cats/")  # doctest: +SKIP
         """
-        from memload.editing.export import export
-
         return export(self.index, output, format=format, num_threads=num_threads, progress=progress)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -466,7 +467,7 @@ class MemmapDataset(Dataset[Any]):
         shape = shape_text(self.index.image.shape)
         names = [
             f"{name} {shape_text(self.arrays[name].shape)}" if name in self.arrays else name
-            for name in choose_columns(None, self.index.names)
+            for name in choose_names(None, self.index.names)
         ]
         described = ", ".join(names) or "no columns"
         kind = type(self).__name__
@@ -479,7 +480,7 @@ class MemmapDataset(Dataset[Any]):
             )
 
     def _positions(self, indices: Any) -> np.ndarray:
-        """Return indices or a mask as int64 positions ``(k,)``, none of them negative."""
+        """Return indices or booleans as int64 positions ``(k,)``, none of them negative."""
         positions, size = np.asarray(indices), len(self)
         if positions.dtype == bool and positions.shape == (size,):
             return np.flatnonzero(positions)
@@ -543,13 +544,13 @@ def _shared_columns(datasets: "Sequence[MemmapDataset]") -> tuple[str, ...] | No
     Raises ValueError if they hand out different ones.
     """
     first = datasets[0]
-    shared = first.sample_columns
+    shared = first.sample_names
     for dataset in datasets[1:]:
-        if dataset.sample_columns != shared:
-            common = [name for name in shared if name in dataset.sample_columns]
+        if dataset.sample_names != shared:
+            common = [name for name in shared if name in dataset.sample_names]
             raise ValueError(
                 f"{first.path} hands out {listed(shared) or 'images alone'}, but {dataset.path} "
-                f"{listed(dataset.sample_columns) or 'images alone'}. Name the columns that you "
+                f"{listed(dataset.sample_names) or 'images alone'}. Name the columns that you "
                 f"want, such as columns={common}, or make them alike with 'memload relabel' or "
                 "'memload join'."
             )

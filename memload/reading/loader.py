@@ -25,7 +25,7 @@ from memload.reading.arguments import (
     refuse_unsupported,
 )
 from memload.reading.batches import BatchNames, batch_maker, bind_dataset, copy_to_buffers
-from memload.reading.columns import choose_columns, split_names
+from memload.reading.columns import choose_names, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import (
     MAX_CHUNK,
@@ -181,8 +181,8 @@ class Loader:
         ranks.resolve(rank, num_replicas)  # raises ValueError
         self.dataset = open_dataset(dataset, columns)
         self.batch_size, self.drop_last, self.seed = int(batch_size), drop_last, int(seed)
-        self._columns = _chosen_columns(self.dataset, columns, transform)
-        self.transform = bind_dataset(transform, self.dataset, self._columns)
+        self._names = _chosen_names(self.dataset, columns, transform)
+        self.transform = bind_dataset(transform, self.dataset, self._names)
         self.num_threads, self.prefetch_factor = num_threads, prefetch_factor
         self.static_buffers = static_buffers
         self.batch_sampler = batch_sampler
@@ -349,7 +349,7 @@ class Loader:
     ) -> Generator[Callable[[], Any], None, None]:
         """Yield a function for each batch of an epoch, which makes it, or begins to."""
         feed, side_stream = pipeline.feed, pipeline.side_stream
-        names = BatchNames.of(self.dataset, self._columns)
+        names = BatchNames.of(self.dataset, self._names)
         if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self._order):
             # Rows are so small here that the order takes long: 12.8 against 9.1 million rows of 3
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
@@ -400,7 +400,7 @@ class Loader:
         if not hasattr(self._order, "take") or hasattr(self._order, "__array__"):
             return IterableBatches(self._order, self.batch_size, self.drop_last, num_samples)
         # Columns go to the device a chunk at a time, and rows of arrays a batch at a time.
-        _, columns = split_names(self._columns, self.dataset.arrays)
+        _, columns = split_names(self._names, self.dataset.arrays)
         stored = self.dataset.columns
         sample_bytes = sum(stored[name][:1].nbytes if name in stored else 8 for name in columns)
         return OrderBatches(
@@ -416,7 +416,7 @@ class Loader:
         with self._lock:
             if self._pipeline is None:
                 self._pipeline = make_pipeline(
-                    samples_of(self.dataset, self._columns),
+                    samples_of(self.dataset, self._names),
                     find_device(self._given_device),
                     self._given_feed,
                     self.transform,
@@ -440,14 +440,14 @@ def _warn_if_empty(schedule: OrderBatches | IterableBatches) -> None:
         )
 
 
-def _chosen_columns(
+def _chosen_names(
     dataset: MemmapDataset, columns: Sequence[str] | str | None, transform: Any
 ) -> tuple[str, ...]:
     """Return the columns of a batch; by default, also those that the transform names."""
     if columns is None:
         named = (getattr(transform, kind, None) or () for kind in KINDS)
-        columns = tuple(dict.fromkeys([*dataset.sample_columns, *chain(*named)]))
-    return choose_columns(columns, dataset.index.names)
+        columns = tuple(dict.fromkeys([*dataset.sample_names, *chain(*named)]))
+    return choose_names(columns, dataset.index.names)
 
 
 def _is_of_memload(order: Any) -> bool:

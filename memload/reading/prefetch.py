@@ -143,7 +143,7 @@ class CudaPrefetcher:
         #: What a DataLoader gives behind the images.
         self._columns: tuple[str, ...] = ()
         if isinstance(iterable, DataLoader) and dataset is not None:
-            self._columns = dataset.sample_columns
+            self._columns = dataset.sample_names
         self.transform = bind_dataset(transform, dataset, self._columns)
         self.own_thread, self.shuffle, self.seed = own_thread, shuffle, seed
         self.device = find_device(device)

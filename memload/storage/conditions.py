@@ -34,7 +34,8 @@ def _having(index: Index, name: str, wanted: Any) -> np.ndarray:
     if column.ndim != 1:
         raise ValueError(
             f"where: column {name!r} has an array of shape {column.shape[1:]} for each sample, but "
-            "only single values can be compared. Give a mask to subset() instead."
+            "only single values can be compared. Give subset() booleans instead, one for each "
+            "sample."
         )
     texts = _texts_of(index, name)
     chosen = np.zeros(len(index), bool)

@@ -132,6 +132,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -174,6 +175,27 @@ def npy_header(descr: str, shape: tuple[int, ...], seal: str = "") -> bytes:
     end = f"# {seal}\n" if seal else "\n"
     padded = text.ljust(length - len(end)) + end
     return MAGIC + length.to_bytes(2, "little") + padded.encode("ascii")
+
+
+class NpyHeader(NamedTuple):
+    """What the header of an NPY file says, and its size in bytes."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype
+    size: int
+
+
+def read_npy_header(file: BinaryIO) -> NpyHeader:
+    """Read the header of an NPY file, of format version 1.0 or 2.0. Raises ValueError."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        header = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        header = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"its format version {version[0]}.{version[1]} is not 1.0 or 2.0")
+    return NpyHeader(*header, file.tell())
 
 
 def seal_of(crc32: np.ndarray) -> str:

@@ -50,7 +50,11 @@ _FILE_NAME = re.compile("[^/\\0\ud800-\udc7f\udd00-\udfff]{1,255}")
 
 @dataclass(frozen=True)
 class Shard:
-    """One data file: its name without a folder, how many rows it holds, and its size in bytes."""
+    """One data file: its name, how many rows it holds, and its size in bytes.
+
+    The name has no folder: the file is in that of the index. Only in an index in memory, such as
+    that of data sets in several folders, it may be an absolute path.
+    """
 
     file: str
     rows: int
@@ -447,7 +451,7 @@ _KINDS: Mapping[str, tuple[Sequence[str], tuple[str, ...] | None]] = {
 
 def _parse_array(entry: Any) -> Array:
     name, descr, shape = entry["name"], entry["descr"], tuple(entry["shape"])
-    kind = entry.get("kind", "image" if name == "image" else "array")
+    kind = entry.get("kind", "image")
     require(kind in get_args(ArrayKind), f"array {name!r} has the unknown kind {kind!r}")
     descrs, sides = _KINDS[kind]
     require(descr in descrs, f"the element type of {name!r} is none of {', '.join(descrs)}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.storage.format import HEADER_BYTES, npy_header, seal_of
+from memload.storage.format import HEADER_BYTES, npy_header, read_npy_header, seal_of
 from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import (
     address_of,
@@ -51,6 +51,7 @@ class Shards:
 
     def __init__(self, index: Index, name: str = "image") -> None:
         self.array = index.array(name)
+        # An absolute path, as in a concatenation in memory, stays as it is.
         self.paths = [index.path.parent / shard.file for shard in self.array.shards]
         rows = [shard.rows for shard in self.array.shards]
         self.starts: list[int] = [0, *np.cumsum(rows).tolist()]
@@ -273,18 +274,12 @@ def _check_foreign_header(
 
     Raises FormatError.
     """
-    file = io.BytesIO(header)
     try:
-        version = np.lib.format.read_magic(file)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        found_shape, is_fortran, dtype = read(file)
-        is_right = found_shape in shapes and (is_fortran, dtype.str) == (False, descr)
-    except (KeyError, ValueError):
+        found = read_npy_header(io.BytesIO(header))
+        is_right = found[1:] == (False, np.dtype(descr), len(header)) and found.shape in shapes
+    except ValueError:
         is_right = False
-    if not is_right or file.tell() != len(header):
+    if not is_right:
         raise FormatError(
             f"{path} is damaged or was replaced: its header is not that of "
             f"{describe(shapes[0], descr)}; it starts with {header[:80]!r}. Restore the file, or "

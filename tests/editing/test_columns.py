@@ -59,7 +59,7 @@ def test_arrays_tensors_and_lists_become_columns(
     dataset = memload.MemmapDataset(path)
     changed = dataset.with_columns(extra=values)
     assert (changed.columns["extra"].dtype, changed.columns["extra"].tolist()) == (dtype, expected)
-    assert changed.sample_columns == ("label", "extra")
+    assert changed.sample_names == ("label", "extra")
 
 
 def test_texts_become_categories_and_known_ones_keep_their_numbers(
@@ -114,7 +114,7 @@ def test_views_narrowed_columns_and_other_processes_see_the_new_columns(
     index = make_dataset("out.bin", columns={"label": np.arange(5) % 3, "age": np.arange(5)})
     narrowed = memload.MemmapDataset(index.path, columns=["age"])
     changed = narrowed[1:4].with_columns(age=[7, 8, 9], weight=[0.5, 1, 2])
-    assert changed.sample_columns == ("age", "weight")
+    assert changed.sample_names == ("age", "weight")
     assert [item[1:] for item in changed] == [(7, 0.5), (8, 1.0), (9, 2.0)]
     assert torch.equal(changed[0][0], narrowed[1][0])
     view = changed.where(age=[8, 9])
@@ -123,7 +123,7 @@ def test_views_narrowed_columns_and_other_processes_see_the_new_columns(
     assert (list(again.keys), again.fingerprint) == (list(view.keys), view.fingerprint)
     batches = [batch.age.tolist() for batch in memload.Loader(changed, 2)]
     assert batches == [[7, 8], [9]]
-    assert changed.with_columns(weight=None).sample_columns == ("age",)
+    assert changed.with_columns(weight=None).sample_names == ("age",)
 
 
 def test_the_users_values_are_copied(path: Path) -> None:

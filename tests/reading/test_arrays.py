@@ -59,7 +59,7 @@ def features(values: dict[str, np.ndarray]) -> np.ndarray:
 
 def test_a_sample_has_the_rows_of_all_arrays(path: Path, values: dict[str, np.ndarray]) -> None:
     dataset = MemmapDataset(path)
-    assert dataset.sample_columns == ("label", "mask", "features", "seen", "weight")
+    assert dataset.sample_names == ("label", "mask", "features", "seen", "weight")
     assert list(dataset.columns) == ["weight", "label"]
     assert {name: array.kind for name, array in dataset.arrays.items()} == {
         "image": "image",
