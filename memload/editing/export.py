@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from memload.building.progress import progress as progress_of
+from memload.building.sources.exported import TABLE
 from memload.building.sources.matching import stem_of
 from memload.editing.aside import written_aside
 from memload.editing.encoding import Encoder
 from memload.editing.facts import are_readable, classes_in_use
-from memload.editing.file_names import TABLE
 from memload.editing.selected import select
 from memload.editing.threads import in_order
-from memload.editing.writers import FolderWriter, TarWriter, folders, images_last, member_ending
-from memload.storage.index import Array, Index
+from memload.editing.writers import FolderWriter, TarWriter, folders, member_ending
+from memload.storage.index import Index
 from memload.storage.shards import describe
 
 ImageFormat = Literal["png", "jpg", "npy"]
@@ -100,8 +100,8 @@ def export(
 
     Returns an `ExportReport`. Raises ValueError for a data set that the format cannot hold and for
     an output that cannot be one, FileExistsError, FormatError, ChecksumError for a row that has
-    changed since it was written, BuildError if another process writes this output now, and OSError,
-    for example if the disk is full. Nothing is left behind then.
+    changed since it was written, and BuildError if another process writes this output now, or if
+    it cannot be written, for example because the disk is full. Nothing is left behind then.
 
     >>> memload.export("out.bin", "cats/", where={"label": "cat"})  # doctest: +SKIP
     >>> memload.export("out.bin", "train.tar", where={"split": "train"})  # doctest: +SKIP
@@ -111,9 +111,9 @@ def export(
     encoder = Encoder(index, format)
     path = _checked_output(output)
     writer_of = TarWriter if path.suffix == ".tar" else FolderWriter
-    targets = [path] if path.suffix == ".tar" else folders(index, path)
+    targets = {"image": path} if path.suffix == ".tar" else folders(index, path)
     with (
-        written_aside(targets) as folder,
+        written_aside([*targets.values()]) as folder,
         writer_of(index, folder / path.name, encoder.endings) as writer,
         progress_of(path.name, len(index), progress, "samples") as show,
     ):
@@ -138,9 +138,12 @@ def _checked_output(output: str | Path) -> Path:
 
 
 def _report(
-    index: Index, output: Path, targets: Sequence[Path], format: str, stems: Sequence[str]
+    index: Index, output: Path, targets: Mapping[str, Path], format: str, stems: Sequence[str]
 ) -> ExportReport:
-    beside = tuple(output.with_name(target.name) for target in targets[:-1])
+    """Return the report. ``targets`` has the absolute path of each array's folder by its name."""
+    beside = {
+        name: output.with_name(target.name) for name, target in targets.items() if name != "image"
+    }
     notes = []
     changed = [
         (key, stem)
@@ -154,11 +157,9 @@ def _report(
             "1 sample has another name" if count == 1 else f"{count:,} samples have other names"
         )
         notes.append(f"{samples} than the key, such as {stem} for {key:.200}; {where} the keys")
-    if command := _command(
-        index, output, dict(zip(images_last(index), beside, strict=False)), format
-    ):
+    if command := _command(index, output, beside, format):
         notes.append(f"build it again: {command}")
-    return ExportReport(output, len(index), format, beside, tuple(notes))
+    return ExportReport(output, len(index), format, tuple(beside.values()), tuple(notes))
 
 
 def _check_format(index: Index, format: str) -> None:
@@ -182,8 +183,11 @@ def _are_found_again(index: Index) -> bool:
     return list(index.classes or ()) == sorted(used) and are_readable(used)
 
 
-def _command(index: Index, output: Path, beside: Mapping[Array, Path], format: str) -> str | None:
-    """Return the command that builds what was exported, or None if none gives the same pixels."""
+def _command(index: Index, output: Path, beside: Mapping[str, Path], format: str) -> str | None:
+    """Return the command that builds what was exported, or None if none gives the same pixels.
+
+    ``beside`` has the folders of masks and other arrays by name. It is empty for a tar.
+    """
     modes = {("|u1", 1): "L", ("|u1", 3): "RGB", ("<u2", 1): "I;16"}
     height, width, channels = index.image.shape
     mode = modes.get((index.image.descr, channels))
@@ -196,9 +200,11 @@ def _command(index: Index, output: Path, beside: Mapping[Array, Path], format: s
     if mode is None:
         return None
     words += ["--mode", mode] if mode != "RGB" else []
-    for array in images_last(index)[:-1]:
+    for array in index.arrays:
+        if array.kind == "image":
+            continue
         member = member_ending(array.name, "png" if array.kind == "mask" else "npy")
-        place = member if is_tar else str(beside[array])
+        place = member if is_tar else str(beside[array.name])
         words += [f"--{'masks' if array.kind == 'mask' else 'array'}", f"{array.name}={place}"]
     if is_tar:
         words += [word for name in index.points for word in ("--points", name)]

@@ -9,22 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from memload.building.sources.exported import PATH
+from memload.building.sources.exported import PATH, TABLE
 from memload.editing.facts import Facts, Table
-from memload.editing.file_names import TABLE, file_stems, folder_names, safe_name
-from memload.storage.index import Array, Index, sync
+from memload.editing.file_names import file_stems, folder_names, safe_name
+from memload.storage.index import Index, sync
 
 
 class FolderWriter:
     """Writes a file for each array of a sample, and a line of ``metadata.csv``."""
 
     def __init__(self, index: Index, folder: Path, endings: Mapping[str, str]) -> None:
-        self._roots = {
-            array.name: target
-            for array, target in zip(images_last(index), folders(index, folder), strict=True)
-        }
-        self._endings = endings
-        self.stems = file_stems(index.keys, _class_folders(index), ending=".png")
+        self._roots = folders(index, folder)
+        self._endings = {name: f".{ending}" for name, ending in endings.items()}
+        self.stems = file_stems(
+            index.keys, _class_folders(index), endings={*self._endings.values()}
+        )
         self._facts = Table(index)
         self._made = set[Path]()
 
@@ -45,13 +44,13 @@ class FolderWriter:
         """Write the files of a sample."""
         stem = self.stems[position]
         for name, content in contents.items():
-            path = self._roots[name] / f"{stem}.{self._endings[name]}"
+            path = self._roots[name] / f"{stem}{self._endings[name]}"
             if path.parent not in self._made:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._made.add(path.parent)
             with path.open("xb") as file:  # where a and A are the same name, one of them fails
                 file.write(content)
-        self._table.writerow([f"{stem}.{self._endings['image']}", *self._facts.cells(position)])
+        self._table.writerow([f"{stem}{self._endings['image']}", *self._facts.cells(position)])
 
 
 class TarWriter:
@@ -66,10 +65,10 @@ class TarWriter:
             name: ending if name == "image" else member_ending(name, ending)
             for name, ending in endings.items()
         }
-        longest = max(map(len, self._endings.values()))
         # The key of a WebDataset ends at the first dot in the name of the file.
         nowhere = itertools.repeat(None, len(index))
-        self.stems = file_stems(index.keys, nowhere, ending=f".{'_' * longest}", dots=False)
+        all_endings = {f".{ending}" for ending in (*self._endings.values(), "cls", "json")}
+        self.stems = file_stems(index.keys, nowhere, endings=all_endings, dots=False)
         self._facts = Facts(index)
         label = index.columns.get("label")
         is_class = label is not None and label.ndim == 1 and label.dtype.kind in "iu"
@@ -104,19 +103,14 @@ def member_ending(name: str, ending: str) -> str:
     return f"{safe_name(name)}.{ending}"
 
 
-def images_last(index: Index) -> list[Array]:
-    """Return the arrays of a data set, that of the images last."""
-    return sorted(index.arrays, key=lambda array: array.kind == "image")
-
-
-def folders(index: Index, folder: Path) -> list[Path]:
-    """Return the folders of all arrays: those beside the images, then that of the images."""
-    return [
-        folder.with_name(f"{folder.name}.{safe_name(array.name)}")
+def folders(index: Index, folder: Path) -> dict[str, Path]:
+    """Return the folder of each array by its name. That of the images, ``folder``, is the last."""
+    beside = {
+        array.name: folder.with_name(f"{folder.name}.{safe_name(array.name)}")
+        for array in index.arrays
         if array.kind != "image"
-        else folder
-        for array in images_last(index)
-    ]
+    }
+    return {**beside, "image": folder}
 
 
 def _class_folders(index: Index) -> list[str | None]:

@@ -606,6 +606,23 @@ def test_the_command_says_what_it_wrote_and_how_to_build_it_again(
 # ----------------------------------------------------------------------------------------- safety
 
 
+@pytest.mark.parametrize("format", ["png", "jpg", "npy"])
+@pytest.mark.parametrize("name", ["files", "x.tar"])
+def test_a_file_and_a_folder_of_one_name_get_different_ones(
+    make_dataset: Make, add_array: Any, tmp_path: Path, format: Any, name: str
+) -> None:
+    keys = ["a", *(f"a{ending}/b" for ending in (".png", ".jpg", ".npy", ".mask.png", ".json"))]
+    index = make_dataset(rows=(6,), classes=None, columns={})
+    index = replace(index, keys=Keys.of(keys))
+    index = add_array(index, "mask", np.zeros((6, 4, 6), np.uint8), "mask")
+    memload.export(index.path, tmp_path / name, format=format, progress=False)
+    if name == "x.tar":
+        with tarfile.open(tmp_path / name) as file:
+            file.extractall(tmp_path / "files", filter="data")
+    images = [path for path in (tmp_path / "files").rglob(f"*.{format}") if path.is_file()]
+    assert len([path for path in images if "mask" not in path.name]) == 6
+
+
 def test_nothing_is_replaced(make_dataset: Make, add_array: Any, tmp_path: Path) -> None:
     index = add_array(make_dataset(), "mask", np.zeros((5, 4, 6), np.uint8), "mask")
     (tmp_path / "pngs").mkdir()

@@ -9,7 +9,9 @@ import numpy as np
 
 from memload.building.sources.columns import Columns
 
-#: The columns that such a table has: paths of images, and the names of their samples.
+#: What such a table is called.
+TABLE = "metadata.csv"
+#: The columns that it has: paths of images, and the names of their samples.
 PATH, KEY = "file_name", "key"
 
 #: One number of an array, such as ``pose[0][2]``, of points, ``marks[4].x``, or boxes, ``b[0].y2``.
