@@ -16,8 +16,7 @@
 
 Nothing in it has to be trusted after a crash, because records carry checksums. The index is renamed
 last: an index in the folder without all of its shards says that only renaming is left to do. If you
-begin a build with other settings instead, shards that were already renamed stay in the output's
-folder.
+begin a build with other settings then, the finished one is published first.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from memload.building.conversion import AnySettings
-from memload.building.destination import check_output, is_partly_published, move
+from memload.building.destination import check_output, is_partly_published, move, publish
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
 from memload.building.plans import differences, plan_of
@@ -139,6 +138,7 @@ class Workspace:
 
         If a build of the same plan is finished and some of its files are renamed already, only
         renaming the others is left to do, whatever ``overwrite`` is. Its index is returned then.
+        A finished build of another plan is published before this one begins anew.
         """
         former_plan = None
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # missing or damaged
@@ -157,8 +157,11 @@ class Workspace:
                 "say --overwrite to begin anew.",
                 path=self.output,
             )
-        if is_same_plan and finished_index is not None:
-            return finished_index
+        if finished_index is not None:
+            if is_same_plan:
+                return finished_index
+            # Otherwise there would be no data set at all until this build is finished.
+            publish(finished_index, self.folder, self.output, overwrite=False)
         check_output(self.output, self.arrays, self.overwrite)
         self._check_space()
         overwrite_is_new = self.overwrite and not former_overwrite

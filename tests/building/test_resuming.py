@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import memload
+from memload.building import destination
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
 ROW = 4 * 4 * 3
@@ -231,6 +232,33 @@ def test_a_finished_build_that_waited_to_be_published_tries_rejected_rows_again(
         build(Disturbed(folder), tmp_path)
     picture.write_bytes(data)
     assert finish(folder, tmp_path, overwrite=True).rejected == 0
+
+
+@pytest.mark.parametrize("renamings", range(4))
+def test_a_build_that_was_stopped_while_it_was_published_is_there_until_another_one_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamings: int
+) -> None:
+    build(folder, tmp_path, size=10)
+    left, move = iter(range(renamings)), destination.move
+
+    def stopped(*paths: Path) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        move(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(destination, "move", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            build(folder, tmp_path, overwrite=True, **SHARDS)
+    with pytest.raises(memload.MissingError):
+        memload.MemmapDataset(tmp_path / "out.bin")
+    with pytest.raises(Stop):
+        build(Interrupted(folder), tmp_path, overwrite=True, size=12)
+    assert memload.MemmapDataset(tmp_path / "out.bin").index.image.shape == (4, 4, 3)
+    assert memload.verify(tmp_path / "out.bin").ok
+    build(folder, tmp_path, overwrite=True, size=12)
+    assert memload.verify(tmp_path / "out.bin").ok
+    assert not list(tmp_path.glob("out-*"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
