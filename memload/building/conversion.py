@@ -39,6 +39,7 @@ from memload.building.notes import (
     MORE_PAGES,
     REDUCED,
     REDUCED_COLORS,
+    TURNED_WITH_MASK,
 )
 from memload.building.resizing import (
     FITS,
@@ -175,10 +176,17 @@ class Settings:
             squares,
             columns,
             file_state,
-            _remarks(picture, placement),
+            _remarks(picture, placement) | TURNED_WITH_MASK * self._turns_mask(record, picture),
             picture.losses.reduced_range or (0, 0),
             convert_arrays(self.extra_arrays, record, frame, self.max_pixels),
         )
+
+    def _turns_mask(self, record: Record, picture: Picture) -> bool:
+        """Say whether a mask is turned that may have been drawn upright: it has the same size."""
+        masks = [array.name for array in self.extra_arrays if array.kind == "mask"]
+        has_mask = any(record.arrays.get(name) is not None for name in masks)
+        upright_size = turn_size(picture.size, picture.orientation)
+        return has_mask and picture.orientation > 1 and upright_size == picture.size
 
     def _read(self, image: Any) -> tuple[bytes | Image.Image, FileState]:
         """Return an image for the decoder, and the state of its file."""

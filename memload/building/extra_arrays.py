@@ -185,7 +185,9 @@ def _stored_array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
     """Return an array as it is stored, contiguous and little-endian, and the state of its file."""
     array, file_state = read_array(value, max_pixels)
     descr = array.dtype.newbyteorder("<").str
-    if descr not in DESCRS_OF_ARRAYS or not array.ndim or not array.size:
+    if not array.ndim:
+        raise DecodeError("it is a single number without a shape. Save it with the shape (1,)")
+    if descr not in DESCRS_OF_ARRAYS or not array.size:
         raise DecodeError(
             f"{array.shape} of {array.dtype.name} cannot be stored. Convert it to one or more "
             f"numbers of {_TYPES}"

@@ -15,8 +15,10 @@ from memload.wording import listed
 
 #: Bits of a record's ``remarks``: the picture grew in width or in height; the background shows
 #: through its transparent pixels; it was gray with more than 8 bits, which were reduced to 8; it
-#: was in color, with more than 8 bits a channel; it is a TIFF with more bands, or more pages.
+#: was in color, with more than 8 bits a channel; it is a TIFF with more bands, or more pages; it
+#: has a mask and was turned, which did not change its size.
 ENLARGED, FLATTENED, REDUCED, REDUCED_COLORS, MORE_BANDS, MORE_PAGES = 1, 2, 4, 8, 16, 32
+TURNED_WITH_MASK = 64
 
 #: Pictures whose largest value of 16 bits, and whose mean of 8 bits, are below these are dark. One
 #: with 12 bits in a file of 16 is.
@@ -51,6 +53,12 @@ def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -
         yield (
             f"{count:,} of {total:,} pictures are TIFFs with several pages, of which the first was "
             "taken"
+        )
+    if count := np.count_nonzero(used & (remarks & TURNED_WITH_MASK > 0)):
+        yield (
+            f"{count:,} of {total:,} pictures were turned as their EXIF orientation says, and "
+            "their masks with them. If these masks were drawn upright, turn the files of the "
+            "pictures upright instead (mogrify -auto-orient)"
         )
 
 

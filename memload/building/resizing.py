@@ -91,8 +91,7 @@ def place_mask(mask: np.ndarray, orientation: int, placement: Placement, fill: i
     """Return a mask ``(H, W)`` where its picture went, contiguous and of the same dtype.
 
     ``mask`` is as stored beside a picture of this EXIF orientation. Each id of the result is the
-    nearest one of the mask, as with Pillow's NEAREST and torch's ``nearest-exact``, or ``fill``
-    beyond the picture.
+    nearest one of the mask, see `nearest`, or ``fill`` beyond the picture.
     """
     left, top, right, bottom = placement.visible
     columns = nearest(placement.source[0], placement.resized[0], left, right)
@@ -110,8 +109,9 @@ def place_mask(mask: np.ndarray, orientation: int, placement: Placement, fill: i
 def nearest(length: int, resized: int, start: int, stop: int) -> np.ndarray:
     """Return which of ``length`` pixels are nearest to pixels ``start`` to ``stop`` of ``resized``.
 
-    These are the pixels that contain the centers of the new ones. Of two that are equally near, it
-    is the later one. The integers are exact.
+    These are the pixels that contain the centers of the new ones, as with Pillow's NEAREST and
+    torch's ``nearest-exact``. Of two that are equally near it is always the later one, since
+    integers are exact. Pillow and torch, which round, take either.
     """
     return (2 * np.arange(start, stop) + 1) * length // (2 * resized)
 

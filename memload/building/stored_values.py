@@ -31,7 +31,8 @@ _NPY = b"\x93NUMPY"
 #: How Pillow calls gray PNGs of 2 and of 4 bits, and their largest values.
 _FEW_BITS = {"L;2": 3, "L;4": 15}
 
-_PHOTOMETRIC = 262  # a tag of TIFF
+# Tags of TIFF, and a value of the second.
+_PHOTOMETRIC, _SAMPLE_FORMAT, _SIGNED = 262, 339, 2
 
 
 def read_array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
@@ -114,4 +115,6 @@ def _picture_values(image: Image.Image) -> np.ndarray:
         values = np.rint(values * (largest / full)).astype(np.uint8)
     if tags.get(_PHOTOMETRIC) == 0 and image.mode in ("1", "L"):
         values = ~values if image.mode == "1" else largest - values
+    if tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED and values.dtype == np.uint8:
+        values = values.view(np.int8)  # Pillow takes them for unsigned ones
     return turn_mask(values, INVERSE.get(orientation, orientation))

@@ -239,7 +239,7 @@ def test_missing_masks_can_be_filled_and_are_counted(folder: Path) -> None:
         (folder / "masks" / f"{name}.png").unlink()
     report = build(folder, missing_masks="fill", mask_fill=9)
     assert report.rejected == 0
-    assert [note for note in report.notes if "mask" in note] == [
+    assert [note for note in report.notes if "no mask" in note] == [
         "2 of 10 samples have no mask (now 9 everywhere): ant/0.png, bee/7.png"
     ]
     index = Index.open(folder / "out.bin")
@@ -323,6 +323,15 @@ def test_larger_ids_than_those_of_the_first_masks_say_what_to_do(tmp_path: Path)
     samples[0][1]["mask"] = samples[0][1]["mask"].astype(np.uint16)
     assert build_samples(samples, tmp_path, masks=["mask"], overwrite=True).rejected == 0
     assert rows(tmp_path, "mask")[39].min() == 400
+
+
+def test_masks_that_were_turned_without_a_change_of_size_are_noted(folder: Path) -> None:
+    (folder / "masks" / "bee" / "1.png").unlink()
+    note = "3 of 9 pictures were turned as their EXIF orientation says, and their masks with them"
+    assert any(text.startswith(note) for text in build(folder).notes)
+    without = {"masks": None}, {"exif": False}
+    for options in without:
+        assert not any("turned" in text for text in build(folder, overwrite=True, **options).notes)
 
 
 def test_masks_that_cannot_be_used_name_their_file(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Masks, other arrays and boxes that are converted beside their images."""
 
 import io
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -369,7 +370,7 @@ def test_further_pictures_are_stored_as_they_are() -> None:
         (np.zeros((2, 3), complex), "(2, 3) of complex128 cannot be stored"),
         (np.zeros((2, 0)), "(2, 0) of float64 cannot be stored"),
         (np.float64(3), "it must be a PIL image, an array"),
-        (np.array(3.0), "() of float64 cannot be stored"),
+        (np.array(3.0), "it is a single number without a shape. Save it with the shape (1,)"),
         (np.array([[None, 1]]), "cannot be stored"),
         (None, "it is missing"),
         (npy(np.zeros((2, 3)))[:-1], "a damaged .npy file"),
@@ -387,6 +388,24 @@ def test_other_arrays_that_cannot_be_stored_are_told(value: Any, text: str) -> N
         array_row(value, (2, 3), "<f8")
     assert caught.value.reason.startswith("array 'depth': ")
     assert text in caught.value.reason
+
+
+def signed_tiff(values: np.ndarray) -> bytes:
+    """A TIFF of signed integers of 8 bits, which Pillow does not write."""
+    data = bytearray(encode(values.view(np.uint8), "TIFF", tiffinfo={339: 1}))
+    entry = data.index(struct.pack("<HHI", 339, 3, 1))
+    data[entry + 8 : entry + 10] = struct.pack("<H", 2)
+    return bytes(data)
+
+
+def test_signed_integers_of_8_bits_stay_signed() -> None:
+    values = IDS.astype(np.int8) - 1
+    assert values.min() < 0
+    assert np.array_equal(array_row(signed_tiff(values), (6, 8), "|i1"), values)
+    assert "its ids go from -1 to 2" in reason(signed_tiff(values))
+    assert np.array_equal(
+        converted(Image.new("RGB", (8, 6)), signed_tiff(values + 1), size=(6, 8)), IDS
+    )
 
 
 def test_colors_of_16_bits_are_not_reduced_silently() -> None:
