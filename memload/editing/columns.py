@@ -14,7 +14,7 @@ from memload.storage.tensors import TYPES
 from memload.wording import listed
 
 
-class Column(NamedTuple):
+class LabelledColumn(NamedTuple):
     """The values of all samples, ``(n, …)``, and the texts that they count into, if they do.
 
     ``is_list`` says that the texts are those that the user wants, in this order.
@@ -25,7 +25,7 @@ class Column(NamedTuple):
     is_list: bool = False
 
 
-def column_of(name: str, values: Any, samples: int) -> Column:
+def column_of(name: str, values: Any, samples: int) -> LabelledColumn:
     """Return a user's array or list, with one entry for each sample, as a column.
 
     Texts are numbered in alphabetical order. Single integers and booleans become int64, and single
@@ -41,7 +41,7 @@ def column_of(name: str, values: Any, samples: int) -> Column:
     are_texts = array.dtype.kind == "U" or (array.dtype.kind == "O" and array.ndim == 1)
     if are_texts and array.ndim == 1 and all(isinstance(value, str) for value in values):
         texts, numbers = number_texts([str(value) for value in values])
-        return Column(numbers, tuple(texts))
+        return LabelledColumn(numbers, tuple(texts))
     if array.ndim == 1 and array.dtype.kind in "biuf":
         if array.dtype.kind == "u" and (array > np.iinfo(np.int64).max).any():
             raise ValueError(f"{name}: it has numbers above 2⁶³. Give int64.")
@@ -52,10 +52,12 @@ def column_of(name: str, values: Any, samples: int) -> Column:
             f"{name}: {array.dtype} of shape {array.shape} is neither numbers of at most 64 bits "
             "nor a text for each sample. Convert it."
         )
-    return Column(np.array(array, little, order="C"))  # a copy: the user may change the values
+    return LabelledColumn(
+        np.array(array, little, order="C")
+    )  # a copy: the user may change the values
 
 
-def replace_columns(index: Index, columns: Mapping[str, Column | None]) -> Index:
+def replace_columns(index: Index, columns: Mapping[str, LabelledColumn | None]) -> Index:
     """Return the index with other columns. None removes a column, or an array such as masks.
 
     Texts that are known, as classes or as those of the same column, keep their numbers, and others
@@ -126,7 +128,7 @@ def _check_removable(index: Index, name: str) -> None:
 
 
 def renumbered(
-    column: Column, known: tuple[str, ...] | None, *, always: bool = False
+    column: LabelledColumn, known: tuple[str, ...] | None, *, always: bool = False
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Return the values and texts of a column that takes the place of one with the known texts.
 

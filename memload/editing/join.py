@@ -38,7 +38,9 @@ def join(
     fit of the images. Masks of images that were turned by their EXIF orientation are refused unless
     they were turned, too.
 
-    Raises ValueError for what does not fit together, FileExistsError, FormatError and OSError.
+    Returns a report whose ``notes`` tell what each array has become, which samples were left out,
+    and what may be wrong with masks. Raises ValueError for what does not fit together,
+    FileExistsError, FormatError and OSError.
 
     >>> memload.join("both.idx", "out.bin", mask="masks.bin", feature="f.npy")  # doctest: +SKIP
     """

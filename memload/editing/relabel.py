@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from memload.building.sources.classes import read_classes
-from memload.building.sources.columns import Columns as ColumnsOfTable
+from memload.building.sources.columns import Columns
 from memload.building.sources.matching import stem_of
 from memload.building.sources.table import NamedLines
-from memload.editing.columns import Column, renumbered, replace_columns
+from memload.editing.columns import LabelledColumn, renumbered, replace_columns
 from memload.editing.matching import match_samples
 from memload.editing.report import EditReport, check_output, report_on
 from memload.storage.index import Index
@@ -135,7 +135,7 @@ def _notes_on_lines(
         yield f"{count} {verb} to no sample: {listed([names[line] for line in unused[:4]], 3)}"
 
 
-def _columns(index: Index, columns: ColumnsOfTable, table: Path) -> dict[str, Column]:
+def _columns(index: Index, columns: Columns, table: Path) -> dict[str, LabelledColumn]:
     """Return the columns of a table. Raises ValueError if one that is there could not be read."""
     stale = [name for name in columns.skipped if name in index.columns]
     if stale:
@@ -148,7 +148,7 @@ def _columns(index: Index, columns: ColumnsOfTable, table: Path) -> dict[str, Co
     if columns.classes is not None:
         texts["label"] = columns.classes
     return {
-        name: Column(values, tuple(texts[name]) if name in texts else None)
+        name: LabelledColumn(values, tuple(texts[name]) if name in texts else None)
         for name, values in columns.values.items()
     }
 
@@ -159,7 +159,9 @@ def _texts_of(index: Index) -> dict[str, tuple[str, ...]]:
     return {**index.categories, **labels}
 
 
-def _with_classes(column: Column | None, classes: Sequence[str], table: Path) -> Column:
+def _with_classes(
+    column: LabelledColumn | None, classes: Sequence[str], table: Path
+) -> LabelledColumn:
     """Return labels that count into a list of classes. Raises ValueError if they do not."""
     if column is None:
         raise ValueError(f"classes: {table} has no labels. Name their column with label_column.")
@@ -172,10 +174,10 @@ def _with_classes(column: Column | None, classes: Sequence[str], table: Path) ->
             f"classes: labels of {table} are not among the {len(classes):,} classes: "
             f"{listed(unknown, 3)}. Add them to the list, or correct the table."
         )
-    return Column(values, tuple(classes), is_list=True)
+    return LabelledColumn(values, tuple(classes), is_list=True)
 
 
-def _merged(index: Index, name: str, column: Column, kept: np.ndarray) -> Column:
+def _merged(index: Index, name: str, column: LabelledColumn, kept: np.ndarray) -> LabelledColumn:
     """Return a column in which only these samples have new values, and all others the old ones.
 
     Raises ValueError if the data set has no such column.
@@ -194,7 +196,7 @@ def _merged(index: Index, name: str, column: Column, kept: np.ndarray) -> Column
         )
     merged = old.astype(np.result_type(old, values))
     merged[kept] = values
-    return Column(merged, texts, column.is_list)
+    return LabelledColumn(merged, texts, column.is_list)
 
 
 def _notes_on_classes(before: Index, after: Index) -> Iterator[str]:

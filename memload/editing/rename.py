@@ -26,7 +26,8 @@ def rename(path: str | Path, new: str | Path) -> EditReport:
     the new names beside the old ones, as hard links, and lose the old ones last. If it is
     interrupted, call it again. On file systems without hard links, this raises MemloadError.
 
-    Raises ValueError for a wrong name, FileExistsError, FormatError and OSError.
+    Returns a report whose ``notes`` tell which other indexes name the new files, too. Raises
+    ValueError for a wrong name, FileExistsError, FormatError and OSError.
 
     >>> memload.rename("out.bin", "photos.bin")  # doctest: +SKIP
     """
