@@ -149,28 +149,52 @@ def test_the_defaults_of_the_command_are_those_of_the_function(
     assert (call.pop("source"), call.pop("output")) == ("images", "out.bin")
     parameters = inspect.signature(build_function).parameters
     assert {name: parameters[name].default for name in call} == call
-    # The command has --points for tables. Other points, and boxes, are entries of data sets.
-    assert parameters.keys() - call.keys() == {"source", "output", "points", "boxes"}
+    # With these options, the command opens the source, and hands it over.
+    opened = {"masks", "arrays", "points", "boxes"}
+    assert parameters.keys() - call.keys() == {"source", "output", *opened}
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("images out.bin --masks m", {"masks": {"mask": "m"}}),
-        ("images out.bin --masks a=m --masks b=n/", {"masks": {"a": "m", "b": "n/"}}),
-        ("images out.bin --array depth=d", {"arrays": {"depth": "d"}}),
         ("images out.bin --new-to more.bin", {"new_to": "more.bin"}),
         ("images out.bin --missing-masks fill", {"missing_masks": "fill"}),
         ("images out.bin --mask-fill 9", {"mask_fill": 9}),
-        ("x.tar out.bin --masks m/", {"masks": {"mask": "m/"}}),
     ],
 )
-def test_masks_and_arrays_are_handed_on(
+def test_options_of_masks_and_new_samples_are_handed_on(
     run: Run, call: dict[str, Any], arguments: str, expected: dict[str, Any]
 ) -> None:
     assert run("build", *arguments.split()).status == 0
     assert {name: call[name] for name in expected} == expected
     assert isinstance(call["source"], str)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--masks m", {"mask": "mask"}),
+        ("--masks a=m --masks b=m/", {"a": "mask", "b": "mask"}),
+        ("--array depth=m --masks m", {"mask": "mask", "depth": "array"}),
+    ],
+)
+def test_folders_of_masks_and_arrays_belong_to_the_source(
+    run: Run,
+    call: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    expected: dict[str, str],
+) -> None:
+    for name in ("images/1.jpg", "m/1.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert run("build", "images", "out.bin", *options.split()).status == 0
+    assert call["source"].arrays == expected
+    assert set(call["source"][0].arrays.values()) == {Path("m/1.png")}
+    twice = ("--masks", "m", "--masks", "mask=m")
+    assert_usage(run("build", "images", "out.bin", *twice), "--masks has 'mask' twice")
 
 
 def test_tars_have_points_boxes_and_masks_by_name(
@@ -189,7 +213,6 @@ def test_tars_have_points_boxes_and_masks_by_name(
     assert source.arrays == {"seg": "mask", "z": "array"}
     assert source.schema["marks"].points
     assert source.schema["boxes"].shape == (9, 4)
-    assert (call["masks"], call["arrays"]) == (None, None)
 
 
 def test_a_table_has_patterns_and_files_by_the_same_option(
@@ -197,13 +220,12 @@ def test_a_table_has_patterns_and_files_by_the_same_option(
 ) -> None:
     table = tmp_path / "x.csv"
     table.write_text("path,label,segm,depth,r1,r2\na.jpg,x,a.png,a.npy,1,2\n")
-    for name in ("a.jpg", "a.png", "a.npy"):
+    (tmp_path / "more").mkdir()
+    for name in ("a.jpg", "a.png", "a.npy", "more/a.npy"):
         (tmp_path / name).touch()
     options = ["--masks", "segm", "--array", "z=depth", "--array", "pose=r*", "--array"]
-    assert run("build", table, "out.bin", *options, f"more={tmp_path}").status == 0
-    assert call["arrays"] == {"more": str(tmp_path)}
-    assert call["masks"] is None
-    assert call["source"].arrays == {"segm": "mask", "z": "array"}
+    assert run("build", table, "out.bin", *options, f"more={tmp_path}/more").status == 0
+    assert call["source"].arrays == {"segm": "mask", "z": "array", "more": "array"}
     assert list(call["source"].schema) == ["label", "pose"]
 
 

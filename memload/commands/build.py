@@ -185,12 +185,12 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     If a build is interrupted, run the same command again: it continues where it stopped.
     """
     quiet, as_json = options.pop("quiet"), options.pop("as_json")
-    source, output = _open_source(arguments, options)
     import memload
 
     start_logging(quiet)
     exif, progress = not options.pop("no_exif"), False if quiet else None
     try:
+        source, output = _open_source(arguments, options)
         report = memload.build(source, output, exif=exif, progress=progress, **options)
     except ValueError as error:
         raise ValueError(_with_typed_option(str(error))) from None
@@ -235,52 +235,27 @@ def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any
     if not manifest and not sources:
         raise click.UsageError(f"Give SOURCE and OUT.BIN. Only one is given: {output}.")
     options["classes"] = _classes(options.pop("classes"), options.pop("classes_from"))
-    from memload.building.sources.opening import UsageError, has_entries, open_paths, open_table
+    from memload.building.sources.opening import UsageError, open_files
 
-    reading = _reading_options(options, with_entries=bool(manifest) or has_entries(sources[0]))
+    reading = _reading_options(options)
     if len(sources) == 1 and not (reading and output.endswith(".bin")):
         return sources[0], output  # if the output's name is wrong, memload.build says so
     if not output.endswith(".bin"):  # known before many files are opened
         raise click.UsageError(f"OUT.BIN comes last, and ends in .bin. {output} is given.")
     try:
-        if manifest:
-            return open_table(manifest, **reading), output
-        return open_paths(sources, reading), output
+        return open_files(sources or [manifest], is_table=bool(manifest), **reading), output
     except UsageError as error:
         raise click.UsageError(str(error)) from None
 
 
-def _reading_options(options: dict[str, Any], *, with_entries: bool) -> dict[str, Any]:
-    """Take the options for sources of some kind, if they are given, out of ``options``.
-
-    Those of masks and arrays stay in ``options`` if they are folders, which go with any source.
-    """
-    from memload.building.sources.opening import is_entry, split_folders
-
-    reading = {name: options.pop(name) for name in _SOURCE_OPTIONS}
+def _reading_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options for sources of some kind, if they are given, out of ``options``."""
+    reading = {name: options.pop(name) for name in (*_SOURCE_OPTIONS, "masks", "arrays")}
     for name in ("where", "points", "boxes"):
         reading[name] = values.by_name(f"--{name}", reading[name])
-    if not any(reading["points"].values()):
-        reading["points"] = list(reading["points"])
-    reading["boxes"] = {
-        name: int(value) if value.isdecimal() else value for name, value in reading["boxes"].items()
-    }
     if reading["extensions"]:
         endings = reading["extensions"].split(",")
         reading["extensions"] = [f".{ending.strip().lstrip('.')}" for ending in endings]
-    named = {"arrays": options["arrays"], "masks": options["masks"]}
-    # An entry such as seg.png, which means files such as 1.seg.png in a tar, has the name seg.
-    named["masks"] = [
-        (
-            name or (value.split(".")[0] if is_entry(value, with_entries=with_entries) else "mask"),
-            value,
-        )
-        for name, value in named["masks"]
-    ]
-    for name, pairs in named.items():
-        given = values.by_name("--array" if name == "arrays" else "--masks", pairs)
-        folders, reading[name] = split_folders(given, with_entries=with_entries)
-        options[name] = folders or None
     return {name: value for name, value in reading.items() if value}
 
 

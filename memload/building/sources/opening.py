@@ -7,7 +7,7 @@ import shutil
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memload.building.sources.arrays import ArrayFile
 from memload.building.sources.beside import FilesBeside
@@ -47,38 +47,46 @@ _KINDS: Mapping[str, type] = {
 #: The kinds that consist of several files.
 _SEVERAL = (ParquetFiles, TarShards)
 
-_TABLE = ("points", "boxes", "masks", "arrays", "path_column", "label_column", "extension", "where")
-_OPTIONS: Mapping[type, tuple[str, ...]] = {
-    ImageFolder: ("extensions",),
-    RemoteFolder: ("extensions",),
-    ZipArchive: ("extensions",),
-    Manifest: ("root", *_TABLE),
-    ParquetFiles: ("image_column", "label_column", "masks", "arrays"),
-    TarShards: ("masks", "arrays", "points", "boxes"),
-    ArrayFile: ("labels",),
-}
+#: The options that name what a sample has beside its image.
+_PARTS = ("masks", "arrays", "points", "boxes")
 
-#: The options of a map-style data set: names of entries of its samples.
-_ENTRIES = ("masks", "arrays", "points", "boxes")
 
-#: What messages call a source that is opened by a class.
-_DESCRIPTIONS: Mapping[type, str] = {
-    ImageFolder: "a folder of images",
-    RemoteFolder: "a folder of images on a server",
-    ZipArchive: "a zip archive",
-    Manifest: "a table",
-    ParquetFiles: "Parquet",
-    TarShards: "tar shards",
-    ArrayFile: "an array",
-    ExistingDataset: "a memload data set",
-}
+class _Kind(NamedTuple):
+    """What messages call a kind of source, which options it has, and how its parts are named.
 
-#: How points and boxes are given for the kinds that have them.
-_FORMS: Mapping[tuple[type, str], str] = {
-    (Manifest, "points"): "NAME=x*,y*",
-    (Manifest, "boxes"): "NAME=x1*,y1*,x2*,y2*",
-    (TarShards, "points"): "NAME",
-    (TarShards, "boxes"): "NAME=100",
+    Masks and arrays in folders go with every source. ``arrays`` says what they may be otherwise,
+    besides folders. ``points`` and ``boxes`` are forms as they are typed. Empty: it has none.
+    """
+
+    description: str
+    options: tuple[str, ...] = ()
+    arrays: str = ""
+    points: str = ""
+    boxes: str = ""
+
+    def known_options(self) -> tuple[str, ...]:
+        """Return the names of all options that such a source has."""
+        parts = {"masks": self.arrays, "arrays": self.arrays}
+        parts |= {"points": self.points, "boxes": self.boxes}
+        return (*(name for name, form in parts.items() if form), *self.options)
+
+
+_TABLE_OPTIONS = ("root", "path_column", "label_column", "extension", "where")
+#: All kinds of sources. What is no folder, as `_is_folder` says, is a part of the source itself: a
+#: column of a table, which has paths, or a pattern for columns of numbers, as `Manifest` finds out;
+#: a column of Parquet files; the extension of files in tars; an entry of a data set's samples.
+_SOURCES: Mapping[type, _Kind] = {
+    ImageFolder: _Kind("a folder of images", ("extensions",)),
+    RemoteFolder: _Kind("a folder of images on a server", ("extensions",)),
+    ZipArchive: _Kind("a zip archive", ("extensions",)),
+    Manifest: _Kind(
+        "a table", _TABLE_OPTIONS, "columns or patterns", "NAME=x*,y*", "NAME=x1*,y1*,x2*,y2*"
+    ),
+    ParquetFiles: _Kind("Parquet", ("image_column", "label_column"), "columns"),
+    TarShards: _Kind("tar shards", (), "extensions", "NAME", "NAME=100"),
+    ArrayFile: _Kind("an array", ("labels",)),
+    ExistingDataset: _Kind("a memload data set"),
+    DatasetSource: _Kind("a data set", (), "entries", "NAME", "NAME=100"),
 }
 
 _MAX_FILES = 1_000_000
@@ -151,80 +159,112 @@ def open_source(
     >>> source.classes, source.notes  # doctest: +SKIP
     (['beagle', 'pug'], [])
     """
-    if isinstance(masks, (str, os.PathLike)):
-        masks = {"mask": masks}
-    with_entries = has_entries(source)
-    for folder in (*_values(masks), *_values(arrays)):
-        if is_url(folder):
-            raise SourceError(
-                f"{folder}: masks and arrays beside the images are read from this machine. Copy "
-                "the folder.",
-                path=folder,
-            )
-    mask_folders, mask_entries = split_folders(masks, with_entries=with_entries)
-    array_folders, array_entries = split_folders(arrays, with_entries=with_entries)
-    options |= {"masks": mask_entries, "arrays": array_entries, "points": points, "boxes": boxes}
+    if isinstance(source, (str, os.PathLike)) or _is_list_of_files(source):
+        paths = [source] if isinstance(source, (str, os.PathLike)) else source
+        names = [os.fspath(path) for path in paths]
+        opened = open_files(
+            names, masks=masks, arrays=arrays, points=points, boxes=boxes, **options
+        )
+        return opened if new_to is None else NewSamples(opened, new_to)
+    is_entry = not isinstance(source, Source)
+    mask_folders, masks = _split("masks", masks, has_entries=is_entry)
+    array_folders, arrays = _split("arrays", arrays, has_entries=is_entry)
+    options |= {"masks": masks, "arrays": arrays, "points": points, "boxes": boxes}
     given = {name: value for name, value in options.items() if _is_given(value)}
-    opened = _open(source, given, classes=classes, num_workers=num_workers, timeout=timeout)
-    if mask_folders or array_folders:
-        opened = FilesBeside(opened, masks=mask_folders, arrays=array_folders)
+    opened = _open_object(source, given, classes, num_workers, timeout)
+    opened = _with_folders(opened, mask_folders, array_folders)
     return opened if new_to is None else NewSamples(opened, new_to)
 
 
-def _values(named: Any) -> list[Any]:
-    return list(named.values()) if isinstance(named, Mapping) else list(named or ())
+def open_files(
+    names: Sequence[str],
+    *,
+    is_table: bool = False,
+    masks: Any = None,
+    arrays: Any = None,
+    points: Any = None,
+    boxes: Any = None,
+    **options: Any,
+) -> Source:
+    """Open paths or URLs that together are one source. Raises as `open_source` does.
+
+    With ``is_table`` it is a table whatever its name is, such as that of a pipe. What is named may
+    be as it is typed: ``masks`` and ``arrays`` as pairs of a name, or "", and a text; ``points`` as
+    a mapping to empty texts; and the numbers of ``boxes`` as texts.
+    """
+    kind, paths = (Manifest, names) if is_table else _kind_and_paths(names)
+    opener = kind or (RemoteFolder if is_url(paths[0]) else ImageFolder)
+    has_entries = bool(_SOURCES[opener].arrays)
+    mask_folders, masks = _split("masks", masks, has_entries=has_entries)
+    array_folders, arrays = _split("arrays", arrays, has_entries=has_entries)
+    if isinstance(points, Mapping) and not any(points.values()):
+        points = list(points)
+    if opener is not Manifest and isinstance(boxes, Mapping):
+        boxes = {
+            name: int(value) if isinstance(value, str) and value.isdecimal() else value
+            for name, value in boxes.items()
+        }
+    options |= {"masks": masks, "arrays": arrays, "points": points, "boxes": boxes}
+    given = {name: value for name, value in options.items() if _is_given(value)}
+    return _with_folders(_open_as(kind, paths, given), mask_folders, array_folders)
 
 
 def _is_given(value: Any) -> bool:
     return value is not None and not (isinstance(value, (str, Sequence, Mapping)) and not value)
 
 
-def has_entries(source: Any) -> bool:
-    """Return whether masks and arrays may be parts of a source, and not only files beside it."""
-    if _is_list_of_files(source):
-        source = source[0]
-    if isinstance(source, (str, os.PathLike)):
-        return _kind_of(os.fspath(source)) in (Manifest, ParquetFiles, TarShards)
-    return not isinstance(source, Source)
-
-
-def is_entry(value: str | Path, *, with_entries: bool) -> bool:
-    """Return whether a value of ``masks`` or ``arrays`` is no folder, but an entry or a pattern.
-
-    ``with_entries`` says whether the source has any, see `has_entries`.
-    """
-    if isinstance(value, Path) or value.endswith("/") or Path(value).is_dir():
-        return False
-    return with_entries or any(mark in value for mark in "*?[:,")
-
-
-def split_folders(
-    named: Sequence[str] | Mapping[str, str | Path] | None, *, with_entries: bool
+def _split(
+    argument: str, given: Any, *, has_entries: bool
 ) -> tuple[dict[str, str | Path], Sequence[str] | dict[str, str]]:
-    """Return those of ``masks`` or ``arrays`` that are folders, and those that are entries."""
-    if not isinstance(named, Mapping):
-        return {}, named or ()
-    entries = {
-        name: str(value)
-        for name, value in named.items()
-        if is_entry(value, with_entries=with_entries)
-    }
-    return {name: value for name, value in named.items() if name not in entries}, entries
+    """Return what is named as ``masks`` or ``arrays``: folders and entries, each by its name."""
+    if argument == "masks" and isinstance(given, (str, os.PathLike)):
+        return {"mask": os.fspath(given)}, ()
+    if not isinstance(given, Mapping) and all(isinstance(each, str) for each in given or ()):
+        return {}, given or ()
+    folders: dict[str, str | Path] = {}
+    entries: dict[str, str] = {}
+    for name, value in given.items() if isinstance(given, Mapping) else given:
+        is_folder = _is_folder(value, has_entries=has_entries)
+        # An entry such as seg.png, which means files such as 1.seg.png in a tar, has the name seg.
+        own_name = name or ("mask" if is_folder else value.partition(".")[0])
+        if own_name in folders or own_name in entries:
+            raise UsageError(f"{_as_typed(argument)} has {own_name!r} twice. Give each name once.")
+        if is_folder:
+            folders[own_name] = value
+        else:
+            entries[own_name] = value
+    return folders, entries
 
 
-def _open(
+def _is_folder(value: str | Path, *, has_entries: bool) -> bool:
+    """Return whether a value of ``masks`` or ``arrays`` is a folder, and no part of the source."""
+    if isinstance(value, Path) or value.endswith("/") or Path(value).is_dir():
+        return True
+    return (not has_entries and not any(mark in value for mark in "*?[:,")) or is_url(value)
+
+
+def _with_folders(
+    source: Source, masks: Mapping[str, str | Path], arrays: Mapping[str, str | Path]
+) -> Source:
+    """Return a source with masks and arrays that lie in folders."""
+    for folder in (*masks.values(), *arrays.values()):
+        if is_url(folder):
+            raise SourceError(
+                f"{folder}: masks and arrays beside the images are read from this machine. Copy "
+                "the folder.",
+                path=folder,
+            )
+    return FilesBeside(source, masks=masks, arrays=arrays) if masks or arrays else source
+
+
+def _open_object(
     source: Any,
     given: dict[str, Any],
-    *,
     classes: Sequence[str] | None,
     num_workers: int,
     timeout: float,
 ) -> Source:
-    """Open what is named, without files beside it."""
-    if isinstance(source, (str, os.PathLike)):
-        return open_paths([os.fspath(source)], given)
-    if _is_list_of_files(source):
-        return open_paths([os.fspath(path) for path in source], given)
+    """Open what is no file, without files beside it."""
     if isinstance(source, Source):
         if given:
             raise ValueError(
@@ -232,7 +272,7 @@ def _open(
                 f"{'this' if len(given) == 1 else 'these'} to {type(source).__name__} itself."
             )
         return source
-    others = [name for name in given if name not in _ENTRIES]
+    others = [name for name in given if name not in _PARTS]
     if others:
         raise ValueError(
             f"{', '.join(map(_as_typed, others))}: only for files and folders. Leave it out."
@@ -272,11 +312,6 @@ def _check_map_style(source: Any) -> None:
     )
 
 
-def open_table(path: str | Path, **options: Any) -> Source:
-    """Open a table whatever its name is, such as that of a pipe. See `Manifest` for ``options``."""
-    return _open_as(Manifest, [os.fspath(path)], options)
-
-
 def _is_list_of_files(source: Any) -> bool:
     """Return whether these are files that make up one source, and not a list of images."""
     return (
@@ -295,8 +330,8 @@ def _kind_of(path: str) -> type | None:
     return _KINDS.get(os.path.splitext(name)[1].lower())  # noqa: PTH122  # or a URL
 
 
-def open_paths(given: Sequence[str], options: dict[str, Any]) -> Source:
-    """Open paths or URLs that together are one source. Raises as `open_source` does."""
+def _kind_and_paths(given: Sequence[str]) -> tuple[type | None, list[str]]:
+    """Return what opens paths or URLs, or None for a folder, and what their patterns stand for."""
     paths = [path for name in given for path in _expand(name)]
     kinds = [None if Path(path).is_dir() else _kind_of(path) for path in paths]
     is_one_source = kinds[0] in _SEVERAL and len(set(kinds)) == 1
@@ -306,7 +341,7 @@ def open_paths(given: Sequence[str], options: dict[str, Any]) -> Source:
             f"{len(paths)} sources are given: {names}. Several files of one kind can be built "
             "together if they are tar or Parquet files. Build others one by one."
         )
-    return _open_as(kinds[0], paths, options)
+    return kinds[0], paths
 
 
 def _open_as(kind: type | None, paths: Sequence[str], options: dict[str, Any]) -> Source:
@@ -420,7 +455,7 @@ def _remote_table(path: str, options: dict[str, Any]) -> Source:
 
 
 def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
-    known = _OPTIONS.get(kind, ())
+    known, description = _SOURCES[kind].known_options(), _SOURCES[kind].description
     unknown_names = [name for name in options if name not in known]
     unknown = [_as_typed(name) for name in unknown_names]
     _check_patterns(kind, options, path)
@@ -428,7 +463,7 @@ def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
         if name in unknown_names and not isinstance(options[name], Mapping):
             entry = next(iter(options[name]))
             raise UsageError(
-                f"{name}: {path} is read as {_DESCRIPTIONS[kind]}, which has no entries such as "
+                f"{name}: {path} is read as {description}, which has no entries such as "
                 f"{entry!r}. Name a folder of files: {name}={{{entry!r}: 'folder/'}}."
             )
     if unknown:
@@ -436,7 +471,7 @@ def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
             known = ()  # it would not be what was meant
         names = ", ".join(map(_as_typed, known))
         raise UsageError(
-            f"{', '.join(unknown)}: {path} is read as {_DESCRIPTIONS[kind]}, to which this does "
+            f"{', '.join(unknown)}: {path} is read as {description}, to which this does "
             f"not apply. Leave it out{f', or use {names}' if names else ''}."
         )
 
@@ -444,8 +479,8 @@ def _check_options(kind: type, options: Mapping[str, Any], path: str) -> None:
 def _check_patterns(kind: type, options: Mapping[str, Any], path: str) -> None:
     """Raise UsageError for points and boxes of a table without patterns, and of tars with them."""
     for name in ("points", "boxes"):
-        value = options.get(name)
-        if not value or (kind, name) not in _FORMS:
+        value, form = options.get(name), getattr(_SOURCES[kind], name)
+        if not value or not form:
             continue
         values = value.values() if isinstance(value, Mapping) else [None]
         has_patterns = all(
@@ -453,8 +488,8 @@ def _check_patterns(kind: type, options: Mapping[str, Any], path: str) -> None:
         )
         if has_patterns != (kind is Manifest):
             raise UsageError(
-                f"--{name}: {path} is read as {_DESCRIPTIONS[kind]}, where this has the form "
-                f"{_FORMS[kind, name]}."
+                f"--{name}: {path} is read as {_SOURCES[kind].description}, where this has the "
+                f"form {form}."
             )
 
 
