@@ -5,7 +5,7 @@ All JPEG decoders here are built on libjpeg-turbo and give the same pixels to th
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -39,6 +39,12 @@ except ImportError:  # pragma: no cover
 
 Mode = Literal["RGB", "L", "I;16"]
 MODES: tuple[str, ...] = get_args(Mode)
+#: The mode that a stored picture of this element type and number of channels has.
+MODE_OF_STORED: Mapping[tuple[str, int], Mode] = {
+    ("|u1", 1): "L",
+    ("|u1", 3): "RGB",
+    ("<u2", 1): "I;16",
+}
 DECODERS = ("pillow", "jpeg4py")
 
 #: What Pillow may open. PostScript, which it hands to another program, is left out, and so are

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from memload.building.decoders import MODE_OF_STORED
 from memload.building.progress import progress as progress_of
 from memload.building.sources.exported import TABLE
 from memload.building.sources.matching import stem_of
@@ -24,6 +25,7 @@ from memload.editing.threads import in_order
 from memload.editing.writers import FolderWriter, TarWriter, folders, member_ending
 from memload.storage.index import Index
 from memload.storage.shards import describe
+from memload.wording import counted
 
 ImageFormat = Literal["png", "jpg", "npy"]
 
@@ -51,7 +53,7 @@ class ExportReport:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        count = "1 sample" if self.samples == 1 else f"{self.samples:,} samples"
+        count = counted(self.samples, "sample")
         beside = f", and {', '.join(map(str, self.beside))}" if self.beside else ""
         return f"{self.path}: {count} as {self.format.upper()}{beside}"
 
@@ -153,9 +155,7 @@ def _report(
     if changed:
         (key, stem), count = changed[0], len(changed)
         where = "the .json files have" if output.suffix == ".tar" else "metadata.csv has"
-        samples = (
-            "1 sample has another name" if count == 1 else f"{count:,} samples have other names"
-        )
+        samples = counted(count, "sample has another name", "samples have other names")
         notes.append(f"{samples} than the key, such as {stem} for {key:.200}; {where} the keys")
     if command := _command(index, output, beside, format):
         notes.append(f"build it again: {command}")
@@ -188,9 +188,8 @@ def _command(index: Index, output: Path, beside: Mapping[str, Path], format: str
 
     ``beside`` has the folders of masks and other arrays by name. It is empty for a tar.
     """
-    modes = {("|u1", 1): "L", ("|u1", 3): "RGB", ("<u2", 1): "I;16"}
     height, width, channels = index.image.shape
-    mode = modes.get((index.image.descr, channels))
+    mode: str | None = MODE_OF_STORED.get((index.image.descr, channels))
     is_tar = output.suffix == ".tar"
     words = ["memload", "build", str(output if is_tar else output / TABLE), "again.bin"]
     if format == "npy":

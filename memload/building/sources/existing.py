@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memload.building.decoders import MODE_OF_STORED
 from memload.building.sources.columns import Columns
 from memload.building.sources.listed import ListedSource
 from memload.building.sources.record import Column, FileState, Record
@@ -52,8 +53,7 @@ class ExistingDataset(ListedSource):
         """How images are stored by default: as pictures or masks where that is possible."""
         if self._holds_masks and self.descr in DESCRS_OF_MASKS and self.shape[2] == 1:
             return "mask"
-        modes = {("|u1", 1): "L", ("|u1", 3): "RGB", ("<u2", 1): "I;16"}
-        return modes.get((self.descr, self.shape[2]), "array")
+        return MODE_OF_STORED.get((self.descr, self.shape[2]), "array")
 
     def __getitem__(self, index: int) -> Record:
         arrays = {name: self._rows[name].read(index) for name in self.arrays}
