@@ -222,6 +222,20 @@ def build(
     )
     for path in _data_sets_read(source, new_to):
         check_not_read(Index.open(path), output, workspace.arrays)
+    return _run(workspace, limit, new_to, on_error, num_workers, timeout, progress)
+
+
+def _run(
+    workspace: Workspace,
+    limit: RejectLimit,
+    new_to: str | Path | None,
+    on_error: OnError,
+    num_workers: int,
+    timeout: float,
+    progress: bool | None,
+) -> BuildReport:
+    """Convert what is not done yet, and publish the data set. See `build` for the arguments."""
+    source, settings = workspace.source, workspace.settings
     num_workers = min(num_workers, len(source))  # of more, some would have nothing to do
     started, converted, notes = time.perf_counter(), 0, list(source.notes)
     try:
@@ -234,10 +248,10 @@ def build(
             if new_to is not None:
                 notes += different_settings(new_to, settings.as_dict())
             notes += [*_notes(workspace), *_label_notes(index), *_id_notes(index)]
-            publish(index, workspace.folder, output, overwrite)
+            publish(index, workspace.folder, workspace.output, workspace.overwrite)
             workspace.remove()
     except OSError as error:
-        raise _system_error(name, error) from error
+        raise _system_error(workspace.name, error) from error
     seconds = time.perf_counter() - started
     return _report(workspace, index, converted, seconds, num_workers, notes)
 
