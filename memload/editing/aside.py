@@ -23,32 +23,33 @@ def temporary_folder(folder: Path, output: Path, last: str | None = None) -> Ite
     move what is left. Two processes are kept apart by a lock.
 
     Raises FileNotFoundError if its parent is missing, FileExistsError if there is such a folder
-    with other content, and BuildError if another process has it now. An OSError of the body becomes
-    a BuildError that names the output.
+    with other content, and BuildError if another process has it now. Any other OSError, also one of
+    the body, becomes a BuildError that names the output.
     """
     if not folder.parent.is_dir():
         raise FileNotFoundError(f"{folder.parent}: there is no such folder. Make it first.")
     is_ours = (folder / _LOCK).exists() or is_empty_folder(folder)
     if os.path.lexists(folder) and not is_ours:
         raise FileExistsError(f"{folder} is in the way. Move it, or choose another output.")
-    with locked(folder):
-        if not _is_complete(folder, last):
-            clear(folder)  # after a process that was killed
-        try:
-            yield folder
-        except MemloadError:  # some are OSErrors, too
-            raise
-        except OSError as error:
-            raise BuildError(
-                f"{output} cannot be written: {error}. Make room or mend that, then run the same "
-                "command again.",
-                path=output,
-            ) from error
-        finally:
+    try:
+        with locked(folder):
             if not _is_complete(folder, last):
-                clear(folder)
-                (folder / _LOCK).unlink()  # last: until then no other process begins
-                folder.rmdir()
+                clear(folder)  # after a process that was killed
+            try:
+                yield folder
+            finally:
+                if not _is_complete(folder, last):
+                    clear(folder)
+                    (folder / _LOCK).unlink()  # last: until then no other process begins
+                    folder.rmdir()
+    except MemloadError:  # some are OSErrors, too
+        raise
+    except OSError as error:
+        raise BuildError(
+            f"{output} cannot be written: {error}. Make room or mend that, then run the same "
+            "command again.",
+            path=output,
+        ) from error
 
 
 @contextlib.contextmanager
