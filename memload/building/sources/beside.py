@@ -13,6 +13,7 @@ from memload.building.sources.record import EXTENSIONS, Record, Source
 from memload.building.sources.wrapped import WrappedSource
 from memload.errors import SourceError
 from memload.storage.keys import Keys
+from memload.wording import counted, listed
 
 #: The extensions of files by kind. A mask is no JPEG, which does not keep numbers as they are.
 ENDINGS: Mapping[str, tuple[str, ...]] = {
@@ -93,7 +94,7 @@ class _Folder:
         self.path = path
         files, others = _list(path, ENDINGS[kind])
         if not files:
-            found = f"only {_shown(others)}" if others else "it is empty"
+            found = f"only {listed(others, 3)}" if others else "it is empty"
             raise SourceError(
                 f"{path} has no files for {name!r} ({' '.join(ENDINGS[kind])}): {found}. Check the "
                 "folder.",
@@ -113,13 +114,13 @@ class _Folder:
         """Yield notes on files without an image, and on other files."""
         unused = np.setdiff1d(np.arange(len(self._files)), self._numbers).tolist()
         if unused:
-            shown = _shown([self._files[number] for number in unused[:4]])
+            shown = listed((self._files[number] for number in unused), 3)
             count = f"{len(unused):,} of {len(self._files):,} files"
             verb = "belongs" if len(unused) == 1 else "belong"
             yield f"{name}: {count} in {self.path} {verb} to no image: {shown}"
         if others:
-            count = "1 other file" if len(others) == 1 else f"{len(others):,} other files"
-            yield f"{name}: skipped {count} in {self.path}: {_shown(others)}"
+            count = counted(len(others), "other file")
+            yield f"{name}: skipped {count} in {self.path}: {listed(others, 3)}"
 
 
 def _check_folder(root: Path) -> None:
@@ -213,7 +214,3 @@ def _conflict_error(root: Path, conflict: Conflict) -> SourceError:
         "into folders as the images are.",
         path=root,
     )
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(repr(name)[1:-1] for name in names[:3]) + (", …" if len(names) > 3 else "")

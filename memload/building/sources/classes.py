@@ -14,6 +14,7 @@ from memload.building.sources.wrapped import WrappedSource, unwrapped
 from memload.building.sources.zip import ZipArchive
 from memload.errors import DecodeError, SourceError
 from memload.storage.index import Index
+from memload.wording import listed
 
 
 class PinnedClasses(WrappedSource):
@@ -55,9 +56,9 @@ def _translation(source: Source, classes: Sequence[str]) -> dict[int, int] | Non
         return None
     unknown = [name for name in source.classes if name not in number]
     if unknown:
-        names = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
         raise SourceError(
-            f"The source has classes that are not among the {len(classes):,} given: {names}. "
+            f"The source has classes that are not among the {len(classes):,} given: "
+            f"{listed(unknown, 3)}. "
             "Add them to the list, remove them from the source, or leave out the list."
         )
     return {label: number[name] for label, name in enumerate(source.classes)}

@@ -80,7 +80,7 @@ class Columns:
     ) -> None:
         """Add a column of text as a category, or leave it out if it has too many values.
 
-        With ``always``, a category it is.
+        With ``always``, it is a category however many values it has.
         """
         if not always and not is_category(len(set(texts)), len(texts)):
             self.skip(name, example or f"{texts[0]!r:.20}")

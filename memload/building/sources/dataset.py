@@ -34,6 +34,7 @@ from memload.building.sources.record import Column, Record
 from memload.building.sources.unnamed import check_no_boxes, check_no_masks, notes_on_columns
 from memload.errors import DecodeError, SourceError, describe_error
 from memload.storage.keys import Keys
+from memload.wording import counted, listed
 
 Value = TypeVar("Value")
 
@@ -131,7 +132,7 @@ class DatasetSource:
             self.notes += notes_on_columns(self.schema)
         self.keys = Keys.of(_names(dataset, key))
         self.has_numbers_as_keys = key is None
-        if hasattr(dataset, "__getitems__"):
+        if hasattr(dataset, "__getitems__"):  # as `WrappedSource` does
             self.__getitems__ = self._get_several
 
     def _read_stored(self, dataset: Any) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -432,7 +433,7 @@ def _check_labels(dataset: Any, name: str) -> None:
         if label in (None, "") or label != label  # NaN
     ]
     if missing:
-        count = "1 label is" if len(missing) == 1 else f"{len(missing):,} labels are"
+        count = counted(len(missing), "label is", "labels are")
         raise SourceError(
             f"{count} missing, the first one that of sample {missing[0]}. Fill them in, or leave "
             "these samples out."
@@ -456,9 +457,8 @@ def _note_without_labels(*, has_entries: bool) -> str:
 def _notes(left_out: Mapping[str, str]) -> list[str]:
     if not left_out:
         return []
-    kind = "1 column" if len(left_out) == 1 else f"{len(left_out)} columns"
-    shown = ", ".join(f"{name} ({why})" for name, why in list(left_out.items())[:5])
-    return [f"skipped {kind}: {shown}" + (", …" if len(left_out) > 5 else "")]
+    shown = (f"{name} ({why})" for name, why in left_out.items())
+    return [f"skipped {counted(len(left_out), 'column')}: {listed(shown, 5)}"]
 
 
 # ------------------------------------------------------------------------------------ any data set

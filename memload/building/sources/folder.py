@@ -13,6 +13,7 @@ from memload.building.sources.listed import Files
 from memload.building.sources.names import are_splits
 from memload.building.sources.record import EXTENSIONS
 from memload.errors import SourceError
+from memload.wording import listed
 
 logger = logging.getLogger("memload")
 
@@ -47,7 +48,7 @@ class ImageFolder(Files):
             self._skipped["skipped images outside the class folders"] = flat
         columns = Columns()
         columns.notes += [
-            f"{kind} ({len(skipped):,}): {_first_names(sorted(skipped))}"
+            f"{kind} ({len(skipped):,}): {listed(sorted(skipped), 3)}"
             for kind, skipped in sorted(self._skipped.items())
             if skipped
         ]
@@ -62,7 +63,7 @@ class ImageFolder(Files):
         elif not any(name.count("/") == 1 for name in names):
             first = names[0]
             logger.warning(
-                f"{root}: the class folders ({_first_names(folders)}) have no images of their own, "
+                f"{root}: the class folders ({listed(folders, 3)}) have no images of their own, "
                 f"only folders with images, such as {first.rpartition('/')[0]}. If those are the "
                 f"classes, build {self.root / first.partition('/')[0]} instead."
             )
@@ -162,7 +163,3 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself, which is rejected when it is read
         return False
-
-
-def _first_names(names: Sequence[str]) -> str:
-    return ", ".join(repr(name)[1:-1] for name in names[:3]) + (", …" if len(names) > 3 else "")

@@ -10,6 +10,7 @@ from memload.building.sources.columns import Columns
 from memload.building.sources.record import FileState, Record
 from memload.errors import DecodeError, SourceError
 from memload.storage.keys import Keys
+from memload.wording import counted, listed
 
 
 class ListedSource:
@@ -58,7 +59,7 @@ def _check_labels(keys: Sequence[str], columns: Columns) -> None:
     if columns.classes is not None and "" in columns.classes:
         missing = np.flatnonzero(labels == columns.classes.index(""))
     if len(missing):
-        count = "1 label is" if len(missing) == 1 else f"{len(missing):,} labels are"
+        count = counted(len(missing), "label is", "labels are")
         raise SourceError(
             f"{count} missing, the first one that of {keys[int(missing[0])]}. Fill them in, or "
             "leave these samples out."
@@ -110,8 +111,9 @@ def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[int]:
         return sorted(range(len(names)), key=names.__getitem__)
     flat = sorted(names[position] for position, part in enumerate(parts) if len(part) == 1)
     if flat:
-        shown = ", ".join(flat[:3]) + (", …" if len(flat) > 3 else "")
-        columns.notes.append(f"skipped images outside the class folders ({len(flat):,}): {shown}")
+        columns.notes.append(
+            f"skipped images outside the class folders ({len(flat):,}): {listed(flat, 3)}"
+        )
     kept.sort(key=lambda position: (parts[position][0], *names[position].rpartition("/")))
     columns.add_labels([parts[position][0] for position in kept])
     return kept

@@ -30,6 +30,7 @@ from memload.building.sources.table import Manifest, list_images
 from memload.building.sources.tar import TarShards
 from memload.building.sources.zip import ZipArchive
 from memload.errors import SourceError
+from memload.wording import listed
 
 #: What opens a file, by its ending.
 _KINDS: Mapping[str, type] = {
@@ -336,10 +337,9 @@ def _kind_and_paths(given: Sequence[str]) -> tuple[type | None, list[str]]:
     kinds = [None if Path(path).is_dir() else _kind_of(path) for path in paths]
     is_one_source = kinds[0] in _SEVERAL and len(set(kinds)) == 1
     if len(paths) > 1 and not is_one_source:
-        names = ", ".join([*paths[:3], *["…"] * (len(paths) > 3)])
         raise UsageError(
-            f"{len(paths)} sources are given: {names}. Several files of one kind can be built "
-            "together if they are tar or Parquet files. Build others one by one."
+            f"{len(paths)} sources are given: {listed(paths, 3)}. Several files of one kind can be "
+            "built together if they are tar or Parquet files. Build others one by one."
         )
     return kinds[0], paths
 

@@ -16,6 +16,7 @@ from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
 from memload.building.sources.record import FileState, Record
 from memload.errors import DecodeError, DependencyError, SourceError
 from memload.storage.format import RESERVED
+from memload.wording import listed
 
 #: How many images are decoded from a file at a time, so that memory stays flat.
 _ROWS_AT_A_TIME = 32
@@ -89,20 +90,23 @@ class ParquetFiles(ListedSource):
         if self.arrays:
             self.identity += f", arrays {self.arrays!r} in {self._arrays.entry_of!r}"
         self._list_row_groups(files)
-        columns = Columns()
-        label_name = label_column or next(
-            (name for name in LABEL_NAMES if name in schema.names), None
-        )
-        if label_name is not None:
-            _require_column(schema, label_name, self._paths[0])
-            _add_labels(columns, files, label_name, features)
+        columns = self._read_columns(files, label_column)
+        self._cursor: _Cursor | None = None
+        super().__init__(self._keys(files), columns)
+
+    def _read_columns(self, files: Sequence["_OpenFile"], label_column: str | None) -> Columns:
+        """Read the labels, and all columns but those of images and arrays."""
+        columns, schema = Columns(), files[0].content.schema_arrow
+        label = label_column or next((name for name in LABEL_NAMES if name in schema.names), None)
+        if label is not None:
+            _require_column(schema, label, self._paths[0])
+            _add_labels(columns, files, label)
         else:
             columns.notes.append("no labels: name their column with --label-column")
         for name in schema.names:
-            if name not in (self._image_name, label_name, *used):
+            if name not in (self._image_name, label, *self._arrays.entry_of.values()):
                 _add_column(columns, files, name)
-        self._cursor: _Cursor | None = None
-        super().__init__(self._keys(files), columns.finish())
+        return columns.finish()
 
     def _list_row_groups(self, files: Sequence["_OpenFile"]) -> None:
         self._groups: list[_RowGroup] = []
@@ -315,9 +319,7 @@ def _parts(files: Sequence[_OpenFile], name: str) -> Iterator[Any]:
             ) from error
 
 
-def _add_labels(
-    columns: Columns, files: Sequence[_OpenFile], name: str, features: dict[str, Any]
-) -> None:
+def _add_labels(columns: Columns, files: Sequence[_OpenFile], name: str) -> None:
     parts = list(_parts(files, name))
     labels = [label for part in parts for label in part.to_pylist()]
     is_number = all(isinstance(label, (bool, int, float, type(None))) for label in labels)
@@ -331,8 +333,8 @@ def _add_labels(
     for (path, _), other in zip(files, lists, strict=True):
         if other and other != names:
             raise SourceError(
-                f"{path} has the classes {_shown(other)}, but {files[0].path} has {_shown(names)}, "
-                "so the same numbers mean others. Build them one by one, "
+                f"{path} has the classes {listed(other, 5)}, but {files[0].path} has "
+                f"{listed(names, 5)}, so the same numbers mean others. Build them one by one, "
                 "each with the same list of --classes.",
                 path=path,
             )
@@ -355,10 +357,6 @@ def _class_names(schema: Any, name: str) -> list[str]:
         return []
     names = feature.get("names")
     return [str(text) for text in names] if isinstance(names, list) else []
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
 def _add_column(columns: Columns, files: Sequence[_OpenFile], name: str) -> None:

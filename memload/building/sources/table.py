@@ -4,8 +4,9 @@ import csv
 import fnmatch
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from memload.building.sources.names import are_splits
 from memload.building.sources.places import check_places
 from memload.building.sources.record import EXTENSIONS
 from memload.errors import SourceError
+from memload.wording import counted, listed
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*(,[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -274,42 +276,25 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
     """Read the lines that ``where`` keeps. Raises SourceError."""
     table = _Table(path)
     rows: list[list[str]] = []
-    line = 1
     try:
         # Pipes are read, such as <(…) in a shell. Devices such as /dev/zero have no end.
         if path.is_dir() or path.is_block_device() or path.is_char_device():
             raise table.error("it is a folder or a device, not a CSV file. Check the path.")
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             first = file.readline()
-            delimiter = max(DELIMITERS, key=lambda mark: len(_split(first, mark)))
-            table.delimiter = delimiter
-            header = _checked_header(_split(first, delimiter), table)
+            table.delimiter = max(DELIMITERS, key=lambda mark: len(_split(first, mark)))
+            header = _checked_header(_split(first, table.delimiter), table)
             table.is_exported = is_exported(header)
-            reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
             kept = [
                 (header.index(_checked_name(table, header, name)), str(text))
                 for name, text in where.items()
             ]
-            for row in reader:
-                line = reader.line_num + 1
-                if not any(row) and len(row) <= 1:  # a blank line
-                    continue
-                if len(row) != len(header):
-                    count = "1 column" if len(row) == 1 else f"{len(row)} columns"
-                    raise table.error(
-                        f"it has {count}, but the first line has {len(header)}. Correct it.", line
-                    )
-                cells = row
-                if not table.is_exported:
-                    _check_text(row, table, line)
-                    cells = [cell.strip() for cell in row]
+            for line, cells in _read_lines(file, table, len(header)):
                 if all(cells[column] == text for column, text in kept):
                     rows.append(cells)
                     table.lines.append(line)
     except OSError as error:
         raise table.error(f"it cannot be read: {error.strerror or error}") from error
-    except csv.Error as error:
-        raise table.error(f"this is not CSV: {error}. Correct it.", line + 1) from error
     if not rows:
         chosen = " and ".join(f"{name}={text}" for name, text in where.items())
         raise table.error(f"it lists no images{' with ' if chosen else ''}{chosen}")
@@ -317,6 +302,29 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
         name: list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)
     }
     return table
+
+
+def _read_lines(file: TextIO, table: _Table, columns: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the cells of each line below the first that is not blank."""
+    reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=table.delimiter)
+    line = 1
+    try:
+        for row in reader:
+            line = reader.line_num + 1
+            if not any(row) and len(row) <= 1:
+                continue
+            if len(row) != columns:
+                count = counted(len(row), "column")
+                raise table.error(
+                    f"it has {count}, but the first line has {columns}. Correct it.", line
+                )
+            if table.is_exported:
+                yield line, row
+            else:
+                _check_text(row, table, line)
+                yield line, [cell.strip() for cell in row]
+    except csv.Error as error:
+        raise table.error(f"this is not CSV: {error}. Correct it.", line + 1) from error
 
 
 def _split(line: str, delimiter: str) -> list[str]:
@@ -411,8 +419,7 @@ def _read_decimal_commas(table: _Table, notes: list[str]) -> None:
             table.cells[name] = [cell.replace(",", ".") for cell in cells]
             changed.append(f"{name} ({example} is {float(example.replace(',', '.'))})")
     if changed:
-        more = ", …" if len(changed) > 3 else ""
-        notes.append(f"commas are read as decimal points: {', '.join(changed[:3])}{more}")
+        notes.append(f"commas are read as decimal points: {listed(changed, 3)}")
 
 
 def _columns(
@@ -490,7 +497,7 @@ def _find_label(table: _Table, notes: list[str]) -> str | None:
 def _add_labels(columns: Columns, cells: list[str], table: _Table) -> None:
     empty = [line for line, cell in zip(table.lines, cells, strict=True) if not cell]
     if empty:
-        missing = "1 label is" if len(empty) == 1 else f"{len(empty):,} labels are"
+        missing = counted(len(empty), "label is", "labels are")
         raise table.error(
             f"{missing} missing, the first one here. Fill them in, or remove these lines.",
             empty[0],

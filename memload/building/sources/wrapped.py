@@ -23,6 +23,7 @@ class WrappedSource:
         self.has_numbers_as_keys = getattr(source, "has_numbers_as_keys", False)
         self.label_texts = getattr(source, "label_texts", {})
         self.identity = getattr(source, "identity", None)
+        # Set for each object: callers ask with hasattr() what a source has, as torch does.
         if hasattr(source, "__getitems__"):
             self.__getitems__ = self._get_several
         if hasattr(source, "without_image"):
