@@ -42,6 +42,12 @@ def match(keys: Sequence[str], names: Sequence[str], owner: str) -> np.ndarray:
     positions, conflict = matching.match(list(keys), list(names))
     if conflict is not None:
         key, name = conflict.keys[0], conflict.names[0]
+        if len(conflict.names) == len(conflict.keys):
+            raise ValueError(
+                f"{owner} has {name!r:.200} and {conflict.names[1]!r:.200} in different folders, "
+                f"but {key!r:.200} and {conflict.keys[1]!r:.200} have no such folders. Give both "
+                "the same folders."
+            )
         if len(conflict.names) == 2:
             raise ValueError(
                 f"{owner} has {name!r:.200} and {conflict.names[1]!r:.200}, which both fit "

@@ -20,6 +20,7 @@ from memload.editing.matching import match
         (["train/a/1.jpg", "train/b/1.jpg"], ["b/1.png", "a/1.png"], [1, 0]),
         (["b/1.png", "a/1.png"], ["train/a/1.jpg", "train/b/1.jpg"], [1, 0]),
         (["a/1.jpg", "b/2.jpg"], ["2.png", "1.png"], [1, 0]),
+        (["1.jpg", "2.jpg"], ["v/2.png", "v/1.png", "w/3.png"], [1, 0]),
         (["a/1.jpg", "b/1.jpg"], ["b/1.png"], [-1, 0]),  # folders count as long as one name fits
         (["a/1.jpg", "a/2.jpg"], ["b/2.png"], [-1, -1]),  # other folders, other pictures
         (["train/1.jpg"], ["val/1.jpg"], [-1]),
@@ -47,6 +48,11 @@ def test_names_fit_whatever_their_extension(
             ["a/1.jpg", "b/1.jpg"],
             ["1.png"],
             "'1.png' in masks.bin fits both 'a/1.jpg' and 'b/1.jpg'",
+        ),
+        (
+            ["1.jpg", "2.jpg"],
+            ["v/1.png", "w/2.png"],
+            "'v/1.png' and 'w/2.png' in different folders, but '1.jpg' and '2.jpg' have no such",
         ),
         (["a.jpg", "a.tif"], ["a.png"], "'a.png' in masks.bin fits both 'a.jpg' and 'a.tif'"),
     ],

@@ -201,8 +201,15 @@ def _assign(root: Path, files: Sequence[str], keys: Sequence[str]) -> np.ndarray
 
 
 def _conflict_error(root: Path, conflict: Conflict) -> SourceError:
-    """Return the error for two files of an image, or for a file of two images."""
+    """Return the error for two files of an image, a file of two images, or files in two folders."""
     key, file = conflict.keys[0], conflict.names[0]
+    if len(conflict.keys) == len(conflict.names):
+        return SourceError(
+            f"{root} has {file} and {conflict.names[1]} in different folders, but the images {key} "
+            f"and {conflict.keys[1]} have no such folders. Name the folder that belongs to the "
+            "images, or sort the images into folders of the same names.",
+            path=root,
+        )
     if len(conflict.names) == 2:
         return SourceError(
             f"{root} has two files of the image {key}: {file} and {conflict.names[1]}. Keep one of "

@@ -19,7 +19,10 @@ _SHORTENED = "\0"
 
 
 class Conflict(NamedTuple):
-    """Two names that fit one key, or one name that fits two keys."""
+    """Two names that fit one key, one name that fits two keys, or two of each.
+
+    Two of each have names in different folders, while the keys have no such folders.
+    """
 
     keys: tuple[str, ...]
     names: tuple[str, ...]
@@ -38,7 +41,9 @@ def match(
     Folders count. If no name fits with all of them, a key and a name also fit if the one is the end
     of the other: ``train/cat/1.jpg`` and ``cat/1.png``, or ``cat/1.jpg`` and ``1.png``.
 
-    Also returns the first conflict, if there is one: two names for a key, or two keys for a name.
+    Also returns the first conflict, if there is one: two names for a key, two keys for a name, or
+    names in different folders that the keys do not have, such as ``a/1.png`` and ``b/2.png`` for
+    ``1.jpg`` and ``2.jpg``. Those of ``b`` may belong to other pictures.
 
     >>> match(["a/1.jpg", "b/2.jpg"], ["b/2.png"])
     (array([-1,  0]), None)
@@ -91,6 +96,7 @@ def _find_conflict(
 ) -> Conflict | None:
     """Return the first conflict, if there is one. ``seconds`` are the positions of other names."""
     owners: dict[int, str] = {}
+    first: tuple[str, str] | None = None  # the first name with more folders than its key
     for key, position, second in zip(keys, positions.tolist(), seconds.tolist(), strict=True):
         if position < 0:
             continue
@@ -98,7 +104,18 @@ def _find_conflict(
             return Conflict((key,), (names[position], names[second]))
         if owners.setdefault(position, key) != key:
             return Conflict((owners[position], key), (names[position],))
+        name = names[position]
+        if above := _folders_above(name, key):
+            first_key, first_name = first = first or (key, name)
+            if above != _folders_above(first_name, first_key):
+                return Conflict((first_key, key), (first_name, name))
     return None
+
+
+def _folders_above(name: str, key: str) -> str:
+    """Return the folders that a name has above those that its key also has."""
+    more = name.count("/") - key.count("/")
+    return "/".join(name.split("/", more)[:more]) if more > 0 else ""
 
 
 def _end_of(name: str, folders: int) -> str:

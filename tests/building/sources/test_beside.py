@@ -145,6 +145,14 @@ def test_what_fits_with_its_folders_is_not_taken_by_another(images: Path, tmp_pa
     assert names_of(source) == ["cat/1.png", None, None, None]
 
 
+def test_files_of_several_folders_do_not_belong_to_the_images_of_one(tmp_path: Path) -> None:
+    images = touch(tmp_path / "images/video1", "1.jpg", "2.jpg")
+    masks = touch(tmp_path / "masks", "video1/1.png", "video2/2.png")
+    with pytest.raises(SourceError, match=r"1.png and video2/2.png in different folders, but the"):
+        open_source(images, masks=masks)
+    assert names_of(open_source(images, masks=masks / "video1")) == ["video1/1.png", None]
+
+
 def test_a_file_of_two_images_is_an_error(images: Path, tmp_path: Path) -> None:
     masks = touch(tmp_path / "masks", "1.png", "2.png", "v1.0.png")
     with pytest.raises(SourceError, match=r"1.png would belong to two .* cat/1.jpg and dog/1.png"):
