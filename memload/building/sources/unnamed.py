@@ -59,11 +59,12 @@ def check_no_masks(image: Any, entries: Mapping[str, Any]) -> None:
 
     Where the size of the image is not known, the names and the number of dimensions decide.
     """
-    size = _size(image)
-    for name, value in entries.items():
-        shape = _shape(value)
-        sizes = {shape[:2], shape[-2:]} if len(shape) in (2, 3) else set()
-        if not sizes or not (size in sizes or (size is None and name in MASK_NAMES)):
+    shapes = {name: _shape(value) for name, value in entries.items()}
+    shapes = {name: shape for name, shape in shapes.items() if len(shape) in (2, 3)}
+    size = _size(image) if shapes else None
+    for name, shape in shapes.items():
+        is_mask = name in MASK_NAMES if size is None else size in (shape[:2], shape[-2:])
+        if not is_mask:
             continue
         own_name = "mask" if name == "label" else name
         remedy = f"Name it: masks=[{own_name!r}], or arrays=[{own_name!r}] if it has no ids."
@@ -123,8 +124,8 @@ def _size(image: Any) -> tuple[int, int] | None:
     if isinstance(image, np.ndarray):
         return image.shape[0], image.shape[1]
     with contextlib.suppress(Exception):  # it is rejected when its turn comes
-        opened = image
         if isinstance(image, (bytes, Path)):
-            opened = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
-        return opened.height, opened.width
+            with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
+                return opened.height, opened.width
+        return image.height, image.width
     return None

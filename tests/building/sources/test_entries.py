@@ -401,3 +401,13 @@ def test_a_hugging_face_data_set_has_masks_boxes_and_lists(tmp_path: Path) -> No
         np.testing.assert_array_equal(np.asarray(stored[1][1]), IDS)
     skipped = memload.DatasetSource(dataset, image="photo").notes[0]
     assert "annotation (of type Image; masks=['annotation'] or arrays=" in skipped
+
+
+def test_the_size_of_an_image_is_found_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    Image.fromarray(IMAGE).save(path)
+    for image in (path, path.read_bytes()):
+        with pytest.raises(SourceError, match="as a mask"):
+            open_source(Samples(lambda i, image=image: {"image": image, "heat": IDS * 1.0}))
+        small = Samples(lambda i, image=image: {"image": image, "mask": IDS[:3]})
+        assert list(open_source(small).schema) == ["mask"]
