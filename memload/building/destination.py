@@ -100,8 +100,8 @@ def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
     ``overwrite``, or folders.
     """
     parent, replaced = output.parent, folder / _REPLACED
-    overwrite = overwrite or replaced.exists()
     output_index, _, ledger = output_paths(output)
+    overwrite = overwrite or (replaced.exists() and not output_index.exists())
     shards = [shard.file for shard in index.shards]
     has_ledger = index.build["rejected"] > 0
     names = [*shards, ledger.name] if has_ledger else shards
@@ -129,6 +129,15 @@ def publish(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
     sync(parent)
     move(folder / output_index.name, parent)
     sync(parent)
+
+
+def publish_before_another(index: Index, folder: Path, output: Path, overwrite: bool) -> None:
+    """Finish a `publish` that was stopped, before something else is built or copied there.
+
+    Otherwise there would be no data set at all until that is finished.
+    """
+    if is_partly_published(index, folder) and not output_paths(output)[0].exists():
+        publish(index, folder, output, overwrite)
 
 
 def is_partly_published(index: Index, folder: Path) -> bool:

@@ -31,7 +31,12 @@ from pathlib import Path
 import numpy as np
 
 from memload.building.conversion import AnySettings
-from memload.building.destination import check_output, is_partly_published, move, publish
+from memload.building.destination import (
+    check_output,
+    is_partly_published,
+    move,
+    publish_before_another,
+)
 from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact, record_type
 from memload.building.lock import is_locked, locked
 from memload.building.plans import differences, plan_of
@@ -160,8 +165,7 @@ class Workspace:
         if finished_index is not None:
             if is_same_plan:
                 return finished_index
-            # Otherwise there would be no data set at all until this build is finished.
-            publish(finished_index, self.folder, self.output, overwrite=False)
+            publish_before_another(finished_index, self.folder, self.output, self.overwrite)
         check_output(self.output, self.arrays, self.overwrite)
         self._check_space()
         overwrite_is_new = self.overwrite and not former_overwrite

@@ -15,6 +15,7 @@ from memload.building.destination import (
     check_output,
     is_partly_published,
     publish,
+    publish_before_another,
 )
 from memload.building.progress import Show
 from memload.building.progress import progress as progress_of
@@ -79,7 +80,7 @@ def copy(
     check_not_read(index, path, arrays)
     expected = _copied(index, copies)
     with temporary_folder(path.with_suffix(".copying"), path, index_path.name) as folder:
-        written = _written_before(expected, folder, path)
+        written = _written_before(expected, folder, path, overwrite)
         if written is None or not is_partly_published(written, folder):
             check_output(path, arrays, overwrite)
         if written is None:
@@ -94,11 +95,10 @@ def copy(
     return report_on(Path(output), written, ())
 
 
-def _written_before(expected: Index, folder: Path, output: Path) -> Index | None:
+def _written_before(expected: Index, folder: Path, output: Path, overwrite: bool) -> Index | None:
     """Return the index of this copy if it is complete in the folder, and was not published.
 
-    If another copy to the same output was stopped while it was published, that is done first, since
-    there is no data set until then.
+    A copy of other samples is cleared, after it was published if that had begun.
     """
     path = folder / output_paths(output)[0].name
     if not path.exists():
@@ -107,8 +107,7 @@ def _written_before(expected: Index, folder: Path, output: Path) -> Index | None
     same = replace(expected, statistics=written.statistics).identified()
     if same.fingerprint == written.fingerprint:
         return written
-    if is_partly_published(written, folder):
-        publish(written, folder, output, overwrite=False)
+    publish_before_another(written, folder, output, overwrite)
     clear(folder)
     return None
 

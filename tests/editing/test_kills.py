@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,33 @@ def test_a_copy_of_other_samples_first_ends_one_that_was_stopped(
         if not was_killed:
             break
     assert step > 10
+
+
+def test_a_copy_that_goes_on_does_not_replace_what_was_made_there_since(
+    copied_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = next(copied_folders)
+    output = folder / "old.bin"
+
+    def copy(overwrite: bool) -> None:
+        memload.copy(folder / "from.bin", output, overwrite=overwrite, progress=False)
+
+    step = 0
+    while _opens(output):  # until it is stopped while files are renamed
+        step += 1
+        assert killed_at(step, lambda: copy(overwrite=True), monkeypatch)
+    shutil.copy(folder / "from.bin", output)
+    made = Index.open(folder / "from.bin").subset(np.array([3]))
+    image = replace(made.image, shards=(replace(made.image.shards[0], file="old.bin"),))
+    made = replace(made, arrays=(image,), crc32={"image": made.crc32["image"]}, other_rows={})
+    made.write(output.with_suffix(".idx"))
+    with pytest.raises(BuildError, match="was made by somebody else"):
+        copy(overwrite=False)
+    assert list(Index.open(output).keys) == list(made.keys)
+    assert memload.verify(output).ok
+    copy(overwrite=True)
+    assert len(Index.open(output)) == 7
+    assert memload.verify(output).ok
 
 
 def _opens(path: Path) -> bool:
