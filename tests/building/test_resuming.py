@@ -702,7 +702,7 @@ for _ in range(40):
         memload.build(images, output, size=4, num_workers=0, overwrite=True)
         print("built")
     except memload.BuildError as error:
-        print("refused" if "another process writes the same output" in str(error) else f"failed: {error}")
+        print("refused" if ": another process " in str(error) else f"failed: {error}")
 """
 
 
