@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from memload.editing.report import EditReport, check_output, link_command, report_on
+from memload.editing.report import EditReport, check_index_output, link_command, report_on
 from memload.editing.selected import select
 from memload.editing.statistics import combined_statistics
 from memload.storage.index import Array, Index, Shard, class_counts
@@ -47,7 +47,7 @@ def concat(
         raise ValueError("paths: there is no data set to put together. Name at least one.")
     indexes = [select(path, None) for path in paths]
     _check_folders(indexes)
-    target = check_output(output, indexes[0].path.parent, overwrite)
+    target = check_index_output(output, indexes[0].path.parent, overwrite)
     index = concatenate(indexes, columns=columns)
     check_files(index)
     index.write(target)

@@ -9,7 +9,7 @@ import numpy as np
 
 from memload.editing.matching import match_samples
 from memload.editing.npy import array_in_file, checksums_of
-from memload.editing.report import EditReport, check_output, link_command, report_on
+from memload.editing.report import EditReport, check_index_output, link_command, report_on
 from memload.editing.statistics import ids_of_masks
 from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED, check_array_name
 from memload.storage.index import Array, Index
@@ -54,7 +54,7 @@ def join_arrays(
     first = Index.open(path)
     if not arrays:
         raise ValueError("arrays: there is nothing to join. Name an array, such as mask=masks.bin.")
-    target = check_output(output, first.path.parent, overwrite)
+    target = check_index_output(output, first.path.parent, overwrite)
     added = [_find(first, name, str(source)) for name, source in arrays.items()]
     notes = [note for addition in added for note in addition.notes]
     index = _joined(first, added)

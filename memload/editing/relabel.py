@@ -7,12 +7,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from memload.building.sources.classes import read_classes
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.matching import stem_of
 from memload.building.sources.table import NamedLines
 from memload.editing.columns import LabelledColumn, renumbered, replace_columns
 from memload.editing.matching import match_samples
-from memload.editing.report import EditReport, check_output, report_on
+from memload.editing.report import EditReport, check_index_output, report_on
 from memload.storage.index import Index
 from memload.wording import counted, listed
 
@@ -62,7 +62,7 @@ def relabel(
             "classes: no list can be given with missing='keep'. Leave out one of them."
         )
     index, table = Index.open(path), Path(table)
-    target = check_output(output, index.path.parent, overwrite)
+    target = check_index_output(output, index.path.parent, overwrite)
     read = NamedLines(table, key_column)
     lines = match_samples(index, read.names, table.name)
     _check_lines(index, lines, read.names, table)
@@ -135,7 +135,7 @@ def _notes_on_lines(
         yield f"{count} {verb} to no sample: {listed([names[line] for line in unused[:4]], 3)}"
 
 
-def _columns(index: Index, columns: Columns, table: Path) -> dict[str, LabelledColumn]:
+def _columns(index: Index, columns: ColumnCollector, table: Path) -> dict[str, LabelledColumn]:
     """Return the columns of a table. Raises ValueError if one that is there could not be read."""
     stale = [name for name in columns.skipped if name in index.columns]
     if stale:

@@ -36,7 +36,7 @@ def report_on(path: Path, index: Index, notes: Sequence[str]) -> EditReport:
     return EditReport(path, len(index), classes, tuple(notes))
 
 
-def check_output(path: str | Path, folder: Path, overwrite: bool) -> Path:
+def check_index_output(path: str | Path, folder: Path, overwrite: bool) -> Path:
     """Return the path of an index that may be written for pixels in ``folder``.
 
     Raises ValueError for another folder or a wrong name, and FileExistsError.

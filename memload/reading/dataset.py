@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from memload.editing.columns import column_of, replace_columns
 from memload.editing.export import ExportReport, ImageFormat, export
-from memload.editing.report import check_output
+from memload.editing.report import check_index_output
 from memload.reading.columns import INDEX, choose_names
 from memload.reading.origin import (
     Concatenation,
@@ -435,7 +435,7 @@ class MemmapDataset(Dataset[Any]):
         other. Raises ValueError, FileExistsError, FormatError if files of pixels have been renamed
         or replaced since they were opened, and OSError.
         """
-        target = check_output(path, self.index.path.parent, overwrite)
+        target = check_index_output(path, self.index.path.parent, overwrite)
         check_files(self.index)
         self.index.write(target)
 

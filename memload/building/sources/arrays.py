@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.listed import ListedSource
 from memload.building.sources.record import FileState
 from memload.errors import SourceError, describe_error
@@ -39,7 +39,7 @@ class ArrayFile(ListedSource):
         _check_type(self._images.dtype, self.path)
         status = self.path.stat()
         self._file_state = FileState(status.st_size, status.st_mtime_ns)
-        columns = Columns()
+        columns = ColumnCollector()
         if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] > 4:
             columns.notes.append(
                 f"the shape {shape} looks like (N, C, H, W), channels first; save "

@@ -21,7 +21,7 @@ EXACT = 2**53
 _NAMES_SHOWN = 5
 
 
-class Columns:
+class ColumnCollector:
     """Collects the columns of all samples.
 
     ``values`` has an array for each column, with one entry for each sample. ``schema`` has their
@@ -114,7 +114,7 @@ class Columns:
         """Leave a column out. ``why`` is short, such as its first text."""
         self.skipped[name] = why
 
-    def finish(self) -> "Columns":
+    def finish(self) -> "ColumnCollector":
         """Report what was left out. Returns this object."""
         if self.skipped:
             shown = (f"{name} ({why})" for name, why in self.skipped.items())

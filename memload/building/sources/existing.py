@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from memload.building.decoders import MODE_OF_STORED
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.listed import ListedSource
 from memload.building.sources.record import Column, FileState, Record
 from memload.errors import DecodeError
@@ -39,7 +39,7 @@ class ExistingDataset(ListedSource):
         #: element type and shape (H, W, C) of the images
         self.descr, self.shape = index.image.descr, index.image.shape
         self._holds_masks = index.setting("mode") == "mask"
-        columns = Columns()
+        columns = ColumnCollector()
         for name, values in index.columns.items():
             columns.values[name] = values
             points, boxes = name in index.points, name in index.boxes

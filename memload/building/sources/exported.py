@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 
 #: What such a table is called.
 TABLE = "metadata.csv"
@@ -58,7 +58,7 @@ def cell_names(name: str, kind: Kind, shape: Sequence[int]) -> list[str]:
     ]
 
 
-def find_arrays(header: Sequence[str]) -> dict[str, ArrayCells]:
+def arrays_in_cells(header: Sequence[str]) -> dict[str, ArrayCells]:
     """Return the arrays in the columns of a table, by name, if all of their cells are there."""
     groups: dict[str, list[str]] = {}
     for cell in header:
@@ -76,7 +76,9 @@ def find_arrays(header: Sequence[str]) -> dict[str, ArrayCells]:
     return found
 
 
-def add_array(columns: Columns, name: str, cells: ArrayCells, values: Sequence[Any]) -> None:
+def add_array(
+    columns: ColumnCollector, name: str, cells: ArrayCells, values: Sequence[Any]
+) -> None:
     """Add an array to columns. ``values`` are those of its cells, int64 or float64 ``(n,)``.
 
     Boxes are float32, and so are other floats that it holds exactly.

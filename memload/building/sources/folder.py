@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.listed import Files
 from memload.building.sources.names import are_splits
 from memload.building.sources.record import EXTENSIONS
@@ -46,7 +46,7 @@ class ImageFolder(Files):
         names, labels = self._find_images(folders)
         if names:
             self._skipped["skipped images outside the class folders"] = flat
-        columns = Columns()
+        columns = ColumnCollector()
         columns.notes += [
             f"{kind} ({len(skipped):,}): {listed(sorted(skipped), 3)}"
             for kind, skipped in sorted(self._skipped.items())

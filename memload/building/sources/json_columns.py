@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from memload.building.sources.columns import Columns, number_texts
+from memload.building.sources.columns import ColumnCollector, number_texts
 from memload.building.sources.entries import BoxColumns
 from memload.building.sources.names import BOX_NAMES
 from memload.errors import DecodeError, SourceError
@@ -26,7 +26,10 @@ class Sample(Protocol):
 
 
 def add_json(
-    columns: Columns, samples: Sequence[Sample], points: Sequence[str], boxes: Mapping[str, int]
+    columns: ColumnCollector,
+    samples: Sequence[Sample],
+    points: Sequence[str],
+    boxes: Mapping[str, int],
 ) -> None:
     """Add the entries of the samples' JSON objects: numbers, texts, and lists of one shape.
 
@@ -76,7 +79,7 @@ def _entries(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return found
 
 
-def _add_points(columns: Columns, name: str, values: Sequence[Any]) -> None:
+def _add_points(columns: ColumnCollector, name: str, values: Sequence[Any]) -> None:
     """Add points. All samples have as many as the first one that has any."""
     points = [_points(value) for value in values]
     shape = next((array.shape for array in points if array is not None), None)
@@ -101,7 +104,7 @@ def _points(value: Any) -> np.ndarray | None:
     return array if array.ndim == 2 and array.shape[1] == 2 else None
 
 
-def _add_boxes(columns: Columns, boxes: BoxColumns, found: dict[str, list[Any]]) -> None:
+def _add_boxes(columns: ColumnCollector, boxes: BoxColumns, found: dict[str, list[Any]]) -> None:
     """Add boxes and what has an item for each of them. These are taken out of ``found``."""
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     counts = [_number_of_boxes(boxes, row) for row in rows]
@@ -135,7 +138,7 @@ def _lists(row: Mapping[str, Any]) -> dict[str, list[Any] | None]:
     return {name: value if isinstance(value, list) else None for name, value in row.items()}
 
 
-def _name_classes(columns: Columns, names: Sequence[Any]) -> bool:
+def _name_classes(columns: ColumnCollector, names: Sequence[Any]) -> bool:
     """Take texts for the names of the classes whose numbers are the labels, if they fit them.
 
     Numbers without a sample have no name: then the names are sorted and counted.

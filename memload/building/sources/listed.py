@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.record import FileState, Record
 from memload.errors import DecodeError, SourceError
 from memload.storage.keys import Keys
@@ -17,10 +17,10 @@ class ListedSource:
     """A source whose names and columns are all in memory. A subclass finds the image.
 
     ``names`` are those of the images, such as paths. They are the keys, unless ``columns``, the
-    values of all samples (see `memload.building.sources.columns.Columns`), have others.
+    values of all samples (see `memload.building.sources.columns.ColumnCollector`), have others.
     """
 
-    def __init__(self, names: Sequence[str] | Keys, columns: Columns) -> None:
+    def __init__(self, names: Sequence[str] | Keys, columns: ColumnCollector) -> None:
         self.names = names if isinstance(names, Keys) else Keys.of(names)
         self.keys = self.names if columns.keys is None else Keys.of(columns.keys)
         self.columns, self.schema = columns.values, columns.schema
@@ -52,7 +52,7 @@ class ListedSource:
         return None
 
 
-def _check_labels(keys: Sequence[str], columns: Columns) -> None:
+def _check_labels(keys: Sequence[str], columns: ColumnCollector) -> None:
     """Raise SourceError if a label is NaN or an empty text."""
     labels = columns.values.get("label", np.zeros(0))
     missing = np.flatnonzero(np.isnan(labels)) if labels.ndim == 1 else np.zeros(0)
@@ -69,7 +69,7 @@ def _check_labels(keys: Sequence[str], columns: Columns) -> None:
 class Files(ListedSource):
     """Image files below ``root``, and those of their masks and arrays. No file is looked at."""
 
-    def __init__(self, root: Path, names: Sequence[str], columns: Columns) -> None:
+    def __init__(self, root: Path, names: Sequence[str], columns: ColumnCollector) -> None:
         super().__init__(names, columns)
         self.root = root
         self._files = {name: Keys.of(names) for name, names in columns.files.items()}
@@ -98,7 +98,7 @@ def without_shared_folders(names: Sequence[str]) -> list[str]:
     return ["/".join(part) for part in parts]
 
 
-def add_folder_labels(columns: Columns, names: Sequence[str]) -> list[int]:
+def add_folder_labels(columns: ColumnCollector, names: Sequence[str]) -> list[int]:
     """Take the first folder of each name for its class, and add the labels.
 
     Returns the positions of the names that are kept, in the order of `memload.ImageFolder`. If no

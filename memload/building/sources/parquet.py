@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memload.building.sources.columns import MAX_CATEGORIES, Columns
+from memload.building.sources.columns import MAX_CATEGORIES, ColumnCollector
 from memload.building.sources.entries import ArrayEntries
 from memload.building.sources.listed import ListedSource, names_of
 from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
@@ -94,9 +94,11 @@ class ParquetFiles(ListedSource):
         self._cursor: _Cursor | None = None
         super().__init__(self._keys(files), columns)
 
-    def _read_columns(self, files: Sequence["_OpenFile"], label_column: str | None) -> Columns:
+    def _read_columns(
+        self, files: Sequence["_OpenFile"], label_column: str | None
+    ) -> ColumnCollector:
         """Read the labels, and all columns but those of images and arrays."""
-        columns, schema = Columns(), files[0].content.schema_arrow
+        columns, schema = ColumnCollector(), files[0].content.schema_arrow
         label = label_column or next((name for name in LABEL_NAMES if name in schema.names), None)
         if label is not None:
             _require_column(schema, label, self._paths[0])
@@ -319,7 +321,7 @@ def _parts(files: Sequence[_OpenFile], name: str) -> Iterator[Any]:
             ) from error
 
 
-def _add_labels(columns: Columns, files: Sequence[_OpenFile], name: str) -> None:
+def _add_labels(columns: ColumnCollector, files: Sequence[_OpenFile], name: str) -> None:
     parts = list(_parts(files, name))
     labels = [label for part in parts for label in part.to_pylist()]
     is_number = all(isinstance(label, (bool, int, float, type(None))) for label in labels)
@@ -359,7 +361,7 @@ def _class_names(schema: Any, name: str) -> list[str]:
     return [str(text) for text in names] if isinstance(names, list) else []
 
 
-def _add_column(columns: Columns, files: Sequence[_OpenFile], name: str) -> None:
+def _add_column(columns: ColumnCollector, files: Sequence[_OpenFile], name: str) -> None:
     """Add a column of numbers or text. Text with too many values is not read to its end."""
     kind = str(files[0].content.schema_arrow.field(name).type)
     is_text = kind in ("string", "large_string") or kind.startswith("dictionary")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.listed import ListedSource, add_folder_labels, is_hidden
 from memload.building.sources.record import EXTENSIONS, FileState, Record
 from memload.errors import BuildError, DependencyError, SourceError, describe_error
@@ -49,7 +49,7 @@ class RemoteFiles(ListedSource):
         self,
         root: str,
         names: Sequence[str],
-        columns: Columns,
+        columns: ColumnCollector,
         states: Sequence[FileState | None] | None = None,
         paths: Sequence[str] | None = None,
     ) -> None:
@@ -132,7 +132,7 @@ class RemoteFolder(RemoteFiles):
                 if found
                 else f"{url} does not exist, or is an empty folder. Check the URL."
             )
-        columns = Columns()
+        columns = ColumnCollector()
         if len(images) < len(found):
             columns.notes.append(f"skipped {len(found) - len(images):,} other files below {url}")
         names = [images[position] for position in add_folder_labels(columns, images)]

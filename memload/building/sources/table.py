@@ -10,14 +10,14 @@ from typing import TextIO
 
 import numpy as np
 
-from memload.building.sources.columns import EXACT, MAX_CATEGORIES, Columns
+from memload.building.sources.columns import EXACT, MAX_CATEGORIES, ColumnCollector
 from memload.building.sources.entries import ArrayEntries
 from memload.building.sources.exported import (
     KEY,
     PATH,
     ArrayCells,
     add_array,
-    find_arrays,
+    arrays_in_cells,
     is_exported,
 )
 from memload.building.sources.listed import Files
@@ -149,7 +149,7 @@ def list_images(
     label_column: str | None = None,
     extension: str = "",
     where: Mapping[str, str] | None = None,
-) -> tuple[list[str], Columns]:
+) -> tuple[list[str], ColumnCollector]:
     """Return the paths in a table and its other columns. `Manifest` explains the arguments."""
     table = _read_table(path, where or {})
     notes: list[str] = []
@@ -187,7 +187,7 @@ class NamedLines:
         lines: np.ndarray,
         known_texts: Mapping[str, Collection[str]],
         label_column: str | None = None,
-    ) -> Columns:
+    ) -> ColumnCollector:
         """Return the columns, with the values of these lines, int64 ``(n,)``.
 
         Only ``label`` or ``label_column`` are labels. ``known_texts`` are the texts of columns that
@@ -428,9 +428,9 @@ def _columns(
     points: Mapping[str, str | int],
     boxes: Mapping[str, str],
     arrays: Mapping[str, str],
-) -> Columns:
+) -> ColumnCollector:
     """Return all columns but that of the paths."""
-    columns = Columns()
+    columns = ColumnCollector()
     if label is not None:
         _add_labels(columns, _take_column(table, label), table)
     others = list(table.cells)
@@ -467,7 +467,7 @@ def _exported_arrays(names: Sequence[str], table: _Table) -> dict[str, tuple[str
     """Return the arrays of an exported table by the name of their first cell."""
     return {
         cells.names[0]: (name, cells)
-        for name, cells in (find_arrays(names) if table.is_exported else {}).items()
+        for name, cells in (arrays_in_cells(names) if table.is_exported else {}).items()
         if name not in names
         and all(_numbers(table.cells[cell]) is not None for cell in cells.names)
     }
@@ -494,7 +494,7 @@ def _find_label(table: _Table, notes: list[str]) -> str | None:
     return None
 
 
-def _add_labels(columns: Columns, cells: list[str], table: _Table) -> None:
+def _add_labels(columns: ColumnCollector, cells: list[str], table: _Table) -> None:
     empty = [line for line, cell in zip(table.lines, cells, strict=True) if not cell]
     if empty:
         missing = counted(len(empty), "label is", "labels are")
@@ -508,7 +508,7 @@ def _add_labels(columns: Columns, cells: list[str], table: _Table) -> None:
         columns.label_texts = dict(zip(numbers.tolist(), cells, strict=True))
 
 
-def _add_column(columns: Columns, name: str, table: _Table) -> None:
+def _add_column(columns: ColumnCollector, name: str, table: _Table) -> None:
     """Add a column of numbers or of text with few values."""
     cells = table.cells[name]
     values = _numbers(cells)

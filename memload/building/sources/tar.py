@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.building.sources.beside import ENDINGS
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.entries import ArrayEntries
 from memload.building.sources.json_columns import add_json, has_key, has_label
 from memload.building.sources.listed import (
@@ -107,7 +107,7 @@ class TarShards(ListedSource):
         self.path = self._paths[0]
         self._file = PositionalFile(self._paths[0])
         samples, skipped = self._list_samples(members)
-        columns = Columns()
+        columns = ColumnCollector()
         names = [sample.name for sample in samples]
         if any(sample.label is not None for sample in samples):
             _add_classes(columns, samples)
@@ -379,7 +379,7 @@ def _split(name: str) -> tuple[str, str]:
     return folder + slash + stem, extension.lower()
 
 
-def _add_classes(columns: Columns, samples: Sequence[TarSample]) -> None:
+def _add_classes(columns: ColumnCollector, samples: Sequence[TarSample]) -> None:
     texts = [(sample.label or "").strip() for sample in samples]
     if "" in texts:
         raise SourceError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from memload.building.decoders import MAX_PIXELS
-from memload.building.sources.columns import Columns
+from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.listed import (
     ListedSource,
     add_folder_labels,
@@ -47,7 +47,7 @@ class ZipArchive(ListedSource):
 
     def __init__(self, path: str | Path, *, extensions: Sequence[str] = EXTENSIONS) -> None:
         self.path = Path(path)
-        columns = Columns()
+        columns = ColumnCollector()
         members = _find_images(self.path, extensions, columns)
         names = without_shared_folders(list(members))
         kept = add_folder_labels(columns, names)
@@ -88,7 +88,7 @@ class ZipArchive(ListedSource):
 
 
 def _find_images(
-    path: Path, extensions: Sequence[str], columns: Columns
+    path: Path, extensions: Sequence[str], columns: ColumnCollector
 ) -> dict[str, zipfile.ZipInfo]:
     """Return the images in a zip by their names. Raises SourceError."""
     endings = tuple(extension.lower() for extension in extensions)
