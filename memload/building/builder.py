@@ -27,7 +27,7 @@ from memload.building.report import ArrayReport, BuildReport
 from memload.building.resizing import Fit, Interpolation
 from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.new_samples import different_settings
-from memload.building.sources.record import Source
+from memload.building.sources.record import Source, optional
 from memload.building.sources.remote import RemoteFiles, RemoteFolder
 from memload.building.sources.table import Manifest
 from memload.building.sources.wrapped import unwrapped
@@ -346,7 +346,7 @@ def _chunks(source: Source, num_workers: int) -> Iterator[Chunk]:
     rows = len(source)
     largest = max(1, rows // (4 * max(1, num_workers)))
     size = min(_CHUNK_ROWS, largest)
-    groups: Sequence[int] = getattr(source, "group_starts", None) or (0, rows)
+    groups: Sequence[int] = optional(source).group_starts or (0, rows)
     start = 0
     for end in groups[1:]:
         if end - start > min(largest, _MAX_GROUP_ROWS):
@@ -360,7 +360,7 @@ def _chunks(source: Source, num_workers: int) -> Iterator[Chunk]:
 
 
 def _raise_reject(source: Source, row: int, reason: str) -> None:
-    key, root = source.keys[row], getattr(source, "root", None)
+    key, root = source.keys[row], optional(source).root
     what = "that sample" if root is None else f"{root}/{key}"
     raise DecodeError(
         f"{reason}. Mend or remove {what} and build again, or leave such samples out with "
@@ -405,7 +405,7 @@ def _complete(workspace: Workspace, limit: RejectLimit) -> Index:
 
 def _noun(source: Source) -> str:
     """Return what messages call the samples of a source."""
-    root = getattr(source, "root", None)
+    root = optional(source).root
     return "samples" if root is None else f"pictures in {root}"
 
 
@@ -443,9 +443,7 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
         classes=classes,
         points=tuple(name for name, column in source.schema.items() if column.points),
         boxes=tuple(name for name, column in source.schema.items() if column.boxes),
-        categories={
-            name: tuple(texts) for name, texts in getattr(source, "categories", {}).items()
-        },
+        categories={name: tuple(texts) for name, texts in optional(source).categories.items()},
         build={
             "memload": __version__,
             "settings": workspace.settings.as_dict(),

@@ -13,7 +13,7 @@ from memload.building.conversion import Settings
 from memload.building.decoders import Mode
 from memload.building.extra_arrays import MissingMasks
 from memload.building.sources.listed import Files
-from memload.building.sources.record import Column, Source
+from memload.building.sources.record import Column, Source, optional
 from memload.building.sources.remote import RemoteFiles
 from memload.errors import BuildError, SourceError
 from memload.storage.format import RESERVED, check_array_name, output_paths
@@ -164,7 +164,7 @@ def check_mask_options(
 
     ``are_masks`` says whether the images themselves are masks.
     """
-    if "mask" in getattr(source, "arrays", {}).values():
+    if "mask" in optional(source).arrays.values():
         return
     given: dict[str, tuple[Any, Any]] = {"missing_masks": (missing_masks, "reject")}
     if not are_masks:
@@ -204,9 +204,9 @@ def check_source(source: Source) -> None:
                 raise SourceError(f"keys: {name!r:.40} cannot be encoded ({error}).") from None
     for name, column in source.schema.items():
         _check_column(name, column)
-    for name, kind in getattr(source, "arrays", {}).items():
+    for name, kind in optional(source).arrays.items():
         _check_array(name, kind, source)
-    for name, texts in getattr(source, "categories", {}).items():
+    for name, texts in optional(source).categories.items():
         are_texts = all(isinstance(text, str) for text in texts)
         if source.schema.get(name) != Column("<i8") or not are_texts:
             raise SourceError(

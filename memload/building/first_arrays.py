@@ -14,7 +14,7 @@ from memload.building.extra_arrays import (
     look_at_array,
 )
 from memload.building.first_samples import first_usable, look_at_first
-from memload.building.sources.record import Source
+from memload.building.sources.record import Source, optional
 from memload.errors import SourceError
 
 #: If the first mask has 64 bits, the ids decide on the type: those of so many masks.
@@ -35,7 +35,7 @@ def find_arrays(
     from masks that are filled.
     """
     arrays = []
-    for name, kind in getattr(source, "arrays", {}).items():
+    for name, kind in optional(source).arrays.items():
         array = ExtraArray(name, kind, "|u1", settings.size)
         look = functools.partial(_look, source, settings, array)
         is_filled = (kind, missing_masks) == ("mask", "fill")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from memload.building.conversion import AnySettings
-from memload.building.sources.record import Source
+from memload.building.sources.record import Source, optional
 from memload.wording import listed, shape_text
 
 #: How many names of a list a difference shows.
@@ -43,12 +43,12 @@ def _identity(source: Source) -> dict[str, Any]:
     added in the meantime then.
     """
     identity: dict[str, Any] = {}
-    if getattr(source, "identity", None) is not None:
-        identity["source"] = source.identity  # type: ignore[attr-defined]  # it has it
+    if optional(source).identity is not None:
+        identity["source"] = optional(source).identity
     if not hasattr(source, "without_image"):
-        categories = getattr(source, "categories", {})
+        texts = optional(source).categories
         identity["classes"] = None if source.classes is None else list(source.classes)
-        identity["categories"] = {name: list(texts) for name, texts in categories.items()}
+        identity["categories"] = {name: list(texts[name]) for name in texts}
     return identity
 
 

@@ -23,7 +23,7 @@ from memload.building.journal import (
 )
 from memload.building.pool import Chunk, NoteRow
 from memload.building.sources.listed import Files, ListedSource
-from memload.building.sources.record import FileState, Record, Source
+from memload.building.sources.record import FileState, Record, Source, optional
 from memload.building.sources.tar import TarShards
 from memload.building.sources.wrapped import unwrapped
 from memload.building.sources.zip import ZipArchive
@@ -66,7 +66,7 @@ class RowWork:
         self.workspace = workspace
         self.source, self.schema = workspace.source, workspace.source.schema
         self.extra_arrays = workspace.settings.extra_arrays
-        texts = getattr(self.source, "categories", {}) | {"label": self.source.classes}
+        texts = {**optional(self.source).categories, "label": self.source.classes}
         #: how many texts the columns of labels and categories count into
         self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
         self.writers = [ShardWriter(workspace.folder, array) for array in workspace.arrays]

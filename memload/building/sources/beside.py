@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 
@@ -65,7 +65,9 @@ class FilesBeside(WrappedSource):
                 "together with 'memload join'.",
                 path=folder,
             )
-        kinds = dict.fromkeys(masks, "mask") | dict.fromkeys(arrays, "array")
+        kinds: dict[str, Literal["mask", "array"]] = {
+            name: "mask" if name in masks else "array" for name in folders
+        }
         self.arrays = {**self.arrays, **kinds}
         names = source.names if isinstance(source, ListedSource) else self.keys
         for folder in folders.values():

@@ -6,7 +6,7 @@ from typing import Any
 
 from memload.building.sources.folder import ImageFolder
 from memload.building.sources.names import are_splits
-from memload.building.sources.record import Column, Record, Source
+from memload.building.sources.record import Column, Record, Source, optional
 from memload.building.sources.remote import RemoteFolder
 from memload.building.sources.table import Manifest
 from memload.building.sources.tar import TarShards
@@ -29,7 +29,7 @@ class PinnedClasses(WrappedSource):
     def __init__(self, source: Source, classes: Sequence[str]) -> None:
         super().__init__(source)
         self.classes: Sequence[str] = tuple(classes)
-        self.identity = [getattr(source, "identity", None), *classes]
+        self.identity = [optional(source).identity, *classes]
         self._number_of = _translation(source, self.classes)
 
     def _changed(self, index: int, record: Record) -> Record:
@@ -51,7 +51,7 @@ def _translation(source: Source, classes: Sequence[str]) -> dict[int, int] | Non
         )
     number = {name: position for position, name in enumerate(classes)}
     if source.classes is None:
-        return _translation_of_texts(getattr(source, "label_texts", {}), number)
+        return _translation_of_texts(optional(source).label_texts, number)
     if tuple(source.classes) == tuple(classes):
         return None
     unknown = [name for name in source.classes if name not in number]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -69,23 +69,12 @@ class Record(NamedTuple):
 class Source(Protocol):
     """What `memload.build` reads. Several processes ask for records by position.
 
-    A source may have more attributes:
+    A source may also have the attributes of `Optional`, and two methods:
 
-    - ``arrays`` maps the names of the records' masks and other arrays to ``"mask"`` or ``"array"``,
-      in the order in which they are stored.
-    - ``categories`` maps the names of columns of int64 to the texts that they count into.
     - ``__getitems__(indices)`` returns several records at once, where that is faster, as from a
       server. An exception in place of a record rejects that one record.
     - ``without_image(index)`` returns a record quickly, without its image. A build that goes on
       compares the columns of all finished rows with it.
-    - ``identity`` is what else decides the records, as JSON has it, such as the name of the column
-      with the images. An unfinished build goes on only with the same.
-    - ``group_starts`` are the first rows of groups that are best read by one worker, in a row.
-    - ``has_numbers_as_keys`` is true if the keys are no names, but count the records. Then files
-      beside the images cannot be found by their names.
-    - ``label_texts`` maps labels to the texts that they were read from, as in a table. Where a list
-      of classes has these texts, they are names.
-    - ``root`` is the folder or URL of the images, for messages.
     """
 
     @property
@@ -108,3 +97,35 @@ class Source(Protocol):
 
     def __getitem__(self, index: int) -> Record:
         """Return one record. An exception rejects this one record."""
+
+
+class Optional(NamedTuple):
+    """The attributes that a source may have, with what stands for those that it lacks.
+
+    - ``arrays`` maps the names of the records' masks and other arrays to ``"mask"`` or ``"array"``,
+      in the order in which they are stored.
+    - ``categories`` maps the names of columns of int64 to the texts that they count into.
+    - ``label_texts`` maps labels to the texts that they were read from, as in a table. Where a list
+      of classes has these texts, they are names.
+    - ``has_numbers_as_keys`` is true if the keys are no names, but count the records. Then files
+      beside the images cannot be found by their names.
+    - ``identity`` is what else decides the records, as JSON has it, such as the name of the column
+      with the images. An unfinished build goes on only with the same.
+    - ``group_starts`` are the first rows of groups that are best read by one worker, in a row.
+    - ``root`` is the folder or URL of the images, for messages.
+    """
+
+    arrays: Mapping[str, Literal["mask", "array"]] = {}
+    categories: Mapping[str, Sequence[str]] = {}
+    label_texts: Mapping[int, str] = {}
+    has_numbers_as_keys: bool = False
+    identity: Any = None
+    group_starts: Sequence[int] | None = None
+    root: Path | str | None = None
+
+
+def optional(source: Source) -> Optional:
+    """Return the attributes that a source has beyond those of all sources."""
+    return Optional(
+        **{name: getattr(source, name) for name in Optional._fields if hasattr(source, name)}
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from memload.building.sources.record import Record, Source
+from memload.building.sources.record import Record, Source, optional
 from memload.errors import DecodeError
 
 
@@ -16,13 +16,10 @@ class WrappedSource:
         self.source = source
         self.classes, self.schema = source.classes, source.schema
         self.keys, self.notes = source.keys, source.notes
-        self.categories = getattr(source, "categories", {})
-        self.arrays = getattr(source, "arrays", {})
-        self.root = getattr(source, "root", None)
-        self.group_starts = getattr(source, "group_starts", None)
-        self.has_numbers_as_keys = getattr(source, "has_numbers_as_keys", False)
-        self.label_texts = getattr(source, "label_texts", {})
-        self.identity = getattr(source, "identity", None)
+        found = optional(source)
+        self.categories, self.arrays, self.root = found.categories, found.arrays, found.root
+        self.group_starts, self.identity = found.group_starts, found.identity
+        self.has_numbers_as_keys, self.label_texts = found.has_numbers_as_keys, found.label_texts
         # Set for each object: callers ask with hasattr() what a source has, as torch does.
         if hasattr(source, "__getitems__"):
             self.__getitems__ = self._get_several
