@@ -48,7 +48,7 @@ def add_json(
     for name in points:
         _add_points(columns, name, found.pop(name))
     if boxes:
-        _add_boxes(columns, BoxColumns(boxes), found)
+        _add_boxes(columns, BoxColumns(boxes), found, samples)
     names = found.get("label", [])
     if None not in names and names and _name_classes(columns, names):
         del found["label"]
@@ -104,18 +104,27 @@ def _points(value: Any) -> np.ndarray | None:
     return array if array.ndim == 2 and array.shape[1] == 2 else None
 
 
-def _add_boxes(columns: ColumnCollector, boxes: BoxColumns, found: dict[str, list[Any]]) -> None:
+def _add_boxes(
+    columns: ColumnCollector,
+    boxes: BoxColumns,
+    found: dict[str, list[Any]],
+    samples: Sequence[Sample],
+) -> None:
     """Add boxes and what has an item for each of them. These are taken out of ``found``."""
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     counts = [_number_of_boxes(boxes, row) for row in rows]
     known = [number for number, count in enumerate(counts) if count is not None]
     if not known:
-        boxes.most(rows[0])  # which raises
+        names = ", ".join(boxes.limits)
+        raise SourceError(f"boxes: no sample has boxes that can be used in {names}. Check them.")
     by_count = sorted(known, key=lambda number: counts[number] or 0)
     boxes.learn([_lists(rows[by_count[-1]]), _lists(rows[by_count[0]])])
     empty = boxes.padded(dict.fromkeys(found))
     padded = []
     for number, row in enumerate(rows):
+        for name in boxes.limits:
+            if row[name] is None and name not in _parse(samples[number]):
+                columns.unusable.setdefault(number, f"it has no entry {name!r:.80}")
         try:
             padded.append(boxes.padded(row))
         except DecodeError as error:

@@ -16,6 +16,7 @@ from memload.building.sources.entries import is_tensor, plain_array, unpacked
 from memload.building.sources.names import BOX_NAMES, MASK_NAMES, POINT_NAMES
 from memload.building.sources.record import Column
 from memload.errors import SourceError
+from memload.wording import counted
 
 _TO_KEEP_IT = (
     "To store it as it is, or to leave it out, name what is stored: "
@@ -49,8 +50,8 @@ def check_no_boxes(samples: Iterable[Mapping[str, Any]], *, by_name: bool = Fals
             most = max(counts)
             raise SourceError(
                 f"Entry {name!r:.80} of the samples has boxes, which would not move with their "
-                f"images: up to {most:,} in the first {len(read):,} samples. Name it, with the "
-                f"most that any sample has: boxes={{{name!r}: {most or 100}}}. {_TO_KEEP_IT}"
+                f"images: up to {most:,} in {counted(len(read), 'sample')} at the start. Name it, "
+                f"with the most of any sample: boxes={{{name!r}: {most or 100}}}. {_TO_KEEP_IT}"
             )
 
 

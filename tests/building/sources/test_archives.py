@@ -371,7 +371,7 @@ def test_boxes_and_points_of_json_that_cannot_be_used_reject_their_samples(tmp_p
         {"boxes": [[0, 0, 4, 4]], "marks": [[1, 2]]},
         {"boxes": [[5, 5, 2, 2]], "marks": [[1, 2]]},
         {"boxes": None, "marks": [[1, 2], [3, 4]]},
-        {"marks": None},
+        {"marks": [[1, 2]]},
     ]
     members = [(f"{n}.jpg", b"x") for n in range(4)]
     members += [(f"{n}.json", json.dumps(text).encode()) for n, text in enumerate(texts)]
@@ -379,7 +379,9 @@ def test_boxes_and_points_of_json_that_cannot_be_used_reject_their_samples(tmp_p
         write_tar(tmp_path / "x.tar", dict(members)), points=["marks"], boxes={"boxes": 2}
     )
     assert source[0].columns["marks"].tolist() == [[1, 2]]
-    for index, reason in enumerate(["it ends before it begins", "no list of 1 points", "marks"], 1):
+    for index, reason in enumerate(
+        ["it ends before it begins", "no list of 1 points", "no entry 'boxes'"], 1
+    ):
         with pytest.raises(DecodeError, match=reason):
             source[index]
 

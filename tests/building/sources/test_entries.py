@@ -184,10 +184,10 @@ def test_wrong_names_are_told_with_what_there_is(arguments: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("entries", "remedy"),
     [
-        (lambda i: {"boxes": [[1, 2, 3, 4]]}, "up to 1 in the .* boxes={'boxes': 1}"),
+        (lambda i: {"boxes": [[1, 2, 3, 4]]}, "up to 1 in .* boxes={'boxes': 1}"),
         (lambda i: {"bbox": [1, 2, 3, 4]}, "boxes={'bbox': 1}"),
-        (lambda i: {"bboxes": torch.ones(i % 4, 4)}, "up to 3 in the .* boxes={'bboxes': 3}"),
-        (lambda i: {"x": np.ones((1 + i % 4, 4))}, "up to 4 in the .* boxes={'x': 4}"),
+        (lambda i: {"bboxes": torch.ones(i % 4, 4)}, "up to 3 in .* boxes={'bboxes': 3}"),
+        (lambda i: {"x": np.ones((1 + i % 4, 4))}, "up to 4 in .* boxes={'x': 4}"),
         (lambda i: {"x": boxes([[1, 2, 3, 4]])}, "boxes={'x': 1}"),
         (lambda i: {"boxes": []}, "boxes={'boxes': 100}"),
         (lambda i: {"label": torch.from_numpy(IDS).long()}, r"masks=\['mask'\]"),
