@@ -261,7 +261,7 @@ def test_columns_that_differ_are_named_unless_others_are_asked_for(
         ([TensorDataset(torch.zeros(3))], TypeError, "not a TensorDataset. Build one of it first"),
         (Subset(TensorDataset(torch.zeros(3)), [0]), TypeError, "not a TensorDataset. Build one"),
     ],
-    ids=str,
+    ids=["empty", "list", "subset"],
 )
 def test_parts_of_other_kinds_are_refused(
     dataset: Any, error: type[Exception], message: str
