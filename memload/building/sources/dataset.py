@@ -125,7 +125,7 @@ class DatasetSource:
         self.categories = {name: texts[name] for name in self.schema if name in texts}
         if self.schema.get("label") != Column("<i8"):
             self.classes = None
-        self.notes = _notes(dict.fromkeys(skipped, "text") | left_out)
+        self.notes = [*_notes(dict.fromkeys(skipped, "text") | left_out), *self._boxes.notes()]
         if columns is None:
             if "label" not in self.schema and not self._named_entries:
                 self.notes.append(_note_without_labels(has_entries=bool(self.schema or skipped)))

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -180,6 +180,12 @@ class BoxColumns:
         """The columns of boxes, and those with one item for each box."""
         boxes = {name: Column("<f4", (limit, 4), boxes=True) for name, limit in self.limits.items()}
         return boxes | {name: other.column for name, other in self._per_box.items()}
+
+    def notes(self) -> Iterator[str]:
+        """Yield a note that names the columns with one item for each box, if there are any."""
+        if self._per_box:
+            names = listed(self._per_box, 5)
+            yield f"filled up with -1 or NaN beside {listed(self.limits, 3)}: {names}"
 
     def padded(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns of a sample, with NaN or -1 where it has no box. Raises DecodeError.

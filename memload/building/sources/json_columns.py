@@ -119,6 +119,7 @@ def _add_boxes(
         raise SourceError(f"boxes: no sample has boxes that can be used in {names}. Check them.")
     by_count = sorted(known, key=lambda number: counts[number] or 0)
     boxes.learn([_lists(rows[by_count[-1]]), _lists(rows[by_count[0]])])
+    columns.notes += boxes.notes()
     empty = boxes.padded(dict.fromkeys(found))
     padded = []
     for number, row in enumerate(rows):

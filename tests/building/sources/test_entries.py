@@ -230,6 +230,11 @@ def test_boxes_of_an_unusual_name_and_a_fixed_number_are_noted() -> None:
     samples = Samples(lambda i: (IMAGE, {"label": i, "rois": [[1, 2, 3, 4], [5, 6, 7, 8]]}))
     (note,) = open_source(samples).notes
     assert "boxes={'rois': 2}" in note
+    single = Samples(lambda i: (IMAGE, {"label": i, "bndbox": [1, 2, 30, 40], "q": [1, 0, 0, 0]}))
+    assert open_source(single).notes == [
+        "bndbox is stored as it is; boxes={'bndbox': 1} lets boxes move with their images"
+    ]
+    assert open_source(single, boxes={"bndbox": 1}).notes == []
 
 
 def test_the_first_sample_may_lack_its_mask() -> None:
@@ -284,6 +289,7 @@ def test_boxes_and_what_belongs_to_them_are_filled_up() -> None:
         "iscrowd": Column("<i8", (4,)),
         "image_id": Column("<i8", (1,)),
     }
+    assert source.notes == ["filled up with -1 or NaN beside boxes: labels, area, iscrowd"]
     columns = source[2].columns
     nan = [np.nan] * 4
     np.testing.assert_array_equal(columns["boxes"], [[1, 2, 3, 4.5]] * 2 + [nan] * 2)
@@ -395,7 +401,10 @@ def test_a_hugging_face_data_set_has_masks_boxes_and_lists(tmp_path: Path) -> No
         source = open_source(each, masks=["annotation"], boxes={"boxes": 5})
         assert sorted(source.schema) == ["boxes", "labels"]
         assert source[3].columns["labels"].tolist() == [1, 1, 1, -1, -1]
-        assert source.notes == ["skipped 1 column: tokens (lists of any length, not of the boxes)"]
+        assert source.notes == [
+            "skipped 1 column: tokens (lists of any length, not of the boxes)",
+            "filled up with -1 or NaN beside boxes: labels",
+        ]
         memload.build(source, tmp_path / "out.bin", size=(10, 12), overwrite=True, progress=False)
         stored = memload.MemmapDataset(tmp_path / "out.bin")
         np.testing.assert_array_equal(np.asarray(stored[1][1]), IDS)
