@@ -31,5 +31,6 @@
     classes                 … so that labels count into a given list
     beside                  … so that they have masks and arrays from folders
     matching                which file in such a folder belongs to which image
+    places                  where the images of a table are, if they are not where it says
     new_samples             … so that those which a data set has are left out
 """

@@ -23,7 +23,8 @@ class ArrayFile(ListedSource):
 
     Raises SourceError if a file is not such an array.
 
-    >>> source = memload.ArrayFile("x_train.npy", labels="y_train.npy")  # doctest: +SKIP
+    >>> from memload.building.sources.arrays import ArrayFile
+    >>> source = ArrayFile("x_train.npy", labels="y_train.npy")  # doctest: +SKIP
     """
 
     def __init__(self, path: str | Path, *, labels: str | Path | None = None) -> None:

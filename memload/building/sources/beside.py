@@ -57,12 +57,13 @@ class FilesBeside(WrappedSource):
         folders = {name: Path(folder) for name, folder in {**masks, **arrays}.items()}
         for folder in folders.values():
             _check_folder(folder)
-        if self.has_numbers_as_keys:
+        if folders and self.has_numbers_as_keys:
+            folder = next(iter(folders.values()))
             raise SourceError(
                 f"{folder} cannot belong to these samples: its files are found by the names of "
                 "samples, and these have only numbers. Name them: "
-                "DatasetSource(dataset, key=[…]). Or build the masks by themselves, and put both "
-                "together with 'memload join'.",
+                "DatasetSource(dataset, key=[…]). Or save the arrays in one NPY file, in the order "
+                "of the samples, and add it with 'memload join'.",
                 path=folder,
             )
         kinds: dict[str, Literal["mask", "array"]] = {

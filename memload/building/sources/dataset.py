@@ -52,10 +52,11 @@ class DatasetSource:
     ``__getitems__``, as Hugging Face's have, samples are asked for 32 at a time.
 
     Columns are numbers and arrays of numbers. The first sample that can be read fixes their names,
-    types and shapes. A sample whose columns differ is rejected, but an integer may stand for a
-    float. Texts are left out, which ``notes`` reports. Of a Hugging Face data set, columns of text
-    with few values and those of type ClassLabel become categories, missing numbers become NaN, and
-    lists of any length are left out.
+    types and shapes, with ``boxes`` that with the most boxes among those named below. A sample
+    whose columns differ is rejected, but an integer may stand for a float. Texts are left out,
+    which ``notes`` reports. Of a Hugging Face data set, columns of text with few values and those
+    of type ClassLabel become categories, missing numbers become NaN, and lists of any length are
+    left out.
 
     - ``image`` is the name of the entry with the image. The default is Hugging Face's only column
       of type Image, else ``image``, ``img``, ``jpg``, ``png`` or ``webp``.
@@ -341,10 +342,10 @@ class DatasetSource:
         return schema, [name for name in entries if name not in schema], boxes
 
     def _first_entries(self, index: int) -> list[dict[str, Any]]:
-        """Return the columns of a sample, or of up to two of the next ones if there are boxes.
+        """Return the columns of a sample or, with boxes, of some that differ in the number of boxes.
 
-        The first of these has more than one box, and the second another number of boxes. Raises
-        SourceError if the sample lacks an entry that is named, or has boxes or masks that are not.
+        The one with the most comes first. Raises SourceError if the sample lacks an entry that is
+        named, or has boxes or masks that are not.
         """
         image, entries, arrays = self._entries(self._dataset[index])
         if set(self._arrays.entry_of.values()) - set(arrays):  # others may have what this one lacks

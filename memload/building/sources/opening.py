@@ -269,15 +269,13 @@ def _open_object(
     if isinstance(source, Source):
         if given:
             raise ValueError(
-                f"{', '.join(map(_as_typed, given))}: the source is opened already. Give "
+                f"{', '.join(given)}: the source is opened already. Give "
                 f"{'this' if len(given) == 1 else 'these'} to {type(source).__name__} itself."
             )
         return source
     others = [name for name in given if name not in _PARTS]
     if others:
-        raise ValueError(
-            f"{', '.join(map(_as_typed, others))}: only for files and folders. Leave it out."
-        )
+        raise ValueError(f"{', '.join(others)}: only for files and folders. Leave it out.")
     _check_map_style(source)
     own = classes is None or has_classes(source)
     return DatasetSource(

@@ -57,7 +57,8 @@ class ParquetFiles(ListedSource):
     groups with more than 4,096 rows, every worker reads all. Needs pyarrow. Raises SourceError and
     DependencyError.
 
-    >>> source = memload.ParquetFiles(["train-0.parquet", "train-1.parquet"])  # doctest: +SKIP
+    >>> from memload.building.sources.parquet import ParquetFiles
+    >>> source = ParquetFiles(["train-0.parquet", "train-1.parquet"])  # doctest: +SKIP
     """
 
     def __init__(

@@ -47,14 +47,15 @@ class Manifest(Files):
     decimal commas, which ``notes`` reports.
 
     ``path_column`` has the paths of the images, relative to ``root``, which by default is the
-    folder of the table. By default it is ``file_name``, or the first column, or else the first with
-    an image's extension, which ``notes`` reports. ``extension``, such as ``".jpg"``, is
-    added to paths without the extension of an image. ``where``, such as ``{"split": "train"}``,
-    keeps only the lines with these texts.
+    folder of the table. By default it is ``file_name``, else the first column whose first cell is
+    an image, else the first column. ``notes`` reports it if it is not the first. ``extension``,
+    such as ``".jpg"``, is added to paths without the extension of an image. ``where``, such as
+    ``{"split": "train"}``, keeps only the lines with these texts.
 
     ``label_column`` holds either names of classes, which are sorted and counted, or integers, which
     are kept. By default it is ``label``, else the only other column of text with fewer than 10,000
-    different texts, else ``class``, which ``notes`` reports. Every other column of numbers becomes
+    different texts, else ``class``, which ``notes`` reports. A column of splits, such as ``train``
+    and ``val``, is never taken. Every other column of numbers becomes
     a column of the data set under its own name: int64 if all its cells are integers, otherwise
     float64 with NaN for empty cells. Columns of text with few values become categories (see
     `memload.building.sources.columns`). Others are skipped, which ``notes`` reports.
@@ -66,7 +67,8 @@ class Manifest(Files):
       y, …;
     - ``points={"landmarks": "x*,y*"}`` pairs the first column like ``x*`` with the first like
       ``y*``, and so on;
-    - ``points={"landmarks": 2}`` takes all other columns of numbers as x, y, x, y, …;
+    - ``points={"landmarks": 2}`` takes all columns of numbers that no pattern takes as x, y, x, y,
+      …;
     - ``boxes={"boxes": "x1_*,y1_*,x2_*,y2_*"}`` takes the columns like each pattern, or
       ``boxes={"boxes": "box_*"}`` those in the file's order as x1, y1, x2, y2, x1, …;
     - ``arrays={"pose": "r*:3x3"}`` gives the array a shape; without one it is flat.
@@ -434,21 +436,16 @@ def _columns(
     if label is not None:
         _add_labels(columns, _take_column(table, label), table)
     others = list(table.cells)
-    used = set[str]()
-    for kind, patterns in (("points", points), ("boxes", boxes)):
-        for name, pattern in patterns.items():
-            numeric = [other for other in others if _numbers(table.cells[other][:1]) is not None]
-            chosen = _choose_groups(kind, name, pattern, numeric)
-            values = _stack(chosen, table)
-            values = values.reshape(len(values), -1, len(_PARTS[kind]))
-            _check_order(kind, name, values, table)
-            columns.add(name, values, points=kind == "points", boxes=kind == "boxes")
-            used.update(chosen)
-    for name, array_pattern in arrays.items():
-        chosen, shape = _choose_array(name, array_pattern, others)
+    arrays_of = {name: _choose_array(name, pattern, others) for name, pattern in arrays.items()}
+    used = {column for chosen, _ in arrays_of.values() for column in chosen}
+    for (kind, name), chosen in _choose_all_groups(table, points, boxes, used).items():
+        values = _stack(chosen, table)
+        values = values.reshape(len(values), -1, len(_PARTS[kind]))
+        _check_order(kind, name, values, table)
+        columns.add(name, values, points=kind == "points", boxes=kind == "boxes")
+    for name, (chosen, shape) in arrays_of.items():
         values = _stack(chosen, table)
         columns.add(name, values.reshape(len(values), *shape))
-        used.update(chosen)
     arrays_at = _exported_arrays([name for name in others if name not in used], table)
     for name in others:
         if name in arrays_at:
@@ -563,10 +560,42 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
         return None
 
 
+def _are_mostly_numbers(cells: Sequence[str]) -> bool:
+    """Return whether a column is one of numbers, in which single cells may be wrong."""
+    if _numbers(cells) is not None:
+        return True
+    texts = [cell for cell in cells if cell]
+    return sum(_numbers([cell]) is not None for cell in texts) > len(texts) // 2
+
+
+def _choose_all_groups(
+    table: _Table, points: Mapping[str, str | int], boxes: Mapping[str, str], used: set[str]
+) -> dict[tuple[str, str], list[str]]:
+    """Return the columns of points and boxes by kind and name, and add them to ``used``."""
+    patterns = {("points", name): pattern for name, pattern in points.items()}
+    patterns |= {("boxes", name): pattern for name, pattern in boxes.items()}
+    if not patterns:
+        return {}
+    numeric = [name for name, cells in table.cells.items() if _are_mostly_numbers(cells)]
+    chosen: dict[tuple[str, str], list[str]] = {}
+    # A number takes what the patterns leave, so it comes last.
+    for (kind, name), pattern in sorted(patterns.items(), key=lambda item: _is_rest(*item)):
+        is_rest = _is_rest((kind, name), pattern)
+        columns = [column for column in numeric if not (is_rest and column in used)]
+        chosen[kind, name] = _choose_groups(kind, name, pattern, columns)
+        used.update(chosen[kind, name])
+    return {group: chosen[group] for group in patterns}
+
+
+def _is_rest(group: tuple[str, str], pattern: str | int) -> bool:
+    """Return whether a pattern is the number of coordinates, which stands for all other columns."""
+    return str(pattern) == str(len(_PARTS[group[0]]))
+
+
 def _choose_groups(kind: str, name: str, pattern: str | int, columns: Sequence[str]) -> list[str]:
     """Return the columns x, y, x, y, … of points, or x1, y1, x2, y2, … of boxes."""
     parts = _PARTS[kind]
-    if str(pattern) == str(len(parts)):
+    if _is_rest((kind, name), pattern):
         chosen = list(columns)
     else:
         groups = [fnmatch.filter(columns, part.strip()) for part in str(pattern).split(",")]

@@ -27,7 +27,8 @@ from memload.building.sources.positional import PositionalFile
 from memload.building.sources.record import EXTENSIONS, FileState, Record
 from memload.errors import DecodeError, SourceError
 
-#: A tar file ends with at least one block of zeros of this many bytes, and with no data in so many.
+#: A tar ends with a block of zeros of so many bytes. Data in the next so many bytes means that two
+#: tars were joined.
 _BLOCK_BYTES, _TAIL_BYTES = 512, 1 << 20
 #: What makes an extended header matter: another name or size, or a file with holes.
 _NOT_PLAIN = (b" path=", b" size=", b" GNU.")
@@ -62,12 +63,13 @@ class TarShards(ListedSource):
 
     Files of one stem are a sample: ``000123.jpg``, ``000123.cls`` and ``000123.json`` belong
     together. The stem is the name up to its first dot. Of several images, the first one whose
-    extension is just that, such as ``.jpg``, is taken. Without one, as in ``cat.1.jpg`` and
-    ``cat.2.jpg``, each image without other files is a sample. ``.cls`` has the label: a number, or
-    the name of a class. Numbers in the object of ``.json`` become columns. So do texts with few
-    values and lists of numbers with the same shape in all samples, and those called ``label`` are
-    names of classes, also of those that ``.cls`` numbers.
-    Other files are left out, which ``notes`` reports. Links to images within a tar are followed.
+    extension is just that, such as ``.jpg``, is taken. If there is none, as with ``cat.1.jpg`` and
+    ``cat.2.jpg``, each image is a sample. If the stem also has a label, JSON or mask file, only the
+    first image is. ``.cls`` has the label: a number, or the name of a class. Numbers in the object
+    of ``.json`` become columns. So do texts with few values and lists of numbers with the same
+    shape in all samples, and those called ``label`` are names of classes, also of those that
+    ``.cls`` numbers. Other files are left out, which ``notes`` reports. Links to images within a
+    tar are followed.
 
     ``masks`` and ``arrays`` are the names of further files of a sample, without their extension:
     ``masks=["mask"]`` is ``000123.mask.png`` or ``000123.mask.npy``. A mapping gives them other
@@ -77,8 +79,7 @@ class TarShards(ListedSource):
 
     A key is the name of the tar and of the image, such as ``00000.tar/000123.jpg``. If all samples
     have a text ``key`` in ``.json``, as in the files of `memload.export`, those are the keys.
-    Without it and without labels, the folders in the tar are the classes, as in
-    `memload.ZipArchive`.
+    Without it and without labels, the folders in the tar are the classes, as in `ZipArchive`.
 
     Opening reads all headers and all small files, which takes some 0.1 ms a sample. A sample is
     read by its position, so samples may be in any order. Compressed tar files cannot be read so.
@@ -86,7 +87,8 @@ class TarShards(ListedSource):
     Raises SourceError if a file is not a tar, is compressed or truncated, or has no images or none
     of the arrays.
 
-    >>> source = memload.TarShards(["shards/00000.tar", "shards/00001.tar"])  # doctest: +SKIP
+    >>> from memload.building.sources.tar import TarShards
+    >>> source = TarShards(["shards/00000.tar", "shards/00001.tar"])  # doctest: +SKIP
     """
 
     def __init__(

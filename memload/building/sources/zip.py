@@ -42,7 +42,8 @@ class ZipArchive(ListedSource):
     larger files than the directory says. Raises SourceError if the file is not a
     zip, is encrypted, or has no images.
 
-    >>> source = memload.ZipArchive("pets.zip")  # doctest: +SKIP
+    >>> from memload.building.sources.zip import ZipArchive
+    >>> source = ZipArchive("pets.zip")  # doctest: +SKIP
     """
 
     def __init__(self, path: str | Path, *, extensions: Sequence[str] = EXTENSIONS) -> None:

@@ -202,7 +202,7 @@ def test_a_wrong_folder_is_an_error_at_once(images: Path, tmp_path: Path) -> Non
 def test_entries_of_a_source_without_any_are_told(images: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"folder of images, which has no .*={'mask': 'folder/'}"):
         open_source(images, masks=["mask"])
-    with pytest.raises(ValueError, match=r"--masks: the source is opened already.* ImageFolder"):
+    with pytest.raises(ValueError, match=r"^masks: the source is opened already.* ImageFolder"):
         open_source(memload.ImageFolder(images), masks=["mask"])
 
 
@@ -460,5 +460,6 @@ def test_files_do_not_belong_to_samples_that_are_only_numbered(tmp_path: Path) -
     for source in (images, DatasetSource(images), ArrayFile(tmp_path / "x.npy")):
         with pytest.raises(SourceError, match=r"these have only numbers. Name them"):
             open_source(source, masks=tmp_path)
+    assert FilesBeside(DatasetSource(images)).arrays == {}
     named = FilesBeside(DatasetSource(images, key=["0", "1"]), masks={"mask": tmp_path})
     assert list(named[0].arrays) == ["mask"]

@@ -287,3 +287,19 @@ def test_the_column_of_masks_is_not_taken_for_that_of_the_images(tmp_path: Path)
     path = write(tmp_path / "x.csv", "mask,image,label", "m.png,a.jpg,x")
     source = open_source(path, masks=["mask"])
     assert (list(source.keys), list(source.arrays)) == (["a.jpg"], ["mask"])
+
+
+def test_points_of_all_other_columns_leave_those_that_patterns_take(tmp_path: Path) -> None:
+    lines = "file,b_x,b_y,p_x,p_y,note,r0", "a.png,1,2,3,4,7,9", "b.png,5,6,7,8,late,9"
+    path = write(tmp_path / "x.csv", *lines, "c.png,5,6,7,8,early,9")
+    source = Manifest(path, points={"b": 2, "a": "p_*"}, arrays={"rest": "r*"})
+    assert source.columns["a"][:, 0].tolist() == [[3, 4], [7, 8], [7, 8]]
+    assert source.columns["b"][:, 0].tolist() == [[1, 2], [5, 6], [5, 6]]
+    assert list(source.columns) == ["b", "a", "rest"]
+
+
+def test_a_wrong_cell_of_points_is_named_even_if_it_is_the_first(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", "file,x,y", "a.png,?,2", "b.png,3,4", "c.png,5,6")
+    for pattern in (2, "x,y"):
+        with pytest.raises(SourceError, match=r"line 2: '\?' in column 'x' is not a number"):
+            Manifest(path, points={"marks": pattern})
