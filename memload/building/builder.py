@@ -397,7 +397,8 @@ def _complete(workspace: Workspace, limit: RejectLimit) -> Index:
             f"cannot be used, and at most {limit} may be rejected: {frequent}. "
             f"{workspace.write_ledger(rejected)} lists all. Mend them, or leave them out with "
             f"--max-rejects {share} (max_rejects='{share}' in Python). Then run the same command "
-            "again: it goes on from what is done.",
+            "again: it goes on from what is done. If you change other settings, add --overwrite "
+            "(overwrite=True).",
             path=workspace.output,
         )
     return workspace.complete(_make_index(workspace, records, used), rejected)

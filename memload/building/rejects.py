@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -42,15 +41,27 @@ def frequent_reasons(reasons: Mapping[int, str], keys: Sequence[str]) -> str:
     """Return the three most frequent reasons, each with its count and the name of a sample.
 
     ``reasons`` say why rows were rejected. Those that differ only in numbers and in quoted texts
-    count as one.
+    count as one. Of these, the one with the largest numbers is shown.
     """
-    kinds = {row: _VARYING.sub("…", reason) for row, reason in reasons.items()}
-    first_rows = {kind: row for row, kind in reversed(kinds.items())}
+    rows_of: dict[str, list[int]] = {}
+    for row, reason in reasons.items():
+        rows_of.setdefault(_VARYING.sub("…", reason), []).append(row)
     texts = []
-    for kind, count in Counter(kinds.values()).most_common(3):
-        row = first_rows[kind]
-        texts.append(f"{count:,} × {reasons[row].removesuffix('.'):.200} (such as {keys[row]})")
+    for rows in sorted(rows_of.values(), key=len, reverse=True)[:3]:
+        numbers = {row: _numbers(reasons[row]) for row in rows}
+        row = max(rows, key=numbers.__getitem__)
+        example = f"such as {keys[row]}"
+        if len(set(numbers.values())) > 1:
+            example += ", where the numbers are the largest"
+        texts.append(f"{len(rows):,} × {reasons[row].removesuffix('.'):.200} ({example})")
     return "; ".join(texts)
+
+
+def _numbers(reason: str) -> tuple[int, ...]:
+    """Return the whole numbers in a reason, apart from those in quoted texts."""
+    found = _VARYING.findall(reason)
+    texts = [text.replace(",", "") for text in found if text[0].isdigit()]
+    return tuple(int(digits) for text in texts for digits in re.findall(r"[0-9]{1,18}", text))
 
 
 def sufficient_limit(rejected: int, total: int) -> str:

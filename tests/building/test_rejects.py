@@ -51,12 +51,27 @@ def test_the_three_most_frequent_reasons_are_shown_with_their_counts(tmp_path: P
     lines = [f"line {line} is 'bad'" for line in range(9)]
     with pytest.raises(memload.BuildError) as caught:
         build(Mixed(*lines, *6 * ["b"], "rare", *7 * ["c"], "line 12 is 'odd'"), tmp_path)
-    shown = "10 × line 0 is 'bad' (such as 0); 7 × c (such as 16); 6 × b (such as 9)"
+    largest = "10 × line 12 is 'odd' (such as 23, where the numbers are the largest)"
+    shown = f"{largest}; 7 × c (such as 16); 6 × b (such as 9)"
     assert shown in str(caught.value)
     assert "rare" not in str(caught.value)
     ledger = tmp_path / "out.building" / "out.rejects.csv"
     assert str(ledger) in str(caught.value)
     assert len(ledger.read_text().splitlines()) == 25
+
+
+def test_too_few_boxes_are_told_with_the_most_of_any_sample(tmp_path: Path) -> None:
+    class Boxes(Mixed):
+        def __getitem__(self, row: int) -> Any:
+            count = (2, 9, 11, 3)[row % 4]
+            return np.zeros((8, 8, 3), np.uint8), {"boxes": [[0, 0, 1, 1]] * count}
+
+    with pytest.raises(memload.BuildError) as caught:
+        build(Boxes(), tmp_path, boxes={"boxes": 8})
+    assert "20 × it has 11 boxes in 'boxes', and there is room for 8." in str(caught.value)
+    assert "boxes={'boxes': 11} or more (such as 2, where" in str(caught.value)
+    assert "add --overwrite (overwrite=True)" in str(caught.value)
+    assert build(Boxes(), tmp_path, boxes={"boxes": 11}, overwrite=True).rejected == 0
 
 
 def test_the_limit_in_the_message_is_sufficient_and_what_is_done_is_kept(tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ class BoxColumns:
             if len(boxes) > limit:
                 raise DecodeError(
                     f"it has {len(boxes):,} boxes in {name!r:.80}, and there is room for {limit:,}."
-                    f" Raise it to the most that a sample has: boxes={{{name!r}: {len(boxes)}}}"
+                    f" Raise it to the most that any sample has: boxes={{{name!r}: {len(boxes)}}} "
+                    "or more"
                 )
             filled[name] = _fill(boxes, Column("<f4", (limit, 4)))
         for name, (boxes_name, column) in self._per_box.items():
