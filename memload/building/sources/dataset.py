@@ -342,7 +342,7 @@ class DatasetSource:
         return schema, [name for name in entries if name not in schema], boxes
 
     def _first_entries(self, index: int) -> list[dict[str, Any]]:
-        """Return the columns of a sample or, with boxes, of some that differ in the number of boxes.
+        """Return the columns of a sample or, with boxes, of some with other numbers of boxes.
 
         The one with the most comes first. Raises SourceError if the sample lacks an entry that is
         named, or has boxes or masks that are not.
