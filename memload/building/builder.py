@@ -17,8 +17,8 @@ from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import check_not_read, publish
 from memload.building.extra_arrays import MissingMasks
 from memload.building.inherited import check_positions, positions
-from memload.building.journal import DONE, REJECTED, crc32_field, is_intact
-from memload.building.notes import missing_notes, picture_notes, size_notes
+from memload.building.journal import DONE, REJECTED, crc32_field, is_intact, names_of_boxes
+from memload.building.notes import box_notes, missing_notes, picture_notes, size_notes
 from memload.building.pool import Chunk, run
 from memload.building.preparation import prepare
 from memload.building.progress import progress as progress_display
@@ -443,7 +443,7 @@ def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> 
         },
         classes=classes,
         points=tuple(name for name, column in source.schema.items() if column.points),
-        boxes=tuple(name for name, column in source.schema.items() if column.boxes),
+        boxes=tuple(names_of_boxes(source.schema)),
         categories={name: tuple(texts) for name, texts in optional(source).categories.items()},
         build={
             "memload": __version__,
@@ -465,6 +465,7 @@ def _notes(workspace: Workspace) -> Iterator[str]:
         yield from size_notes(records, settings.size)
     if isinstance(settings, Settings):
         yield from picture_notes(records, settings.size, settings.background)
+    yield from box_notes(records, names_of_boxes(workspace.source.schema))
     yield from missing_notes(records, settings.extra_arrays, workspace.keys)
 
 

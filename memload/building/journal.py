@@ -38,7 +38,8 @@ def record_type(
     the pixels, one a channel: exact for unsigned integers; for other types ``squares`` sums the
     squared differences from the row's own mean. ``remarks`` and ``value_range``, the lowest and
     the highest value of a picture whose depth was reduced, are explained in
-    `memload.building.notes`. Each of ``arrays`` has a checksum and a file of its own.
+    `memload.building.notes`. Each of ``arrays`` has a checksum and a file of its own. For each
+    column of boxes, ``boxes`` says how many the source gives, and ``largest_edge`` how far they go.
     """
     sums = "<u8" if np.dtype(descr).kind == "u" else "<f8"
     fields: list[tuple[Any, ...]] = [
@@ -60,9 +61,24 @@ def record_type(
             (f"file_state/{array.name}", "<i8", (3,)),
             (f"ids/{array.name}", "|u1", (array.bitmap_size,)),
         ]
+    for name in names_of_boxes(schema):
+        fields += [(f"boxes/{name}", "<u4"), (f"largest_edge/{name}", "<f8")]
     return np.dtype(
         fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()]
     )
+
+
+def names_of_boxes(schema: Mapping[str, Column]) -> list[str]:
+    """Return the names of the columns of boxes."""
+    return [name for name, column in schema.items() if column.boxes]
+
+
+def set_boxes(record: np.void, name: str, boxes: Any) -> None:
+    """Keep for notes what the boxes ``(k, 4)`` are that a source gives. Those with NaN are none."""
+    given = np.asarray(boxes, np.float64)
+    given = given[~np.isnan(given).any(axis=1)]
+    record[f"boxes/{name}"] = len(given)
+    record[f"largest_edge/{name}"] = given.max(initial=0)
 
 
 def crc32_field(array: str) -> str:

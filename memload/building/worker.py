@@ -19,6 +19,8 @@ from memload.building.journal import (
     columns_crc32,
     crc32_field,
     is_intact,
+    names_of_boxes,
+    set_boxes,
     set_columns,
 )
 from memload.building.pool import Chunk, NoteRow
@@ -78,7 +80,7 @@ class RowWork:
             if runs_user_code(self.source):
                 reopen_files()
         self.points = [name for name, column in self.schema.items() if column.points]
-        self.boxes = [name for name, column in self.schema.items() if column.boxes]
+        self.boxes = names_of_boxes(self.schema)
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
         """Convert those rows of a chunk that are not done."""
@@ -179,6 +181,8 @@ class RowWork:
             record[crc32_field(array.name)] = zlib.crc32(row_of_array.data)
             record[f"file_state/{array.name}"] = row_of_array.file_state
             record[f"ids/{array.name}"] = row_of_array.ids
+        for name in self.boxes:
+            set_boxes(record, name, sample.columns[name])
         return [converted.pixels, *(array.data for array in converted.extra_arrays)], ""
 
     def _note_missing(self, sample: Record, record: np.void) -> None:

@@ -465,6 +465,50 @@ def test_names_that_no_array_can_have_are_refused(tmp_path: Path, arrays: Any, m
         build_samples(Samples(arrays, lambda number: {}, schema), tmp_path)
 
 
+def build_boxes(boxes: Any, place: Path, **options: Any) -> list[str]:
+    """Build pictures of 6×6 pixels, stored as 4×4, with ``boxes``, and return the notes on boxes."""
+    schema = {"boxes": Column("<f4", np.shape(boxes), boxes=True)}
+    source = Samples({}, lambda number: {}, schema, lambda number: {"boxes": boxes})
+    report = build_samples(source, place, size=4, **options)
+    return [note for note in report.notes if "boxes" in note]
+
+
+def test_boxes_of_which_nothing_is_left_are_noted(tmp_path: Path) -> None:
+    nothing = [np.nan] * 4
+    boxes = [[0, 0, 6, 4], [6, 0, 9, 4], [2, 2, 2, 2], nothing]
+    notes = [
+        "10 of 15 boxes of 'boxes' are NaN now: they lie outside of the stored pictures, or have "
+        "no area"
+    ]
+    assert build_boxes(boxes, tmp_path) == notes
+    assert build_boxes([boxes[0], nothing], tmp_path, overwrite=True) == []
+    assert build_boxes([nothing, nothing], tmp_path, overwrite=True) == []
+
+
+def test_boxes_that_look_like_fractions_are_noted(tmp_path: Path) -> None:
+    fractions = [[0.25, 0.25, 0.75, 1.0], [0, 0, 0.5, 0.5]]
+    note = build_boxes(fractions, tmp_path, fit="squash")[-1]
+    assert note.startswith("all boxes of 'boxes' have edges of at most 1, as fractions of the pict")
+    pixels = [*fractions, [0, 0, 6, 4]]
+    assert build_boxes(pixels, tmp_path, fit="squash", overwrite=True) == []
+
+
+def test_a_build_that_goes_on_notes_boxes_as_an_undisturbed_one(tmp_path: Path) -> None:
+    class Interrupted(Samples):
+        def image(self, number: int) -> Any:
+            if number == 3:
+                raise Stop
+            return super().image(number)
+
+    boxes = [[0, 0, 6, 4], [60, 0, 90, 4]]
+    arguments = {}, lambda number: {}, {"boxes": Column("<f4", (2, 4), boxes=True)}
+    with pytest.raises(Stop):
+        build_samples(Interrupted(*arguments, lambda n: {"boxes": boxes}), tmp_path)
+    report = build_samples(Samples(*arguments, lambda n: {"boxes": boxes}), tmp_path)
+    assert report.converted < report.samples
+    assert any(note.startswith("5 of 10 boxes of 'boxes' are NaN now") for note in report.notes)
+
+
 def test_boxes_of_another_shape_are_refused(tmp_path: Path) -> None:
     for column in (Column("<f4", (3,), boxes=True), Column("<f8", (3, 4), boxes=True)):
         with pytest.raises(memload.SourceError, match="boxes are float32 of shape"):
