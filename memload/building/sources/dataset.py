@@ -31,7 +31,12 @@ from memload.building.sources.hugging_face import (
 )
 from memload.building.sources.names import IMAGE_NAMES, LABEL_NAMES
 from memload.building.sources.record import Column, Record
-from memload.building.sources.unnamed import check_no_boxes, check_no_masks, notes_on_columns
+from memload.building.sources.unnamed import (
+    check_no_boxes,
+    check_no_dicts,
+    check_no_masks,
+    notes_on_columns,
+)
 from memload.errors import DecodeError, SourceError, describe_error
 from memload.storage.keys import Keys
 from memload.wording import counted, listed
@@ -348,6 +353,8 @@ class DatasetSource:
         named, or has boxes or masks that are not.
         """
         image, entries, arrays = self._entries(self._dataset[index])
+        following = (others | other for _, other, others in self._next_samples(index))
+        check_no_dicts(itertools.chain([arrays | entries], following))
         if set(self._arrays.entry_of.values()) - set(arrays):  # others may have what this one lacks
             for _, _, others in self._next_samples(index):
                 arrays = others | arrays

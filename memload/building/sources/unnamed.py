@@ -16,7 +16,7 @@ from memload.building.sources.entries import is_tensor, plain_array, unpacked
 from memload.building.sources.names import BOX_NAMES, MASK_NAMES, POINT_NAMES
 from memload.building.sources.record import Column
 from memload.errors import SourceError
-from memload.wording import counted
+from memload.wording import counted, listed
 
 _TO_KEEP_IT = (
     "To store it as it is, or to leave it out, name what is stored: "
@@ -53,6 +53,28 @@ def check_no_boxes(samples: Iterable[Mapping[str, Any]], *, by_name: bool = Fals
                 f"images: up to {most:,} in {counted(len(read), 'sample')} at the start. Name it, "
                 f"with the most of any sample: boxes={{{name!r}: {most or 100}}}. {_TO_KEEP_IT}"
             )
+
+
+def check_no_dicts(samples: Iterable[Mapping[str, Any]]) -> None:
+    """Raise SourceError if entries of the first samples are lists of dicts, as those of COCO are.
+
+    More samples than the first are read only where it has an empty list.
+    """
+    iterator = iter(samples)
+    first = next(iterator)
+    lists = [name for name, value in first.items() if isinstance(value, (list, tuple))]
+    others = iterator if any(not len(first[name]) for name in lists) else ()
+    for sample in (first, *others):
+        for name in lists:
+            items = sample.get(name)
+            if isinstance(items, (list, tuple)) and items and isinstance(items[0], Mapping):
+                raise SourceError(
+                    f"Entry {name!r:.80} of the samples is a list of dicts of "
+                    f"{listed(items[0], 5)}, which cannot be stored. Let the data set return a "
+                    "dict of lists: (image, {'boxes': […], 'labels': […]}). Boxes are x1, y1, x2, "
+                    "y2, so x, y, width, height of COCO become [x, y, x + width, y + height]. Name "
+                    "them, with the most of any sample: boxes={'boxes': 100}."
+                )
 
 
 def check_no_masks(image: Any, entries: Mapping[str, Any]) -> None:

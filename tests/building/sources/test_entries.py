@@ -258,6 +258,22 @@ def test_boxes_within_a_dict_are_told_apart() -> None:
         open_source(samples, boxes={"objects": 2})
 
 
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("arguments", [{}, {"boxes": {"bbox": 9}}, {"masks": ["mask"]}])
+def test_lists_of_dicts_as_in_coco_are_told_with_what_to_do(
+    first: int, arguments: dict[str, Any]
+) -> None:
+    def target(index: int) -> list[dict[str, Any]]:
+        return [{"bbox": [1, 2, 3, 4], "category_id": 1}] * (first + index)
+
+    message = r"list of dicts of bbox, category_id, .*x \+ width.*boxes={'boxes': 100}"
+    with pytest.raises(SourceError, match=message):
+        open_source(Samples(lambda i: (IMAGE, target(i))), **arguments)
+    if not arguments:
+        with pytest.raises(SourceError, match=f"'objects' .*{message}"):
+            open_source(Samples(lambda i: {"image": IMAGE, "objects": target(i)}))
+
+
 def test_points_that_are_not_named_are_noted() -> None:
     samples = Samples(lambda i: (IMAGE, {"label": i, "landmarks": [[1.5, 2], [3, 4]]}))
     assert open_source(samples).notes == [
