@@ -36,7 +36,8 @@ def concat(
     Classes are united by name, in the order in which they appear first, and so are the texts of
     other columns. Labels follow. Labels without names stay as they are. Columns must have the same
     names, types and shapes; with ``columns="common"``, those that differ are left out. All arrays
-    must agree in shape and type. Mean and standard deviation are those of all rows together.
+    must agree in shape and type. Mean and standard deviation are combined; a subset counts with
+    those of the data set that it was taken from.
 
     Returns a report whose ``notes`` tell, for example, of names that occur twice. Raises ValueError
     for data sets that do not fit together, FileExistsError, FormatError and OSError.
@@ -255,7 +256,7 @@ def _unite_array(name: str, indexes: Sequence[Index]) -> _UnitedArray:
         old_rows = index.rows_of(name)
         rows.append(old_rows + np.array(moves)[np.searchsorted(starts, old_rows, "right") - 1])
     shards = tuple(
-        # A link is followed: Shards accepts those in the folder of the index alone.
+        # Resolve the link: Shards accepts links only inside the index's folder.
         replace(file.shard, file=path.name if path.parent == folder else str(path.resolve()))
         for path, file in placed.items()
     )

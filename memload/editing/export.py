@@ -85,8 +85,8 @@ def export(
     labels, keys are the paths. Masks are written beside, to ``output.mask/CLASS/KEY.png``, as gray
     PNGs of 8 or 16 bits, and other arrays to ``output.NAME/CLASS/KEY.npy``. A table,
     ``output/metadata.csv``, has ``file_name``, ``key``, ``label`` and all columns, as ImageFolder
-    of Hugging Face reads it. ``memload build output/metadata.csv`` gives the same pixels, labels,
-    keys and columns.
+    of Hugging Face reads it. Unless the format is ``"jpg"``, the command in ``notes`` builds the
+    same pixels, labels, keys and columns again.
 
     If ``output`` ends in ``.tar``, it is a WebDataset: ``KEY.png``, ``KEY.mask.png``,
     ``KEY.NAME.npy``, ``KEY.cls`` with the number of the class, and ``KEY.json`` with key, label and

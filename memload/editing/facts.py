@@ -89,7 +89,7 @@ def _cell_names(index: Index, name: str) -> list[str]:
 
 
 def _distinct_from(taken: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return names with an underscore behind those that are taken."""
+    """Return names, with underscores behind all of them while any is taken."""
     while set(names) & {*taken, PATH}:
         names = [f"{name}_" for name in names]
     return list(names)

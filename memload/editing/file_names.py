@@ -29,8 +29,8 @@ def file_stems(
     the later one gets a number, such as ``cat/1-2``. They lie below the folder that they are used
     in, and no name in them is too long or that of a hidden file.
 
-    ``endings`` are those that will be added. With none of them, a path is that of a folder. Without
-    ``dots``, the names of files have none, but those of folders may.
+    ``endings`` are those that will be added; for folders, ``[""]``. Without ``dots``, the names of
+    files have none, but those of folders may.
 
     >>> file_stems(["cat/1.jpg", "cat/1.png", "../2.jpg"], ["cat", "cat", "dog"], endings=[".png"])
     ['cat/1', 'cat/1-2', 'dog/2']

@@ -32,11 +32,13 @@ def join(
     An NPY file, as `numpy.save` writes it, has a row for each sample of ``path``, in its order. It
     is read once, for its checksums.
 
-    Arrays of uint8 or uint16 that have the height and width of the images, and at most one channel,
-    become masks ``(H, W)``. Masks move with the images in transforms. All others are arrays, which
-    transforms leave alone. Build masks by themselves with ``mode="mask"``, and with the size and
-    fit of the images. Masks of images that were turned by their EXIF orientation are refused unless
-    they were turned, too.
+    Masks move with the images in transforms, and arrays are left alone. Masks and arrays that a
+    data set has beside its images stay what they are. Its images and the rows of an NPY file become
+    masks ``(H, W)`` if they are uint8 or uint16, have the height and width of the images here, and
+    at most one channel. Otherwise they become arrays, but images of uint8 or uint16 with one
+    channel and another height or width are refused. Build masks by themselves with ``mode="mask"``,
+    and with the size and fit of the images. Masks of images that were turned by their EXIF
+    orientation are refused unless they were turned, too.
 
     Returns a report whose ``notes`` tell what each array has become, which samples were left out,
     and what may be wrong with masks. Raises ValueError for what does not fit together,

@@ -33,11 +33,12 @@ def relabel(
 ) -> EditReport:
     """Write an index of the data set ``path`` with the columns of a table. Pixels stay as they are.
 
-    ``table`` is a CSV or TSV file with a line of column names, such as ``key,label``. The first
-    column, or ``key_column``, has the names of samples, with or without extension: ``cat/1.jpg`` or
-    ``cat/1``. Of a table that `memload.export` has written, that is ``key``. The others replace the
-    columns of the same name, or are added; `memload.Manifest` tells how they are read. Columns that
-    the table lacks stay. Columns of text with up to 10,000 values become categories.
+    ``table`` is a CSV or TSV file with a line of column names, such as ``key,label``.
+    ``key_column`` has the names of samples, with or without extension: ``cat/1.jpg`` or ``cat/1``.
+    By default it is ``key`` in a table that `memload.export` has written, else ``file_name``, else
+    the first column whose first cell is the path of an image, else the first column. The others
+    replace the columns of the same name, or are added; `memload.Manifest` tells how they are read.
+    Columns that the table lacks stay. Columns of text with up to 10,000 values become categories.
 
     ``label``, or ``label_column``, has the labels. If one of them is the name of a class, all are
     names. Classes that the data set has keep their numbers, and new ones are appended. If none of

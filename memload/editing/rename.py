@@ -18,9 +18,9 @@ def rename(path: str | Path, new: str | Path) -> EditReport:
     ``path`` is ``out.bin`` or its index. ``new``, such as ``photos.bin``, is in the same folder.
     Files that have names of their own, as those of other data sets that were put together, keep
     them. Other indexes in the folder that name the renamed files, such as saved subsets, are
-    written anew with the new names; one that cannot be read is left as it is, and noted. Processes
-    that have the data set open go on. Its fingerprint changes, since it includes the names of
-    files.
+    written anew with the new names; one that cannot be read is left as it is, and noted. What
+    processes have mapped already stays readable, but start no workers from it: they would open the
+    old name. The fingerprint changes, since it includes the names of files.
 
     At any moment, the old or the new name opens, and so does every other index: the files first get
     the new names beside the old ones, as hard links, and lose the old ones last. If it is

@@ -11,7 +11,8 @@ from memload.storage.index import Index
 def combined_statistics(indexes: Sequence[Index]) -> dict[str, Any]:
     """Return the statistics of the pixels of several data sets, without reading a pixel.
 
-    Mean and variance are exact. Each data set counts with the rows that its samples use.
+    They are exact for whole data sets. A subset has the mean, variance and sizes of the data set
+    that it was taken from; they count with the number of rows that its samples use.
     """
     statistics = [index.statistics for index in indexes]
     combined = _moments(statistics, [len(np.unique(index.row)) for index in indexes], indexes)
@@ -44,7 +45,10 @@ def _moments(
 
 
 def _shorter_sides(indexes: Sequence[Index]) -> dict[str, Any]:
-    """Return the histogram of the sources' shorter sides. Pixels that are shared count once."""
+    """Return the histogram of the sources' shorter sides.
+
+    A data set is left out only if all of its files belong to those before it.
+    """
     name, counts, seen = "source_shorter_side", dict[str, int](), set[str]()
     for index in indexes:
         sides = index.statistics.get(name)

@@ -78,7 +78,8 @@ class MemmapDataset(Dataset[Any]):
     milliseconds: it reads rows, labels and other columns into memory, 21 bytes a sample, and maps
     the rest. Arrays that ``columns`` leaves out are opened when they are first used. A data set
     pickles as its path, and an unsaved subset also as the numbers of its samples; the worker opens
-    it again. Reading is thread-safe.
+    it again. One with other columns (`with_columns`) that is not saved pickles as its whole index.
+    Reading is thread-safe.
 
     A list of paths or data sets is read as one: their samples, one after another. No file is
     written, and they may lie in different folders. Classes are united by name, as

@@ -72,8 +72,8 @@ class Member(NamedTuple):
 class Concatenation:
     """Several data sets, one after another, united in memory.
 
-    ``names`` are the columns and arrays that are used. Others may differ, and those that do are
-    left out. None means all, and all must be the same.
+    ``names`` are the columns and arrays that are used. Others may differ: other arrays are left
+    out, and so are other columns that differ. None means all, and all must be the same.
     """
 
     members: tuple[Member, ...]
