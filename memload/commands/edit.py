@@ -134,7 +134,10 @@ def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite:
     metavar="FILE",
     help="Data set whose classes the labels count into, or a text file with a name a line.",
 )
-@click.option("--key-column", help="Column with the names of samples. Default: the first.")
+@click.option(
+    "--key-column",
+    help="Column with the names of samples. Default: file_name, the first of images, or the first.",
+)
 @click.option("--label-column", help="Column with the labels. Default: label.")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 def relabel(path: str, table: str, output: str, **options: Any) -> None:

@@ -98,7 +98,7 @@ def copy(
 def _written_before(expected: Index, folder: Path, output: Path, overwrite: bool) -> Index | None:
     """Return the index of this copy if it is complete in the folder, and was not published.
 
-    A copy of other samples is cleared, after it was published if that had begun.
+    If another copy lies there, finish publishing it if that had begun, then clear the folder.
     """
     path = folder / output_paths(output)[0].name
     if not path.exists():

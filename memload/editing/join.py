@@ -185,6 +185,7 @@ def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addit
     if array.kind == "mask":
         _check_orientation(first, name, other, positions)
     notes = [f"{name}: {_kind_text(array)}, from {other.path.name}"]
+    notes += _notes_on_numbers(name, first, other, positions)
     missing = np.flatnonzero(~found).tolist()
     if missing:
         names = listed([first.keys[number] for number in missing[:4]], 3)
@@ -197,6 +198,19 @@ def _from_data_set(first: Index, name: str, other: Index, chosen: str) -> _Addit
         notes += _notes_on_ids(name, other)
     ids = ids_of_masks(other).get(source.name)
     return _Addition(array, rows, other.crc32[source.name], tuple(notes), ids)
+
+
+def _notes_on_numbers(
+    name: str, first: Index, other: Index, positions: np.ndarray
+) -> Iterator[str]:
+    """Yield a note if the names of one data set may be positions, which count from 0."""
+    sample = int(np.argmax(positions >= 0))
+    keys = (first.keys[sample], other.keys[int(positions[sample])])
+    if keys[0].isdecimal() != keys[1].isdecimal():
+        yield (
+            f"{name}: {keys[0]} has {keys[1]}. If this number is only a position, which counts "
+            "from 0, the names of files may count from 1: check it"
+        )
 
 
 def _choose_array(name: str, other: Index, chosen: str) -> Array:

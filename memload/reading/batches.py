@@ -36,7 +36,7 @@ class BatchNames(NamedTuple):
         """Return the names for batches with these columns and arrays of a data set."""
         arrays, others = split_names(names, dataset.arrays)
         followers = followers_of(dataset, names)
-        # By what the data set has, so that `columns=` does not change what ``labels`` are.
+        # If the data set has a column `labels`, used or not, the attribute of `label` is `label`.
         label = "label" if "labels" in dataset.index.names else "labels"
         fields = tuple(label if name == "label" else name for name in names)
         return cls(names, fields, [*arrays, *others], [*chain(*followers.values())])
@@ -54,10 +54,10 @@ def batch_maker(
 ) -> Callable[[BatchPart], tuple[int, Any]]:
     """Return a function that makes the batches of a chunk: fetches, transforms, names columns.
 
-    The function returns how many samples of the epoch are seen with the batch, and the batch. It
-    is thread-safe. Here, the feed looks up the chunk's rows and uploads its columns. Addresses and
-    random numbers follow with the first batch that needs them. On CUDA all of this is done on
-    ``stream``, on which all of the chunk's batches must be made.
+    The function returns how many samples of the epoch are seen with the batch, and the batch. It is
+    thread-safe. Calling this already looks up rows and uploads columns. Addresses and random
+    numbers follow with the first batch that needs them. On CUDA all of this is done on ``stream``,
+    on which all of the chunk's batches must be made.
     """
     prepared = None
     with torch.cuda.stream(stream):
@@ -66,7 +66,6 @@ def batch_maker(
             prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
     batch_class = batch_type(names.fields)
     order = [names.fetched.index(name) for name in names.ordered]
-    in_order = order == sorted(order)
 
     def make_batch(part: BatchPart) -> tuple[int, Any]:
         pixels, *values = fetch(part.start, part.stop)
@@ -76,8 +75,7 @@ def batch_maker(
             images, by_name = prepared(images, by_name, part.start, part.stop)
             values = [by_name[name] for name in names.ordered]
         else:
-            if not in_order:
-                values = [values[position] for position in order]
+            values = [values[position] for position in order]
             if transform is not None:
                 images = _call(transform, images, names.followers)
         return part.samples_seen, batch_class(images, *values)
@@ -130,8 +128,8 @@ def _unpickle_batch(fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
 def copy_to_buffers(batch: Any, buffers: list[Tensor]) -> Any:
     """Return the batch with the buffers in place of its tensors; copied on the current stream.
 
-    A captured CUDA graph can read the buffers, which the first batch makes: ``buffers`` is empty
-    before. Raises ValueError for a batch of another shape or dtype.
+    A captured CUDA graph can read the buffers. ``buffers`` starts empty; the first batch allocates
+    them. Raises ValueError for a batch of another shape or dtype.
     """
     tensors = list(tensors_of(batch))
     if not buffers:

@@ -111,7 +111,7 @@ class Followers:
             moved[name] = move_masks(columns[name], plan, self.mask_fill, first_in_plan)
         for name in self.boxes:
             boxes, last = columns[name], moved_boxes.get(name)
-            # A Transform in between may have returned other boxes. Then all of them is kept so far.
+            # If a Transform returned other boxes, their full area counts again.
             if last is None or last.boxes is not boxes:
                 last = MovedBoxes(boxes, torch.ones_like(boxes[..., 0]))
             moved_boxes[name] = _move_boxes(last, plan, first_in_plan, self.min_area)

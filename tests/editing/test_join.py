@@ -43,6 +43,17 @@ def test_masks_of_a_data_set_are_found_by_the_names_of_samples(
     assert memload.verify(tmp_path / "both.idx").ok
 
 
+def test_numbers_that_may_be_positions_are_noted(make_dataset: Make, tmp_path: Path) -> None:
+    keyed(make_dataset("out.bin", rows=(3,)), "0", "1", "2")
+    keyed(make_dataset("masks.bin", rows=(3,), shape=(4, 6, 1)), "1.png", "2.png", "3.png")
+    paths = {"mask": tmp_path / "masks.bin"}
+    report = memload.join(tmp_path / "both.idx", tmp_path / "out.bin", **paths)
+    assert any("1 has 1.png. If this number is only a position" in note for note in report.notes)
+    keyed(Index.open(tmp_path / "masks.bin"), "0", "1", "2")
+    report = memload.join(tmp_path / "both.idx", tmp_path / "out.bin", overwrite=True, **paths)
+    assert not any("position" in note for note in report.notes)
+
+
 def test_a_file_of_another_program_has_a_row_for_each_sample(
     make_dataset: Make, tmp_path: Path, rows_in: Rows
 ) -> None:

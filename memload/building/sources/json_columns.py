@@ -151,7 +151,7 @@ def _lists(row: Mapping[str, Any]) -> dict[str, list[Any] | None]:
 def _name_classes(columns: ColumnCollector, names: Sequence[Any]) -> bool:
     """Take texts for the names of the classes whose numbers are the labels, if they fit them.
 
-    Numbers without a sample have no name: then the names are sorted and counted.
+    If some numbers have no sample, their names are unknown: number the sorted names anew.
     """
     labels = columns.values.get("label")
     if labels is None or labels.dtype.kind != "i" or not all(type(name) is str for name in names):

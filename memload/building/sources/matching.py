@@ -83,7 +83,7 @@ def _find(key: str, folders: int, whole: _Positions, stems: _Positions) -> tuple
     """
     for positions, name in ((whole, key), (stems, key), (stems, stem_of(key))):
         end = _end_of(name, folders)
-        # A shortened key fits whole names only, and a whole one also those that are shortened.
+        # A shortened key fits only names that are not shortened.
         fitting = (end[1:],) if end.startswith(_SHORTENED) else (end, f"{_SHORTENED}{end}")
         for other in fitting:
             if other in positions.first:
