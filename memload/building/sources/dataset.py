@@ -125,6 +125,7 @@ class DatasetSource:
         self.schema, skipped, self._boxes = first_usable(
             self._read_schema, range(len(dataset)), num_workers, timeout
         )
+        self._skipped = frozenset(skipped)
         if lists := [name for name in features_of(self._dataset) if name in skipped]:
             self._dataset = self._dataset.remove_columns(lists)
             left_out |= dict.fromkeys(lists, "lists of any length, not of the boxes")
@@ -220,7 +221,8 @@ class DatasetSource:
 
     def _record(self, index: int, sample: Any) -> Record:
         image, entries, others = self._entries(sample)
-        columns = self._boxes.padded(self._columns_from(entries))
+        kept = {name: entries[name] for name in entries if name not in self._skipped}
+        columns = self._boxes.padded(self._columns_from(kept))
         if columns.keys() != self.schema.keys():
             raise DecodeError(
                 f"its columns are {sorted(columns)}, but those of the first sample are "
@@ -246,6 +248,8 @@ class DatasetSource:
         for name, value in entries.items():
             if name in self._nullable:
                 columns[name] = np.nan if value is None else float(value)
+            elif name != "label" and _is_list_of_texts(value):
+                continue
             elif not isinstance(value, str) and not (value is None and self._numbers.get(name)):
                 columns[name] = value
             elif name in self._numbers:
@@ -507,6 +511,13 @@ def _plain_image(image: Any) -> Any:
     if is_tensor(image):
         return image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
     return image
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and value.dtype.kind == "U"
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    return is_list and all(isinstance(each, str) for each in value)
 
 
 def _column(name: object, value: Any) -> Column:

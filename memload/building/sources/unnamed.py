@@ -109,7 +109,7 @@ def notes_on_columns(schema: Mapping[str, Column]) -> Iterator[str]:
         last = column.shape[-1:]
         if name in POINT_NAMES and last in ((2,), (3,)) and not column.points:
             remedy = f"points=[{name!r}] lets points (k, 2)"
-        elif "box" in name.lower() and column.shape == (4,):
+        elif column.shape == (4,) and "box" in str(name).lower():
             remedy = f"boxes={{{name!r}: 1}} lets boxes"
         elif (
             last == (4,) and len(column.shape) == 2 and column.shape != (4, 4) and not column.boxes

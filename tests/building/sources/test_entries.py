@@ -320,6 +320,25 @@ def test_boxes_and_what_belongs_to_them_are_filled_up() -> None:
         source[5]
 
 
+def test_texts_for_each_box_are_left_out(tmp_path: Path) -> None:
+    def target(index: int) -> dict[str, Any]:
+        return {
+            "boxes": [[0, 0, 1, 1]] * index,
+            "name": ["a", "b", "c"][:index],
+            "kinds": np.array(["x", "y", "z"])[:index],
+            "caption": None if index == 3 else "text",
+            "number": index,
+        }
+
+    source = open_source(Samples(lambda i: (IMAGE, target(i)), 4), boxes={"boxes": 3})
+    assert source.notes == ["skipped 3 columns: name (text), kinds (text), caption (text)"]
+    assert [source[i].columns["number"] for i in range(4)] == [0, 1, 2, 3]
+    alone = open_source(Samples(lambda i: (IMAGE, {"label": i, "words": ["a", "b"]})))
+    assert list(alone[1].columns) == ["label"]
+    with pytest.raises(SourceError, match="Column 'label' is not a number"):
+        open_source(Samples(lambda i: (IMAGE, {"label": ["a", "b"]})))
+
+
 def test_points_are_not_filled_up_where_there_happen_to_be_as_many_boxes() -> None:
     samples = Samples(
         lambda i: (IMAGE, {"boxes": [[0, 0, 1, 1]] * (1 + i % 2), "eyes": [[1, 2], [3, 4]]})
