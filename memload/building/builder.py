@@ -127,10 +127,10 @@ def build(
       EXIF orientation, crop or margin, with nearest neighbor. Ids are palette indices or gray
       values as in the file. A mask with colors, as JPEG, or of another size than its image in its
       file, rejects the sample.
-    - Ids of 8 bits are stored as uint8, and others as uint16. The first usable mask determines the
-      type, and later masks with larger ids are rejected. int64, the default type of NumPy and
-      torch, becomes uint8 if the ids of the first 32 masks fit. If only later ones need uint16,
-      give masks of that type.
+    - Pictures and arrays of 8 bits are stored as uint8, and those of 16 bits as uint16. The first
+      usable mask determines the type, and later masks with larger ids are rejected. Arrays of other
+      types, such as int64, the default of NumPy and torch, become uint8 if the ids of the first 32
+      masks fit, else uint16. If only later ones need uint16, give masks of that type.
     - ``mask_fill`` is the id in the margin of ``fit="pad"``. A sample without a mask is rejected,
       or with ``missing_masks="fill"`` gets one of nothing but ``mask_fill``.
     - ``arrays`` are given in the same way: further pictures, or .npy files, one for each sample.

@@ -10,7 +10,7 @@ from PIL import Image
 from memload.building.files import MISSING, read_value
 from memload.building.resizing import Placement, place_mask
 from memload.building.sources.record import FileState, Record
-from memload.building.stored_values import ID_MODES, decode_values, read_array
+from memload.building.stored_values import ID_MODES, decode_values, is_npy, read_array
 from memload.errors import DecodeError
 from memload.storage.format import DESCRS_OF_ARRAYS
 
@@ -122,14 +122,14 @@ class MaskType(NamedTuple):
 
     @classmethod
     def of(cls, ids: np.ndarray) -> "MaskType":
-        """Return uint8 for 8 bits, and uint16 for more.
+        """Return uint8 for 8 bits, and uint16 for uint16.
 
-        64 bits are what NumPy and torch take by default, whatever the ids. So uint8 is for these,
-        too, if it holds all ids.
+        Signed integers and those of 32 and 64 bits are what libraries take by default, whatever the
+        ids. So these become uint8, too, if it holds all ids, else uint16.
         """
-        is_certain = ids.dtype.itemsize < 8 or ids.max() > 255
-        has_8_bits = ids.dtype.itemsize == 1 or not is_certain
-        return cls("|u1" if has_8_bits else "<u2", is_certain)
+        has_8_bits = ids.dtype.itemsize == 1
+        is_certain = has_8_bits or ids.dtype.name == "uint16" or bool(ids.max() > 255)
+        return cls("|u1" if has_8_bits or not is_certain else "<u2", is_certain)
 
 
 def look_at_array(array: ExtraArray, value: Any, max_pixels: int) -> tuple[ExtraArray, bool]:
@@ -154,7 +154,8 @@ def read_mask(
 ) -> tuple[np.ndarray, FileState]:
     """Return the ids of a mask, integers from 0 to 65,535 ``(H, W)``, and the state of its file.
 
-    ``check`` is called with width and height before a picture is decoded.
+    Those of a picture are bool, uint8 or uint16, and those of an array are of its type. ``check``
+    is called with width and height before a picture is decoded.
     """
 
     def check_picture(image: Image.Image) -> None:
@@ -163,9 +164,12 @@ def read_mask(
         _check_mode(image)
 
     data, file_state = read_value(value, max_pixels)
-    if not isinstance(data, np.ndarray):
-        data = decode_values(data, max_pixels, check_picture)
-    ids = _checked_ids(data)
+    if isinstance(data, np.ndarray):
+        ids = _checked_ids(data)
+    else:
+        ids = _checked_ids(decode_values(data, max_pixels, check_picture))
+        if not is_npy(data) and ids.dtype.itemsize > 1:
+            ids = ids.astype(np.uint16, copy=False)  # of 16 bits, some Pillows make int32
     check(ids.shape[::-1])
     return ids, file_state
 

@@ -17,8 +17,8 @@ from memload.building.first_samples import first_usable, look_at_first
 from memload.building.sources.record import Source, optional
 from memload.errors import SourceError
 
-#: If the first mask has 64 bits, the ids decide on the type: those of so many masks.
-_MASKS_OF_64_BITS = 32
+#: If the first mask has more bits than ids may need, these decide on the type: those of so many.
+_MASKS_LOOKED_AT = 32
 
 
 def find_arrays(
@@ -78,7 +78,7 @@ def find_type(
         return found
     passed_over = options.get("passed_over")
     others, _ = look_at_first(
-        look, len(source), num_workers, timeout, count=_MASKS_OF_64_BITS, passed_over=passed_over
+        look, len(source), num_workers, timeout, count=_MASKS_LOOKED_AT, passed_over=passed_over
     )
     return next((other for other, _ in others if other.descr == "<u2"), found)
 

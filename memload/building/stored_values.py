@@ -58,7 +58,7 @@ def decode_values(
         if isinstance(data, Image.Image):
             check(data)
             return np.asarray(data)
-        if data.startswith(_NPY):
+        if is_npy(data):
             return _read_npy(data)
         image = _open_picture(data, max_pixels)
         check(image)
@@ -67,6 +67,11 @@ def decode_values(
         raise
     except Exception as error:
         raise decode_error(error, data, max_pixels) from error
+
+
+def is_npy(data: bytes | Image.Image) -> bool:
+    """Say whether data are the bytes of an .npy file, and not a picture."""
+    return isinstance(data, bytes) and data.startswith(_NPY)
 
 
 def _read_npy(data: bytes) -> np.ndarray:

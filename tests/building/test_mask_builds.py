@@ -292,10 +292,10 @@ def test_ids_that_exceed_the_type_of_the_first_mask_are_rejected(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("dtype", "first", "expected"),
-    [("u1", 9, "uint8"), ("i8", 9, "uint8"), ("i8", 300, "uint16"), ("i4", 9, "uint16"),
+    [("u1", 9, "uint8"), ("i8", 9, "uint8"), ("i8", 300, "uint16"), ("i4", 9, "uint8"),
      ("u2", 9, "uint16"), ("?", 1, "uint8")],
 )  # fmt: skip
-def test_masks_of_64_bits_are_as_small_as_the_first(
+def test_masks_of_more_bits_than_ids_need_are_as_small_as_the_first(
     tmp_path: Path, dtype: str, first: int, expected: str
 ) -> None:
     source = Samples({"mask": "mask"}, lambda number: {"mask": np.full((6, 6), first, dtype)})
@@ -397,6 +397,17 @@ def test_a_mask_that_crashes_its_worker_is_rejected(tmp_path: Path) -> None:
 
     report = build_samples(Samples({"mask": "mask"}, arrays), tmp_path, num_workers=1)
     assert (report.samples, [*rejected(tmp_path)]) == (4, ["3"])
+
+
+def test_npy_files_of_32_bits_are_as_small_as_their_ids(tmp_path: Path) -> None:
+    for number in range(5):
+        np.save(tmp_path / f"{number}.npy", mask_of(number).astype(np.int32))
+    source = Samples({"mask": "mask"}, lambda number: {"mask": tmp_path / f"{number}.npy"})
+    assert build_samples(source, tmp_path).arrays[0].dtype == "uint8"
+    np.save(tmp_path / "4.npy", mask_of(4).astype(np.int32) + 60_000)
+    report = build_samples(source, tmp_path, overwrite=True)
+    assert (report.arrays[0].dtype, report.rejected) == ("uint16", 0)
+    assert rows(tmp_path, "mask").max() == 60_004
 
 
 # Boxes

@@ -125,15 +125,34 @@ def test_masks_with_larger_ids_than_the_first_are_rejected(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [("int64", "uint8"), ("int32", "uint16"), ("int16", "uint16")]
+    ("dtype", "expected"),
+    [
+        ("uint16", "uint16"),
+        *((name, "uint8") for name in ("int64", "uint64", "int32", "uint32", "int16", "uint8")),
+    ],
 )
-def test_integers_of_64_bits_are_as_small_as_the_first_mask(
+def test_integers_that_are_no_uint16_are_as_small_as_their_ids(
     tmp_path: Path, dtype: str, expected: str
 ) -> None:
-    masks = [torch.from_numpy(ids(number, dtype)) for number in range(3)]
+    masks = [ids(number, dtype) for number in range(3)]
     assert build(Samples(*masks), tmp_path).dtype == expected
-    large = [ids(number, dtype) + 250 for number in range(3)]
-    assert build(Samples(*large), tmp_path, overwrite=True).dtype == "uint16"
+    if dtype != "uint8":
+        masks[2] = masks[2] + masks[2].dtype.type(250)
+        assert build(Samples(*masks), tmp_path, overwrite=True).dtype == "uint16"
+
+
+def test_tensors_are_as_small_as_their_ids(tmp_path: Path) -> None:
+    masks = [torch.from_numpy(ids(number, np.int64)) for number in range(3)]
+    assert build(Samples(*masks), tmp_path).dtype == "uint8"
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_pictures_of_more_than_8_bits_are_uint16(tmp_path: Path, dtype: type) -> None:
+    pictures = [Image.fromarray(ids(number, dtype)) for number in range(3)]
+    for number, image in enumerate(pictures):
+        image.save(tmp_path / f"{number}.tif")
+    assert build(tmp_path, tmp_path).dtype == "uint16"
+    assert build(Samples(*pictures), tmp_path, overwrite=True).dtype == "uint16"
 
 
 def test_points_and_boxes_move_with_masks(tmp_path: Path) -> None:
