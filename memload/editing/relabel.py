@@ -190,6 +190,8 @@ def _merged(index: Index, name: str, column: LabelledColumn, kept: np.ndarray) -
             "keep. Add their lines, or leave them out with --missing drop."
         )
     values, texts = renumbered(column, known, always=True)
+    if known is not None and texts is None:
+        _check_numbers(name, values, known)
     if (texts is None) != (known is None) or values.shape[1:] != old.shape[1:]:
         raise ValueError(
             f"{name}: the table and the data set have values of different kinds, so samples "
@@ -198,6 +200,19 @@ def _merged(index: Index, name: str, column: LabelledColumn, kept: np.ndarray) -
     merged = old.astype(np.result_type(old, values))
     merged[kept] = values
     return LabelledColumn(merged, texts, column.is_list)
+
+
+def _check_numbers(name: str, values: np.ndarray, known: Sequence[str]) -> None:
+    """Raise ValueError if integers are not the numbers of known texts, such as classes."""
+    if values.ndim > 1 or values.dtype.kind != "i":
+        return
+    outside = np.unique(values[(values < 0) | (values >= len(known))]).tolist()
+    are_no_numbers = "is no number" if len(outside) == 1 else "are no numbers"
+    raise ValueError(
+        f"{name}: {listed(outside, 3)} of the table {are_no_numbers} of {listed(known, 5)}, which "
+        f"count from 0 to {len(known) - 1:,}. Samples without a line keep these. Correct the "
+        "table, or write the texts into it."
+    )
 
 
 def _notes_on_classes(before: Index, after: Index) -> Iterator[str]:

@@ -179,6 +179,17 @@ def test_samples_without_a_line_may_keep_what_they_have(make_dataset: Make, tmp_
         relabelled(tmp_path, "key,age", "bee/1,young", missing="keep")
 
 
+def test_numbers_of_no_class_are_named_where_other_samples_keep_theirs(
+    make_dataset: Make, tmp_path: Path
+) -> None:
+    make_dataset("out.bin", rows=(4,))
+    expected = "label: 3, 7 of the table are no numbers of ant, bee, cat, which count from 0 to 2"
+    with pytest.raises(ValueError, match=expected):
+        relabelled(tmp_path, "key,label", "ant/0,7", "bee/1,3", "cat/2,1", missing="keep")
+    with pytest.raises(ValueError, match="label: -1 of the table is no number of ant, bee, cat"):
+        relabelled(tmp_path, "key,label", "bee/1,-1", missing="keep")
+
+
 def test_only_a_column_of_this_name_has_the_labels(make_dataset: Make, tmp_path: Path) -> None:
     make_dataset("out.bin", rows=(2,))
     new, notes = relabelled(tmp_path, "key,weather", "ant/0,sun", "bee/1,rain")
