@@ -10,6 +10,7 @@ from memload.editing.report import EditReport, report_on
 from memload.errors import FormatError, MemloadError
 from memload.storage.format import array_path, output_paths, shard_pattern
 from memload.storage.index import Index, sync
+from memload.wording import listed
 
 
 def rename(path: str | Path, new: str | Path) -> EditReport:
@@ -144,5 +145,8 @@ def _indexes_naming(
             continue
         if any(shard.file in files for shard in other.shards):
             others.append(other)
-            notes.append(f"{path.name} names the new files, too")
+    if others:
+        verb = "names" if len(others) == 1 else "name"
+        listing = listed([other.path.name for other in others])
+        notes.append(f"{listing} {verb} the new files, too")
     return others, notes

@@ -58,7 +58,7 @@ def test_indexes_that_name_the_same_files_follow(make_dataset: Make, tmp_path: P
     index.subset(np.array([4, 2])).write(tmp_path / "some.idx")
     memload.concat(tmp_path / "all.idx", tmp_path / "out.bin", tmp_path / "more.bin")
     report = memload.rename(tmp_path / "out.bin", tmp_path / "new.bin")
-    assert report.notes == ("all.idx names the new files, too", "some.idx names the new files, too")
+    assert report.notes == ("all.idx, some.idx name the new files, too",)
     for name in ("all.idx", "some.idx", "more.bin", "new.bin"):
         assert memload.verify(tmp_path / name).ok
     assert list(Index.open(tmp_path / "some.idx").keys) == [index.keys[4], index.keys[2]]
