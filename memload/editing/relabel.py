@@ -13,6 +13,7 @@ from memload.building.sources.table import NamedLines
 from memload.editing.columns import LabelledColumn, renumbered, replace_columns
 from memload.editing.matching import match_samples
 from memload.editing.report import EditReport, check_index_output, report_on
+from memload.errors import SourceError
 from memload.storage.index import Index
 from memload.wording import counted, listed
 
@@ -64,6 +65,12 @@ def relabel(
         )
     index, table = Index.open(path), Path(table)
     target = check_index_output(output, index.path.parent, overwrite)
+    if table.suffix in (".bin", ".idx"):
+        raise SourceError(
+            f"{table} belongs to a data set, and is no table. Give a CSV or TSV file with a line "
+            "of column names, such as key,label.",
+            path=table,
+        )
     read = NamedLines(table, key_column)
     lines = match_samples(index, read.names, table.name)
     _check_lines(index, lines, read.names, table)

@@ -235,6 +235,9 @@ def test_wrong_tables_and_outputs_are_errors(make_dataset: Make, tmp_path: Path)
         memload.relabel(data, twice, new_index)
     with pytest.raises(memload.SourceError, match="cannot be read"):
         memload.relabel(data, tmp_path / "none.csv", new_index)
+    for part in ("out.idx", "out.bin"):
+        with pytest.raises(memload.SourceError, match=f"{part} belongs to a data set, and is no t"):
+            memload.relabel(data, tmp_path / part, new_index)
     with pytest.raises(FileExistsError, match="--overwrite"):
         memload.relabel(tmp_path / "out.bin", good, tmp_path / "out.idx")
     with pytest.raises(ValueError, match="must end in"):
