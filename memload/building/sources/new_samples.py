@@ -28,7 +28,8 @@ class NewSamples(WrappedSource):
 
     def __init__(self, source: Source, dataset: str | Path) -> None:
         super().__init__(source)
-        known = set(Index.open(dataset).keys)
+        known_keys = Index.open(dataset).keys
+        known = set(known_keys)
         self._positions = np.flatnonzero([key not in known for key in source.keys])
         if not len(self._positions):
             raise NothingNewError(
@@ -42,10 +43,16 @@ class NewSamples(WrappedSource):
             starts = np.searchsorted(self._positions, self.group_starts)
             self.group_starts = np.unique(starts).tolist()
         known_samples = len(source) - len(self._positions)
-        self.notes = [
-            *source.notes,
-            f"{known_samples:,} of {len(source):,} samples are left out: {dataset} has them",
-        ]
+        note = f"{known_samples:,} of {len(source):,} samples are left out: {dataset} has "
+        if known_samples or not known:
+            note += "them"
+        else:  # perhaps since one was built from a folder above or below
+            note += (
+                f"none of their names. The first is {source.keys[0]!r:.200}, and that of {dataset} "
+                f"is {known_keys[0]!r:.200}. If these are the same samples, build from the same "
+                "folder as then"
+            )
+        self.notes = [*source.notes, note]
 
     def __len__(self) -> int:
         return len(self._positions)

@@ -251,6 +251,19 @@ def test_only_new_samples_are_built(images: Path, tmp_path: Path) -> None:
     assert list(memload.MemmapDataset(tmp_path / "more.bin").keys) == list(source.keys)
 
 
+def test_names_of_another_kind_than_those_of_the_data_set_are_noted(
+    images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.bin"
+    memload.build(images, out, size=8, num_workers=0, progress=False)
+    source = open_source(images / "cat", new_to=out)
+    assert len(source) == 2
+    assert source.notes[-1].startswith(
+        f"0 of 2 samples are left out: {out} has none of their names. The first is '1.jpg', and "
+        f"that of {out} is 'cat/1.jpg'."
+    )
+
+
 def test_new_samples_are_built_in_the_size_and_mode_of_the_data_set(
     images: Path, tmp_path: Path
 ) -> None:
