@@ -14,18 +14,18 @@ from memload.storage.tensors import TYPES
 from memload.wording import listed
 
 
-class LabelledColumn(NamedTuple):
+class NewColumn(NamedTuple):
     """The values of all samples, ``(n, …)``, and the texts that they count into, if they do.
 
-    ``is_list`` says that the texts are those that the user wants, in this order.
+    ``is_final`` says that the texts are those that the user wants, in this order.
     """
 
     values: np.ndarray
     texts: tuple[str, ...] | None = None
-    is_list: bool = False
+    is_final: bool = False
 
 
-def column_of(name: str, values: Any, samples: int) -> LabelledColumn:
+def column_of(name: str, values: Any, samples: int) -> NewColumn:
     """Return a user's array or list, with one entry for each sample, as a column.
 
     Texts are numbered in alphabetical order. Single integers and booleans become int64, and single
@@ -41,7 +41,7 @@ def column_of(name: str, values: Any, samples: int) -> LabelledColumn:
     are_texts = array.dtype.kind == "U" or (array.dtype.kind == "O" and array.ndim == 1)
     if are_texts and array.ndim == 1 and all(isinstance(value, str) for value in values):
         texts, numbers = number_texts([str(value) for value in values])
-        return LabelledColumn(numbers, tuple(texts))
+        return NewColumn(numbers, tuple(texts))
     if array.ndim == 1 and array.dtype.kind in "biuf":
         if array.dtype.kind == "u" and (array > np.iinfo(np.int64).max).any():
             raise ValueError(f"{name}: it has numbers above 2⁶³. Give int64.")
@@ -52,12 +52,10 @@ def column_of(name: str, values: Any, samples: int) -> LabelledColumn:
             f"{name}: {array.dtype} of shape {array.shape} is neither numbers of at most 64 bits "
             "nor a text for each sample. Convert it."
         )
-    return LabelledColumn(
-        np.array(array, little, order="C")
-    )  # a copy: the user may change the values
+    return NewColumn(np.array(array, little, order="C"))  # a copy: the user may change the values
 
 
-def replace_columns(index: Index, columns: Mapping[str, LabelledColumn | None]) -> Index:
+def replace_columns(index: Index, columns: Mapping[str, NewColumn | None]) -> Index:
     """Return the index with other columns. None removes a column, or an array such as masks.
 
     Texts that are known, as classes or as those of the same column, keep their numbers, and others
@@ -128,14 +126,14 @@ def _check_removable(index: Index, name: str) -> None:
 
 
 def renumbered(
-    column: LabelledColumn, known: tuple[str, ...] | None, *, always: bool = False
+    column: NewColumn, known: tuple[str, ...] | None, *, always: bool = False
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Return the values and texts of a column that takes the place of one with the known texts.
 
     With ``always``, the known texts stay even if none of them occurs.
     """
-    values, texts, is_list = column
-    if known is None or is_list:
+    values, texts, is_final = column
+    if known is None or is_final:
         return values, texts
     if texts is None:
         is_whole = values.ndim == 1 and values.dtype.kind == "i"

@@ -78,9 +78,9 @@ def copy(
     copies = [_CopiedArray.of(index, array, path, shard_size) for array in index.arrays]
     arrays = [copied.array for copied in copies]
     check_not_read(index, path, arrays)
-    expected = _copied(index, copies)
+    pending = _index_of_copy(index, copies)
     with temporary_folder(path.with_suffix(".copying"), path, index_path.name) as folder:
-        written = _written_before(expected, folder, path, overwrite)
+        written = _written_before(pending, folder, path, overwrite)
         if written is None or not is_partly_published(written, folder):
             check_output(path, arrays, overwrite)
         if written is None:
@@ -90,12 +90,12 @@ def copy(
                 statistics = {
                     copied.array.name: _copy_rows(copied, index, folder, show) for copied in copies
                 }
-            written = _with_statistics(expected, statistics).write(folder / index_path.name)
+            written = _with_statistics(pending, statistics).write(folder / index_path.name)
         publish(written, folder, path, overwrite)
     return report_on(Path(output), written, ())
 
 
-def _written_before(expected: Index, folder: Path, output: Path, overwrite: bool) -> Index | None:
+def _written_before(pending: Index, folder: Path, output: Path, overwrite: bool) -> Index | None:
     """Return the index of this copy if it is complete in the folder, and was not published.
 
     If another copy lies there, finish publishing it if that had begun, then clear the folder.
@@ -104,7 +104,7 @@ def _written_before(expected: Index, folder: Path, output: Path, overwrite: bool
     if not path.exists():
         return None
     written = Index.read(path)
-    same = replace(expected, statistics=written.statistics).identified()
+    same = replace(pending, statistics=written.statistics).identified()
     if same.fingerprint == written.fingerprint:
         return written
     publish_before_another(written, folder, output, overwrite)
@@ -157,12 +157,12 @@ def _copy_rows(copied: _CopiedArray, index: Index, folder: Path, show: Show) -> 
         return values, _sums_of(array, values)
 
     chunks = min(len(copied.kept), 1 + array.rows * array.row_bytes // _CHUNK_BYTES)
-    sums, written = [], 0
+    sums, rows_written = [], 0
     with contextlib.closing(writer):
         for values, sums_of_chunk in in_order(read, np.array_split(copied.kept, chunks)):
-            for row, value in enumerate(values, written):
+            for row, value in enumerate(values, rows_written):
                 writer.write(row, value.tobytes())
-            written += len(values)
+            rows_written += len(values)
             sums.append(sums_of_chunk)
             show(len(values), None)
     for shard in array.shards:
@@ -187,7 +187,7 @@ def _statistics_of(array: Array, sums: Sequence[_Sums]) -> dict[str, Any]:
     return {"ids": np.flatnonzero(columns[0].any(axis=0)).tolist()} if columns else {}
 
 
-def _copied(index: Index, copies: Sequence[_CopiedArray]) -> Index:
+def _index_of_copy(index: Index, copies: Sequence[_CopiedArray]) -> Index:
     """Return the index of the copy, with those statistics that are not computed from its rows."""
     rows = {copied.array.name: copied.rows for copied in copies}
     statistics = {name: value for name, value in index.statistics.items() if name not in _COMPUTED}

@@ -22,7 +22,7 @@ from memload.editing.encoding import Encoder
 from memload.editing.facts import are_readable, classes_in_use
 from memload.editing.selected import select
 from memload.editing.threads import in_order
-from memload.editing.writers import FolderWriter, TarWriter, folders, member_ending
+from memload.editing.writers import FolderWriter, TarWriter, array_folders, member_ending
 from memload.storage.index import Index
 from memload.storage.shards import describe
 from memload.wording import counted
@@ -113,7 +113,7 @@ def export(
     encoder = Encoder(index, format)
     path = _checked_output(output)
     writer_of = TarWriter if path.suffix == ".tar" else FolderWriter
-    targets = {"image": path} if path.suffix == ".tar" else folders(index, path)
+    targets = {"image": path} if path.suffix == ".tar" else array_folders(index, path)
     with (
         written_aside([*targets.values()]) as folder,
         writer_of(index, folder / path.name, encoder.endings) as writer,

@@ -9,14 +9,14 @@ from memload.storage.index import Index
 
 
 def match_samples(index: Index, names: Sequence[str], owner: str) -> np.ndarray:
-    """Return the position of the name of each sample as `match` does.
+    """Return the position of the name of each sample as `match_or_raise` does.
 
     Also raises ValueError if a name would belong to different pictures of the same name, as data
     sets that were put together may have. A sample that is there twice shares its name.
     """
     if not len(index):
         raise ValueError(f"{index.path} has no samples.")
-    positions = match(index.keys, names, owner)
+    positions = match_or_raise(index.keys, names, owner)
     samples = np.flatnonzero(positions >= 0)
     samples = samples[np.argsort(positions[samples], kind="stable")]
     same_name = positions[samples[1:]] == positions[samples[:-1]]
@@ -30,13 +30,13 @@ def match_samples(index: Index, names: Sequence[str], owner: str) -> np.ndarray:
     return positions
 
 
-def match(keys: Sequence[str], names: Sequence[str], owner: str) -> np.ndarray:
+def match_or_raise(keys: Sequence[str], names: Sequence[str], owner: str) -> np.ndarray:
     """Return for each key the position of its name, int64 ``(n,)``; -1 for a key without one.
 
     Names are found as a build finds the files of masks. ``owner`` is what has the names, for
     messages. Raises ValueError if a key has two names, or a name two keys.
 
-    >>> match(["a/1.jpg", "b/2.jpg"], ["b/2.png"], "masks.bin")
+    >>> match_or_raise(["a/1.jpg", "b/2.jpg"], ["b/2.png"], "masks.bin")
     array([-1,  0])
     """
     positions, conflict = matching.match(list(keys), list(names))

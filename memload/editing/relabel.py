@@ -10,7 +10,7 @@ from memload.building.sources.classes import read_classes
 from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.matching import stem_of
 from memload.building.sources.table import NamedLines
-from memload.editing.columns import LabelledColumn, renumbered, replace_columns
+from memload.editing.columns import NewColumn, renumbered, replace_columns
 from memload.editing.matching import match_samples
 from memload.editing.report import EditReport, check_index_output, report_on
 from memload.errors import SourceError
@@ -143,7 +143,7 @@ def _notes_on_lines(
         yield f"{count} {verb} to no sample: {listed([names[line] for line in unused[:4]], 3)}"
 
 
-def _columns(index: Index, columns: ColumnCollector, table: Path) -> dict[str, LabelledColumn]:
+def _columns(index: Index, columns: ColumnCollector, table: Path) -> dict[str, NewColumn]:
     """Return the columns of a table. Raises ValueError if one that is there could not be read."""
     stale = [name for name in columns.skipped if name in index.columns]
     if stale:
@@ -156,7 +156,7 @@ def _columns(index: Index, columns: ColumnCollector, table: Path) -> dict[str, L
     if columns.classes is not None:
         texts["label"] = columns.classes
     return {
-        name: LabelledColumn(values, tuple(texts[name]) if name in texts else None)
+        name: NewColumn(values, tuple(texts[name]) if name in texts else None)
         for name, values in columns.values.items()
     }
 
@@ -167,9 +167,7 @@ def _texts_of(index: Index) -> dict[str, tuple[str, ...]]:
     return {**index.categories, **labels}
 
 
-def _with_classes(
-    column: LabelledColumn | None, classes: Sequence[str], table: Path
-) -> LabelledColumn:
+def _with_classes(column: NewColumn | None, classes: Sequence[str], table: Path) -> NewColumn:
     """Return labels that count into a list of classes. Raises ValueError if they do not."""
     if column is None:
         raise ValueError(f"classes: {table} has no labels. Name their column with label_column.")
@@ -182,10 +180,10 @@ def _with_classes(
             f"classes: labels of {table} are not among the {len(classes):,} classes: "
             f"{listed(unknown, 3)}. Add them to the list, or correct the table."
         )
-    return LabelledColumn(values, tuple(classes), is_list=True)
+    return NewColumn(values, tuple(classes), is_final=True)
 
 
-def _merged(index: Index, name: str, column: LabelledColumn, kept: np.ndarray) -> LabelledColumn:
+def _merged(index: Index, name: str, column: NewColumn, kept: np.ndarray) -> NewColumn:
     """Return a column in which only these samples have new values, and all others the old ones.
 
     Raises ValueError if the data set has no such column.
@@ -206,7 +204,7 @@ def _merged(index: Index, name: str, column: LabelledColumn, kept: np.ndarray) -
         )
     merged = old.astype(np.result_type(old, values))
     merged[kept] = values
-    return LabelledColumn(merged, texts, column.is_list)
+    return NewColumn(merged, texts, column.is_final)
 
 
 def _check_numbers(name: str, values: np.ndarray, known: Sequence[str]) -> None:

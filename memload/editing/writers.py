@@ -19,7 +19,7 @@ class FolderWriter:
     """Writes a file for each array of a sample, and a line of ``metadata.csv``."""
 
     def __init__(self, index: Index, folder: Path, endings: Mapping[str, str]) -> None:
-        self._roots = folders(index, folder)
+        self._roots = array_folders(index, folder)
         self._endings = {name: f".{ending}" for name, ending in endings.items()}
         self.stems = file_stems(
             index.keys, _class_folders(index), endings={*self._endings.values()}
@@ -66,9 +66,9 @@ class TarWriter:
             for name, ending in endings.items()
         }
         # The key of a WebDataset ends at the first dot in the name of the file.
-        nowhere = itertools.repeat(None, len(index))
+        no_folders = itertools.repeat(None, len(index))
         all_endings = {f".{ending}" for ending in (*self._endings.values(), "cls", "json")}
-        self.stems = file_stems(index.keys, nowhere, endings=all_endings, dots=False)
+        self.stems = file_stems(index.keys, no_folders, endings=all_endings, dots=False)
         self._facts = Facts(index)
         label = index.columns.get("label")
         is_class = label is not None and label.ndim == 1 and label.dtype.kind in "iu"
@@ -103,7 +103,7 @@ def member_ending(name: str, ending: str) -> str:
     return f"{safe_name(name)}.{ending}"
 
 
-def folders(index: Index, folder: Path) -> dict[str, Path]:
+def array_folders(index: Index, folder: Path) -> dict[str, Path]:
     """Return the folder of each array by its name. That of the images, ``folder``, is the last."""
     beside = {
         array.name: folder.with_name(f"{folder.name}.{safe_name(array.name)}")

@@ -37,16 +37,17 @@ class JoinedFeed:
 
 
 def feed_of_all(
-    names: Sequence[str], samples: Samples, create: Callable[[str, Samples], Feed]
+    feed_names: Sequence[str], samples: Samples, create: Callable[[str, Samples], Feed]
 ) -> Feed:
-    """Return a feed of all arrays of the samples, made by one feed for each.
+    """Return a feed of all arrays of the samples, which has one feed for each.
 
-    ``names`` are the names of these feeds. If one cannot be created, the others are closed.
+    ``feed_names`` are the names of these feeds, such as ``"pinned"``. If one cannot be
+    created, the others are closed.
     """
-    with contextlib.ExitStack() as made:
+    with contextlib.ExitStack() as opened:
         feeds = []
-        for name, array in zip(names, samples.arrays, strict=True):
+        for name, array in zip(feed_names, samples.arrays, strict=True):
             feeds.append(create(name, array))
-            made.callback(feeds[-1].close)
-        made.pop_all()
+            opened.callback(feeds[-1].close)
+        opened.pop_all()
     return JoinedFeed(feeds) if len(feeds) > 1 else feeds[0]

@@ -162,9 +162,14 @@ class MemmapDataset(Dataset[Any]):
     def _transforms(self) -> tuple[Any, Any, Any]:
         return self.transform, self.target_transform, self.transforms
 
+    def _like(self) -> "MemmapDataset":
+        """Return another object of this class, also if it is derived, with the same attributes."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
     def _without_transforms(self) -> "MemmapDataset":
-        plain = type(self).__new__(type(self))
-        plain.__dict__.update(self.__dict__)
+        plain = self._like()
         plain.transform = plain.target_transform = plain.transforms = None
         return plain
 
@@ -359,8 +364,7 @@ class MemmapDataset(Dataset[Any]):
         is_slice = isinstance(indices, slice)
         positions = np.arange(len(self))[indices] if is_slice else self._positions(indices)
         chosen = positions if self._chosen is None else self._chosen[positions]
-        view = type(self).__new__(type(self))
-        view.__dict__.update(self.__dict__)
+        view = self._like()
         view._set_up(self._whole_index, self._opened, chosen)
         return view
 
@@ -410,8 +414,7 @@ class MemmapDataset(Dataset[Any]):
         if self.sample_names != choose_names(None, self.index.names):
             wanted = dict.fromkeys([*self.sample_names, *columns])
             chosen = tuple(name for name in wanted if name in names or name == INDEX)
-        changed = type(self).__new__(type(self))
-        changed.__dict__.update(self.__dict__)
+        changed = self._like()
         changed._origin, changed.sample_names = InMemory(index), chosen
         changed._set_up(index, self._opened, None)
         return changed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memload.editing.matching import match
+from memload.editing.matching import match_or_raise
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from memload.editing.matching import match
 def test_names_fit_whatever_their_extension(
     keys: list[str], names: list[str], expected: list[int]
 ) -> None:
-    assert match(keys, names, "masks.bin").tolist() == expected
+    assert match_or_raise(keys, names, "masks.bin").tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_names_fit_whatever_their_extension(
 )
 def test_names_that_fit_twice_are_errors(keys: list[str], names: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        match(keys, names, "masks.bin")
+        match_or_raise(keys, names, "masks.bin")
 
 
 def test_a_name_that_fits_twice_is_no_error_where_it_is_not_needed() -> None:
-    assert match(["a.jpg"], ["a.jpg", "b.png", "b.tif"], "masks.bin").tolist() == [0]
+    assert match_or_raise(["a.jpg"], ["a.jpg", "b.png", "b.tif"], "masks.bin").tolist() == [0]

@@ -16,7 +16,7 @@ from memload.storage.keys import Keys
 from memload.wording import counted, listed
 
 #: The extensions of files by kind. A mask is no JPEG, which does not keep numbers as they are.
-ENDINGS: Mapping[str, tuple[str, ...]] = {
+EXTENSIONS_OF_KIND: Mapping[str, tuple[str, ...]] = {
     "mask": (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".npy"),
     "array": (*EXTENSIONS, ".npy"),
 }
@@ -95,12 +95,12 @@ class _Folder:
 
     def __init__(self, path: Path, name: str, kind: str, keys: Sequence[str]) -> None:
         self.path = path
-        files, others = _list(path, ENDINGS[kind])
+        files, others = _list(path, EXTENSIONS_OF_KIND[kind])
         if not files:
             found = f"only {listed(others, 3)}" if others else "it is empty"
+            extensions = " ".join(EXTENSIONS_OF_KIND[kind])
             raise SourceError(
-                f"{path} has no files for {name!r} ({' '.join(ENDINGS[kind])}): {found}. Check the "
-                "folder.",
+                f"{path} has no files for {name!r} ({extensions}): {found}. Check the folder.",
                 path=path,
             )
         #: for each image the number of its file, or -1
@@ -169,7 +169,7 @@ def _check_not_images(images: Path | str | None, folder: Path, keys: Sequence[st
 
 
 def _is_mask(name: str) -> bool:
-    return name.lower().endswith(ENDINGS["mask"])
+    return name.lower().endswith(EXTENSIONS_OF_KIND["mask"])
 
 
 def _raise(error: OSError) -> NoReturn:

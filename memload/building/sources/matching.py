@@ -10,7 +10,7 @@ from memload.building.sources.record import EXTENSIONS
 
 #: The extensions that do not count when names are compared. What else follows a dot, as in
 #: ``frame_0.25``, is part of the name.
-ENDINGS = (
+IGNORED_EXTENSIONS = (
     *EXTENSIONS,
     *[".gif", ".avif", ".jp2", ".jpe", ".jfif", ".jxl", ".heic", ".heif", ".dcm", ".exr", ".npy"],
 )
@@ -132,5 +132,5 @@ def stem_of(name: str) -> str:
     ('v1.0/cat.1', 'v1.0/cat.1')
     """
     stem, dot, extension = name.rpartition(".")
-    is_ending = f"{dot}{extension}".lower() in ENDINGS
+    is_ending = f"{dot}{extension}".lower() in IGNORED_EXTENSIONS
     return stem if is_ending and stem and not stem.endswith("/") else name

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memload.building.sources.beside import ENDINGS
+from memload.building.sources.beside import EXTENSIONS_OF_KIND
 from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.entries import ArrayEntries
 from memload.building.sources.json_columns import add_json, has_key, has_label
@@ -193,7 +193,7 @@ class _ArrayMembers:
         """Return the array that a file with this extension, such as ``mask.png``, belongs to."""
         for name, entry in self.entry_of.items():
             first, last = f"{entry.lower()}.", f".{extension.rpartition('.')[2]}"
-            is_kind = last in ENDINGS[self.kinds[name]]
+            is_kind = last in EXTENSIONS_OF_KIND[self.kinds[name]]
             if extension == entry.lower() or (extension == f"{first}{last[1:]}" and is_kind):
                 return name
         return None
