@@ -49,7 +49,8 @@ def find_arrays(
             is_required=not is_filled,
         )
         if found is None and not is_filled:
-            raise SourceError(f"No sample has the {kind} {name!r}. Check where these are.")
+            remedy = ", or fill them: --missing-masks fill" if kind == "mask" else ""
+            raise SourceError(f"No sample has the {kind} {name!r}. Check where these are{remedy}.")
         array = found or array
         if kind == "mask":
             check_mask_fill(mask_fill, array.descr, f"the mask {name!r}")

@@ -63,7 +63,7 @@ class _BuildCommand(Command):
     "'landmarks=x*,y*', or landmarks=2 for all. Tars: the NAME of an entry in .json. Repeatable."
 )
 @click.option(
-    "--boxes", type=values.named, metavar="NAME=PATTERN|K", multiple=True,
+    "--boxes", type=values.boxes, metavar="NAME=PATTERN|K", multiple=True,
     help="Tables: columns that are boxes, such as 'box=x1*,y1*,x2*,y2*'. Tars: an entry in .json, "
     "and how many boxes a sample has at most. Repeatable."
 )

@@ -57,8 +57,14 @@ def _pair(text: str, form: str, example: str, *, may_be_empty: bool = False) -> 
 
 
 def named(text: str) -> tuple[str, str]:
-    """Parse NAME=PATTERN for ``--points``, ``--boxes`` and ``--array``."""
+    """Parse NAME=PATTERN for ``--points`` and ``--array``."""
     return _pair(text, "NAME=PATTERN", "a name and a pattern such as 'landmarks=x*,y*'")
+
+
+def boxes(text: str) -> tuple[str, str]:
+    """Parse NAME=PATTERN or NAME=K for ``--boxes``."""
+    example = "a name and a pattern such as 'boxes=x1*,y1*,x2*,y2*', or, for tars, boxes=100"
+    return _pair(text, "NAME=PATTERN or NAME=K", example)
 
 
 def optionally_named(text: str) -> tuple[str, str]:

@@ -376,7 +376,9 @@ def test_a_mask_that_comes_late_is_found(tmp_path: Path) -> None:
 
 def test_no_mask_at_all_is_an_error_unless_they_are_filled(tmp_path: Path) -> None:
     source = Samples({"mask": "mask"}, lambda number: {"mask": None})
-    with pytest.raises(memload.SourceError, match="No sample has the mask 'mask'"):
+    with pytest.raises(
+        memload.SourceError, match=r"No sample has the mask 'mask'.*--missing-masks fill"
+    ):
         build_samples(source, tmp_path)
     report = build_samples(source, tmp_path, missing_masks="fill")
     assert (report.samples, rows(tmp_path, "mask").min()) == (5, 255)

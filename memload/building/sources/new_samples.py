@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.sources.record import Source
+from memload.building.sources.record import Source, optional
 from memload.building.sources.wrapped import WrappedSource
 from memload.errors import NothingNewError
 from memload.storage.index import Index
 from memload.storage.keys import Keys
+from memload.wording import listed
 
 #: The settings of pictures that concatenated data sets should have in common.
 _SHARED_SETTINGS = ("fit", "interpolation", "fast", "exif", "background", "fill", "mask_fill")
@@ -28,8 +29,8 @@ class NewSamples(WrappedSource):
 
     def __init__(self, source: Source, dataset: str | Path) -> None:
         super().__init__(source)
-        known_keys = Index.open(dataset).keys
-        known = set(known_keys)
+        index = Index.open(dataset)
+        known = set(index.keys)
         self._positions = np.flatnonzero([key not in known for key in source.keys])
         if not len(self._positions):
             raise NothingNewError(
@@ -49,16 +50,27 @@ class NewSamples(WrappedSource):
         else:  # perhaps since one was built from a folder above or below
             note += (
                 f"none of their names. The first is {source.keys[0]!r:.200}, and that of {dataset} "
-                f"is {known_keys[0]!r:.200}. If these are the same samples, build from the same "
+                f"is {index.keys[0]!r:.200}. If these are the same samples, build from the same "
                 "folder as then"
             )
-        self.notes = [*source.notes, note]
+        self.notes = [*source.notes, note, *_different_arrays(dataset, index, source)]
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def _position(self, index: int) -> int:
         return int(self._positions[index])
+
+
+def _different_arrays(dataset: str | Path, index: Index, source: Source) -> Iterator[str]:
+    """Yield a note if the source has other masks and arrays than the data set."""
+    before = sorted(array.name for array in index.arrays if array.name != "image")
+    here = sorted(optional(source).arrays)
+    if before != here:
+        yield (
+            f"other masks and arrays than those of {dataset}: {listed(before) or 'none'} there and "
+            f"{listed(here) or 'none'} here (--masks, --array)"
+        )
 
 
 def size_and_mode(dataset: str | Path, size: Any, mode: Any) -> tuple[Any, Any]:

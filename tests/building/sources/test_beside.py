@@ -280,6 +280,22 @@ def test_new_samples_are_built_in_the_size_and_mode_of_the_data_set(
     assert not any("other settings" in note for note in report.notes)
 
 
+def test_other_arrays_of_new_samples_are_noted(images: Path, tmp_path: Path) -> None:
+    out, masks = tmp_path / "out.bin", tmp_path / "masks"
+    for name in (*NAMES, "cat/new.jpg"):
+        path = (masks / name).with_suffix(".png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 6)).save(path)
+    memload.build(images, out, size=8, masks=masks, num_workers=0, progress=False)
+    Image.new("RGB", (8, 6)).save(images / "cat/new.jpg")
+    note = (
+        f"other masks and arrays than those of {out}: mask there and none here (--masks, --array)"
+    )
+    assert open_source(images, new_to=out).notes[-1] == note
+    source = open_source(images, masks=masks, new_to=out)
+    assert not any("other masks" in note for note in source.notes)
+
+
 def test_new_samples_with_new_classes_are_concatenated(images: Path, tmp_path: Path) -> None:
     out, more = tmp_path / "out.bin", tmp_path / "more.bin"
     memload.build(images, out, size=8, num_workers=0, progress=False)
