@@ -84,11 +84,8 @@ def replace_columns(index: Index, columns: Mapping[str, NewColumn | None]) -> In
     classes = texts.pop("label", None)
     removed = [name for name, column in columns.items() if column is None]
     kept = _without_arrays(index, removed) if arrays & {*removed} else index
-    statistics = dict(kept.statistics)
     if "label" in columns:
-        statistics.pop("class_counts", None)
-        if classes is not None:
-            statistics["class_counts"] = class_counts(values["label"], len(classes))
+        kept = _with_class_counts(kept, values.get("label"), classes)
     return replace(
         kept,
         columns=values,
@@ -96,9 +93,18 @@ def replace_columns(index: Index, columns: Mapping[str, NewColumn | None]) -> In
         categories=texts,
         points=tuple(name for name in index.points if _are(values.get(name), "f", 2)),
         boxes=tuple(name for name in index.boxes if _are(values.get(name), "<f4", 4)),
-        statistics=statistics,
         fingerprint="",
     )
+
+
+def _with_class_counts(
+    index: Index, labels: np.ndarray | None, classes: Collection[str] | None
+) -> Index:
+    """Return the index with the counts of other labels, or without if they have no classes."""
+    statistics = {name: fact for name, fact in index.statistics.items() if name != "class_counts"}
+    if labels is not None and classes is not None:
+        statistics["class_counts"] = class_counts(labels, len(classes))
+    return replace(index, statistics=statistics)
 
 
 def _without_arrays(index: Index, names: Collection[str]) -> Index:

@@ -44,7 +44,7 @@ from memload.wording import counted, listed
 Value = TypeVar("Value")
 
 #: Two samples with unequal numbers of boxes are looked for among so many, and as many others.
-_MAX_FIRST_BOXES = 20
+_FIRST_SAMPLES = 20
 
 
 class DatasetSource:
@@ -375,7 +375,7 @@ class DatasetSource:
         if not self._boxes.limits:
             return [entries]
         by_count: dict[int, dict[str, Any]] = {}
-        following = (other for _, other, _ in self._next_samples(index, spread=_MAX_FIRST_BOXES))
+        following = (other for _, other, _ in self._next_samples(index, spread=_FIRST_SAMPLES))
         for candidate in itertools.chain([entries], following):
             with contextlib.suppress(Exception):  # it is rejected when its turn comes
                 by_count.setdefault(self._boxes.most(candidate), candidate)
@@ -391,7 +391,7 @@ class DatasetSource:
         Those that cannot be read are passed over.
         """
         last = len(self) - 1
-        others = range(index + 1, min(index + _MAX_FIRST_BOXES, len(self)))
+        others = range(index + 1, min(index + _FIRST_SAMPLES, len(self)))
         for other in (*others, *np.linspace(index, last, spread, dtype=np.int64).tolist()):
             with contextlib.suppress(Exception):  # it is rejected when its turn comes
                 yield self._entries(self._dataset[other])
