@@ -7,6 +7,8 @@ IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
 LABEL_NAMES = ("label", "labels", "fine_label", "cls", "target")
 
 BOX_NAMES = ("boxes", "bboxes", "bbox")
+#: columns of tables
+BOX_COLUMNS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"))
 MASK_NAMES = ("mask", "masks")
 POINT_NAMES = ("points", "landmarks", "keypoints")
 

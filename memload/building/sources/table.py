@@ -4,7 +4,7 @@ import csv
 import fnmatch
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +21,7 @@ from memload.building.sources.exported import (
     is_exported,
 )
 from memload.building.sources.listed import Files
-from memload.building.sources.names import are_splits
+from memload.building.sources.names import BOX_COLUMNS, are_splits
 from memload.building.sources.places import check_places
 from memload.building.sources.record import EXTENSIONS
 from memload.errors import SourceError
@@ -163,8 +163,21 @@ def list_images(
     columns = _columns(table, label, points or {}, boxes or {}, patterns)
     columns.keys, columns.files = keys, files
     columns.notes[:0] = notes
+    columns.notes += _notes_on_boxes(columns.values)
     ending = f".{extension.lstrip('.')}" if extension else ""
     return [_with_extension(name, ending) for name in paths], columns
+
+
+def _notes_on_boxes(names: Iterable[str]) -> Iterator[str]:
+    """Yield a note on columns of numbers that are stored as they are, but are called as boxes."""
+    name_of = {name.lower(): name for name in names}
+    for corners in BOX_COLUMNS:
+        if name_of.keys() >= set(corners):
+            columns = ",".join(name_of[corner] for corner in corners)
+            yield (
+                f"{columns} are stored as they are; --boxes 'boxes={columns}' lets them move with "
+                "their images, as boxes"
+            )
 
 
 class NamedLines:

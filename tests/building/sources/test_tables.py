@@ -237,8 +237,18 @@ def test_columns_form_boxes(tmp_path: Path) -> None:
     assert list(source.schema) == ["boxes", "w"]
     np.testing.assert_array_equal(source[0].columns["boxes"], [[1, 2, 3, 4], [np.nan] * 4])
     np.testing.assert_array_equal(source[1].columns["boxes"], [[1, 2, 3, 4], [5, 6, 7, 8]])
+    assert not any("boxes" in note for note in source.notes)
     ordered = write(tmp_path / "y.csv", "path,box_0,box_1,box_2,box_3", "a.jpg,1,2,3,4")
     assert open_source(ordered, boxes={"b": "box_*"})[0].columns["b"].tolist() == [[1, 2, 3, 4]]
+
+
+def test_columns_that_are_called_as_boxes_are_noted(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", "path,label,Xmin,ymin,xmax,ymax,w", "a.jpg,cat,1,2,3,4,5")
+    assert open_source(path).notes == [
+        "Xmin,ymin,xmax,ymax are stored as they are; --boxes 'boxes=Xmin,ymin,xmax,ymax' lets them "
+        "move with their images, as boxes"
+    ]
+    assert open_source(path, boxes={"boxes": "Xmin,ymin,xmax,ymax"}).notes == []
 
 
 @pytest.mark.parametrize(
