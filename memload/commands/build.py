@@ -41,7 +41,8 @@ class _BuildCommand(Command):
     "--root", help="Tables: folder or URL that paths are relative to. Default: the table's folder."
 )
 @click.option(
-    "--path-column", help="Tables: column with the paths. Default: file_name, or the first."
+    "--path-column",
+    help="Tables: column with the paths. Default: file_name, the first of images, or the first."
 )
 @click.option(
     "--extension", help="Tables: extension to add to paths that have none, such as .jpg."
@@ -60,7 +61,8 @@ class _BuildCommand(Command):
 @click.option(
     "--points", type=values.optionally_named, metavar="NAME=PATTERN", multiple=True,
     help="Tables: columns that are x, y pairs, such as 'landmarks=part_*' (x, y, x, y, …), "
-    "'landmarks=x*,y*', or landmarks=2 for all. Tars: the NAME of an entry in .json. Repeatable."
+    "'landmarks=x*,y*', or landmarks=2 for all others. Tars: the NAME of an entry in .json. "
+    "Repeatable."
 )
 @click.option(
     "--boxes", type=values.boxes, metavar="NAME=PATTERN|K", multiple=True,

@@ -43,7 +43,7 @@ from memload.wording import counted, listed
 
 Value = TypeVar("Value")
 
-#: Two samples with unequal numbers of boxes are looked for among so many, and as many others.
+#: Among so many samples, and as many others, two with unequal numbers of boxes are looked for.
 _FIRST_SAMPLES = 20
 
 

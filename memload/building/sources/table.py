@@ -396,7 +396,7 @@ def _checked_name(table: _Table, names: Sequence[str], name: str) -> str:
 
 def _find_paths(table: _Table, extension: str, notes: list[str]) -> str:
     """Return the column of the paths, if none was named: ``file_name``, as in tables of Hugging
-    Face, or the first, or else the first of images.
+    Face, else the first whose first cell is an image, else the first.
     """
     names = list(table.cells)
     if PATH in names:
