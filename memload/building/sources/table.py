@@ -574,11 +574,11 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
 
 
 def _are_mostly_numbers(cells: Sequence[str]) -> bool:
-    """Return whether a column is one of numbers, in which single cells may be wrong."""
+    """Return whether at least half of the cells are numbers: the others may be mistakes."""
     if _numbers(cells) is not None:
         return True
     texts = [cell for cell in cells if cell]
-    return sum(_numbers([cell]) is not None for cell in texts) > len(texts) // 2
+    return 2 * sum(_numbers([cell]) is not None for cell in texts) >= len(texts)
 
 
 def _choose_all_groups(
