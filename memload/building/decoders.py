@@ -127,7 +127,7 @@ class Decoder:
             return self._decode(open_image(data), data, draft)
         except DecodeError:
             raise
-        except Exception as error:
+        except Exception as error:  # Pillow raises anything for a damaged file
             raise decode_error(error, data, self.max_pixels) from error
 
     def _decode(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:

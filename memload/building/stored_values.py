@@ -65,7 +65,7 @@ def decode_values(
         return _picture_values(image)
     except DecodeError:
         raise
-    except Exception as error:
+    except Exception as error:  # Pillow raises anything for a damaged file
         raise decode_error(error, data, max_pixels) from error
 
 

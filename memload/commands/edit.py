@@ -1,6 +1,6 @@
 """The commands that put data sets together, change them and write them anew."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -46,14 +46,25 @@ def _where(function: Any) -> Any:
     )(function)
 
 
-def _conditions(path: str, where: Sequence[tuple[str, str]]) -> tuple[Any, dict[str, Any]]:
-    """Return the index of a data set, and the conditions of ``--where`` for it."""
+def _write_selected(
+    write: Callable[..., Any],
+    path: str,
+    output: str,
+    where: Sequence[tuple[str, str]],
+    quiet: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """Export or copy the samples that ``--where`` selects, and print the report."""
     from memload.storage.conditions import parsed
     from memload.storage.index import Index
 
+    start_logging(quiet)
     index = Index.open(path)
     texts = values.by_name("--where", where)
-    return index, {name: parsed(index, name, text) for name, text in texts.items()}
+    conditions = {name: parsed(index, name, text) for name, text in texts.items()}
+    report = write(index, output, where=conditions, progress=False if quiet else None, **options)
+    if not quiet:
+        print_report(report)
 
 
 @click.command(cls=Command)
@@ -85,12 +96,7 @@ def export(path: str, output: str, where: Any, quiet: bool, **options: Any) -> N
     """
     import memload
 
-    start_logging(quiet)
-    index, conditions = _conditions(path, where)
-    progress = False if quiet else None
-    report = memload.export(index, output, where=conditions, progress=progress, **options)
-    if not quiet:
-        print_report(report)
+    _write_selected(memload.export, path, output, where, quiet, options)
 
 
 @click.command(cls=Command)
@@ -175,12 +181,7 @@ def copy(path: str, output: str, where: Any, quiet: bool, **options: Any) -> Non
     """
     import memload
 
-    start_logging(quiet)
-    index, conditions = _conditions(path, where)
-    progress = False if quiet else None
-    report = memload.copy(index, output, where=conditions, progress=progress, **options)
-    if not quiet:
-        print_report(report)
+    _write_selected(memload.copy, path, output, where, quiet, options)
 
 
 @click.command(cls=Command)

@@ -95,7 +95,7 @@ class TarWriter:
             member = tarfile.TarInfo(f"{self.stems[position]}.{ending}")
             member.size = len(content)
             self._tar.addfile(member, io.BytesIO(content))
-        self._tar.members.clear()  # type: ignore[attr-defined]  # it would keep 1 KB for each member
+        self._tar.members.clear()  # type: ignore[attr-defined]  # 1 KB for each member
 
 
 def member_ending(name: str, ending: str) -> str:

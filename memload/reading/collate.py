@@ -124,5 +124,5 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if get_worker_info() is None:
         return _pool.take(size).view(dtype).view(shape)
     # As torch's default_collate does it. share_memory_() would copy.
-    shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]  # torch's
     return torch.empty(0, dtype=dtype).set_(shared).view(shape)

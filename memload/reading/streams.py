@@ -37,9 +37,9 @@ class SideStream:
     def __init__(self, device: torch.device, prefetch_factor: int, *, waits: bool = True) -> None:
         self.device = device
         # High priority: the kernels are short, and the consumer waits for them.
-        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
         # One event for all batches. A later record can make a wait longer, never shorter.
-        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         self._waits = waits
         self._max_handed_over = 2 * prefetch_factor
         #: For each of the last batches: the event of the batch itself or, with waits=False, of the
@@ -60,7 +60,7 @@ class SideStream:
             else:
                 self.stream.wait_event(self._handed_over[0])
             batch = make_batch()
-            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             ready.record(self.stream)
         return batch, ready
 
@@ -74,7 +74,7 @@ class SideStream:
                 tensor.record_stream(consumer)
         reached = ready
         if not self._waits:
-            reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             reached.record(consumer)
         self._handed_over.append(reached)
         if len(self._handed_over) > self._max_handed_over:

@@ -273,7 +273,7 @@ def index_path(path: str | Path) -> Path:
         return path.with_name(re.sub(f"{_SHARD_NUMBER}$", "", path.stem) + ".idx")
     # A path such as "." or "/" has no name.
     index = path.with_name(f"{path.name}.idx") if path.name else path
-    if index == path or (os.path.exists(path) and not os.path.exists(index)):  # noqa: PTH110
+    if index == path or (os.path.exists(path) and not os.path.exists(index)):  # noqa: PTH110  # as above
         found, images = ("a folder", path) if path.is_dir() else ("another file", path.parent)
         raise FormatError(
             f"{path} is {found}, not a data set such as out.bin. Make one from a folder of images: "

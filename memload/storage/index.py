@@ -612,14 +612,14 @@ def _missing(path: Path, given: Path) -> MissingError:
             f"{given} is missing: its build is not complete ({building}). If it is running, wait "
             "for it. Otherwise run the same 'memload build' again; it goes on where it stopped."
         )
-    elif os.path.exists(copying):  # noqa: PTH110
+    elif os.path.exists(copying):  # noqa: PTH110  # as above
         message = (
             f"{given} is missing: it is a copy that is not complete ({copying}). Run the same "
             "'memload copy' again."
         )
-    elif os.path.exists(given) and os.path.exists(owner):  # noqa: PTH110
+    elif os.path.exists(given) and os.path.exists(owner):  # noqa: PTH110  # as above
         message = f"{given} holds an array of {owner.name}, not its images. Open {owner}."
-    elif os.path.exists(pixels):  # noqa: PTH110
+    elif os.path.exists(pixels):  # noqa: PTH110  # as above
         message = (
             f"{path} is missing: without an index, {pixels.name} has no labels and no names. Copy "
             "the index here too, or run 'memload build' again."

@@ -51,6 +51,14 @@ def killed_at(step: int, function: Callable[[], Any], monkeypatch: pytest.Monkey
     return False
 
 
+def copies_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield copies of a folder, without end."""
+    while True:
+        copied = tmp_path_factory.mktemp("copy")
+        shutil.copytree(folder, copied, dirs_exist_ok=True)
+        yield copied
+
+
 @pytest.fixture
 def folders(
     make_dataset: Make, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
@@ -63,14 +71,7 @@ def folders(
     np.save(tmp_path / "f.npy", np.zeros((5, 2)))
     lines = (f"{key},x" for key in index.keys)
     (tmp_path / "labels.csv").write_text("\n".join(["key,label", *lines]))
-
-    def copies() -> Iterator[Path]:
-        while True:
-            folder = tmp_path_factory.mktemp("copy")
-            shutil.copytree(tmp_path, folder, dirs_exist_ok=True)
-            yield folder
-
-    return copies()
+    return copies_of(tmp_path, tmp_path_factory)
 
 
 EDITS: dict[str, Callable[[Path], Any]] = {
@@ -158,14 +159,7 @@ def copied_folders(
     add_array(make_dataset("from.bin", rows=(7,), seed=1), "depth", depths)
     add_array(make_dataset("old.bin", rows=(2, 2, 1, 1)), "mask", np.zeros((6, 4, 6), "u1"), "mask")
     (tmp_path / "old.rejects.csv").write_text("path,reason\n")
-
-    def copies() -> Iterator[Path]:
-        while True:
-            folder = tmp_path_factory.mktemp("copy")
-            shutil.copytree(tmp_path, folder, dirs_exist_ok=True)
-            yield folder
-
-    return copies()
+    return copies_of(tmp_path, tmp_path_factory)
 
 
 #: What a copy of five images of 72 bytes in files of two becomes.

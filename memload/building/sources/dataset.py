@@ -90,7 +90,8 @@ class DatasetSource:
 
     Raises SourceError if none of the first samples can be read.
 
-    >>> source = memload.DatasetSource(cifar, image="img", columns={"label": "fine_label"})
+    >>> columns = {"label": "fine_label"}
+    >>> source = memload.DatasetSource(cifar, image="img", columns=columns)  # doctest: +SKIP
     >>> memload.build(source, "cifar.bin", size=32)  # doctest: +SKIP
     """
 
@@ -530,8 +531,7 @@ def _column(name: object, value: Any) -> Column:
         )
     try:
         array = np.asarray(value)
-    # Lists of different lengths or a tensor on a device, for example. It may raise anything.
-    except Exception as error:
+    except Exception as error:  # of lists of different lengths, or a tensor on a device
         raise SourceError(
             f"Column {name!r:.80} is not a number or an array of numbers: "
             f"{describe_error(error):.500}"

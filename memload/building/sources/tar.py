@@ -307,7 +307,7 @@ def _members(path: Path, file: Any) -> Iterator[tarfile.TarInfo]:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             member = tar.next()
             while member is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # it would keep 1 KB for each member
+                tar.members.clear()  # type: ignore[attr-defined]  # 1 KB for each member
                 if member.isreg() or member.issym() or member.islnk():
                     yield member
                 while plain := _plain_file(file.fileno(), tar.offset):
