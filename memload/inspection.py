@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.building.decoders import loaded_libraries
-from memload.building.workspace import unfinished_build
+from memload.building.sole import unfinished_build
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.machine import available_cores
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE

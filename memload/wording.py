@@ -1,5 +1,6 @@
 """Numbers, sizes, shapes and lists of names, as messages and reports show them."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -54,3 +55,22 @@ def size_text(size: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.3g} {unit}" if unit != "bytes" else f"{size} bytes"
+
+
+def parse_size(size: int | str) -> int:
+    """Return a number of bytes that may be a text with a unit. Raises ValueError.
+
+    >>> parse_size("4GB"), parse_size("512 MiB"), parse_size(4096)
+    (4000000000, 536870912, 4096)
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size
+    pattern = r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?"
+    match = re.fullmatch(pattern, size.strip(), re.IGNORECASE) if isinstance(size, str) else None
+    if not match:
+        raise ValueError(
+            f"{size!r} is not a size. Give a number of bytes, with a unit if you like: 4GB, 512MiB."
+        )
+    number, unit, binary = match.groups()
+    power = "KMGT".index(unit.upper()) + 1 if unit else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)

@@ -1,50 +1,35 @@
 """The conversion of a source into a data set: `build`, from its arguments to its report."""
 
-import contextlib
 import errno
 import functools
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from memload.building.checks import check_arguments
-from memload.building.conversion import ArraySettings, Settings
+from memload.building.checks import check_arguments, check_part
+from memload.building.completion import all_notes, complete, report_of
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import check_not_read, publish
 from memload.building.extra_arrays import MissingMasks
-from memload.building.inherited import check_positions, positions
-from memload.building.journal import DONE, REJECTED, crc32_field, is_intact, names_of_boxes
-from memload.building.notes import box_notes, missing_notes, picture_notes, size_notes
-from memload.building.pool import Chunk, run
-from memload.building.preparation import prepare
+from memload.building.parts.build import build_in_parts
+from memload.building.parts.workspace import is_in_parts
+from memload.building.preparation import Preparation
 from memload.building.progress import progress as progress_display
-from memload.building.rejects import RejectLimit, frequent_reasons, sufficient_limit
-from memload.building.report import ArrayReport, BuildReport
+from memload.building.rejects import RejectLimit
+from memload.building.report import BuildReport
+from memload.building.request import Request
 from memload.building.resizing import Fit, Interpolation
-from memload.building.sources.existing import ExistingDataset
-from memload.building.sources.new_samples import different_settings
-from memload.building.sources.record import Source, optional
-from memload.building.sources.remote import RemoteFiles, RemoteFolder
-from memload.building.sources.table import Manifest
-from memload.building.sources.wrapped import unwrapped
-from memload.building.statistics import mask_ids, statistics
-from memload.building.worker import RowWork, SampleCheck, runs_user_code
-from memload.building.workspace import Workspace
-from memload.errors import BuildError, DecodeError
+from memload.building.rows import OnError, convert_rows
+from memload.building.sole import SoleWorkspace
+from memload.building.sources.record import Source
+from memload.building.workspace import arrays_of, remove
+from memload.building.writer import rows_per_shard
+from memload.errors import BuildError
 from memload.machine import available_cores
-from memload.storage.format import output_paths
-from memload.storage.index import Index, class_counts
-
-OnError = Literal["skip", "raise"]
-
-#: A chunk has at most this many rows, and fewer if some workers would get less than four chunks.
-_CHUNK_ROWS = 32
-#: A chunk that follows the source's groups has at most so many. A killed build loses its chunks.
-_MAX_GROUP_ROWS = 4096
+from memload.storage.index import Index
+from memload.wording import parse_size
 
 
 def build(
@@ -66,7 +51,10 @@ def build(
     on_error: OnError = "skip",
     max_rejects: int | float | str = "10%",
     num_workers: int | None = None,
-    shard_size: int | None = None,
+    shard_size: int | str | None = None,
+    part: tuple[int, int] | None = None,
+    executor: Executor | None = None,
+    lock_timeout: float = 150.0,
     timeout: float = 60.0,
     overwrite: bool = False,
     progress: bool | None = None,
@@ -173,7 +161,9 @@ def build(
     Raises ValueError, SourceError, DependencyError and BuildError, and DecodeError if ``on_error``
     is ``"raise"``.
     """
-    num_workers = available_cores() if num_workers is None else num_workers
+    check_part(part, executor, shard_size, lock_timeout)
+    if num_workers is None:
+        num_workers = available_cores() if executor is None else 0
     name, output = check_arguments(
         source,
         output,
@@ -204,65 +194,83 @@ def build(
         "boxes": boxes,
         "new_to": new_to,
     }
-    limit = RejectLimit(max_rejects)
-    source, settings = prepare(
-        source,
+    preparation = Preparation(
+        source=source,
         classes=classes,
+        source_options=source_options,
         size=size,
         mode=mode,
         image_options=image_options,
-        source_options=source_options,
         missing_masks=missing_masks,
         mask_fill=mask_fill,
         num_workers=num_workers,
         timeout=timeout,
     )
-    workspace = Workspace(
-        source, output, settings, name=name, shard_size=shard_size, overwrite=overwrite
+    preparation.check()
+    request = Request(
+        preparation=preparation,
+        output=output,
+        name=name,
+        overwrite=overwrite,
+        shard_size=None if shard_size is None else _bytes(shard_size),
+        limit=RejectLimit(max_rejects),
+        on_error=on_error,
+        num_workers=num_workers,
+        timeout=timeout,
+        lock_timeout=lock_timeout,
+        progress=progress,
     )
-    for path in _data_sets_read(source, new_to):
-        check_not_read(Index.open(path), output, workspace.arrays)
-    return _run(workspace, limit, new_to, on_error, num_workers, timeout, progress)
-
-
-def _run(
-    workspace: Workspace,
-    limit: RejectLimit,
-    new_to: str | Path | None,
-    on_error: OnError,
-    num_workers: int,
-    timeout: float,
-    progress: bool | None,
-) -> BuildReport:
-    """Convert what is not done yet, and publish the data set. See `build` for the arguments."""
-    source, settings = workspace.source, workspace.settings
-    num_workers = min(num_workers, len(source))  # of more, some would have nothing to do
-    started, converted, notes = time.perf_counter(), 0, list(source.notes)
     try:
-        with workspace.opened() as index:
-            if index is None:
-                _check_finished_samples(workspace, num_workers, timeout)
-                with _shared_files_noticed(workspace, num_workers):
-                    converted = _convert(workspace, num_workers, timeout, on_error, progress)
-                index = _complete(workspace, limit)
-            if new_to is not None:
-                notes += different_settings(new_to, settings.as_dict())
-            notes += [*_notes(workspace), *_label_notes(index), *_id_notes(index)]
-            publish(index, workspace.folder, workspace.output, workspace.overwrite)
-            workspace.remove()
+        if part is None and executor is None and not is_in_parts(request.folder):
+            return _build_alone(request)
+        return build_in_parts(request, part, executor)
     except OSError as error:
-        raise _system_error(workspace.name, error) from error
+        raise _system_error(request.name, error) from error
+
+
+def _bytes(shard_size: int | str) -> int:
+    """Return a shard size in bytes. Raises ValueError."""
+    try:
+        return parse_size(shard_size)
+    except ValueError as error:
+        raise ValueError(f"shard_size: {error}") from None
+
+
+def _build_alone(request: Request) -> BuildReport:
+    """Convert what is not done yet, and publish the data set."""
+    source = request.preparation.open()
+    settings = request.preparation.settings(source)
+    workspace = SoleWorkspace(
+        source,
+        request.output,
+        settings,
+        name=request.name,
+        rows_per_shard=rows_per_shard(arrays_of(settings), request.shard_size),
+        overwrite=request.overwrite,
+    )
+    for path in request.data_sets_read(source):
+        check_not_read(Index.open(path), request.output, workspace.arrays)
+    # Of more workers, some would have nothing to do.
+    num_workers = min(request.num_workers, len(source))
+    started, converted = time.perf_counter(), 0
+    with workspace.opened(request.lock_timeout) as index:
+        if index is None:
+            name, rows = str(request.name), len(source)
+            with progress_display(name, rows, request.progress) as show:
+                converted = convert_rows(
+                    workspace.target(),
+                    num_workers=num_workers,
+                    timeout=request.timeout,
+                    on_error=request.on_error,
+                    show=show,
+                    discard=functools.partial(remove, request.output),
+                )
+            index = complete(workspace, request.limit)
+        notes = all_notes(workspace, index, request.new_to)
+        publish(index, workspace.folder, request.output, request.overwrite)
+        remove(request.output)
     seconds = time.perf_counter() - started
-    return _report(workspace, index, converted, seconds, num_workers, notes)
-
-
-def _data_sets_read(source: Source, new_to: str | Path | None) -> Iterator[str | Path]:
-    """Yield the paths of the data sets of memload's that a build depends on."""
-    if new_to is not None:
-        yield new_to
-    existing = unwrapped(source)
-    if isinstance(existing, ExistingDataset):
-        yield existing.path
+    return report_of(workspace, index, converted, seconds, num_workers, notes)
 
 
 def _system_error(output: Path, error: OSError) -> BuildError:
@@ -275,257 +283,3 @@ def _system_error(output: Path, error: OSError) -> BuildError:
     else:
         text = f"cannot be written: {error}. Make room or mend that, {goes_on}"
     return BuildError(f"{output}: {text}", path=output)
-
-
-def _check_finished_samples(workspace: Workspace, num_workers: int, timeout: float) -> None:
-    """Convert up to eight finished samples again. Raises BuildError if one of them has changed.
-
-    This is for samples without a file. The state of a file shows a change.
-    """
-    if not workspace.resumed:
-        return
-    records = workspace.journal.mapped()
-    rows = np.flatnonzero((records["status"] == DONE) & (records["file_state"][:, 0] < 0))
-    rows = rows[np.linspace(0, len(rows) - 1, min(8, len(rows))).round().astype(int)]
-    chunks = [Chunk(row, row + 1) for row in rows.tolist() if is_intact(records[row])]
-    if chunks:
-        make = functools.partial(SampleCheck, workspace, in_worker=num_workers > 0)
-        list(run(make, iter(chunks), num_workers=min(num_workers, 1), timeout=timeout))
-
-
-def _convert(
-    workspace: Workspace,
-    num_workers: int,
-    timeout: float,
-    on_error: OnError,
-    is_shown: bool | None,
-) -> int:
-    """Convert all rows that are not done; return how many they were."""
-    rows = len(workspace.source)
-    results = run(
-        functools.partial(RowWork, workspace, in_worker=num_workers > 0),
-        _chunks(workspace.source, num_workers),
-        num_workers=num_workers,
-        timeout=timeout,
-    )
-    converted = rejected = 0
-    with (
-        contextlib.closing(results),
-        warnings.catch_warnings(),
-        progress_display(str(workspace.name), rows, is_shown) as show,
-    ):
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # as errors they would reject pictures
-        for chunk, outcome in results:
-            converted += outcome.converted
-            rejected += len(outcome.rejects)
-            show(chunk.stop - chunk.start, rejected)
-            if outcome.rejects and on_error == "raise":
-                _raise_reject(workspace.source, *outcome.rejects[0])
-    return converted
-
-
-@contextlib.contextmanager
-def _shared_files_noticed(workspace: Workspace, num_workers: int) -> Iterator[None]:
-    """Raise BuildError, and keep nothing, if workers have moved the position in an open file."""
-    is_checked = num_workers > 0 and runs_user_code(workspace.source)
-    before = positions() if is_checked else {}
-    yield
-    try:
-        check_positions(before)
-    except BuildError:
-        workspace.remove()  # samples may be mixed up, which no checksum would show
-        raise
-
-
-def _chunks(source: Source, num_workers: int) -> Iterator[Chunk]:
-    """Yield chunks of rows, so many that all workers are done at about the same time.
-
-    Rows that a source reads together, such as a row group of a Parquet file, stay in one chunk if
-    they are not too many. Otherwise every worker would read the whole group.
-    """
-    rows = len(source)
-    largest = max(1, rows // (4 * max(1, num_workers)))
-    size = min(_CHUNK_ROWS, largest)
-    groups: Sequence[int] = optional(source).group_starts or (0, rows)
-    start = 0
-    for end in groups[1:]:
-        if end - start > min(largest, _MAX_GROUP_ROWS):
-            for first in range(start, end, size):
-                yield Chunk(first, min(first + size, end))
-        elif end - start >= size or end == rows:
-            yield Chunk(start, end)
-        else:  # a small group joins the next one
-            continue
-        start = end
-
-
-def _raise_reject(source: Source, row: int, reason: str) -> None:
-    key, root = source.keys[row], optional(source).root
-    what = "that sample" if root is None else f"{root}/{key}"
-    raise DecodeError(
-        f"{reason}. Mend or remove {what} and build again, or leave such samples out with "
-        "--on-error skip (on_error='skip' in Python).",
-        key=key,
-    )
-
-
-def _complete(workspace: Workspace, limit: RejectLimit) -> Index:
-    """Write and return the index and the ledger of a build whose rows are all converted.
-
-    Raises BuildError if more are rejected than ``limit`` allows.
-    """
-    records = workspace.journal.mapped()
-    used = np.flatnonzero(records["status"] == DONE)
-    reasons = workspace.journal.reasons()
-    rejected = {row: reasons[row] for row in np.flatnonzero(records["status"] == REJECTED).tolist()}
-    frequent = frequent_reasons(rejected, workspace.source.keys)
-    if not used.size:
-        workspace.remove()
-        noun = _noun(workspace.source)
-        none = f"none of {len(records):,} {noun} can"
-        if len(records) == 1:
-            none = f"the only one of the {noun} cannot"
-        options = ", and --root, --path-column and --extension" * _is_table(workspace.source)
-        raise BuildError(
-            f"{workspace.name}: {none} be used: {frequent}. Check the {noun}{options}.",
-            path=workspace.output,
-        )
-    if not limit.allows(len(rejected), len(records)):
-        share = sufficient_limit(len(rejected), len(records))
-        raise BuildError(
-            f"{workspace.name}: {len(rejected):,} of {len(records):,} {_noun(workspace.source)} "
-            f"cannot be used, and at most {limit} may be rejected: {frequent}. "
-            f"{workspace.write_ledger(rejected)} lists all. Mend them, or leave them out with "
-            f"--max-rejects {share} (max_rejects='{share}' in Python). Then run the same command "
-            "again: it goes on from what is done. If you change other settings, add --overwrite "
-            "(overwrite=True).",
-            path=workspace.output,
-        )
-    return workspace.complete(_make_index(workspace, records, used), rejected)
-
-
-def _noun(source: Source) -> str:
-    """Return what messages call the samples of a source."""
-    root = optional(source).root
-    return "samples" if root is None else f"pictures in {root}"
-
-
-def _is_table(source: Source) -> bool:
-    source = unwrapped(source)
-    is_remote = isinstance(source, RemoteFiles) and not isinstance(source, RemoteFolder)
-    return isinstance(source, Manifest) or is_remote
-
-
-def _make_index(workspace: Workspace, records: np.ndarray, used: np.ndarray) -> Index:
-    from memload import __version__
-
-    source = workspace.source
-    columns = {
-        name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in source.schema
-    }
-    classes = None if source.classes is None else tuple(source.classes)
-    facts = statistics(records, used, workspace.arrays[0])
-    masks = [array.name for array in workspace.settings.extra_arrays if array.bitmap_size]
-    if masks:
-        facts["mask_ids"] = {name: mask_ids(records, used, name) for name in masks}
-    if classes is not None:
-        facts["class_counts"] = class_counts(columns["label"], len(classes))
-    return Index(
-        path=workspace.index_path,
-        arrays=workspace.arrays,
-        row=used.astype(np.int64),
-        flags=np.ascontiguousarray(records["flags"][used]),
-        keys=workspace.keys.take(used),
-        columns=columns,
-        crc32={
-            array.name: np.ascontiguousarray(records[crc32_field(array.name)])
-            for array in workspace.arrays
-        },
-        classes=classes,
-        points=tuple(name for name, column in source.schema.items() if column.points),
-        boxes=tuple(names_of_boxes(source.schema)),
-        categories={name: tuple(texts) for name, texts in optional(source).categories.items()},
-        build={
-            "memload": __version__,
-            "settings": workspace.settings.as_dict(),
-            "libraries": workspace.libraries,
-            "records": len(records),
-            "rejected": len(records) - len(used),
-        },
-        statistics=facts,
-    )
-
-
-def _notes(workspace: Workspace) -> Iterator[str]:
-    """Yield the notes on all pictures, including those that were converted by an earlier call."""
-    settings = workspace.settings
-    workspace.journal.create()  # at full size, should the records be damaged
-    records = workspace.journal.mapped()
-    if not isinstance(settings, ArraySettings):
-        yield from size_notes(records, settings.size)
-    if isinstance(settings, Settings):
-        yield from picture_notes(records, settings.size, settings.background)
-    yield from box_notes(records, names_of_boxes(workspace.source.schema))
-    yield from missing_notes(records, settings.extra_arrays, workspace.keys)
-
-
-def _label_notes(index: Index) -> Iterator[str]:
-    """Yield a note if labels do not number classes."""
-    labels = index.columns.get("label")
-    if index.classes is not None or labels is None or labels.ndim != 1 or not labels.size:
-        return
-    if labels.dtype.kind not in "iu" or labels.min() < 0:
-        kind = "below 0" if labels.dtype.kind in "iu" else "no integers"
-        yield f"some labels are {kind}, so num_classes is not known"
-
-
-def _id_notes(index: Index) -> Iterator[str]:
-    """Yield a note for each mask of black and white: white is what most losses leave out."""
-    for name, ids in index.statistics.get("mask_ids", {}).items():
-        if ids == [0, 255]:
-            yield (
-                f"{name} has only the ids 0 and 255, and 255 usually does not count "
-                "(ignore_index=255). If it is the foreground, store 1 instead"
-            )
-
-
-def _label_range(index: Index) -> tuple[float, float] | None:
-    """Return the least and greatest label, if each sample has one number."""
-    labels = index.columns.get("label")
-    if labels is None or labels.ndim != 1:
-        return None
-    labels = labels[np.isfinite(labels)]
-    return (labels.min().item(), labels.max().item()) if labels.size else None
-
-
-def _report(
-    workspace: Workspace,
-    index: Index,
-    converted: int,
-    seconds: float,
-    num_workers: int,
-    notes: Sequence[str],
-) -> BuildReport:
-    rejected = index.image.rows - len(index)
-    return BuildReport(
-        path=workspace.name,
-        samples=len(index),
-        classes=index.classes,
-        label_range=_label_range(index),
-        columns=tuple(index.columns),
-        rejected=rejected,
-        bytes=index.data_bytes,
-        shape=workspace.settings.shape,
-        dtype=np.dtype(index.image.descr).name,
-        converted=converted,
-        seconds=seconds,
-        num_workers=num_workers,
-        libraries=index.build["libraries"],
-        notes=tuple(notes),
-        ledger=output_paths(workspace.name)[2] if rejected else None,
-        arrays=tuple(
-            ArrayReport(array.name, array.kind, array.shape, np.dtype(array.descr).name)
-            for array in index.arrays
-            if array.kind != "image"
-        ),
-    )

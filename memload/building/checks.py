@@ -13,6 +13,7 @@ from memload.building.conversion import Settings
 from memload.building.decoders import Mode
 from memload.building.extra_arrays import MissingMasks
 from memload.building.sources.listed import Files
+from memload.building.sources.opening import FilesToOpen
 from memload.building.sources.record import Column, Source, optional
 from memload.building.sources.remote import RemoteFiles
 from memload.errors import BuildError, SourceError
@@ -50,7 +51,41 @@ def check_arguments(
     return output, output.absolute()
 
 
+def check_part(part: Any, executor: Any, shard_size: Any, lock_timeout: float) -> None:
+    """Raise ValueError or TypeError for wrong arguments of a build in parts."""
+    if not lock_timeout >= 0:
+        raise ValueError(f"lock_timeout: {lock_timeout} is below 0 seconds.")
+    if part is not None:
+        is_pair = isinstance(part, (tuple, list)) and len(part) == 2
+        if not is_pair or not all(type(number) is int for number in part):
+            raise ValueError(f"part: {part!r} is not (i, n), two whole numbers such as (0, 8).")
+        number, count = part
+        if not 0 <= number < count:
+            raise ValueError(
+                f"part: {number} of {count} does not exist. Parts are numbered from 0, so that the "
+                f"last one is {count - 1} of {count}."
+                if count > 0
+                else f"part: {number} of {count} does not exist. Give (i, n) such as (0, 8)."
+            )
+    if executor is None:
+        return
+    if part is not None:
+        raise ValueError("part and executor: an executor builds all parts. Leave out one of them.")
+    if not callable(getattr(executor, "submit", None)):
+        raise TypeError(
+            f"executor: {type(executor).__name__} has no method submit(). Give a "
+            "concurrent.futures.Executor, such as ProcessPoolExecutor() or "
+            "client.get_executor() of Dask."
+        )
+    if shard_size is None:
+        raise ValueError(
+            "executor: each task builds a shard, so give shard_size, too, such as '4GB'."
+        )
+
+
 def _check_output(source: Any, output: Path, new_to: str | Path | None) -> None:
+    files = FilesToOpen.of(source)
+    source = files.names[0] if files is not None and len(files.names) == 1 else source
     is_path = isinstance(source, (str, Path))
     if output.suffix != ".bin" and is_path and Path(source).suffix == ".bin":
         raise ValueError(

@@ -17,6 +17,7 @@ import numpy as np
 from memload.building.extra_arrays import ExtraArray
 from memload.building.sources.record import Column
 from memload.errors import DecodeError
+from memload.storage.index import sync
 
 #: What a record's ``status`` may be, besides 0: not converted yet.
 DONE, REJECTED = 1, 2
@@ -141,11 +142,20 @@ def is_intact(record: np.void) -> bool:
 class Journal:
     """The records of a build, and why rows were rejected: the files ``rows`` and ``rejects.jsonl``.
 
-    Several processes may write to it at once, each to rows of its own. It holds no file open.
+    It has ``rows`` rows from ``first_row`` on, which is above 0 if the shards of a build have
+    journals of their own. Several processes may write to it at once, each to rows of its own. It
+    holds no file open.
     """
 
-    def __init__(self, folder: Path, rows: int, dtype: np.dtype[Any]) -> None:
-        self.folder, self.rows, self.dtype = folder, rows, dtype
+    def __init__(
+        self, folder: Path, rows: int, dtype: np.dtype[Any], *, first_row: int = 0
+    ) -> None:
+        self.folder, self.rows, self.dtype, self.first_row = folder, rows, dtype, first_row
+
+    @property
+    def stop_row(self) -> int:
+        """The row after the last one."""
+        return self.first_row + self.rows
 
     def create(self) -> None:
         """Make the file of the records at its full size; records that are there stay."""
@@ -155,7 +165,7 @@ class Journal:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return a copy of some records."""
         with (self.folder / "rows").open("rb") as file:
-            file.seek(start * self.dtype.itemsize)
+            file.seek((start - self.first_row) * self.dtype.itemsize)
             data = file.read((stop - start) * self.dtype.itemsize)
         return np.frombuffer(bytearray(data), self.dtype, stop - start)
 
@@ -169,11 +179,21 @@ class Journal:
             with (self.folder / "rejects.jsonl").open("ab") as file:
                 file.write(lines.encode("ascii"))
         with (self.folder / "rows").open("r+b") as file:
-            file.seek(start * self.dtype.itemsize)
+            file.seek((start - self.first_row) * self.dtype.itemsize)
             file.write(records.tobytes())
 
+    def sync(self) -> None:
+        """Flush the files to the disk."""
+        for name in ("rows", "rejects.jsonl"):
+            with contextlib.suppress(FileNotFoundError):
+                sync(self.folder / name)
+
+    def remove(self) -> None:
+        """Remove the records, so that no row counts as done."""
+        (self.folder / "rows").unlink(missing_ok=True)
+
     def mapped(self) -> np.ndarray:
-        """Return all records, mapped for reading."""
+        """Return all records, mapped for reading. The first one is that of ``first_row``."""
         return np.memmap(self.folder / "rows", self.dtype, "r", shape=(self.rows,))
 
     def reasons(self) -> dict[int, str]:

@@ -15,14 +15,12 @@ _NAMES_SHOWN = 5
 _MAX_LETTERS = 60
 
 
-def plan_of(
-    source: Source, settings: AnySettings, rows_per_shard: Mapping[str, int | None]
-) -> dict[str, Any]:
-    """Return the plan of a build. ``rows_per_shard`` are those of each array."""
+def plan_of(source: Source, settings: AnySettings, rows_per_shard: int | None) -> dict[str, Any]:
+    """Return the plan of a build."""
     plan = {
         **settings.as_dict(),
         **settings.libraries(),
-        "rows per shard": rows_per_shard["image"],
+        "rows per shard": rows_per_shard,
         "columns": {
             name: [column.dtype, list(column.shape), column.points, *["boxes"] * column.boxes]
             for name, column in source.schema.items()
@@ -30,7 +28,7 @@ def plan_of(
     }
     if settings.extra_arrays:
         plan["arrays"] = {
-            array.name: [array.kind, array.descr, list(array.shape), rows_per_shard[array.name]]
+            array.name: [array.kind, array.descr, list(array.shape)]
             for array in settings.extra_arrays
         }
     return plan | _identity(source)
@@ -94,10 +92,9 @@ def _column(entry: Sequence[Any]) -> str:
 
 
 def _array(entry: Sequence[Any]) -> str:
-    """Return, for example, ``a mask of uint8 256×256, 1000 a shard``."""
-    kind, descr, shape, rows = entry
-    in_shards = "" if rows is None else f", {rows:,} a shard"
-    return f"{kind} of {np.dtype(descr).name} {shape_text(shape)}{in_shards}"
+    """Return, for example, ``a mask of uint8 256×256``."""
+    kind, descr, shape = entry
+    return f"{kind} of {np.dtype(descr).name} {shape_text(shape)}"
 
 
 def _are_short(*values: Any) -> bool:

@@ -3,7 +3,8 @@
 import errno
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from memload.building.checks import (
@@ -22,43 +23,89 @@ from memload.building.sources.arrays import ArrayFile
 from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
 from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.new_samples import size_and_mode
-from memload.building.sources.opening import open_source
+from memload.building.sources.opening import FilesToOpen, open_source
 from memload.building.sources.record import Source
 from memload.building.sources.wrapped import unwrapped
 from memload.errors import SourceError
 
+#: Options of sources whose values may be paths.
+_OPTIONS_WITH_PATHS = ("root", "labels", "masks", "arrays", "new_to")
 
-def prepare(
-    source: Any,
-    *,
-    classes: Any,
-    size: Any,
-    mode: Any,
-    image_options: Mapping[str, Any],
-    source_options: Mapping[str, Any],
-    missing_masks: MissingMasks,
-    mask_fill: int,
-    num_workers: int,
-    timeout: float,
-) -> tuple[Source, AnySettings]:
-    """Return the source, and how its records are converted, from arguments of `memload.build`.
 
-    ``image_options`` are arguments of `Settings`, and ``source_options`` of `open_source`. The
-    first usable samples are looked at. Raises ValueError, SourceError and DependencyError.
+@dataclass(frozen=True)
+class Preparation:
+    """The arguments of `memload.build` that say what is built.
+
+    ``image_options`` are arguments of `Settings`, and ``source_options`` of `open_source`.
     """
-    check_image_options(mode, image_options)
-    if mode not in ("mask", "array"):  # an error of the decoder's should not wait for the source
-        Settings(mode=mode or "RGB", **image_options)
-    source = _open(source, classes, source_options, num_workers, timeout)
-    new_to = source_options["new_to"]
-    if new_to is not None:
-        size, mode = size_and_mode(new_to, size, mode)
-    settings = _settings(source, mode, size, image_options, mask_fill, num_workers, timeout)
-    check_mask_options(
-        source, missing_masks, mask_fill, are_masks=isinstance(settings, MaskSettings)
-    )
-    arrays = find_arrays(source, settings, missing_masks, mask_fill, num_workers, timeout)
-    return source, replace(settings, extra_arrays=arrays)
+
+    source: Any
+    classes: Any
+    source_options: Mapping[str, Any]
+    size: Any
+    mode: Any
+    image_options: Mapping[str, Any]
+    missing_masks: MissingMasks
+    mask_fill: int
+    num_workers: int
+    timeout: float
+
+    def check(self) -> None:
+        """Raise ValueError or DependencyError for wrong options, before the source is opened."""
+        check_image_options(self.mode, self.image_options)
+        if self.mode not in ("mask", "array"):
+            Settings(mode=self.mode or "RGB", **self.image_options)
+
+    def open(self) -> Source:
+        """Open the source. Raises ValueError, SourceError and DependencyError."""
+        return _open(self.source, self.classes, self.source_options, self.num_workers, self.timeout)
+
+    @property
+    def is_of_files(self) -> bool:
+        """Whether the source is given as paths or URLs, and not as an object."""
+        return FilesToOpen.of(self.source) is not None
+
+    def with_absolute_paths(self) -> "Preparation":
+        """Return the same with the paths of the source from the root."""
+        files = FilesToOpen.of(self.source)
+        return self if files is None else replace(self, source=files.absolute())
+
+    def description(self) -> dict[str, Any]:
+        """Return how the source is opened, as JSON has it, to be compared between machines."""
+        files = FilesToOpen.of(self.source)
+        if files is None:
+            return {"type": type(self.source).__name__}
+        given = {**self.source_options, **files.options}
+        options = {name: repr(value) for name, value in given.items() if value}
+        described: dict[str, Any] = {"paths": list(files.absolute().names), "options": options}
+        if any(name in options for name in _OPTIONS_WITH_PATHS):
+            described["folder"] = str(Path.cwd())  # they may be relative to it
+        return described
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that are given, as an index has them."""
+        given: dict[str, Any] = {"missing_masks": self.missing_masks, "mask_fill": self.mask_fill}
+        given |= self.image_options
+        if self.mode is not None:
+            given["mode"] = self.mode
+        if self.size is not None:
+            given["size"] = list(height_and_width(self.size))
+        return given
+
+    def settings(self, source: Source) -> AnySettings:
+        """Return how the records of the opened source are converted.
+
+        The first usable samples are looked at. Raises ValueError, SourceError and DependencyError.
+        """
+        size, mode, workers = self.size, self.mode, (self.num_workers, self.timeout)
+        new_to = self.source_options["new_to"]
+        if new_to is not None:
+            size, mode = size_and_mode(new_to, size, mode)
+        settings = _settings(source, mode, size, self.image_options, self.mask_fill, *workers)
+        are_masks = isinstance(settings, MaskSettings)
+        check_mask_options(source, self.missing_masks, self.mask_fill, are_masks=are_masks)
+        arrays = find_arrays(source, settings, self.missing_masks, self.mask_fill, *workers)
+        return replace(settings, extra_arrays=arrays)
 
 
 def _open(

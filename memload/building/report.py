@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from memload.wording import counted, listed, shape_text, size_text
 
+#: More parts that are not done are counted.
+_MAX_PARTS = 10
+
 
 class ArrayReport(NamedTuple):
     """A mask or another array that was stored beside the images."""
@@ -18,9 +21,23 @@ class ArrayReport(NamedTuple):
     dtype: str  #: such as ``uint8``
 
 
+class PartReport(NamedTuple):
+    """What one part of a build in parts did (``memload.build(…, part=(i, n))``)."""
+
+    part: tuple[int, int] | None  #: i and n; None for all shards that were left
+    own_shards: int  #: the shards of this part
+    shards: int  #: those of all parts
+    unfinished: Sequence[int]  #: the parts of n that are not done yet; if none, it is published
+    was_published: bool = False  #: whether another part had published it before
+
+
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build did. ``str()`` of it is the closing line."""
+    """What a build did. ``str()`` of it is the closing line.
+
+    If other parts of a build in parts are not done yet, there is no data set so far. Then
+    ``is_published`` is false, and ``samples`` and ``rejected`` are 0.
+    """
 
     path: Path  #: the output
     samples: int  #: samples in the data set
@@ -38,6 +55,12 @@ class BuildReport:
     notes: Sequence[str]  #: what the source left out, and what was done to pictures
     ledger: Path | None  #: where the rejected pictures are listed, if there are any
     arrays: Sequence[ArrayReport] = ()  #: the masks and other arrays beside the images
+    part: PartReport | None = None  #: of a build in parts
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the data set is complete."""
+        return self.part is None or not self.part.unfinished
 
     @property
     def images_per_second(self) -> float:
@@ -52,7 +75,9 @@ class BuildReport:
         }
         rate = round(self.images_per_second, 1)
         arrays = [array._asdict() for array in self.arrays]
-        return {**vars(self), **paths, "arrays": arrays, "images_per_second": rate}
+        part = {} if self.part is None else {"part": self.part._asdict()}
+        facts = {name: value for name, value in vars(self).items() if name != "part"}
+        return {**facts, **paths, "arrays": arrays, "images_per_second": rate, **part}
 
     def __repr__(self) -> str:
         notes = counted(len(self.notes), "note")
@@ -63,6 +88,10 @@ class BuildReport:
         return f"<p>{html.escape(str(self))}</p>" + (f"<ul>{notes}</ul>" if notes else "")
 
     def __str__(self) -> str:
+        if self.part is not None and self.part.unfinished:
+            return self._state_of_parts(self.part)
+        if self.part is not None and self.part.was_published:
+            return f"{self._summary()}; published already"
         before = self.samples + self.rejected - self.converted
         kept = f", {before:,} done before" if before else ""
         ledger = f" (see {self.ledger})" if self.ledger else ""
@@ -77,6 +106,16 @@ class BuildReport:
             f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
             f"{libraries}"
         )
+
+    def _state_of_parts(self, part: PartReport) -> str:
+        folder = self.path.with_suffix(".building")
+        shards = counted(part.shards, "shard")
+        own = f"{part.own_shards:,} of {shards} are done"
+        if part.part is not None:
+            number, count = part.part
+            verb = "is" if part.own_shards == 1 else "are"
+            own = f"{part.own_shards:,} of {shards} {verb} part {number} of {count}'s, all done"
+        return f"{folder}: {own}; {_parts_text(part.unfinished)} not done yet"
 
     def _summary(self) -> str:
         labels = "" if "label" in self.columns else ", no labels"
@@ -93,3 +132,12 @@ class BuildReport:
             f"{self.path}: {counted(self.samples, 'sample')} of {shape_text(self.shape)} "
             f"{self.dtype}{arrays}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
         )
+
+
+def _parts_text(parts: Sequence[int]) -> str:
+    """Return, for example, ``parts 3 and 5 are``."""
+    if len(parts) == 1:
+        return f"part {parts[0]} is"
+    if len(parts) > _MAX_PARTS:
+        return f"{len(parts):,} parts ({listed(parts, _MAX_PARTS)}) are"
+    return f"parts {', '.join(map(str, parts[:-1]))} and {parts[-1]} are"

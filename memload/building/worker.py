@@ -29,7 +29,7 @@ from memload.building.sources.record import FileState, Record, Source, optional
 from memload.building.sources.tar import TarShards
 from memload.building.sources.wrapped import unwrapped
 from memload.building.sources.zip import ZipArchive
-from memload.building.workspace import Workspace
+from memload.building.target import RowTarget
 from memload.building.writer import ShardWriter
 from memload.errors import BuildError, DecodeError, describe_error
 
@@ -64,19 +64,19 @@ def runs_user_code(source: Source) -> bool:
 class RowWork:
     """Converts chunks of rows. It is made in the worker."""
 
-    def __init__(self, workspace: Workspace, *, in_worker: bool) -> None:
-        self.workspace = workspace
-        self.source, self.schema = workspace.source, workspace.source.schema
-        self.extra_arrays = workspace.settings.extra_arrays
+    def __init__(self, target: RowTarget, *, in_worker: bool) -> None:
+        self.target = target
+        self.source, self.schema = target.source, target.source.schema
+        self.extra_arrays = target.settings.extra_arrays
         texts = {**optional(self.source).categories, "label": self.source.classes}
         #: how many texts the columns of labels and categories count into
         self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
-        self.writers = [ShardWriter(workspace.folder, array) for array in workspace.arrays]
+        self.writers = [ShardWriter(target.folder, array) for array in target.arrays]
         # A worker ignores Ctrl-C. So a KeyboardInterrupt there was raised by a sample's code, and
         # rejects only that sample.
         self.sample_errors = BaseException if in_worker else Exception
         if in_worker:
-            _prepare_process(workspace)
+            _prepare_process(target)
             if runs_user_code(self.source):
                 reopen_files()
         self.points = [name for name, column in self.schema.items() if column.points]
@@ -84,9 +84,9 @@ class RowWork:
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
         """Convert those rows of a chunk that are not done."""
-        records = np.zeros(chunk.stop - chunk.start, self.workspace.journal.dtype)
+        records = np.zeros(chunk.stop - chunk.start, self.target.journal.dtype)
         finished: set[int] = set()
-        if self.workspace.resumed:
+        if self.target.is_resumed:
             finished = self._keep_finished(chunk, records, note_row)
         rows = [row for row in range(chunk.start, chunk.stop) if row not in finished]
         samples = self._read_together(chunk, rows, note_row)
@@ -107,7 +107,7 @@ class RowWork:
             for writer in self.writers:
                 record[crc32_field(writer.array.name)] = zlib.crc32(bytes(writer.array.row_bytes))
                 writer.blank(row)  # a former build or a killed worker may have written it
-        self.workspace.journal.write(chunk.start, records, rejects)
+        self.target.journal.write(chunk.start, records, rejects)
         return ChunkResult(len(rows), rejects)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class RowWork:
 
     def _keep_finished(self, chunk: Chunk, records: np.ndarray, note_row: NoteRow) -> set[int]:
         """Copy the records of rows that were finished before. Return these rows."""
-        before = self.workspace.journal.read(chunk.start, chunk.stop)
+        before = self.target.journal.read(chunk.start, chunk.stop)
         finished = set()
         for position, row in enumerate(range(chunk.start, chunk.stop)):
             note_row(row)
@@ -156,7 +156,7 @@ class RowWork:
                 sample = self.source[row]
             if isinstance(sample, Exception):
                 raise sample
-            converted = self.workspace.settings.convert(sample, self.points, self.boxes)
+            converted = self.target.settings.convert(sample, self.points, self.boxes)
             set_columns(record, self.schema, converted.columns)
             record["given_crc32"] = columns_crc32(self.schema, sample.columns)
             for name, count in self.num_texts.items():
@@ -231,7 +231,7 @@ class SampleCheck(RowWork):
         """Convert the sample of a chunk of one row again."""
         row = chunk.start
         note_row(row)
-        before = self.workspace.journal.read(row, row + 1)[0]
+        before = self.target.journal.read(row, row + 1)[0]
         record = np.zeros(1, before.dtype)[0]
         reason = chunk.lost.get(row, "")
         if not reason:
@@ -254,7 +254,7 @@ class SampleCheck(RowWork):
             ]
             difference = f"has another {', '.join(changed)}" if changed else ""
         if difference:
-            raise self.workspace.other_data_set(f"sample {row} {difference}")
+            raise self.target.other_data_set(f"sample {row} {difference}")
         return ChunkResult(0, [])
 
 
@@ -273,13 +273,13 @@ def _is_unchanged(value: object, before: FileState) -> bool:
     return before == NO_FILE or (value is None and before == MISSING)
 
 
-def _prepare_process(workspace: Workspace) -> None:
+def _prepare_process(target: RowTarget) -> None:
     """Set what belongs to a whole process, such as Pillow's limits. A worker is ours to set up."""
     Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
     # glibc maps large blocks anew each time, with page faults, until it has seen one as large
     # freed: 2 % of the time for a picture with Pillow, 10 % with pillow-simd.
     bytes(_LARGE_BLOCK)
-    settings, source = workspace.settings, unwrapped(workspace.source)
+    settings, source = target.settings, unwrapped(target.source)
     is_ours = isinstance(source, (Files, TarShards, ZipArchive))
     if isinstance(settings, ArraySettings) or not is_ours:
         return  # other code may print, and hold any memory

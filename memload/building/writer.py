@@ -2,6 +2,7 @@
 
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +15,28 @@ from memload.storage.index import Array, Shard
 _MAX_OPEN = 16
 
 
-def rows_per_shard(array: Array, shard_size: int | None) -> int | None:
-    """Return how many rows of an array fit into a shard; None if there is no limit.
+def rows_per_shard(arrays: Sequence[Array], shard_size: int | None) -> int | None:
+    """Return how many rows a shard has, so that those of all arrays have the same rows.
 
+    They are so many that no file is larger than ``shard_size`` bytes; None if there is no limit.
     Raises ValueError if a shard has no room for one row.
     """
     if shard_size is None:
         return None
-    rows = (shard_size - HEADER_BYTES) // array.row_bytes
+    largest = max(arrays, key=lambda array: array.row_bytes)
+    rows = (shard_size - HEADER_BYTES) // largest.row_bytes
     if rows < 1:
         raise ValueError(
             f"shard_size: {shard_size:,} bytes are too few, as a shard with one row"
-            f"{'' if array.name == 'image' else f' of {array.name!r}'} has "
-            f"{HEADER_BYTES + array.row_bytes:,}."
+            f"{'' if largest.name == 'image' else f' of {largest.name!r}'} has "
+            f"{HEADER_BYTES + largest.row_bytes:,}."
         )
     return rows
+
+
+def shard_bytes(arrays: Sequence[Array], rows: int) -> int:
+    """Return the size of the largest file of a shard with so many rows."""
+    return HEADER_BYTES + rows * max(array.row_bytes for array in arrays)
 
 
 def with_shards(array: Array, output: Path, rows: int, limit: int | None) -> Array:
@@ -61,15 +69,21 @@ class ShardWriter:
         The others are zeros and take no space. With ``crc32``, uint32 ``(rows,)``, each header
         holds the seal of its rows' checksums.
         """
-        for shard, start in zip(self.array.shards, self._starts, strict=False):
-            seal = "" if crc32 is None else seal_of(crc32[start : start + shard.rows])
-            header = npy_header(self.array.descr, (shard.rows, *self.array.shape), seal)
-            descriptor = os.open(self.folder / shard.file, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                _write(descriptor, header, 0)
-                os.ftruncate(descriptor, shard.bytes)
-            finally:
-                os.close(descriptor)
+        for number, shard in enumerate(self.array.shards):
+            start = self._starts[number]
+            self.create_shard(number, None if crc32 is None else crc32[start : start + shard.rows])
+
+    def create_shard(self, number: int, crc32: np.ndarray | None = None) -> None:
+        """Make one file as `create` does. ``crc32`` are the checksums of its rows."""
+        shard = self.array.shards[number]
+        seal = "" if crc32 is None else seal_of(crc32)
+        header = npy_header(self.array.descr, (shard.rows, *self.array.shape), seal)
+        descriptor = os.open(self.folder / shard.file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _write(descriptor, header, 0)
+            os.ftruncate(descriptor, shard.bytes)
+        finally:
+            os.close(descriptor)
 
     def write(self, row: int, pixels: bytes) -> None:
         """Write the bytes of one row."""

@@ -165,6 +165,16 @@ class _BuildCommand(Command):
     "--timeout", type=click.FloatRange(min=0.1), default=60,
     help="Give up on an image after this many seconds."
 )
+@click.option(
+    "--part", type=values.part, metavar="I/N|auto",
+    help="Build only the shards of part I of N, counted from 0. All parts may run at once, on any "
+    "machines that see SOURCE and OUT.BIN. auto: take the numbers from Slurm, torchrun or "
+    "Kubernetes."
+)
+@click.option(
+    "--lock-timeout", type=click.FloatRange(min=0), default=150, metavar="SECONDS",
+    help="With --part: how long to wait for the lock of a machine that gives no sign of life."
+)
 @click.option("--overwrite", is_flag=True, help="Replace OUT.BIN once the new one is complete.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the report, with its notes, as JSON."
@@ -237,17 +247,14 @@ def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any
     if not manifest and not sources:
         raise click.UsageError(f"Give SOURCE and OUT.BIN. Only one is given: {output}.")
     options["classes"] = _classes(options.pop("classes"), options.pop("classes_from"))
-    from memload.building.sources.opening import UsageError, open_files
+    from memload.building.sources.opening import FilesToOpen
 
     reading = _reading_options(options)
     if len(sources) == 1 and not (reading and output.endswith(".bin")):
         return sources[0], output  # if the output's name is wrong, memload.build says so
     if not output.endswith(".bin"):  # known before many files are opened
         raise click.UsageError(f"OUT.BIN comes last, and ends in .bin. {output} is given.")
-    try:
-        return open_files(sources or [manifest], is_table=bool(manifest), **reading), output
-    except UsageError as error:
-        raise click.UsageError(str(error)) from None
+    return FilesToOpen(tuple(sources or [manifest]), bool(manifest), reading), output
 
 
 def _reading_options(options: dict[str, Any]) -> dict[str, Any]:

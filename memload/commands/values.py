@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import click
 
+from memload.wording import parse_size
+
 FILE = click.Path(dir_okay=False)
 FOLDER = click.Path(file_okay=False)
 
@@ -24,15 +26,20 @@ def size(text: str) -> tuple[int, int]:
 
 def file_size(text: str) -> int:
     """Parse a number of bytes with an optional unit for ``--shard-size``."""
-    pattern = r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?"
-    match = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
-    if not match:
-        raise click.BadParameter(
-            f"{text!r} is not a size. Give a number of bytes, with a unit if you like: 4GB, 512MiB."
-        )
-    number, unit, binary = match.groups()
-    power = "KMGT".index(unit.upper()) + 1 if unit else 0
-    return int(float(number) * (1024 if binary else 1000) ** power)
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def part(text: str) -> tuple[int, int] | str:
+    """Parse I/N for ``--part``, or ``auto``."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if text == "auto":
+        return text
+    if not match or int(match[1]) >= int(match[2]):
+        raise click.BadParameter(f"{text!r} is no part. Give I/N, such as 0/8 to 7/8, or auto.")
+    return int(match[1]), int(match[2])
 
 
 def reject_limit(text: str) -> str:

@@ -130,7 +130,7 @@ class _CopiedArray(NamedTuple):
         order = np.argsort(first)
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
-        limit = rows_per_shard(source, shard_size)
+        limit = rows_per_shard([source], shard_size)
         array = with_shards(source, output, len(used), limit)
         return cls(array, used[order], rank[position])
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +99,34 @@ class UsageError(ValueError):
     """Sources that cannot be built together, or an option that a source does not have."""
 
 
+@dataclass(frozen=True)
+class FilesToOpen:
+    """Paths or URLs that together are one source, and how they are read: see `open_files`."""
+
+    names: tuple[str, ...]
+    is_table: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: Any) -> "FilesToOpen | None":
+        """Return what is to be opened if ``source`` names files, and None for anything else."""
+        if isinstance(source, FilesToOpen):
+            return source
+        if isinstance(source, (str, os.PathLike)):
+            return cls((os.fspath(source),))
+        if _is_list_of_files(source):
+            return cls(tuple(map(os.fspath, source)))
+        return None
+
+    def absolute(self) -> "FilesToOpen":
+        """Return the same with paths from the root."""
+        names = tuple(
+            name if is_url(name) else os.path.abspath(name)  # noqa: PTH100  # it may be a pattern
+            for name in self.names
+        )
+        return replace(self, names=names)
+
+
 def open_source(
     source: Any,
     *,
@@ -160,11 +189,12 @@ def open_source(
     >>> source.classes, source.notes  # doctest: +SKIP
     (['beagle', 'pug'], [])
     """
-    if isinstance(source, (str, os.PathLike)) or _is_list_of_files(source):
-        paths = [source] if isinstance(source, (str, os.PathLike)) else source
-        names = [os.fspath(path) for path in paths]
+    files = FilesToOpen.of(source)
+    if files is not None:
+        parts = {"masks": masks, "arrays": arrays, "points": points, "boxes": boxes}
+        given = {name: value for name, value in parts.items() if _is_given(value)}
         opened = open_files(
-            names, masks=masks, arrays=arrays, points=points, boxes=boxes, **options
+            files.names, is_table=files.is_table, **{**given, **options, **files.options}
         )
         return opened if new_to is None else NewSamples(opened, new_to)
     is_entry = not isinstance(source, Source)
@@ -434,6 +464,7 @@ def _open_copies(
             "machine, or list the images in a CSV file, which may lie beside them on the server.",
             path=urls[0],
         )
+    source.is_portable = False  # type: ignore[attr-defined]  # these copies are on this machine
     if isinstance(source, ListedSource):
         source.notes = [named(note) for note in source.notes]
     return source

@@ -112,6 +112,7 @@ class Optional(NamedTuple):
     - ``identity`` is what else decides the records, as JSON has it, such as the name of the column
       with the images. An unfinished build goes on only with the same.
     - ``group_starts`` are the first rows of groups that are best read by one worker, in a row.
+    - ``is_portable`` is false if another machine cannot read records of a pickled copy.
     - ``root`` is the folder or URL of the images, for messages.
     """
 
@@ -121,6 +122,7 @@ class Optional(NamedTuple):
     has_numbers_as_keys: bool = False
     identity: Any = None
     group_starts: Sequence[int] | None = None
+    is_portable: bool = True
     root: Path | str | None = None
 
 

@@ -1,6 +1,7 @@
 """Sources that change the records of another source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from memload.building.sources.record import Record, Source, optional
 from memload.errors import DecodeError
@@ -20,11 +21,24 @@ class WrappedSource:
         self.categories, self.arrays, self.root = found.categories, found.arrays, found.root
         self.group_starts, self.identity = found.group_starts, found.identity
         self.has_numbers_as_keys, self.label_texts = found.has_numbers_as_keys, found.label_texts
+        self.is_portable = found.is_portable
+        self._add_optional_methods()
+
+    def _add_optional_methods(self) -> None:
         # Set for each object: callers ask with hasattr() what a source has, as torch does.
-        if hasattr(source, "__getitems__"):
+        if hasattr(self.source, "__getitems__"):
             self.__getitems__ = self._get_several
-        if hasattr(source, "without_image"):
+        if hasattr(self.source, "without_image"):
             self.without_image = self._get_without_image
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the methods, which would be pickled as calls of `getattr`."""
+        methods = ("__getitems__", "without_image")
+        return {name: value for name, value in vars(self).items() if name not in methods}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._add_optional_methods()
 
     def __len__(self) -> int:
         return len(self.source)

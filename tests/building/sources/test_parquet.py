@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memload.building.builder import _chunks
+from memload.building.rows import chunks_of
 from memload.building.sources.opening import open_source
 from memload.building.sources.parquet import ParquetFiles
 from memload.errors import DecodeError, SourceError
@@ -153,7 +153,7 @@ def test_row_groups_stay_together_if_there_are_enough_for_all_workers(
     class Rows(list[int]):
         group_starts = groups
 
-    chunks = [chunk[:2] for chunk in _chunks(Rows(range(rows)), num_workers)]
+    chunks = [chunk[:2] for chunk in chunks_of(Rows(range(rows)), 0, rows, num_workers)]
     assert chunks[: len(expected)] == expected
     assert [number for start, stop in chunks for number in range(start, stop)] == list(range(rows))
 

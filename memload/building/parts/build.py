@@ -1,0 +1,331 @@
+"""The way of one part through a build that several machines share."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from memload.building.completion import all_notes, complete, report_of, report_on, unfinished_report
+from memload.building.destination import check_not_read, check_output, publish
+from memload.building.lock import FolderRemovedError, Holder, Lock
+from memload.building.parts.executors import build_with
+from memload.building.parts.file_systems import check_file_system
+from memload.building.parts.listing import read_source, write_source
+from memload.building.parts.samples import checksums, difference
+from memload.building.parts.workspace import (
+    Part,
+    PartsWorkspace,
+    Running,
+    build_locked,
+    names_in,
+    work_of,
+)
+from memload.building.plans import differences
+from memload.building.progress import Show
+from memload.building.progress import progress as progress_display
+from memload.building.report import BuildReport, PartReport
+from memload.building.request import Request
+from memload.building.sources.record import optional
+from memload.building.workspace import (
+    arrays_of,
+    partly_published,
+    read_keys,
+    read_plan,
+    remove,
+    remove_files,
+)
+from memload.building.writer import rows_per_shard, shard_bytes
+from memload.errors import BuildError, FormatError
+from memload.storage.index import Array, Index
+from memload.wording import counted
+
+logger = logging.getLogger("memload")
+
+#: If no shard size is given, each part has so many shards or more, and none is larger than this.
+_SHARDS_PER_PART = 4
+_LARGEST_SHARD = 4_000_000_000
+
+
+def build_in_parts(request: Request, part: Part | None, executor: Executor | None) -> BuildReport:
+    """Build the shards of a part, or without one all that are left; publish if all are done.
+
+    With an ``executor``, its tasks build the shards.
+    """
+    check_file_system(request.output.parent)
+    while True:
+        index = _published(request)
+        if index is not None:
+            shards = len(index.image.shards)
+            report = PartReport(part, _count(shards, part), shards, (), was_published=True)
+            return report_on(request.name, index, report)
+        lock = Lock(request.folder)
+        try:
+            workspace = _join(request, part, lock)
+            return _build_and_publish(request, workspace, part, executor, lock)
+        except FolderRemovedError:  # another part has just published it
+            continue
+        finally:
+            lock.release()
+
+
+def _published(request: Request) -> Index | None:
+    """Return the index if the data set is published. Raises BuildError if it is another one."""
+    if "plan.json" in names_in(request.folder):
+        return None  # it is being built, or still being published
+    try:
+        index = Index.open(request.output)
+    except FormatError:
+        return None  # there is none, or `check_output` says that it is in the way
+    found = dict(index.build.get("settings", {}))
+    given = {name: value for name, value in request.preparation.given().items() if name in found}
+    found = {name: found[name] for name in given}
+    if request.shard_size is not None:
+        given["rows per shard"] = rows_per_shard(index.arrays, request.shard_size)
+        found["rows per shard"] = _rows_per_shard_of(index, given["rows per shard"])
+    if given == found:
+        return index
+    if request.overwrite:
+        return None
+    raise BuildError(
+        f"{request.name} exists already, with other settings: {differences(found, given)}. Choose "
+        "another output, or say --overwrite.",
+        path=request.output,
+    )
+
+
+def _rows_per_shard_of(index: Index, wanted: int | None) -> int | None:
+    """Return how many rows a shard of an index has. A single shard may have fewer than wanted."""
+    rows = index.image.shards[0].rows
+    return wanted if len(index.image.shards) == 1 and wanted and rows <= wanted else rows
+
+
+# ----------------------------------------------------------------------------- joining, beginning
+
+
+def _join(request: Request, part: Part | None, lock: Lock) -> PartsWorkspace:
+    """Share the lock of the folder, and open the build in it. The first one begins it."""
+    while True:
+        lock.wait(request.lock_timeout, shared=True)
+        workspace = _open(request)
+        if workspace is not None:
+            return workspace
+        lock.wait(request.lock_timeout, work="begins the build")
+        is_new = names_in(request.folder) <= {"lock"}
+        try:
+            _begin(request, part, lock)
+        except BaseException:  # a Ctrl-C, too, is to leave no empty folder behind
+            if is_new:
+                remove(request.output)
+            raise
+
+
+def _open(request: Request) -> PartsWorkspace | None:
+    """Open the build in the folder. None if it has yet to begin, or only has to be renamed.
+
+    Raises BuildError if it is another build.
+    """
+    folder = request.folder
+    plan = read_plan(folder) if "plan.json" in names_in(folder) else None
+    if plan is None or partly_published(request.output) is not None:
+        return None
+    if "parts" not in plan:
+        if request.overwrite:
+            return None
+        raise BuildError(
+            f"{folder} holds a build that was begun without --part. Finish it without --part, or "
+            "delete that folder to begin anew in parts.",
+            path=request.output,
+        )
+    begun, former_overwrite = plan.pop("parts"), plan.pop("overwrite")
+    described = request.preparation.description()
+    if described != begun["source"]:
+        if request.overwrite:
+            return None
+        raise _other_build(request, begun, differences(begun["source"], described))
+    source = read_source(folder / "source") if begun["is_listed"] else request.preparation.open()
+    settings = request.preparation.settings(source)
+    rows = plan["rows per shard"]
+    if request.shard_size is not None:
+        rows = rows_per_shard(arrays_of(settings), request.shard_size)
+    workspace = PartsWorkspace(
+        source,
+        request.output,
+        settings,
+        name=request.name,
+        rows_per_shard=rows,
+        overwrite=request.overwrite or former_overwrite,
+    )
+    if workspace.plan != plan:
+        if request.overwrite:
+            return None
+        raise _other_build(request, begun, differences(plan, workspace.plan))
+    _check_samples(request, workspace, begun)
+    return workspace
+
+
+def _check_samples(request: Request, workspace: PartsWorkspace, begun: dict[str, Any]) -> None:
+    """Raise BuildError if the source of this machine has other samples."""
+    if begun["is_listed"]:
+        found = difference(workspace.source, begun["samples"])
+    else:
+        keys = read_keys(request.folder / "keys")
+        is_same = keys is not None and list(keys) == list(workspace.keys)
+        found = "" if is_same else "its samples have other names"
+    if found:
+        raise _other_build(request, begun, f"the source is another one, or is missing: {found}")
+
+
+def _other_build(request: Request, begun: dict[str, Any], text: str) -> BuildError:
+    here, there = Holder.here().machine, begun["machine"]
+    return BuildError(
+        f"{request.folder} holds a build that began on {there}, and what is given on {here} "
+        f"differs: {text}. Use the same source, settings and versions on all machines, or delete "
+        "that folder to begin anew.",
+        path=request.output,
+    )
+
+
+def _begin(request: Request, part: Part | None, lock: Lock) -> None:
+    """List the source and write the plan, unless another part was quicker.
+
+    The lock is held alone. If an earlier process was stopped while it renamed the finished files,
+    the others are renamed, and FolderRemovedError is raised.
+    """
+    index = partly_published(request.output)
+    if index is not None:
+        publish(index, request.folder, request.output, request.overwrite)
+        remove(request.output)
+        raise FolderRemovedError(request.folder)
+    if _open(request) is not None:
+        return
+    preparation = request.preparation
+    with lock.alive() if preparation.is_of_files else contextlib.nullcontext():
+        source = preparation.with_absolute_paths().open()
+    settings = preparation.settings(source)
+    arrays = arrays_of(settings)
+    rows = rows_per_shard(arrays, request.shard_size)
+    if rows is None and part is not None:
+        rows = _default_rows(request, part, len(source), arrays)
+    workspace = PartsWorkspace(
+        source,
+        request.output,
+        settings,
+        name=request.name,
+        rows_per_shard=rows,
+        overwrite=request.overwrite,
+    )
+    for path in request.data_sets_read(source):
+        check_not_read(Index.open(path), request.output, workspace.arrays)
+    check_output(request.output, workspace.arrays, request.overwrite)
+    workspace.check_space()
+    remove_files(request.output)
+    is_listed = preparation.is_of_files and optional(source).is_portable
+    if is_listed:
+        write_source(source, request.folder / "source")
+    begun = {
+        **Holder.here()._asdict(),
+        "source": preparation.description(),
+        "is_listed": is_listed,
+        "samples": checksums(source) if is_listed else {},
+    }
+    for name in ("shards", "done"):
+        (request.folder / name).mkdir()
+    plan = {**workspace.plan, "parts": begun, "overwrite": request.overwrite}
+    workspace.write_plan(request.folder, plan)
+
+
+def _default_rows(request: Request, part: Part, rows: int, arrays: Sequence[Array]) -> int:
+    """Choose how many rows a shard has, and say so. All parts of as many choose the same."""
+    largest = rows_per_shard(arrays, _LARGEST_SHARD) or rows
+    chosen = max(1, min(rows // (_SHARDS_PER_PART * part[1]), largest))
+    logger.info(
+        f"{request.name}: no --shard-size is given, so a shard has {counted(chosen, 'row')}, as "
+        f"with --shard-size {shard_bytes(arrays, chosen)}"
+    )
+    return chosen
+
+
+# ------------------------------------------------------------------------------ shards, publishing
+
+
+def _build_and_publish(
+    request: Request, workspace: PartsWorkspace, part: Part | None, executor: Any, lock: Lock
+) -> BuildReport:
+    """Build the shards of a part, and publish the data set if those of all parts are done."""
+    began, shards, done = time.perf_counter(), range(len(workspace)), workspace.done()
+    own = [shard for shard in shards if part is None or shard % part[1] == part[0]]
+    left = [shard for shard in own if shard not in done]
+    logger.info(
+        f"{request.name}: {work_of(part) or 'this build'} has {len(own):,} of "
+        f"{counted(len(shards), 'shard')} of {counted(workspace.rows_of(0), 'row')}; "
+        f"{len(left):,} are to be built"
+    )
+    running = Running(request.num_workers, request.timeout, request.on_error, work_of(part))
+    rows = sum(map(workspace.rows_of, left))
+    with progress_display(str(request.name), rows, request.progress) as show:
+        if executor is None:
+            converted = _build_shards(workspace, left, running, request.lock_timeout, show)
+        else:
+            converted = build_with(executor, workspace, left, running, request.lock_timeout, show)
+    missing = set(shards) - workspace.done()
+    count = 1 if part is None else part[1]
+    unfinished = tuple(sorted({shard % count for shard in missing}))
+    report = PartReport(part, len(own), len(shards), unfinished)
+    if missing:
+        seconds = time.perf_counter() - began
+        return unfinished_report(workspace, converted, seconds, report)
+    index, notes = _publish(request, workspace, lock)
+    seconds = time.perf_counter() - began
+    return report_of(workspace, index, converted, seconds, request.num_workers, notes, report)
+
+
+def _build_shards(
+    workspace: PartsWorkspace,
+    shards: Sequence[int],
+    running: Running,
+    lock_timeout: float,
+    show: Show,
+) -> int:
+    """Build shards one after the other; return how many rows were converted.
+
+    Those that others are at come last. If they are not done by then, their locks are waited for.
+    """
+    converted, busy = 0, []
+    for shard in shards:
+        lock = workspace.lock_of(shard)
+        if lock.acquire(work=running.work):
+            converted += build_locked(workspace, shard, lock, running, show)
+        else:
+            busy.append(shard)
+    for shard in busy:
+        lock = workspace.lock_of(shard)
+        lock.wait(lock_timeout, work=running.work)
+        converted += build_locked(workspace, shard, lock, running, show)
+    return converted
+
+
+def _publish(
+    request: Request, workspace: PartsWorkspace, lock: Lock
+) -> tuple[Index, Sequence[str]]:
+    """Join the journals and rename the files into place; return the index and the notes.
+
+    Raises FolderRemovedError if another part has done so in the meantime.
+    """
+    lock.wait(request.lock_timeout, work="publishes")
+    try:
+        index = complete(workspace, request.limit)
+    except BuildError:
+        # Too many are rejected. They are tried again when the parts are run again.
+        workspace.forget_rejects()
+        raise
+    notes = all_notes(workspace, index, request.new_to)
+    publish(index, request.folder, request.output, workspace.overwrite)
+    remove(request.output)
+    return index, notes
+
+
+def _count(shards: int, part: Part | None) -> int:
+    """Return how many of so many shards a part has."""
+    return shards if part is None else len(range(part[0], shards, part[1]))

@@ -1,0 +1,108 @@
+"""The opened source as a file, so that a build in parts lists its source only once.
+
+The file is a pickle. A pickle can name any function for its reader to call, so only classes of
+sources, and what they consist of, are let in when it is read: the folder may lie where others write
+(https://docs.python.org/3/library/pickle.html#restricting-globals).
+"""
+
+import hashlib
+import io
+import pickle
+import uuid
+from pathlib import Path
+from typing import Any
+
+from memload.building.sources.record import Source
+from memload.errors import BuildError
+from memload.storage.index import sync
+
+#: What sources consist of, besides classes of ``memload.building.sources``.
+_ALLOWED = {
+    ("memload.storage.keys", "Keys"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+    ("collections", "OrderedDict"),
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+    ("builtins", "range"),
+}
+
+
+def write_source(source: Source, path: Path) -> None:
+    """Pickle a source into a file that is complete as soon as it has its name."""
+    _write(pickle.dumps(source, protocol=5), path)
+
+
+def write_data_set(source: Source, folder: Path) -> str:
+    """Pickle a source with code of the user's. Returns a digest, without which none reads it.
+
+    Raises BuildError if it cannot be pickled.
+    """
+    try:
+        data = pickle.dumps(source, protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise BuildError(
+            f"The source cannot be pickled, which tasks of an executor need: {error!s:.300}. "
+            "Define it at the top level of a module, without lambdas and open files."
+        ) from error
+    digest = hashlib.sha256(data).hexdigest()
+    _write(data, _path_of(folder, digest))
+    return digest
+
+
+def read_source(path: Path) -> Source:
+    """Read what `write_source` wrote. Raises BuildError if it is damaged, or names other code."""
+    try:
+        with path.open("rb") as file:
+            source: Source = _Reader(file).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError) as error:
+        raise BuildError(
+            f"{path} cannot be read: {error}. Delete {path.parent} to begin anew.", path=path
+        ) from error
+    return source
+
+
+def read_data_set(folder: Path, digest: str) -> Source:
+    """Read what `write_data_set` wrote. Raises BuildError if the file has other bytes."""
+    path = _path_of(folder, digest)
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise BuildError(f"{path} is damaged. Run the build again.", path=path)
+    source: Source = pickle.loads(data)
+    return source
+
+
+def _path_of(folder: Path, digest: str) -> Path:
+    return folder / f"source-{digest[:16]}.pickle"
+
+
+def _write(data: bytes, path: Path) -> None:
+    temporary = path.with_name(f".{uuid.uuid4().hex[:16]}.tmp")
+    temporary.write_bytes(data)
+    sync(temporary)
+    temporary.replace(path)
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, file: io.BufferedReader) -> None:
+        super().__init__(file)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class that a source may consist of. Raises UnpicklingError for all others."""
+        found = None
+        if (module, name) in _ALLOWED or module.startswith("memload.building.sources."):
+            found = super().find_class(module, name)
+        is_own = getattr(found, "__module__", "").startswith("memload.building.sources.")
+        if found is None or not (
+            (module, name) in _ALLOWED or (is_own and isinstance(found, type))
+        ):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no source consists of")
+        return found

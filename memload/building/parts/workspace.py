@@ -1,0 +1,258 @@
+"""The folder of a build in parts: which shards are done, and their journals as one."""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memload.building.journal import REJECTED, Journal, crc32_field
+from memload.building.lock import Holder, Lock
+from memload.building.progress import Show
+from memload.building.rows import OnError, convert_rows
+from memload.building.target import RowTarget
+from memload.building.workspace import Workspace, read_plan
+from memload.building.writer import ShardWriter
+from memload.errors import BuildError
+from memload.storage.index import Index, sync
+
+logger = logging.getLogger("memload")
+
+
+#: The part i of n.
+Part = tuple[int, int]
+
+
+class DoneShard(NamedTuple):
+    """A shard that is complete on the disk: the file in ``done/``."""
+
+    machine: str
+    process: int
+    work: str  #: such as ``part 0 of 8``
+    rows: int
+    rejected: int
+    converted: int  #: rows that the last call converted
+    seconds: float  #: what that took
+
+
+class Running(NamedTuple):
+    """How shards are built, which does not change the result. ``work`` is for messages."""
+
+    num_workers: int
+    timeout: float
+    on_error: OnError
+    work: str
+
+
+class PartsWorkspace(Workspace):
+    """A build whose shards have a journal and a lock each, for several machines to share."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        from memload import __version__
+
+        super().__init__(*arguments, **options)
+        self.plan["memload"] = __version__
+        self._records: np.ndarray | None = None
+        rows = [shard.rows for shard in self.arrays[0].shards]
+        #: the first row of each shard, and the end
+        self.starts: list[int] = np.cumsum([0, *rows]).tolist()
+
+    def __len__(self) -> int:
+        """Return the number of shards of each array."""
+        return len(self.starts) - 1
+
+    def rows_of(self, shard: int) -> int:
+        """Return how many rows a shard has."""
+        return self.starts[shard + 1] - self.starts[shard]
+
+    def lock_of(self, shard: int) -> Lock:
+        """Return the lock of a shard. Whoever builds it has to hold this alone."""
+        path = shard_folder(self.folder, shard)
+        path.parent.mkdir(exist_ok=True)
+        return Lock(path)
+
+    def done(self) -> set[int]:
+        """Return the shards that are done. One whose file was removed since is not."""
+        names = names_in(self.folder)
+        done = set()
+        for shard in done_shards(self.folder):
+            files = [array.shards[shard].file for array in self.arrays]
+            missing = [file for file in files if file not in names]
+            if missing:
+                logger.warning(
+                    f"{self.folder / missing[0]} is missing, so this shard is built again"
+                )
+                self.forget(shard)
+            else:
+                done.add(shard)
+        return done
+
+    def forget(self, shard: int) -> None:
+        """Let a shard count as not done. Its rows are checked when it is built again."""
+        (self.folder / "done" / _name(shard)).unlink(missing_ok=True)
+
+    def forget_rejects(self) -> None:
+        """Let shards with rejected samples count as not done, so that these are tried again."""
+        for shard in done_shards(self.folder):
+            done = read_done(self.folder, shard)
+            if done is None or done.rejected:
+                self.forget(shard)
+
+    def is_done(self, shard: int) -> bool:
+        """Return whether a shard is done."""
+        return _name(shard) in names_in(self.folder / "done")
+
+    def build_shard(self, shard: int, running: Running, show: Show) -> int:
+        """Convert what is not done of a shard, and put it on the disk. The lock has to be held.
+
+        Returns how many rows were converted.
+        """
+        began, journal = time.monotonic(), self._journal_of(shard)
+        is_resumed = (journal.folder / "rows").exists()
+        journal.create()  # at full size, should the records be damaged
+        writers = [ShardWriter(self.folder, array) for array in self.arrays]
+        for writer in writers:
+            writer.create_shard(shard)
+        converted = convert_rows(
+            self._target(journal, is_resumed=is_resumed),
+            num_workers=min(running.num_workers, journal.rows),
+            timeout=running.timeout,
+            on_error=running.on_error,
+            show=show,
+            discard=journal.remove,
+        )
+        records = journal.mapped()
+        for writer in writers:
+            crc32 = np.ascontiguousarray(records[crc32_field(writer.array.name)])
+            writer.create_shard(shard, crc32)
+            sync(self.folder / writer.array.shards[shard].file)
+        journal.sync()
+        sync(self.folder)
+        here = Holder.here(running.work)
+        rejected = int(np.count_nonzero(records["status"] == REJECTED))
+        seconds = time.monotonic() - began
+        done = DoneShard(*here, journal.rows, rejected, converted, round(seconds, 3))
+        self._write_done(shard, done)
+        return converted
+
+    def records(self) -> np.ndarray:
+        """Return a copy of the records of all rows. All shards have to be done."""
+        if self._records is None:
+            journals = [self._journal_of(shard) for shard in range(len(self))]
+            self._records = np.concatenate([journal.mapped() for journal in journals])
+        return self._records
+
+    def reasons(self) -> Mapping[int, str]:
+        """Return why rows were rejected."""
+        reasons: dict[int, str] = {}
+        for shard in range(len(self)):
+            reasons |= self._journal_of(shard).reasons()
+        return reasons
+
+    def seal(self, index: Index) -> None:
+        """Check the sizes of all shards, whose headers were sealed by those who built them.
+
+        Raises BuildError if one has another size.
+        """
+        for array in self.arrays:
+            for number, shard in enumerate(array.shards):
+                path = self.folder / shard.file
+                size = path.stat().st_size if path.exists() else 0
+                if size != shard.bytes:
+                    self.forget(number)
+                    raise BuildError(
+                        f"{path} has {size:,} bytes instead of {shard.bytes:,}. Run the same "
+                        "command again: it builds this shard again.",
+                        path=self.output,
+                    )
+
+    def _journal_of(self, shard: int) -> Journal:
+        return Journal(
+            shard_folder(self.folder, shard),
+            self.rows_of(shard),
+            self.record_type,
+            first_row=self.starts[shard],
+        )
+
+    def _target(self, journal: Journal, *, is_resumed: bool) -> RowTarget:
+        return RowTarget(
+            self.source,
+            self.settings,
+            self.output,
+            self.folder,
+            self.arrays,
+            journal,
+            is_resumed,
+        )
+
+    def _write_done(self, shard: int, done: DoneShard) -> None:
+        folder = self.folder / "done"
+        folder.mkdir(exist_ok=True)
+        temporary = shard_folder(self.folder, shard) / "done"
+        temporary.write_text(json.dumps(done._asdict()), encoding="ascii")
+        sync(temporary)
+        temporary.replace(folder / _name(shard))
+        sync(folder)
+
+
+def build_locked(
+    workspace: PartsWorkspace, shard: int, lock: Lock, running: Running, show: Show
+) -> int:
+    """Build a shard whose lock is held, unless it is done, and release the lock.
+
+    Returns how many rows were converted.
+    """
+    try:
+        if workspace.is_done(shard):
+            show(workspace.rows_of(shard), 0)
+            return 0
+        return workspace.build_shard(shard, running, show)
+    finally:
+        lock.release()
+
+
+def work_of(part: Part | None) -> str:
+    """Return what messages call a part."""
+    return "" if part is None else f"part {part[0]} of {part[1]}"
+
+
+def is_in_parts(folder: Path) -> bool:
+    """Return whether a folder holds a build that was begun in parts."""
+    plan = read_plan(folder)
+    return plan is not None and "parts" in plan
+
+
+def shard_folder(folder: Path, shard: int) -> Path:
+    """Return where the lock and the journal of a shard are."""
+    return folder / "shards" / _name(shard)
+
+
+def done_shards(folder: Path) -> list[int]:
+    """Return the shards that are done, in order."""
+    return sorted(int(name) for name in names_in(folder / "done"))
+
+
+def read_done(folder: Path, shard: int) -> DoneShard | None:
+    """Return who built a shard, or None if that cannot be read."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return DoneShard(**json.loads((folder / "done" / _name(shard)).read_bytes()))
+    return None
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the names in a folder; none if it is missing.
+
+    Whether a file exists is asked in this way, since a client of NFS may remember for a minute that
+    there was none. It asks the server again when a folder is opened.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return {path.name for path in folder.iterdir()}
+    return set()
+
+
+def _name(shard: int) -> str:
+    return f"{shard:05d}"
