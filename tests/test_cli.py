@@ -23,6 +23,7 @@ from PIL import Image
 
 import memload
 from memload.building.builder import build as build_function
+from memload.building.sources.opening import FilesToOpen, open_source
 from memload.cli import main
 
 COMMAND = [sys.executable, "-m", "memload"]
@@ -55,7 +56,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
 
     def build(source: Any, output: Any, **options: Any) -> Any:
-        arguments.update(options, source=source, output=output)
+        opened = open_source(source) if isinstance(source, FilesToOpen) else source
+        arguments.update(options, source=opened, output=output)
         return SimpleNamespace(notes=())
 
     monkeypatch.setattr(memload, "build", build)
@@ -150,7 +152,7 @@ def test_the_defaults_of_the_command_are_those_of_the_function(
     parameters = inspect.signature(build_function).parameters
     assert {name: parameters[name].default for name in call} == call
     # With these options, the command opens the source, and hands it over.
-    opened = {"masks", "arrays", "points", "boxes"}
+    opened = {"masks", "arrays", "points", "boxes", "executor"}
     assert parameters.keys() - call.keys() == {"source", "output", *opened}
 
 

@@ -52,8 +52,8 @@ logger = logging.getLogger("memload")
 #: The files of a workspace besides the lock and those named after the output.
 _FILES = ("plan.json", "keys", "rows", "rejects.jsonl", "replaced.idx", "source")
 
-#: The folders in it.
-_FOLDERS = ("changed", "shards", "done")
+#: The folders of a build in parts.
+_FOLDERS = ("shards", "done")
 
 #: What `Index.write` calls an index until it is complete, and pickled data sets.
 _PATTERNS = ("." + "[0-9a-f]" * 16 + ".tmp", "source-*.pickle")
@@ -208,6 +208,7 @@ def remove(output: Path) -> None:
     """
     folder = output_paths(output)[1]
     remove_files(output)
+    shutil.rmtree(folder / "changed", ignore_errors=True)
     (folder / "lock").unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # other files are in it, or another build's lock by now
         folder.rmdir()

@@ -198,6 +198,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     """
     quiet, as_json = options.pop("quiet"), options.pop("as_json")
     import memload
+    from memload.building.sources.opening import UsageError
 
     start_logging(quiet)
     exif, progress = not options.pop("no_exif"), False if quiet else None
@@ -205,7 +206,8 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         source, output = _open_source(arguments, options)
         report = memload.build(source, output, exif=exif, progress=progress, **options)
     except ValueError as error:
-        raise ValueError(_with_typed_option(str(error))) from None
+        text = _with_typed_option(str(error))
+        raise (click.UsageError if isinstance(error, UsageError) else ValueError)(text) from None
     except NothingNewError as error:  # that is no failure
         if not quiet:
             echo(str(error), err=True)

@@ -174,9 +174,9 @@ def test_files_are_the_same_for_any_number_of_workers(folder: Path) -> None:
     assert written[1:] == written[:1] * 3
     assert sorted(written[0]) == [
         *(f"out-0000{number}-of-00003.bin" for number in range(3)),
-        "out.depth.bin",
+        *(f"out.depth-0000{number}-of-00003.bin" for number in range(3)),
         "out.idx",
-        "out.mask.bin",
+        *(f"out.mask-0000{number}-of-00003.bin" for number in range(3)),
         "out.rejects.csv",
     ]
     # A row that no sample uses is all zeros in every array.
@@ -185,12 +185,15 @@ def test_files_are_the_same_for_any_number_of_workers(folder: Path) -> None:
         assert not np.delete(rows(folder / "0", name), used, axis=0).any()
 
 
-def test_the_shard_size_holds_for_each_array(folder: Path) -> None:
+def test_shards_of_all_arrays_have_the_same_rows_and_none_is_larger_than_the_shard_size(
+    folder: Path,
+) -> None:
     build(folder, shard_size=4096 + 3 * ROW * 3)
     names = {path.name for path in folder.glob("out*.bin")}
     assert names == {
-        *(f"out-0000{number}-of-00004.bin" for number in range(4)),
-        *("out.mask-00000-of-00002.bin", "out.mask-00001-of-00002.bin", "out.depth.bin"),
+        f"out{name}-0000{number}-of-00004.bin"
+        for name in ("", ".mask", ".depth")
+        for number in range(4)
     }
     assert memload.verify(folder / "out.bin").ok
     with pytest.raises(ValueError, match="shard_size: 4,100 bytes are too few"):
@@ -653,7 +656,7 @@ def test_files_that_swapped_their_names_are_converted_again(folder: Path, part: 
 
 def test_a_damaged_row_of_a_mask_is_converted_again(folder: Path) -> None:
     interrupt(folder)
-    with (folder / "out.building" / "out.mask.bin").open("r+b") as file:
+    with (folder / "out.building" / "out.mask-00000-of-00003.bin").open("r+b") as file:
         file.seek(4096 + 3 * ROW)
         file.write(b"\xaa")
     assert finish(folder).converted >= 2
@@ -836,7 +839,7 @@ def test_a_file_with_the_name_of_a_mask_is_not_replaced_unless_it_is_said(folder
 
 
 def test_the_files_of_masks_name_their_data_set(folder: Path) -> None:
-    build(folder)
+    build(folder, shard_size=None)
     with pytest.raises(memload.MissingError, match=r"holds an array of out\.idx, not its images"):
         memload.MemmapDataset(folder / "out.mask.bin")
 
