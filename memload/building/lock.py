@@ -1,16 +1,25 @@
 """The locks of a temporary folder: who works in it now.
 
 A build by itself holds the lock of its folder alone. Builds in parts share it, and each part holds
-the lock of the shard that it is at alone. The system releases a lock when its process ends. On NFS
-and other network file systems the server does, once the lease of the machine is over.
+the lock of the shard that it is at alone. The system releases a lock when its process and the
+worker processes have ended.
+
+On network file systems the server keeps the locks, and those of a machine that died are gone once
+its lease is over: 90 seconds after its last sign of life with Linux's server of NFS 4. NFS 3 has no
+leases: they stay until that machine has started again. Some file systems keep locks only within
+each machine, as mounts of NFS with ``nolock`` do. A machine that was cut off for longer than its
+lease does not notice that, and goes on writing.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
 import os
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +35,11 @@ _POLL_SECONDS = 0.2
 #: Seconds between two lines about what is waited for.
 _LINE_SECONDS = 30.0
 #: Seconds between two signs of life.
-_SIGN_SECONDS = 5.0
+_SIGN_SECONDS = 1.0
+
+
+#: What the system says of a file that was removed: ESTALE if another client of NFS removed it.
+_GONE = (errno.ENOENT, errno.ESTALE)
 
 
 class FolderRemovedError(OSError):
@@ -59,7 +72,7 @@ class Holder(NamedTuple):
 
     def __str__(self) -> str:
         if not self.machine:
-            return "process unknown"
+            return "another process"
         on = "" if self.is_here else f" on {self.machine}"
         work = f", {self.work}" if self.work else ""
         return f"process {self.process}{on}{work}"
@@ -68,41 +81,43 @@ class Holder(NamedTuple):
 class Lock:
     """The lock that the file ``lock`` of a folder carries. It is not thread-safe.
 
-    On a file system without locks, a warning is logged, and each attempt succeeds.
+    On a file system without locks each attempt succeeds. That is logged as a warning, except with
+    ``quiet``.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / "lock"
+    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
+        self.folder, self.path, self._quiet = folder, folder / "lock", quiet
         self._descriptor, self._is_alone = -1, False
+        self._signed = 0.0  # when the last sign of life was given
 
     def acquire(self, *, shared: bool = False, work: str = "") -> bool:
         """Get the lock if nobody has it, or, with ``shared``, if nobody has it alone.
 
-        A lock that is held already is given back first. The folder is made if it is missing.
-        ``work`` says what it is held for. Returns whether that succeeded, and does not wait. Raises
-        FolderRemovedError if the holder has just removed the folder.
+        A lock that is held already is given back first. The folder is made if it is missing, unless
+        the lock was held already. ``work`` says what it is held for. Returns whether that
+        succeeded, and does not wait. Raises FolderRemovedError if the holder has just removed the
+        folder.
         """
-        self.release()
-        with contextlib.suppress(FileExistsError):
-            self.folder.mkdir()
+        was_open = self._descriptor >= 0
+        if was_open:
+            # The file stays open. So the lock of a new folder of that name is told from this one.
+            self._unlock()
+        else:
+            self._open()
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError as error:
-            raise FolderRemovedError(self.folder) from error
-        try:
-            fcntl.flock(
-                self._descriptor, fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-            )
-        except BlockingIOError:
-            self._close()
-            return False
+            if not _set_lock(self._descriptor, fcntl.F_RDLCK if shared else fcntl.F_WRLCK):
+                if not was_open:
+                    self._close()
+                return False
         except OSError as error:
-            logger.warning(
-                f"{self.folder}: this file system has no locks ({error.strerror}). Do not let a "
-                "second process write the same output"
-            )
+            if self._is_in_place() and not self._quiet:
+                logger.warning(
+                    f"{self.folder}: this file system has no locks ({error.strerror}). Do not let "
+                    "two processes write the same output. Of a build in parts, start the first "
+                    "part alone until it has begun, and no part twice at a time"
+                )
         if not self._is_in_place():
-            self.release()
+            self._close()
             raise FolderRemovedError(self.folder)
         self._is_alone = not shared
         if self._is_alone:
@@ -121,23 +136,27 @@ class Lock:
     def release(self) -> None:
         """Give the lock back, if it is held."""
         if self._descriptor >= 0:
-            if self._is_alone:
-                self._write("")
-            with contextlib.suppress(OSError):  # there are no locks here
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also copies that children hold
+            self._unlock()
             self._close()
+
+    def show_life(self) -> None:
+        """Tell those who wait for this lock that its holder works."""
+        now = time.monotonic()
+        if now - self._signed >= _SIGN_SECONDS:
+            self._signed = now
+            with contextlib.suppress(OSError):  # the disk is full, for example
+                os.utime(self.path)
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
-        """Give signs of life meanwhile, in a thread that ends with the block."""
+        """Show life meanwhile, in a thread that ends with the block. Do not fork in the block."""
         ended = threading.Event()
 
-        def touch() -> None:
+        def show() -> None:
             while not ended.wait(_SIGN_SECONDS):
-                with contextlib.suppress(OSError):  # the disk is full, for example
-                    os.utime(self.path)
+                self.show_life()
 
-        thread = threading.Thread(target=touch, name="memload-lock", daemon=True)
+        thread = threading.Thread(target=show, name="memload-lock", daemon=True)
         thread.start()
         try:
             yield
@@ -145,12 +164,31 @@ class Lock:
             ended.set()
             thread.join()
 
+    def _open(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            self.folder.mkdir()
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise FolderRemovedError(self.folder) from error
+            raise
+
     def _is_in_place(self) -> bool:
         """Return whether the file is still the one that others see. The last holder removes it."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
-        except FileNotFoundError:
-            return False
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+
+    def _unlock(self) -> None:
+        if self._is_alone:
+            self._write("")
+            self._is_alone = False
+        with contextlib.suppress(OSError):  # there are no locks here
+            _set_lock(self._descriptor, fcntl.F_UNLCK)  # also for copies that children hold
 
     def _write(self, text: str) -> None:
         """Say who holds the lock. That is for messages only."""
@@ -161,6 +199,32 @@ class Lock:
     def _close(self) -> None:
         os.close(self._descriptor)
         self._descriptor, self._is_alone = -1, False
+
+
+def _set_lock(descriptor: int, kind: int) -> bool:
+    """Set the lock of an open file, and say whether that succeeded. Does not wait.
+
+    ``kind`` is ``fcntl.F_RDLCK`` (shared), ``F_WRLCK`` (alone) or ``F_UNLCK``. Raises OSError if
+    the file system has no locks.
+
+    Linux locks all bytes of the file. Such a lock belongs to the open file, and not to the process.
+    It holds across machines on NFS, Lustre, GPFS and CephFS, while on GPFS flock() holds only
+    within each machine.
+    """
+    try:
+        if sys.platform == "linux":
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(kind))
+        else:
+            flags = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}
+            fcntl.flock(descriptor, flags.get(kind, fcntl.LOCK_UN) | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # POSIX allows both if another one has it
+        return False
+    return True
+
+
+def _whole_file(kind: int) -> bytes:
+    """Return Linux's struct flock for all bytes of a file."""
+    return struct.pack("hhqqi", kind, os.SEEK_SET, 0, 0, 0)
 
 
 def wait_until(succeeds: Callable[[], bool], lock: Path, subject: Path, timeout: float) -> None:
@@ -186,8 +250,11 @@ def wait_until(succeeds: Callable[[], bool], lock: Path, subject: Path, timeout:
             )
         if now >= line:
             line = now + _LINE_SECONDS
-            waited = f", for {now - began:.0f} s now" if now - began > 1 else ""
-            logger.info(f"{subject}: waiting for its lock ({Holder.of(lock)}){waited}")
+            waited = f" for {now - began:.0f} s now" if now - began > 1 else ""
+            logger.info(
+                f"{subject}: waiting{waited} for its lock ({Holder.of(lock)}), until nothing has "
+                f"changed there for {timeout:g} s"
+            )
         time.sleep(min(_POLL_SECONDS, timeout))
 
 
@@ -234,11 +301,10 @@ def locked(folder: Path, timeout: float = 0.0) -> Iterator[None]:
 
 def is_locked(folder: Path) -> bool:
     """Say whether another process holds the lock of a folder alone now."""
-    try:
-        with (folder / "lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), (folder / "lock").open("rb") as file:
+        if sys.platform != "linux":
+            return not _set_lock(file.fileno(), fcntl.F_RDLCK)
+        # Asked for without taking it, so that nobody else fails to get it at this moment.
+        answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_RDLCK))
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
     return False

@@ -685,7 +685,8 @@ def test_a_file_system_without_locks_is_warned_of(
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    for name in ("fcntl", "flock"):
+        monkeypatch.setattr(fcntl, name, refuse)
     with caplog.at_level(logging.WARNING, "memload"):
         assert build(Numbered(), tmp_path).samples == 20
     assert "this file system has no locks (No locks available)" in caplog.text

@@ -73,7 +73,7 @@ class PartsWorkspace(Workspace):
         """Return the lock of a shard. Whoever builds it has to hold this alone."""
         path = shard_folder(self.folder, shard)
         path.parent.mkdir(exist_ok=True)
-        return Lock(path)
+        return Lock(path, quiet=True)  # the lock of the folder has warned
 
     def done(self) -> set[int]:
         """Return the shards that are done. One whose file was removed since is not."""
