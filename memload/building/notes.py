@@ -89,16 +89,16 @@ def _depth_notes(records: np.ndarray, size: tuple[int, int]) -> Iterator[str]:
 
 def box_notes(records: np.ndarray, names: Sequence[str]) -> Iterator[str]:
     """Yield the notes on boxes of which nothing is left. ``names`` are those of their columns."""
-    used = records[records["status"] == DONE]
+    used = records["status"] == DONE
     for name in names:
-        given = int(used[f"boxes/{name}"].sum())
-        kept = np.count_nonzero(~np.isnan(used[f"column/{name}"]).any(axis=2))
+        given = int(records[f"boxes/{name}"][used].sum())
+        kept = np.count_nonzero(~np.isnan(records[f"column/{name}"][used]).any(axis=2))
         if given > kept:
             yield (
                 f"{given - kept:,} of {given:,} boxes of {name!r} are NaN now: they lie outside of "
                 "the stored pictures, or have no area"
             )
-        if 0 < used[f"largest_edge/{name}"].max(initial=0) <= 1:
+        if 0 < records[f"largest_edge/{name}"][used].max(initial=0) <= 1:
             yield (
                 f"all boxes of {name!r} have edges of at most 1, as fractions of the picture would "
                 "have. Boxes are in pixels of the image's file: multiply fractions by its width "

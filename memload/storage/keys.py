@@ -30,10 +30,14 @@ class Keys(Sequence[str]):
     @classmethod
     def of(cls, names: Sequence[str]) -> Self:
         """Pack names."""
-        encoded = [os.fsencode(name) for name in names]
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(name) for name in encoded], out=offsets[1:])
-        return cls(offsets, np.frombuffer(b"".join(encoded), np.uint8))
+        text = "".join(names)
+        data = os.fsencode(text)
+        lengths: Iterator[int] = map(len, names)
+        if len(data) != len(text):  # some letters have several bytes
+            lengths = (len(os.fsencode(name)) for name in names)
+        offsets = np.zeros(len(names) + 1, np.int64)
+        np.cumsum(np.fromiter(lengths, np.int64, len(names)), out=offsets[1:])
+        return cls(offsets, np.frombuffer(data, np.uint8))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the names themselves, not the file that they are mapped from."""
@@ -91,8 +95,12 @@ class Keys(Sequence[str]):
         starts, stops = self._offsets[:-1][self._chosen], self._offsets[1:][self._chosen]
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(stops - starts, out=offsets[1:])
+        # Most views leave out few names, so that many follow each other.
+        is_first = np.ones(len(self), bool)
+        is_first[1:] = starts[1:] != stops[:-1]
+        is_last = np.append(is_first[1:], True)[: len(self)]
         names, packed = self._data.data, bytearray()
-        for start, stop in zip(starts, stops, strict=True):
+        for start, stop in zip(starts[is_first], stops[is_last], strict=True):
             packed += names[start:stop]
         return offsets, np.frombuffer(packed, np.uint8)
 

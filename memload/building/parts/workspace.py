@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -250,7 +251,7 @@ def names_in(folder: Path) -> set[str]:
     there was none. It asks the server again when a folder is opened.
     """
     with contextlib.suppress(FileNotFoundError):
-        return {path.name for path in folder.iterdir()}
+        return set(os.listdir(folder))
     return set()
 
 
