@@ -252,6 +252,9 @@ def test_a_table_has_patterns_and_files_by_the_same_option(
         (["--num-workers", "3"], "num_workers", 3),
         (["--max-rejects", "50%"], "max_rejects", "50%"),
         (["--timeout", "2.5"], "timeout", 2.5),
+        (["--part", "3/8"], "part", (3, 8)),
+        (["--part", "03/08"], "part", (3, 8)),
+        (["--lock-timeout", "20"], "lock_timeout", 20),
         (["--overwrite"], "overwrite", True),
         (["--quiet"], "progress", False),
     ],
@@ -297,6 +300,18 @@ def test_options_reach_the_build(
         ("build a out.bin --timeout 0", "'--timeout'"),
         ("build a out.bin --max-rejects half", "'half' is neither a share such as 50% nor a count"),
         ("build a out.bin --max-rejects 101%", "'--max-rejects'"),
+        ("build a out.bin --part 8/8", "part 8 of 8 does not exist. Parts are counted from 0: give 0/8 to 7/8."),
+        ("build a out.bin --part 0/0", "part 0 of 0 does not exist. Parts are counted from 0: give I/N, such as 0/8."),
+        ("build a out.bin --part x", "'x' is no part. Give I/N, such as 0/8"),
+        ("build a out.bin --part 3", "'3' is no part."),
+        ("build a out.bin --part -1/3", "'-1/3' is no part."),
+        ("build a out.bin --part 1/3/5", "'1/3/5' is no part."),
+        ("build a out.bin --part 0/1234567890", "'0/1234567890' is no part."),
+        ("build a out.bin --part ٠/٢", "'٠/٢' is no part."),
+        ("build a out.bin --part 0/2 --parts 2", "--parts is only for --part auto."),
+        ("build a out.bin --parts 2", "--parts is only for --part auto."),
+        ("build a out.bin --part auto --parts 0", "'--parts'"),
+        ("build a out.bin --lock-timeout -1", "'--lock-timeout'"),
         ("info", "Give either OUT.BIN or --environment"),
         ("info out.bin --environment", "Give either OUT.BIN or --environment"),
         ("build a out.bin --masks =m", "'=m' is not [NAME=]FOLDER"),
@@ -311,6 +326,51 @@ def test_arguments_that_make_no_sense_are_wrong_usage(
     run: Run, call: dict[str, Any], arguments: str, part: str
 ) -> None:
     assert_usage(run(*arguments.split()), part)
+    assert not call
+
+
+#: What names the part of a process. Tests may themselves run in a job that has them.
+CLUSTER = (
+    *("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_PROCID", "SLURM_NTASKS"),
+    *("RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX"),
+)
+
+
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No variables of a cluster are set."""
+    for name in CLUSTER:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_part_may_come_from_the_environment_and_is_printed(
+    run: Run, call: dict[str, Any], no_cluster: pytest.MonkeyPatch
+) -> None:
+    no_cluster.setenv("RANK", "3")
+    no_cluster.setenv("WORLD_SIZE", "8")
+    done = run("build", "images", "out.bin", "--part", "auto")
+    assert (done.status, done.err) == (0, "part 3 of 8, from RANK and WORLD_SIZE\n")
+    assert call["part"] == (3, 8)
+    assert run("build", "images", "out.bin", "--part", "auto", "--quiet") == Done(0, "", "")
+
+
+def test_kubernetes_needs_the_number_of_parts(
+    run: Run, call: dict[str, Any], no_cluster: pytest.MonkeyPatch
+) -> None:
+    no_cluster.setenv("JOB_COMPLETION_INDEX", "1")
+    arguments = ["build", "images", "out.bin", "--part", "auto"]
+    assert_usage(run(*arguments), "--part auto: JOB_COMPLETION_INDEX is set", "Give --parts N")
+    assert not call
+    assert run(*arguments, "--parts", "4").err.startswith("part 1 of 4, from JOB_COMPLETION_INDEX")
+    assert call["part"] == (1, 4)
+
+
+def test_without_a_cluster_there_is_no_part_to_choose(
+    run: Run, call: dict[str, Any], no_cluster: pytest.MonkeyPatch
+) -> None:
+    done = run("build", "images", "out.bin", "--part", "auto")
+    assert_usage(done, "--part auto: none of SLURM_ARRAY_TASK_ID,", "Give --part I/N")
     assert not call
 
 
@@ -663,7 +723,7 @@ def test_the_options_that_describe_a_source_come_first(run: Run) -> None:
     text = run("build", "--help").out
     titles = re.findall(r"^(\w.*):\n  ", text, re.MULTILINE)
     assert titles[0] == "How the source is read"
-    assert titles[-1] == "Options"
+    assert titles[-2:] == ["Several machines", "Options"]
     first = text.partition("How images are stored:")[0]
     for option in ("--root", "--path-column", "--where", "--labels", "--classes-from"):
         assert f"\n  {option} " in first

@@ -27,6 +27,7 @@ class _BuildCommand(Command):
             "shard_size",
         ),
         "How images are decoded": ("fast", "decoder", "strict", "max_pixels"),
+        "Several machines": ("part", "parts", "lock_timeout"),
     }
 
 
@@ -168,12 +169,17 @@ class _BuildCommand(Command):
 @click.option(
     "--part", type=values.part, metavar="I/N|auto",
     help="Build only the shards of part I of N, counted from 0. All parts may run at once, on any "
-    "machines that see SOURCE and OUT.BIN. auto: take the numbers from Slurm, torchrun or "
-    "Kubernetes."
+    "machines that see SOURCE and OUT.BIN; the one that ends last publishes. Without --part: build "
+    "what is left. auto: take I and N from Slurm, torchrun or Kubernetes, and say which."
+)
+@click.option(
+    "--parts", type=click.IntRange(min=1), metavar="N",
+    help="With --part auto in an indexed job of Kubernetes: its number of completions."
 )
 @click.option(
     "--lock-timeout", type=click.FloatRange(min=0), default=150, metavar="SECONDS",
-    help="With --part: how long to wait for the lock of a machine that gives no sign of life."
+    help="Give up on a lock once its holder has shown no sign of life for so long. File servers "
+    "keep the lock of a machine that died for a while."
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT.BIN once the new one is complete.")
 @click.option(
@@ -195,6 +201,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
       memload build images/ more.bin --new-to out.bin
 
     If a build is interrupted, run the same command again: it continues where it stopped.
+    'memload info OUT.BIN' says how far it is.
     """
     quiet, as_json = options.pop("quiet"), options.pop("as_json")
     import memload
@@ -203,6 +210,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     start_logging(quiet)
     exif, progress = not options.pop("no_exif"), False if quiet else None
     try:
+        options["part"] = _part(options["part"], options.pop("parts"), quiet)
         source, output = _open_source(arguments, options)
         report = memload.build(source, output, exif=exif, progress=progress, **options)
     except ValueError as error:
@@ -230,6 +238,27 @@ def _with_typed_option(message: str) -> str:
         if option.name == name:
             return f"{option.opts[-1]}{colon}{rest}"
     return message
+
+
+def _part(part: Any, parts: int | None, quiet: bool) -> tuple[int, int] | None:
+    """Return the part to build, if only one is. Says where the numbers of ``auto`` are from."""
+    if part != "auto":
+        if parts is not None:
+            raise click.UsageError(
+                "--parts is only for --part auto. Give --part I/N, which has the number of parts."
+            )
+        return part  # type: ignore[no-any-return]  # a pair or None, see values.part
+    import os
+
+    from memload.building.parts.environment import part_of
+
+    try:
+        (index, count), source = part_of(os.environ, parts)
+    except ValueError as error:
+        raise click.UsageError(f"--part auto: {error}") from None
+    if not quiet:
+        echo(f"part {index} of {count}, from {source}", err=True)
+    return index, count
 
 
 def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any, str]:

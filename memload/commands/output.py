@@ -21,7 +21,7 @@ class Command(click.Command):
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""
         section_of = {name: title for title, names in self.sections.items() for name in names}
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in self.sections}
         for option in self.get_params(context):
             record = option.get_help_record(context)
             if isinstance(option, click.Option) and record:  # not an argument

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import click
 
@@ -32,14 +33,22 @@ def file_size(text: str) -> int:
         raise click.BadParameter(str(error)) from None
 
 
-def part(text: str) -> tuple[int, int] | str:
+def part(text: str) -> tuple[int, int] | Literal["auto"]:
     """Parse I/N for ``--part``, or ``auto``."""
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if text == "auto":
-        return text
-    if not match or int(match[1]) >= int(match[2]):
-        raise click.BadParameter(f"{text!r} is no part. Give I/N, such as 0/8 to 7/8, or auto.")
-    return int(match[1]), int(match[2])
+        return "auto"
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if not match:
+        raise click.BadParameter(
+            f"{text!r} is no part. Give I/N, such as 0/8 for the first of 8, or auto."
+        )
+    number, count = int(match[1]), int(match[2])
+    if number >= count:
+        numbers = f"0/{count} to {count - 1}/{count}" if count else "I/N, such as 0/8"
+        raise click.BadParameter(
+            f"part {number} of {count} does not exist. Parts are counted from 0: give {numbers}."
+        )
+    return number, count
 
 
 def reject_limit(text: str) -> str:
