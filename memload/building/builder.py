@@ -1,6 +1,5 @@
 """The conversion of a source into a data set: `build`, from its arguments to its report."""
 
-import errno
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -24,9 +23,9 @@ from memload.building.resizing import Fit, Interpolation
 from memload.building.rows import OnError, convert_rows
 from memload.building.sole import SoleWorkspace
 from memload.building.sources.record import Source
+from memload.building.system_errors import system_error
 from memload.building.workspace import arrays_of, remove
 from memload.building.writer import rows_per_shard
-from memload.errors import BuildError
 from memload.machine import available_cores
 from memload.storage.index import Index
 from memload.wording import parse_size
@@ -225,7 +224,7 @@ def build(
             return _build_alone(request)
         return build_in_parts(request, part, executor)
     except OSError as error:
-        raise _system_error(request.name, error) from error
+        raise system_error(request.name, error) from error
 
 
 def _bytes(shard_size: int | str) -> int:
@@ -271,15 +270,3 @@ def _build_alone(request: Request) -> BuildReport:
         remove(request.output)
     seconds = time.perf_counter() - started
     return report_of(workspace, index, converted, seconds, num_workers, notes)
-
-
-def _system_error(output: Path, error: OSError) -> BuildError:
-    """Return the error for a call of the system that failed: a lack of something, or writing."""
-    goes_on = "then run the same command again: it goes on where it stopped."
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        text = f"too many files are open ({error}). Raise that limit (ulimit -n), {goes_on}"
-    elif error.errno in (errno.EAGAIN, errno.ENOMEM):
-        text = f"the system has no memory or processes left ({error}). Free some, {goes_on}"
-    else:
-        text = f"cannot be written: {error}. Make room or mend that, {goes_on}"
-    return BuildError(f"{output}: {text}", path=output)

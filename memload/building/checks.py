@@ -124,10 +124,17 @@ def _check_workers(num_workers: int, max_pixels: int) -> None:
             f"limit of {2 * limit:,} applies in this process. Use workers, or raise "
             "PIL.Image.MAX_IMAGE_PIXELS."
         )
+    check_may_start_workers(num_workers)
+
+
+def check_may_start_workers(num_workers: int) -> None:
+    """Raise BuildError if there are to be workers, and this process may not start any."""
     if num_workers > 0 and multiprocessing.current_process().daemon:
         raise BuildError(
             "Workers cannot be started here: this is a daemonic process, such as a worker of a "
-            "DataLoader or of a Pool. Use num_workers=0, or build in the main process."
+            "DataLoader, of a Pool or of Dask. Use num_workers=0, which works everywhere. Workers "
+            "of Dask may start processes with its setting distributed.worker.daemon: False, or as "
+            "'dask worker --no-nanny'."
         )
 
 

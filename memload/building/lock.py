@@ -83,10 +83,15 @@ class Lock:
 
     On a file system without locks each attempt succeeds. That is logged as a warning, except with
     ``quiet``.
+
+    Processes that this one forks keep the lock until they end, too, as memload's workers should.
+    With ``is_inherited=False`` they do not: the processes of a `ProcessPoolExecutor` never end if
+    this one is killed.
     """
 
-    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, *, quiet: bool = False, is_inherited: bool = True) -> None:
         self.folder, self.path, self._quiet = folder, folder / "lock", quiet
+        self._is_inherited = is_inherited
         self._descriptor, self._is_alone = -1, False
         self._signed = 0.0  # when the last sign of life was given
 
@@ -173,6 +178,8 @@ class Lock:
             if error.errno in _GONE:
                 raise FolderRemovedError(self.folder) from error
             raise
+        if not self._is_inherited:
+            _not_inherited.add(self)
 
     def _is_in_place(self) -> bool:
         """Return whether the file is still the one that others see. The last holder removes it."""
@@ -197,8 +204,21 @@ class Lock:
             os.pwrite(self._descriptor, text.encode("ascii"), 0)
 
     def _close(self) -> None:
+        _not_inherited.discard(self)
         os.close(self._descriptor)
         self._descriptor, self._is_alone = -1, False
+
+
+#: The open locks that processes do not keep which this one forks.
+_not_inherited: set[Lock] = set()
+
+
+def _close_inherited() -> None:
+    for lock in tuple(_not_inherited):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _set_lock(descriptor: int, kind: int) -> bool:

@@ -60,7 +60,7 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
             shards = len(index.image.shards)
             report = PartReport(part, _count(shards, part), shards, (), was_published=True)
             return report_on(request.name, index, report)
-        lock = Lock(request.folder)
+        lock = Lock(request.folder, is_inherited=executor is None)
         try:
             workspace = _join(request, part, lock)
             return _build_and_publish(request, workspace, part, executor, lock)

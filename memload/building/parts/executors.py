@@ -1,18 +1,43 @@
-"""One task for each shard, on any `concurrent.futures.Executor`."""
+"""One task for each shard, on any `concurrent.futures.Executor`.
 
+::
+
+    this process                       a process or thread of the executor
+    build_with    ── ShardTask ─────▶  run_task    reads the source from the folder of the build
+      │                                  │         builds the shard under its lock
+    as_completed  ◀── rows converted ──  ▼
+
+The executor decides where a task runs, and whether it is run again if its process dies.
+"""
+
+import dataclasses
+import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from memload.building.checks import check_may_start_workers
 from memload.building.conversion import AnySettings
+from memload.building.lock import Holder, Lock
 from memload.building.parts.listing import read_data_set, read_source, write_data_set
-from memload.building.parts.workspace import PartsWorkspace, Running, build_locked
+from memload.building.parts.workspace import (
+    PartsWorkspace,
+    Running,
+    build_locked,
+    names_in,
+    read_done,
+)
 from memload.building.plans import differences
 from memload.building.progress import Show
+from memload.building.system_errors import system_error
 from memload.building.workspace import read_plan
-from memload.errors import BuildError, describe_error
-from memload.wording import counted
+from memload.errors import BuildError, MemloadError, describe_error
+from memload.wording import counted, listed
+
+#: The error of a failed build shows so many reasons, and so many letters of each.
+_REASONS, _LETTERS = 3, 1000
 
 
 @dataclass(frozen=True)
@@ -27,6 +52,7 @@ class ShardTask:
     digest: str  #: of a pickled data set of the user's; empty if the folder has the list
     running: Running
     lock_timeout: float
+    call: str  #: makes tasks differ between calls: Dask keeps results of equal ones
 
 
 def build_with(
@@ -40,36 +66,40 @@ def build_with(
     """Have the tasks of an executor build shards; return how many rows were converted.
 
     If tasks fail, the others end first. Then BuildError is raised, which shows the first reasons.
+    Waits as long as the executor does.
     """
-    is_listed = (workspace.folder / "source").exists()
-    digest = "" if is_listed else write_data_set(workspace.source, workspace.folder)
+    is_listed = "source" in names_in(workspace.folder)
+    task = ShardTask(
+        shard=0,
+        output=workspace.output,
+        name=workspace.name,
+        settings=workspace.settings,
+        rows_per_shard=workspace.rows_per_shard,
+        digest="" if is_listed else write_data_set(workspace.source, workspace.folder),
+        running=running,
+        lock_timeout=lock_timeout,
+        call=uuid.uuid4().hex,
+    )
     futures: dict[Future[int], int] = {}
-    converted = 0
     failed: dict[int, BaseException] = {}
+    converted = rejected = 0
     try:
         for shard in shards:
-            task = ShardTask(
-                shard,
-                workspace.output,
-                workspace.name,
-                workspace.settings,
-                workspace.rows_per_shard,
-                digest,
-                running,
-                lock_timeout,
-            )
-            futures[executor.submit(run_task, task)] = shard
-        pending = set(futures)
-        while pending:
-            ended, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in ended:
-                shard = futures[future]
-                try:
-                    converted += future.result()
-                    show(workspace.rows_of(shard), None)
-                except (Exception, CancelledError) as error:  # noqa: BLE001  # whatever an engine raises
-                    failed[shard] = error
-    finally:  # after a Ctrl-C
+            try:
+                futures[_submit(executor, dataclasses.replace(task, shard=shard))] = shard
+            except (RuntimeError, BrokenExecutor) as error:  # it was shut down, or has just broken
+                failed[shard] = error
+        for future in as_completed(futures):
+            shard = futures[future]
+            try:
+                converted += future.result()
+            except Exception as error:  # noqa: BLE001  # an engine may raise anything
+                failed[shard] = error
+                continue
+            done = read_done(workspace.folder, shard)
+            rejected += 0 if done is None else done.rejected
+            show(workspace.rows_of(shard), rejected)
+    finally:  # after a Ctrl-C, tasks that have not begun are given up
         for future in futures:
             future.cancel()
     if failed:
@@ -77,27 +107,107 @@ def build_with(
     return converted
 
 
+def _submit(executor: Executor, task: ShardTask) -> Future[int]:
+    future = executor.submit(run_task, task)
+    if not isinstance(future, Future):
+        raise TypeError(
+            f"executor: {type(executor).__name__}.submit() returned a {type(future).__name__}, and "
+            "no concurrent.futures.Future. Give an executor, such as client.get_executor() of Dask."
+        )
+    return future
+
+
 def _failure(
     workspace: PartsWorkspace, failed: Mapping[int, BaseException], tasks: int
 ) -> BuildError:
-    """Return one error for all tasks that failed."""
+    """Return one error for all tasks that failed. Shards with the same reason are put together."""
+    shards_of: dict[str, list[int]] = {}
+    for shard, error in sorted(failed.items()):
+        shards_of.setdefault(_reason(error), []).append(shard)
     reasons = [
-        f"shard {shard}: {error if isinstance(error, BuildError) else describe_error(error)}"
-        for shard, error in sorted(failed.items())
+        f"{'Shard' if len(shards) == 1 else 'Shards'} {listed(shards, 5)}{reason}"
+        for reason, shards in shards_of.items()
     ]
+    if len(reasons) > _REASONS:
+        reasons[_REASONS:] = [f"{counted(len(reasons) - _REASONS, 'other reason')}."]
+    if any(isinstance(error, BrokenExecutor) for error in failed.values()):
+        reasons.append("An executor that is broken takes no more tasks, so make a new one.")
+    if not all(isinstance(error, MemloadError) for error in failed.values()):
+        reasons.append(
+            "If an image is what ends the process of a task, num_workers=1 finds and rejects it."
+        )
     return BuildError(
         f"{workspace.name}: {len(failed):,} of {counted(tasks, 'task')} failed. "
-        f"{' '.join(reason[:500] for reason in reasons[:3])} The others have ended. Run the same "
-        "build again: it does only what is left.",
+        f"{' '.join(reasons)} The others have ended. The same build does only what is left when it "
+        "is run again.",
         path=workspace.output,
     )
 
 
+def _reason(error: BaseException) -> str:
+    """Return what a task or the executor says, to follow the name of a shard."""
+    # Ray's errors have that of the task as their argument, and a traceback as their text.
+    is_ours = isinstance(error, MemloadError)
+    text = f", {error.args[0]}" if is_ours else f": {describe_error(error)}"
+    text = text if len(text) <= _LETTERS else text[: _LETTERS - 1] + "…"
+    return text if text.endswith((".", "…")) else text + "."
+
+
 def run_task(task: ShardTask) -> int:
-    """Build a shard in a task; return how many rows were converted."""
+    """Build a shard in a task; return how many rows were converted.
+
+    Raises BuildError, which names the machine. Other errors could not be pickled, or not be read by
+    a process without the code of the data set.
+    """
+    try:
+        check_may_start_workers(task.running.num_workers)
+        return _build(task)
+    except MemloadError as error:
+        text = str(error)
+    except OSError as error:
+        text = str(system_error(task.name, error))
+    except Exception as error:  # noqa: BLE001  # a data set's own code may raise anything
+        text = describe_error(error)
+    raise BuildError(f"on {Holder.here().machine}: {text}", path=task.output)
+
+
+def _build(task: ShardTask) -> int:
     folder = task.output.with_suffix(".building")
+    plan = _read_plan(folder)
+    lock = Lock(folder)
+    # The process that has begun this build may have ended, while this task goes on.
+    lock.wait(task.lock_timeout, shared=True)
+    try:
+        begun = plan.pop("parts")
+        del plan["overwrite"]
+        workspace = _workspace(task, folder)
+        if plan != workspace.plan:
+            raise BuildError(
+                f"{folder} holds a build that began on {begun['machine']}, and here is another "
+                f"environment: {differences(plan, workspace.plan)}. Use the same versions on all "
+                "machines."
+            )
+        shard_lock = workspace.lock_of(task.shard)
+        shard_lock.wait(task.lock_timeout, work=task.running.work)
+        return build_locked(workspace, task.shard, shard_lock, task.running, _show_nothing)
+    finally:
+        lock.release()
+
+
+def _read_plan(folder: Path) -> dict[str, Any]:
+    """Return the plan of a build in parts. Raises BuildError if there is none."""
+    plan = read_plan(folder) if "plan.json" in names_in(folder) else None
+    if plan is None or "parts" not in plan:
+        raise BuildError(
+            f"{folder} holds no build in parts. All machines have to see that folder at the same "
+            "path, so give an output on a file system that they share."
+        )
+    return plan
+
+
+def _workspace(task: ShardTask, folder: Path) -> PartsWorkspace:
     source = read_data_set(folder, task.digest) if task.digest else read_source(folder / "source")
-    workspace = PartsWorkspace(
+    return PartsWorkspace(
         source,
         task.output,
         task.settings,
@@ -105,10 +215,7 @@ def run_task(task: ShardTask) -> int:
         rows_per_shard=task.rows_per_shard,
         overwrite=False,
     )
-    plan = read_plan(folder) or {}
-    plan = {name: value for name, value in plan.items() if name not in ("parts", "overwrite")}
-    if plan != workspace.plan:
-        raise BuildError(differences(plan, workspace.plan))
-    lock = workspace.lock_of(task.shard)
-    lock.wait(task.lock_timeout, work=task.running.work)
-    return build_locked(workspace, task.shard, lock, task.running, lambda done, rejected: None)
+
+
+def _show_nothing(done: int, rejected: int | None) -> None:
+    """Take what a progress bar would show: the executor's caller has one, with a step a shard."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memload.building.sources.record import Source
-from memload.errors import BuildError
+from memload.errors import BuildError, describe_error
 from memload.storage.index import sync
 
 #: What sources consist of, besides classes of ``memload.building.sources``.
@@ -48,10 +48,11 @@ def write_data_set(source: Source, folder: Path) -> str:
     """
     try:
         data = pickle.dumps(source, protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except Exception as error:
         raise BuildError(
-            f"The source cannot be pickled, which tasks of an executor need: {error!s:.300}. "
-            "Define it at the top level of a module, without lambdas and open files."
+            "The data set cannot be pickled, which tasks of an executor need: "
+            f"{describe_error(error):.300}. Define its class at the top level of a module, without "
+            "lambdas and open files, or build with part=(i, n), which does not pickle it."
         ) from error
     digest = hashlib.sha256(data).hexdigest()
     _write(data, _path_of(folder, digest))
@@ -76,7 +77,13 @@ def read_data_set(folder: Path, digest: str) -> Source:
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != digest:
         raise BuildError(f"{path} is damaged. Run the build again.", path=path)
-    source: Source = pickle.loads(data)
+    try:
+        source: Source = pickle.loads(data)
+    except Exception as error:
+        raise BuildError(
+            f"The data set cannot be read from {path}: {describe_error(error):.300}. Its class has "
+            "to be in a module that can be imported here, and not in a script or notebook."
+        ) from error
     return source
 
 
