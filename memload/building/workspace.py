@@ -26,6 +26,7 @@ import csv
 import json
 import logging
 import shutil
+import uuid
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -55,7 +56,7 @@ _FILES = ("plan.json", "keys", "rows", "rejects.jsonl", "replaced.idx", "source"
 #: The folders of a build in parts.
 _FOLDERS = ("shards", "done")
 
-#: What `Index.write` calls an index until it is complete, and pickled data sets.
+#: What files are called until they are complete, and pickled data sets.
 _PATTERNS = ("." + "[0-9a-f]" * 16 + ".tmp", "source-*.pickle")
 
 
@@ -116,10 +117,8 @@ class Workspace(ABC):
         with (folder / "keys").open("wb") as file:
             np.savez(file, offsets=offsets, bytes=data)
         sync(folder / "keys")
-        path = folder / "plan.json"
-        path.write_text(json.dumps(plan, indent=1, sort_keys=True), encoding="ascii")
-        sync(path)
-        sync(folder)
+        text = json.dumps(plan, indent=1, sort_keys=True)
+        write_at_once(folder / "plan.json", text.encode("ascii"))
 
     def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:
         """Write the index and the ledger, and flush everything to the disk. Returns the index.
@@ -173,6 +172,15 @@ def arrays_of(settings: AnySettings) -> list[Array]:
     for array in settings.extra_arrays:
         arrays.append(Array(array.name, array.descr, array.shape, (), array.kind))
     return arrays
+
+
+def write_at_once(path: Path, data: bytes) -> None:
+    """Write a file that is complete, and on the disk, as soon as it has its name."""
+    temporary = path.with_name(f".{uuid.uuid4().hex[:16]}.tmp")
+    temporary.write_bytes(data)
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+import numpy as np
+
 from memload.building.completion import all_notes, complete, report_of, report_on, unfinished_report
 from memload.building.destination import check_not_read, check_output, publish
 from memload.building.lock import FolderRemovedError, Holder, Lock
@@ -126,25 +128,25 @@ def _open(request: Request) -> PartsWorkspace | None:
 
     Raises BuildError if it is another build.
     """
-    folder = request.folder
-    plan = read_plan(folder) if "plan.json" in names_in(folder) else None
-    if plan is None or partly_published(request.output) is not None:
+    names = names_in(request.folder)
+    if "plan.json" not in names or partly_published(request.output) is not None:
         return None
-    if "parts" not in plan:
+    plan = read_plan(request.folder)
+    if plan is None or not {"parts", "overwrite", "rows per shard"} <= plan.keys():
         if request.overwrite:
             return None
-        raise BuildError(
-            f"{folder} holds a build that was begun without --part. Finish it without --part, or "
-            "delete that folder to begin anew in parts.",
-            path=request.output,
-        )
+        raise _unusable(request, plan)
     begun, former_overwrite = plan.pop("parts"), plan.pop("overwrite")
     described = request.preparation.description()
     if described != begun["source"]:
         if request.overwrite:
             return None
         raise _other_build(request, begun, differences(begun["source"], described))
-    source = read_source(folder / "source") if begun["is_listed"] else request.preparation.open()
+    begun["is_listed"] &= "source" in names  # otherwise the names of the samples are compared
+    if begun["is_listed"]:
+        source = read_source(request.folder / "source")
+    else:
+        source = request.preparation.open()
     settings = request.preparation.settings(source)
     rows = plan["rows per shard"]
     if request.shard_size is not None:
@@ -171,10 +173,28 @@ def _check_samples(request: Request, workspace: PartsWorkspace, begun: dict[str,
         found = difference(workspace.source, begun["samples"])
     else:
         keys = read_keys(request.folder / "keys")
-        is_same = keys is not None and list(keys) == list(workspace.keys)
+        if keys is None:
+            raise BuildError(
+                f"{request.folder / 'keys'} is missing or damaged. Restore it, or delete "
+                f"{request.folder} to begin anew.",
+                path=request.output,
+            )
+        is_same = all(map(np.array_equal, keys.pack(), workspace.keys.pack()))
         found = "" if is_same else "its samples have other names"
     if found:
         raise _other_build(request, begun, f"the source is another one, or is missing: {found}")
+
+
+def _unusable(request: Request, plan: dict[str, Any] | None) -> BuildError:
+    """Return the error for a folder with a plan that is damaged, or not that of a build in parts."""
+    if plan is not None and "parts" not in plan:
+        text = "holds a build that was begun without --part. Finish it without --part"
+    else:
+        text = "holds a build whose plan.json is damaged. Restore that file"
+    return BuildError(
+        f"{request.folder} {text}, or delete that folder to begin anew in parts.",
+        path=request.output,
+    )
 
 
 def _other_build(request: Request, begun: dict[str, Any], text: str) -> BuildError:
@@ -255,12 +275,13 @@ def _build_and_publish(
 ) -> BuildReport:
     """Build the shards of a part, and publish the data set if those of all parts are done."""
     began, shards, done = time.perf_counter(), range(len(workspace)), workspace.done()
-    own = [shard for shard in shards if part is None or shard % part[1] == part[0]]
-    left = [shard for shard in own if shard not in done]
+    own = {shard for shard in shards if part is None or shard % part[1] == part[0]}
+    # Whichever part comes first builds shards again: that of their own may have ended for good.
+    left = sorted((own | workspace.reopened()) - done)
     logger.info(
         f"{request.name}: {work_of(part) or 'this build'} has {len(own):,} of "
-        f"{counted(len(shards), 'shard')} of {counted(workspace.rows_of(0), 'row')}; "
-        f"{len(left):,} are to be built"
+        f"{counted(len(shards), 'shard')} of {counted(workspace.rows_of(0), 'row')}, "
+        f"and builds {len(left):,} now"
     )
     running = Running(request.num_workers, request.timeout, request.on_error, work_of(part))
     rows = sum(map(workspace.rows_of, left))
@@ -314,11 +335,12 @@ def _publish(
     Raises FolderRemovedError if another part has done so in the meantime.
     """
     lock.wait(request.lock_timeout, work="publishes")
+    workspace.check()
     try:
         index = complete(workspace, request.limit)
     except BuildError:
-        # Too many are rejected. They are tried again when the parts are run again.
-        workspace.forget_rejects()
+        # Too many are rejected. The next part that runs tries them again.
+        workspace.reopen_rejects()
         raise
     notes = all_notes(workspace, index, request.new_to)
     publish(index, request.folder, request.output, workspace.overwrite)

@@ -8,13 +8,12 @@ sources, and what they consist of, are let in when it is read: the folder may li
 import hashlib
 import io
 import pickle
-import uuid
 from pathlib import Path
 from typing import Any
 
 from memload.building.sources.record import Source
+from memload.building.workspace import write_at_once
 from memload.errors import BuildError, describe_error
-from memload.storage.index import sync
 
 #: What sources consist of, besides classes of ``memload.building.sources``.
 _ALLOWED = {
@@ -38,7 +37,7 @@ _ALLOWED = {
 
 def write_source(source: Source, path: Path) -> None:
     """Pickle a source into a file that is complete as soon as it has its name."""
-    _write(pickle.dumps(source, protocol=5), path)
+    write_at_once(path, pickle.dumps(source, protocol=5))
 
 
 def write_data_set(source: Source, folder: Path) -> str:
@@ -55,7 +54,7 @@ def write_data_set(source: Source, folder: Path) -> str:
             "lambdas and open files, or build with part=(i, n), which does not pickle it."
         ) from error
     digest = hashlib.sha256(data).hexdigest()
-    _write(data, _path_of(folder, digest))
+    write_at_once(_path_of(folder, digest), data)
     return digest
 
 
@@ -89,13 +88,6 @@ def read_data_set(folder: Path, digest: str) -> Source:
 
 def _path_of(folder: Path, digest: str) -> Path:
     return folder / f"source-{digest[:16]}.pickle"
-
-
-def _write(data: bytes, path: Path) -> None:
-    temporary = path.with_name(f".{uuid.uuid4().hex[:16]}.tmp")
-    temporary.write_bytes(data)
-    sync(temporary)
-    temporary.replace(path)
 
 
 class _Reader(pickle.Unpickler):

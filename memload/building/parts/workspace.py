@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +21,12 @@ from memload.building.workspace import Workspace, read_plan
 from memload.building.writer import ShardWriter
 from memload.errors import BuildError
 from memload.storage.index import Index, sync
+from memload.wording import counted
 
 logger = logging.getLogger("memload")
 
+#: Ends the name of a file in ``done/`` whose shard has to be built again.
+_AGAIN = ".again"
 
 #: The part i of n.
 Part = tuple[int, int]
@@ -38,6 +42,7 @@ class DoneShard(NamedTuple):
     rejected: int
     converted: int  #: rows that the last call converted
     seconds: float  #: what that took
+    crc32: int  #: of the records in the journal
 
 
 class Running(NamedTuple):
@@ -79,29 +84,56 @@ class PartsWorkspace(Workspace):
     def done(self) -> set[int]:
         """Return the shards that are done. One whose file was removed since is not."""
         names = names_in(self.folder)
-        done = set()
-        for shard in done_shards(self.folder):
-            files = [array.shards[shard].file for array in self.arrays]
-            missing = [file for file in files if file not in names]
+        done = set(self._done())
+        for shard in sorted(done):
+            missing = [file for file in self._files_of(shard) if file not in names]
             if missing:
                 logger.warning(
                     f"{self.folder / missing[0]} is missing, so this shard is built again"
                 )
-                self.forget(shard)
-            else:
-                done.add(shard)
+                self.reopen(shard)
+                done.remove(shard)
         return done
 
-    def forget(self, shard: int) -> None:
-        """Let a shard count as not done. Its rows are checked when it is built again."""
-        (self.folder / "done" / _name(shard)).unlink(missing_ok=True)
+    def reopened(self) -> set[int]:
+        """Return the shards that were done and have to be built again, by whichever part comes."""
+        names = names_in(self.folder / "done")
+        return {shard for shard in range(len(self)) if _name(shard) + _AGAIN in names}
 
-    def forget_rejects(self) -> None:
+    def reopen(self, shard: int) -> None:
+        """Let a shard count as not done. Its rows are checked when it is built again."""
+        path = self.folder / "done" / _name(shard)
+        path.parent.mkdir(exist_ok=True)
+        if path.exists():
+            path.replace(path.with_name(path.name + _AGAIN))
+        else:
+            path.with_name(path.name + _AGAIN).touch()
+
+    def reopen_rejects(self) -> None:
         """Let shards with rejected samples count as not done, so that these are tried again."""
-        for shard in done_shards(self.folder):
+        for shard in self._done():
             done = read_done(self.folder, shard)
             if done is None or done.rejected:
-                self.forget(shard)
+                self.reopen(shard)
+
+    def check(self) -> None:
+        """Look at the files of all shards, which have to be done. Pixels are not read.
+
+        Raises BuildError if some were changed since: these shards count as not done then.
+        """
+        damaged = {}
+        for shard in range(len(self)):
+            what = self._damage(shard)
+            if what:
+                damaged[shard] = what
+                self.reopen(shard)
+        if damaged:
+            raise BuildError(
+                f"{self.name}: {counted(len(damaged), 'shard')} of {len(self):,} changed after "
+                f"they were done: {next(iter(damaged.values()))}. Run the same command again: it "
+                "builds only these again.",
+                path=self.output,
+            )
 
     def is_done(self, shard: int) -> bool:
         """Return whether a shard is done."""
@@ -136,7 +168,9 @@ class PartsWorkspace(Workspace):
         here = Holder.here(running.work)
         rejected = int(np.count_nonzero(records["status"] == REJECTED))
         seconds = time.monotonic() - began
-        done = DoneShard(*here, journal.rows, rejected, converted, round(seconds, 3))
+        done = DoneShard(
+            *here, journal.rows, rejected, converted, round(seconds, 3), _crc32(records)
+        )
         self._write_done(shard, done)
         return converted
 
@@ -155,21 +189,35 @@ class PartsWorkspace(Workspace):
         return reasons
 
     def seal(self, index: Index) -> None:
-        """Check the sizes of all shards, whose headers were sealed by those who built them.
+        """Do nothing: whoever built a shard has sealed and flushed it."""
 
-        Raises BuildError if one has another size.
-        """
+    def _done(self) -> list[int]:
+        return [shard for shard in done_shards(self.folder) if shard < len(self)]
+
+    def _files_of(self, shard: int) -> list[str]:
+        return [array.shards[shard].file for array in self.arrays]
+
+    def _damage(self, shard: int) -> str:
+        """Say what is wrong with the files of a shard that is done."""
+        done, journal = read_done(self.folder, shard), self._journal_of(shard)
+        if done is None:
+            return f"{self.folder / 'done' / _name(shard)} is missing or damaged"
         for array in self.arrays:
-            for number, shard in enumerate(array.shards):
-                path = self.folder / shard.file
-                size = path.stat().st_size if path.exists() else 0
-                if size != shard.bytes:
-                    self.forget(number)
-                    raise BuildError(
-                        f"{path} has {size:,} bytes instead of {shard.bytes:,}. Run the same "
-                        "command again: it builds this shard again.",
-                        path=self.output,
-                    )
+            path, size = self.folder / array.shards[shard].file, array.shards[shard].bytes
+            found = path.stat().st_size if path.exists() else 0
+            if found != size:
+                return f"{path} has {found:,} bytes instead of {size:,}"
+        try:
+            records = journal.mapped()
+        except (OSError, ValueError):  # it is gone, or too short
+            records = np.zeros(0, journal.dtype)
+        if _crc32(records) != done.crc32:
+            return f"{journal.folder / 'rows'} is missing or has other bytes"
+        if done.rejected:
+            rejected = journal.first_row + np.flatnonzero(records["status"] == REJECTED)
+            if not set(rejected.tolist()) <= journal.reasons().keys():
+                return f"{journal.folder / 'rejects.jsonl'} is missing or damaged"
+        return ""
 
     def _journal_of(self, shard: int) -> Journal:
         return Journal(
@@ -197,6 +245,7 @@ class PartsWorkspace(Workspace):
         temporary.write_text(json.dumps(done._asdict()), encoding="ascii")
         sync(temporary)
         temporary.replace(folder / _name(shard))
+        (folder / (_name(shard) + _AGAIN)).unlink(missing_ok=True)
         sync(folder)
 
 
@@ -222,9 +271,9 @@ def work_of(part: Part | None) -> str:
 
 
 def is_in_parts(folder: Path) -> bool:
-    """Return whether a folder holds a build that was begun in parts."""
+    """Return whether a folder holds a build that was begun in parts, even if its plan is damaged."""
     plan = read_plan(folder)
-    return plan is not None and "parts" in plan
+    return "parts" in plan if plan is not None else {"plan.json", "shards"} <= names_in(folder)
 
 
 def shard_folder(folder: Path, shard: int) -> Path:
@@ -234,7 +283,8 @@ def shard_folder(folder: Path, shard: int) -> Path:
 
 def done_shards(folder: Path) -> list[int]:
     """Return the shards that are done, in order."""
-    return sorted(int(name) for name in names_in(folder / "done"))
+    # NFS keeps files that are removed while they are open, under names of its own.
+    return sorted(int(name) for name in names_in(folder / "done") if name.isdecimal())
 
 
 def read_done(folder: Path, shard: int) -> DoneShard | None:
@@ -253,6 +303,10 @@ def names_in(folder: Path) -> set[str]:
     with contextlib.suppress(FileNotFoundError):
         return set(os.listdir(folder))
     return set()
+
+
+def _crc32(records: np.ndarray) -> int:
+    return zlib.crc32(records.view(np.uint8))
 
 
 def _name(shard: int) -> str:
