@@ -208,7 +208,7 @@ def report_on(name: Path, index: Index, part: PartReport | None = None) -> Build
 
 
 def unfinished_report(
-    workspace: Workspace, converted: int, seconds: float, part: PartReport
+    workspace: Workspace, converted: int, seconds: float, num_workers: int, part: PartReport
 ) -> BuildReport:
     """Return the report of a part that leaves shards to others. There is no data set yet."""
     source = workspace.source
@@ -224,7 +224,7 @@ def unfinished_report(
         dtype=np.dtype(workspace.settings.descr).name,
         converted=converted,
         seconds=seconds,
-        num_workers=0,
+        num_workers=num_workers,
         libraries=workspace.libraries,
         notes=tuple(source.notes),
         ledger=None,

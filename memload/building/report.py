@@ -29,6 +29,7 @@ class PartReport(NamedTuple):
     shards: int  #: those of all parts
     unfinished: Sequence[int]  #: the parts of n that are not done yet; if none, it is published
     was_published: bool = False  #: whether another part had published it before
+    by_executor: bool = False  #: whether tasks of an executor built the shards
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,15 @@ class BuildReport:
         }
         rate = round(self.images_per_second, 1)
         arrays = [array._asdict() for array in self.arrays]
-        part = {} if self.part is None else {"part": self.part._asdict()}
         facts = {name: value for name, value in vars(self).items() if name != "part"}
-        return {**facts, **paths, "arrays": arrays, "images_per_second": rate, **part}
+        if self.part is not None:
+            facts |= {"part": self.part._asdict(), "is_published": self.is_published}
+        return {**facts, **paths, "arrays": arrays, "images_per_second": rate}
 
     def __repr__(self) -> str:
         notes = counted(len(self.notes), "note")
-        return f"BuildReport({self._summary()}, {notes})"
+        facts = self._summary() if self.is_published else str(self)
+        return f"BuildReport({facts}, {notes})"
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
@@ -101,6 +104,8 @@ class BuildReport:
         libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
         workers = counted(self.num_workers, "worker")
         by = f"by {workers}" if self.num_workers else "in this process"
+        if self.part is not None and self.part.by_executor:
+            by = f"by tasks with {workers} each" if self.num_workers else "by tasks"
         return (
             f"{self._summary()}{ledger}; "
             f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
@@ -108,13 +113,15 @@ class BuildReport:
         )
 
     def _state_of_parts(self, part: PartReport) -> str:
-        folder = self.path.with_suffix(".building")
+        """Say how far a build is whose other parts are not done. Only a part leaves shards."""
+        number, count = part.part or (0, 1)
         shards = counted(part.shards, "shard")
-        own = f"{part.own_shards:,} of {shards} are done"
-        if part.part is not None:
-            number, count = part.part
+        if not part.own_shards:
+            own = f"none of {shards} is part {number} of {count}'s"
+        else:
             verb = "is" if part.own_shards == 1 else "are"
             own = f"{part.own_shards:,} of {shards} {verb} part {number} of {count}'s, all done"
+        folder = self.path.with_suffix(".building")
         return f"{folder}: {own}; {_parts_text(part.unfinished)} not done yet"
 
     def _summary(self) -> str:

@@ -3,13 +3,14 @@
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 
 from memload.building.completion import all_notes, complete, report_of, report_on, unfinished_report
+from memload.building.conversion import AnySettings
 from memload.building.destination import check_not_read, check_output, publish
 from memload.building.lock import FolderRemovedError, Holder, Lock
 from memload.building.parts.executors import build_with
@@ -29,7 +30,7 @@ from memload.building.progress import Show
 from memload.building.progress import progress as progress_display
 from memload.building.report import BuildReport, PartReport
 from memload.building.request import Request
-from memload.building.sources.record import optional
+from memload.building.sources.record import Source, optional
 from memload.building.workspace import (
     arrays_of,
     partly_published,
@@ -128,21 +129,17 @@ def _open(request: Request) -> PartsWorkspace | None:
 
     Raises BuildError if it is another build.
     """
-    names = names_in(request.folder)
-    if "plan.json" not in names or partly_published(request.output) is not None:
+    plan = _plan_in(request)
+    if plan is None:
         return None
-    plan = read_plan(request.folder)
-    if plan is None or not {"parts", "overwrite", "rows per shard"} <= plan.keys():
-        if request.overwrite:
-            return None
-        raise _unusable(request, plan)
     begun, former_overwrite = plan.pop("parts"), plan.pop("overwrite")
     described = request.preparation.description()
     if described != begun["source"]:
         if request.overwrite:
             return None
         raise _other_build(request, begun, differences(begun["source"], described))
-    begun["is_listed"] &= "source" in names  # otherwise the names of the samples are compared
+    # Without the list, the names of the samples are compared below.
+    begun["is_listed"] = begun["is_listed"] and "source" in names_in(request.folder)
     if begun["is_listed"]:
         source = read_source(request.folder / "source")
     else:
@@ -151,20 +148,48 @@ def _open(request: Request) -> PartsWorkspace | None:
     rows = plan["rows per shard"]
     if request.shard_size is not None:
         rows = rows_per_shard(arrays_of(settings), request.shard_size)
-    workspace = PartsWorkspace(
-        source,
-        request.output,
-        settings,
-        name=request.name,
-        rows_per_shard=rows,
-        overwrite=request.overwrite or former_overwrite,
-    )
+    workspace = _workspace(request, source, settings, rows, former_overwrite)
     if workspace.plan != plan:
         if request.overwrite:
             return None
         raise _other_build(request, begun, differences(plan, workspace.plan))
     _check_samples(request, workspace, begun)
     return workspace
+
+
+def _plan_in(request: Request) -> dict[str, Any] | None:
+    """Return the plan of the build in the folder, or None if there is none to go on with.
+
+    Raises BuildError if it is damaged, or of a build without parts.
+    """
+    if "plan.json" not in names_in(request.folder) or partly_published(request.output) is not None:
+        return None
+    plan = read_plan(request.folder)
+    if plan is not None and {"parts", "overwrite", "rows per shard"} <= plan.keys():
+        return plan
+    if request.overwrite:
+        return None
+    if plan is not None and "parts" not in plan:
+        text = "holds a build that was begun without --part. Finish it without --part"
+    else:
+        text = "holds a build whose plan.json is damaged. Restore that file"
+    raise BuildError(
+        f"{request.folder} {text}, or delete that folder to begin anew in parts.",
+        path=request.output,
+    )
+
+
+def _workspace(
+    request: Request, source: Source, settings: AnySettings, rows: int | None, overwrite: bool
+) -> PartsWorkspace:
+    return PartsWorkspace(
+        source,
+        request.output,
+        settings,
+        name=request.name,
+        rows_per_shard=rows,
+        overwrite=request.overwrite or overwrite,
+    )
 
 
 def _check_samples(request: Request, workspace: PartsWorkspace, begun: dict[str, Any]) -> None:
@@ -183,18 +208,6 @@ def _check_samples(request: Request, workspace: PartsWorkspace, begun: dict[str,
         found = "" if is_same else "its samples have other names"
     if found:
         raise _other_build(request, begun, f"the source is another one, or is missing: {found}")
-
-
-def _unusable(request: Request, plan: dict[str, Any] | None) -> BuildError:
-    """Return the error for a folder with a plan that is damaged, or not that of a build in parts."""
-    if plan is not None and "parts" not in plan:
-        text = "holds a build that was begun without --part. Finish it without --part"
-    else:
-        text = "holds a build whose plan.json is damaged. Restore that file"
-    return BuildError(
-        f"{request.folder} {text}, or delete that folder to begin anew in parts.",
-        path=request.output,
-    )
 
 
 def _other_build(request: Request, begun: dict[str, Any], text: str) -> BuildError:
@@ -228,14 +241,7 @@ def _begin(request: Request, part: Part | None, lock: Lock) -> None:
     rows = rows_per_shard(arrays, request.shard_size)
     if rows is None and part is not None:
         rows = _default_rows(request, part, len(source), arrays)
-    workspace = PartsWorkspace(
-        source,
-        request.output,
-        settings,
-        name=request.name,
-        rows_per_shard=rows,
-        overwrite=request.overwrite,
-    )
+    workspace = _workspace(request, source, settings, rows, overwrite=False)
     for path in request.data_sets_read(source):
         check_not_read(Index.open(path), request.output, workspace.arrays)
     check_output(request.output, workspace.arrays, request.overwrite)
@@ -271,35 +277,61 @@ def _default_rows(request: Request, part: Part, rows: int, arrays: Sequence[Arra
 
 
 def _build_and_publish(
-    request: Request, workspace: PartsWorkspace, part: Part | None, executor: Any, lock: Lock
+    request: Request,
+    workspace: PartsWorkspace,
+    part: Part | None,
+    executor: Executor | None,
+    lock: Lock,
 ) -> BuildReport:
     """Build the shards of a part, and publish the data set if those of all parts are done."""
-    began, shards, done = time.perf_counter(), range(len(workspace)), workspace.done()
+    began, shards = time.perf_counter(), range(len(workspace))
     own = {shard for shard in shards if part is None or shard % part[1] == part[0]}
-    # Whichever part comes first builds shards again: that of their own may have ended for good.
+    converted = _build_left(request, workspace, part, own, executor)
+    missing = set(shards) - workspace.done()
+    if missing & own:
+        raise BuildError(
+            f"{request.name}: files of {counted(len(missing & own), 'shard')} were removed from "
+            f"{request.folder} while this build ran. Run the same command again: it builds only "
+            "these again.",
+            path=request.output,
+        )
+    count = 1 if part is None else part[1]
+    unfinished = tuple(sorted({shard % count for shard in missing}))
+    report = PartReport(part, len(own), len(shards), unfinished, by_executor=executor is not None)
+    num_workers = request.num_workers
+    if missing:
+        seconds = time.perf_counter() - began
+        return unfinished_report(workspace, converted, seconds, num_workers, report)
+    index, notes = _publish(request, workspace, lock)
+    seconds = time.perf_counter() - began
+    return report_of(workspace, index, converted, seconds, num_workers, notes, report)
+
+
+def _build_left(
+    request: Request,
+    workspace: PartsWorkspace,
+    part: Part | None,
+    own: Set[int],
+    executor: Executor | None,
+) -> int:
+    """Build what is not done of a part; return how many rows were converted.
+
+    Shards that were done, and have to be built again, are anyone's: the part that they belong to
+    may have ended for good.
+    """
+    done = workspace.done()  # first, since it reopens shards whose files are gone
     left = sorted((own | workspace.reopened()) - done)
     logger.info(
         f"{request.name}: {work_of(part) or 'this build'} has {len(own):,} of "
-        f"{counted(len(shards), 'shard')} of {counted(workspace.rows_of(0), 'row')}, "
-        f"and builds {len(left):,} now"
+        f"{counted(len(workspace), 'shard')} of {counted(workspace.rows_of(0), 'row')}, and builds "
+        f"{len(left):,} now"
     )
     running = Running(request.num_workers, request.timeout, request.on_error, work_of(part))
     rows = sum(map(workspace.rows_of, left))
     with progress_display(str(request.name), rows, request.progress) as show:
         if executor is None:
-            converted = _build_shards(workspace, left, running, request.lock_timeout, show)
-        else:
-            converted = build_with(executor, workspace, left, running, request.lock_timeout, show)
-    missing = set(shards) - workspace.done()
-    count = 1 if part is None else part[1]
-    unfinished = tuple(sorted({shard % count for shard in missing}))
-    report = PartReport(part, len(own), len(shards), unfinished)
-    if missing:
-        seconds = time.perf_counter() - began
-        return unfinished_report(workspace, converted, seconds, report)
-    index, notes = _publish(request, workspace, lock)
-    seconds = time.perf_counter() - began
-    return report_of(workspace, index, converted, seconds, request.num_workers, notes, report)
+            return _build_shards(workspace, left, running, request.lock_timeout, show)
+        return build_with(executor, workspace, left, running, request.lock_timeout, show)
 
 
 def _build_shards(
