@@ -271,7 +271,7 @@ def work_of(part: Part | None) -> str:
 
 
 def is_in_parts(folder: Path) -> bool:
-    """Return whether a folder holds a build that was begun in parts, even if its plan is damaged."""
+    """Return whether the build of a folder was begun in parts, even if its plan is damaged."""
     plan = read_plan(folder)
     return "parts" in plan if plan is not None else {"plan.json", "shards"} <= names_in(folder)
 
@@ -301,12 +301,12 @@ def names_in(folder: Path) -> set[str]:
     there was none. It asks the server again when a folder is opened.
     """
     with contextlib.suppress(FileNotFoundError):
-        return set(os.listdir(folder))
+        return set(os.listdir(folder))  # noqa: PTH208  # no paths of thousands of names
     return set()
 
 
 def _crc32(records: np.ndarray) -> int:
-    return zlib.crc32(records.view(np.uint8))
+    return zlib.crc32(records.tobytes())
 
 
 def _name(shard: int) -> str:
