@@ -13,6 +13,7 @@ from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import check_not_read, publish
 from memload.building.extra_arrays import MissingMasks
 from memload.building.parts.build import build_in_parts
+from memload.building.parts.file_systems import check_file_system
 from memload.building.parts.workspace import is_in_parts
 from memload.building.preparation import Preparation
 from memload.building.progress import progress as progress_display
@@ -237,6 +238,7 @@ def _bytes(shard_size: int | str) -> int:
 
 def _build_alone(request: Request) -> BuildReport:
     """Convert what is not done yet, and publish the data set."""
+    check_file_system(request.output.parent, in_parts=False)
     source = request.preparation.open()
     settings = request.preparation.settings(source)
     workspace = SoleWorkspace(

@@ -56,7 +56,7 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
 
     With an ``executor``, its tasks build the shards.
     """
-    check_file_system(request.output.parent)
+    check_file_system(request.output.parent, in_parts=True)
     while True:
         index = _published(request)
         if index is not None:

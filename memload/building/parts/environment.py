@@ -26,7 +26,7 @@ def part_of(environment: Mapping[str, str], parts: int | None) -> tuple[Part, st
     ((3, 8), 'RANK and WORLD_SIZE')
     """
     for index_name, count_name in _PAIRS:
-        if index_name not in environment:
+        if index_name not in environment or _is_script(environment, index_name):
             continue
         if count_name not in environment:
             raise ValueError(f"{index_name} is set, but {count_name} is not. Give --part I/N.")
@@ -36,7 +36,7 @@ def part_of(environment: Mapping[str, str], parts: int | None) -> tuple[Part, st
         if parts not in (None, count):
             raise ValueError(f"--parts is {parts}, but {count_name} is {count}. Leave out --parts.")
         source = f"{index_name} and {count_name}"
-        return _checked(index, count, source), source + _hint(environment, index_name, count)
+        return _checked(index, count, source), source
     if _KUBERNETES in environment:
         if parts is None:
             raise ValueError(
@@ -66,8 +66,8 @@ def _position(environment: Mapping[str, str], index: int, count: int) -> int:
     if remainder or last != first + (count - 1) * step:
         raise ValueError(
             f"SLURM_ARRAY_TASK_ID is {index}, one of {count} ids from {first} to {last} that are "
-            f"not all in one range, so that its position is unknown. Submit --array=0-{count - 1}, "
-            "or give --part I/N."
+            f"not all in one range, so that its position is unknown. Submit the whole array "
+            "again (tasks that are done end at once), such as --array=0-7, or give --part I/N."
         )
     return position
 
@@ -81,16 +81,22 @@ def _checked(index: int, count: int, source: str) -> Part:
     return index, count
 
 
-def _hint(environment: Mapping[str, str], index_name: str, count: int) -> str:
-    """Say what to do if the script of ``sbatch`` has been taken for all of its tasks."""
-    in_script = "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
-    if index_name != "SLURM_PROCID" or count == 1 or not in_script:
-        return ""
-    return ". Without srun before the command, only this part runs"
+def _is_script(environment: Mapping[str, str], index_name: str) -> bool:
+    """Return whether the number is that of the script of ``sbatch``, which is none of its tasks.
+
+    Slurm sets SLURM_PROCID to 0 there, and SLURM_STEP_ID only for what ``srun`` starts.
+    """
+    is_job = "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
+    return index_name == "SLURM_PROCID" and is_job and environment[index_name] == "0"
 
 
 def _nothing_set(environment: Mapping[str, str]) -> str:
     for index_name, count_name in _PAIRS:
+        if index_name in environment:
+            return (
+                f"{index_name} is that of the script of a Slurm job. Write srun before the command "
+                "to run it once in each task, or give --part I/N."
+            )
         if count_name in environment:
             return f"{count_name} is set, but {index_name} is not. Give --part I/N."
     names = ", ".join([*(name for name, _ in _PAIRS), _KUBERNETES])

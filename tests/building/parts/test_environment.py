@@ -57,7 +57,6 @@ def test_the_part_follows_from_the_environment(
     found, said = part_of(variables(environment), parts)
     assert found == part
     assert said.startswith(source)
-    assert "srun" not in said
 
 
 def test_the_tasks_of_an_array_have_all_parts_once() -> None:
@@ -65,11 +64,15 @@ def test_the_tasks_of_an_array_have_all_parts_once() -> None:
     assert found == [(number, 5) for number in range(5)]
 
 
-def test_a_batch_script_without_srun_is_only_the_first_task() -> None:
-    script = "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=9"
-    part, source = part_of(variables(script), None)
-    assert part == (0, 4)
-    assert source.endswith("Without srun before the command, only this part runs")
+SCRIPT = "SLURM_JOB_ID=9 SLURM_PROCID=0"
+
+
+@pytest.mark.parametrize("script", [SCRIPT, f"{SCRIPT} SLURM_NTASKS=4"])
+def test_the_script_of_a_slurm_job_is_none_of_its_tasks(script: str) -> None:
+    with pytest.raises(ValueError, match=r"Write srun before the command .* or give --part I/N"):
+        part_of(variables(script), None)
+    assert part_of(variables(f"{script} {TORCHRUN}"), None)[0] == (2, 5)
+    assert part_of(variables(f"{script} {array(1, 3, 0, 2)}"), None)[0] == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_a_batch_script_without_srun_is_only_the_first_task() -> None:
         (f"RANK={'9' * 99} WORLD_SIZE=4", None, "RANK is '9{30,40}, which is no whole number"),
         (TORCHRUN, 4, "--parts is 4, but WORLD_SIZE is 5. Leave out --parts"),
         (array(0, 8, 0, 7), 4, "--parts is 4, but SLURM_ARRAY_TASK_COUNT is 8"),
-        (array(5, 3, 1, 7), None, r"5, one of 3 ids from 1 to 7 .* Submit --array=0-2, or give"),
+        (array(5, 3, 1, 7), None, r"5, one of 3 ids from 1 to 7 .* Submit the whole array again"),
         (array(1, 3, 1, 7), None, "not all in one range"),
         (array(20, 5, 1, 20, 2), None, "not all in one range"),
         (array("", 5, 1, 5), None, "SLURM_ARRAY_TASK_ID is ''"),
