@@ -81,7 +81,7 @@ def read_data_set(folder: Path, digest: str) -> Source:
     except Exception as error:
         raise BuildError(
             f"The data set cannot be read from {path}: {describe_error(error):.300}. Its class has "
-            "to be in a module that can be imported here, and not in a script or notebook."
+            "to be in a module that can be imported there, and not in a script or notebook."
         ) from error
     return source
 
