@@ -240,7 +240,7 @@ def test_shards_that_failed_for_the_same_reason_are_named_together(build: Any) -
     def fail(task: Any) -> None:
         raise MemoryError("nothing left")
 
-    with pytest.raises(BuildError, match=rr"4 of 4 tasks failed. Shards 0, 1, 2, 3: MemoryError"):
+    with pytest.raises(BuildError, match=r"4 of 4 tasks failed. Shards 0, 1, 2, 3: MemoryError"):
         build(Direct(fail))
 
 
