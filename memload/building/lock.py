@@ -92,7 +92,9 @@ class Lock:
     def __init__(self, folder: Path, *, quiet: bool = False, is_inherited: bool = True) -> None:
         self.folder, self.path, self._quiet = folder, folder / "lock", quiet
         self._is_inherited = is_inherited
-        self._descriptor, self._is_alone = -1, False
+        self._descriptor = -1
+        #: whether it is held alone
+        self.is_alone = False
         self._signed = 0.0  # when the last sign of life was given
 
     def acquire(self, *, shared: bool = False, work: str = "") -> bool:
@@ -124,8 +126,8 @@ class Lock:
         if not self._is_in_place():
             self._close()
             raise FolderRemovedError(self.folder)
-        self._is_alone = not shared
-        if self._is_alone:
+        self.is_alone = not shared
+        if self.is_alone:
             self._write(json.dumps(Holder.here(work)._asdict()))
         return True
 
@@ -191,9 +193,9 @@ class Lock:
             raise
 
     def _unlock(self) -> None:
-        if self._is_alone:
+        if self.is_alone:
             self._write("")
-            self._is_alone = False
+            self.is_alone = False
         with contextlib.suppress(OSError):  # there are no locks here
             _set_lock(self._descriptor, fcntl.F_UNLCK)  # also for copies that children hold
 
@@ -206,7 +208,7 @@ class Lock:
     def _close(self) -> None:
         _not_inherited.discard(self)
         os.close(self._descriptor)
-        self._descriptor, self._is_alone = -1, False
+        self._descriptor, self.is_alone = -1, False
 
 
 #: The open locks that processes do not keep which this one forks.

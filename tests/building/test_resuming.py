@@ -9,7 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,28 +122,38 @@ def spoiled(folder: Path) -> Path:
 # Killed at any moment
 
 
-def killed_at(step: int, function: Callable[[], object]) -> bool:
+def killed_at(step: int, function: Callable[[], object], also: Sequence[str] = ()) -> bool:
     """Call a function in a child that kills itself before its step-th change to the disk; say if it came to its end."""
+    return os.waitpid(start_child(step, function, also), 0)[1] == 0
+
+
+def start_child(step: int, function: Callable[[], object], also: Sequence[str] = ()) -> int:
+    """Start the child of `killed_at`, and return its number. Its status is 1 after an error.
+
+    ``also`` names further functions of ``os`` that count as a step. Those of its workers do not.
+    """
     child = os.fork()
     if child:
-        return os.waitpid(child, 0)[1] == 0
-    calls = iter(range(1, step))
+        return child
+    calls, this_process = iter(range(1, step)), os.getpid()
 
     def wrap(name: str) -> None:
         usual = getattr(os, name)
 
         def maybe(*arguments: Any, **options: Any) -> Any:
-            if next(calls, None) is None:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if os.getpid() == this_process and next(calls, None) is None:
+                os.kill(this_process, signal.SIGKILL)
             return usual(*arguments, **options)
 
         setattr(os, name, maybe)
 
-    for name in ("replace", "rename", "fsync", "unlink", "ftruncate", "rmdir", "mkdir", "pwrite"):
+    changes = ("replace", "rename", "fsync", "unlink", "ftruncate", "rmdir", "mkdir", "pwrite")
+    for name in (*changes, *also):
         wrap(name)
     try:
         function()
     except BaseException:  # noqa: BLE001  # it must not go on as a test
+        traceback.print_exc()
         os._exit(1)
     os._exit(0)
 

@@ -12,7 +12,7 @@ import numpy as np
 from memload.building.completion import all_notes, complete, report_of, report_on, unfinished_report
 from memload.building.conversion import AnySettings
 from memload.building.destination import check_not_read, check_output, publish
-from memload.building.lock import FolderRemovedError, Holder, Lock
+from memload.building.lock import FolderRemovedError, Holder, Lock, wait_until
 from memload.building.parts.executors import build_with
 from memload.building.parts.file_systems import check_file_system
 from memload.building.parts.listing import read_source, write_source
@@ -22,6 +22,7 @@ from memload.building.parts.workspace import (
     PartsWorkspace,
     Running,
     build_locked,
+    done_shards,
     names_in,
     work_of,
 )
@@ -41,6 +42,7 @@ from memload.building.workspace import (
 )
 from memload.building.writer import rows_per_shard, shard_bytes
 from memload.errors import BuildError, FormatError
+from memload.storage.format import shard_pattern
 from memload.storage.index import Array, Index
 from memload.wording import counted
 
@@ -58,13 +60,14 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
     """
     check_file_system(request.output.parent, in_parts=True)
     while True:
-        index = _published(request)
-        if index is not None:
-            shards = len(index.image.shards)
-            report = PartReport(part, _count(shards, part), shards, (), was_published=True)
-            return report_on(request.name, index, report)
         lock = Lock(request.folder, is_inherited=executor is None)
         try:
+            index = _published(request)
+            if index is not None:
+                _remove_rest(request, lock)
+                shards = len(index.image.shards)
+                report = PartReport(part, _count(shards, part), shards, (), was_published=True)
+                return report_on(request.name, index, report)
             workspace = _join(request, part, lock)
             return _build_and_publish(request, workspace, part, executor, lock)
         except FolderRemovedError:  # another part has just published it
@@ -75,7 +78,7 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
 
 def _published(request: Request) -> Index | None:
     """Return the index if the data set is published. Raises BuildError if it is another one."""
-    if "plan.json" in names_in(request.folder):
+    if "plan.json" in names_in(request.folder) and not _is_renamed(request):
         return None  # it is being built, or still being published
     try:
         index = Index.open(request.output)
@@ -98,6 +101,22 @@ def _published(request: Request) -> Index | None:
     )
 
 
+def _is_renamed(request: Request) -> bool:
+    """Return whether all finished files are in their place, so that the folder has only to go."""
+    if not done_shards(request.folder):
+        return False
+    names, shards = names_in(request.folder), shard_pattern(request.output, None)
+    return request.output.with_suffix(".idx").name not in names and not any(
+        map(shards.fullmatch, names)
+    )
+
+
+def _remove_rest(request: Request, lock: Lock) -> None:
+    """Remove the folder of a published build, if a part was stopped before it had done so."""
+    if request.folder.exists() and lock.acquire() and _published(request) is not None:
+        remove(request.output)
+
+
 def _rows_per_shard_of(index: Index, wanted: int | None) -> int | None:
     """Return how many rows a shard of an index has. A single shard may have fewer than wanted."""
     rows = index.image.shards[0].rows
@@ -111,10 +130,12 @@ def _join(request: Request, part: Part | None, lock: Lock) -> PartsWorkspace:
     """Share the lock of the folder, and open the build in it. The first one begins it."""
     while True:
         lock.wait(request.lock_timeout, shared=True)
+        former_plan = read_plan(request.folder)
         workspace = _open(request)
         if workspace is not None:
             return workspace
-        lock.wait(request.lock_timeout, work="begins the build")
+        if not _wait_to_begin(request, lock, former_plan):
+            continue
         is_new = names_in(request.folder) <= {"lock"}
         try:
             _begin(request, part, lock)
@@ -122,6 +143,19 @@ def _join(request: Request, part: Part | None, lock: Lock) -> PartsWorkspace:
             if is_new:
                 remove(request.output)
             raise
+
+
+def _wait_to_begin(request: Request, lock: Lock, former_plan: dict[str, Any] | None) -> bool:
+    """Wait for the lock alone. Returns false if another part has begun the build meanwhile.
+
+    That part shares the lock for as long as it builds.
+    """
+
+    def can_go_on() -> bool:
+        return lock.acquire(work="begins the build") or read_plan(request.folder) != former_plan
+
+    wait_until(can_go_on, lock.path, request.folder, request.lock_timeout)
+    return lock.is_alone
 
 
 def _open(request: Request) -> PartsWorkspace | None:
@@ -224,12 +258,14 @@ def _begin(request: Request, part: Part | None, lock: Lock) -> None:
     """List the source and write the plan, unless another part was quicker.
 
     The lock is held alone. If an earlier process was stopped while it renamed the finished files,
-    the others are renamed, and FolderRemovedError is raised.
+    the others are renamed. Raises FolderRemovedError if the data set is published by now.
     """
     index = partly_published(request.output)
     if index is not None:
         publish(index, request.folder, request.output, request.overwrite)
         remove(request.output)
+        raise FolderRemovedError(request.folder)
+    if _published(request) is not None:
         raise FolderRemovedError(request.folder)
     if _open(request) is not None:
         return
@@ -364,9 +400,12 @@ def _publish(
 ) -> tuple[Index, Sequence[str]]:
     """Join the journals and rename the files into place; return the index and the notes.
 
-    Raises FolderRemovedError if another part has done so in the meantime.
+    Raises FolderRemovedError if another part has done so, or begun to, in the meantime.
     """
     lock.wait(request.lock_timeout, work="publishes")
+    is_renaming = partly_published(request.output) is not None
+    if is_renaming or _is_renamed(request) or not workspace.is_in_folder():
+        raise FolderRemovedError(request.folder)
     workspace.check()
     try:
         index = complete(workspace, request.limit)

@@ -75,6 +75,12 @@ class PartsWorkspace(Workspace):
         """Return how many rows a shard has."""
         return self.starts[shard + 1] - self.starts[shard]
 
+    def is_in_folder(self) -> bool:
+        """Return whether the folder still holds this build: it may be published by now."""
+        plan = read_plan(self.folder) or {}
+        common = {name: value for name, value in plan.items() if name not in ("parts", "overwrite")}
+        return common == self.plan
+
     def lock_of(self, shard: int) -> Lock:
         """Return the lock of a shard. Whoever builds it has to hold this alone."""
         path = shard_folder(self.folder, shard)
