@@ -121,13 +121,12 @@ def _failure(
     workspace: PartsWorkspace, failed: Mapping[int, BaseException], tasks: int
 ) -> BuildError:
     """Return one error for all tasks that failed. Shards with the same reason are put together."""
-    shards_of: dict[str, list[int]] = {}
+    shards_of: dict[object, list[int]] = {}
     for shard, error in sorted(failed.items()):
-        shards_of.setdefault(_reason(error), []).append(shard)
-    reasons = [
-        f"{'Shard' if len(shards) == 1 else 'Shards'} {listed(shards, 5)}{reason}"
-        for reason, shards in shards_of.items()
-    ]
+        # What an executor says of two tasks differs at least in how it calls them.
+        kind = _reason(error) if isinstance(error, MemloadError) else type(error)
+        shards_of.setdefault(kind, []).append(shard)
+    reasons = [_named(shards) + _reason(failed[shards[0]]) for shards in shards_of.values()]
     if len(reasons) > _REASONS:
         reasons[_REASONS:] = [f"{counted(len(reasons) - _REASONS, 'other reason')}."]
     if any(isinstance(error, BrokenExecutor) for error in failed.values()):
@@ -142,6 +141,10 @@ def _failure(
         "is run again.",
         path=workspace.output,
     )
+
+
+def _named(shards: Sequence[int]) -> str:
+    return f"{'Shard' if len(shards) == 1 else 'Shards'} {listed(shards, 5)}"
 
 
 def _reason(error: BaseException) -> str:
