@@ -130,6 +130,17 @@ def free_port() -> int:
         return port
 
 
+def test_two_parts(shared: Shared, expected: dict[str, str]) -> None:
+    text = next(text for kind, text in BLOCK.findall(PAGE) if kind == "console")
+    commands = re.findall(r"^\$ (.*?) +#", text, re.MULTILINE)
+    printed = [shared.run(shared.adapted(command).split()) for command in commands]
+    numbers = re.compile(r"[\d,]+")
+    for line, shown in zip(printed, re.findall(r"^/.*", text, re.MULTILINE), strict=True):
+        start = numbers.sub("N", shared.adapted(shown)).split("samples of")[0]
+        assert numbers.sub("N", line).startswith(start)
+    assert shared.files() == expected
+
+
 def test_a_slurm_array(shared: Shared, expected: dict[str, str]) -> None:
     script = shared.adapted(block("Slurm", "--array"))
     tasks = 8
