@@ -1,6 +1,7 @@
 """An .npy file of images as a source."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +30,17 @@ class ArrayFile(ListedSource):
 
     def __init__(self, path: str | Path, *, labels: str | Path | None = None) -> None:
         self.path = Path(path)
-        self._images = _load(self.path)
-        shape = self._images.shape
-        if len(shape) not in (3, 4) or not self._images.size:
+        #: None in a copy that was pickled, until an image is read
+        self._images: np.ndarray | None = _load(self.path)
+        images = self._images
+        shape = images.shape
+        if len(shape) not in (3, 4) or not images.size:
             raise SourceError(
                 f"{path} has the shape {shape}, which is neither (N, H, W) nor (N, H, W, C). "
                 "Reshape it.",
                 path=path,
             )
-        _check_type(self._images.dtype, self.path)
+        _check_type(images.dtype, self.path)
         status = self.path.stat()
         self._file_state = FileState(status.st_size, status.st_mtime_ns)
         columns = ColumnCollector()
@@ -47,14 +50,18 @@ class ArrayFile(ListedSource):
                 "array.transpose(0, 2, 3, 1), which is (N, H, W, C)"
             )
         if labels is None:
-            columns.notes.append(f"no labels: name an array of {len(self._images):,} with --labels")
+            columns.notes.append(f"no labels: name an array of {len(images):,} with --labels")
         else:
-            columns.add_labels(self._checked_labels(Path(labels)))
+            columns.add_labels(self._checked_labels(Path(labels), len(images)))
         self.has_numbers_as_keys = True
-        super().__init__([str(number) for number in range(len(self._images))], columns.finish())
+        super().__init__([str(number) for number in range(len(images))], columns.finish())
 
-    def _checked_labels(self, path: Path) -> np.ndarray:
-        values, count = _load(path), len(self._images)
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the map, with which all images would be pickled."""
+        return {**vars(self), "_images": None}
+
+    def _checked_labels(self, path: Path, count: int) -> np.ndarray:
+        values = _load(path)
         if values.shape not in ((count,), (count, 1)) or values.dtype.kind not in "biufU":
             raise SourceError(
                 f"{path} has the shape {values.shape} and type {values.dtype}, but the labels of "
@@ -64,6 +71,8 @@ class ArrayFile(ListedSource):
         return np.array(values).reshape(count)
 
     def _image(self, index: int) -> np.ndarray:
+        if self._images is None:
+            self._images = _load(self.path)
         return np.asarray(self._images[index])
 
     def _state(self, index: int) -> FileState:

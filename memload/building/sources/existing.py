@@ -1,7 +1,9 @@
 """A memload data set as a source, to store it in another size, or to store a subset by itself."""
 
 import zlib
+from bisect import bisect_right
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,16 +73,24 @@ class _Rows:
     """The rows of one array, by sample."""
 
     def __init__(self, index: Index, name: str) -> None:
-        self._index_path = index.path
-        self._shards, self._row = Shards(index, name), index.rows_of(name)
-        self._crc32 = index.crc32[name]
-        self._states = []
-        for shard in self._shards.paths:
+        self._index_path, self._name = index.path, name
+        shards = Shards(index, name)
+        #: None in a copy that was pickled, until a row is read
+        self._shards: Shards | None = shards
+        self._row, self._crc32 = index.rows_of(name), index.crc32[name]
+        self._starts, self._states = shards.starts, []
+        for shard in shards.paths:
             status = shard.stat()
             self._states.append(FileState(status.st_size, status.st_mtime_ns))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the maps, with which all rows would be pickled."""
+        return {**vars(self), "_shards": None}
+
     def read(self, sample: int) -> np.ndarray:
         """Return the row of a sample. Raises DecodeError."""
+        if self._shards is None:
+            self._shards = Shards(Index.open(self._index_path), self._name)
         row = int(self._row[sample])
         shard, row_of_shard = self._shards.locate(row)
         content: np.ndarray = self._shards.maps[shard][row_of_shard]
@@ -91,4 +101,4 @@ class _Rows:
 
     def state(self, sample: int) -> FileState:
         """Return the state of the file with the row of a sample."""
-        return self._states[self._shards.locate(int(self._row[sample]))[0]]
+        return self._states[bisect_right(self._starts, int(self._row[sample])) - 1]

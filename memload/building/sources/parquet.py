@@ -147,6 +147,10 @@ class ParquetFiles(ListedSource):
         arrays = dict(zip(self._arrays.entry_of.values(), others, strict=True))
         return record._replace(image=image, arrays=self._arrays.values(arrays))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the file that was read last."""
+        return {**vars(self), "_cursor": None}
+
     def _read(self, index: int) -> list[Any]:
         """Return the image of a sample, and its arrays: paths, bytes, lists, or None."""
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
