@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,20 +67,25 @@ class Preparation:
         return FilesToOpen.of(self.source) is not None
 
     def with_absolute_paths(self) -> "Preparation":
-        """Return the same with the paths of the source from the root."""
-        files = FilesToOpen.of(self.source)
-        return self if files is None else replace(self, source=files.absolute())
+        """Return the same with all paths from the root."""
+        source, files = self.source, FilesToOpen.of(self.source)
+        if files is not None:
+            source = replace(files.absolute(), options=_from_root(files.options))
+        return replace(self, source=source, source_options=_from_root(self.source_options))
 
     def description(self) -> dict[str, Any]:
         """Return how the source is opened, as JSON has it, to be compared between machines."""
-        files = FilesToOpen.of(self.source)
-        if files is None:
-            return {"type": type(self.source).__name__}
-        given = {**self.source_options, **files.options}
-        options = {name: repr(value) for name, value in given.items() if value}
-        described: dict[str, Any] = {"paths": list(files.absolute().names), "options": options}
-        if any(name in options for name in _OPTIONS_WITH_PATHS):
-            described["folder"] = str(Path.cwd())  # they may be relative to it
+        absolute = self.with_absolute_paths()
+        described: dict[str, Any] = {"type": type(self.source).__name__}
+        options, files = dict(absolute.source_options), FilesToOpen.of(absolute.source)
+        if files is not None:
+            described = {"paths": list(files.names)}
+            options |= files.options
+        for name, value in options.items():
+            if value:
+                described[name] = str(value) if isinstance(value, (str, Path)) else repr(value)
+        if self.classes is not None:
+            described["classes"] = read_classes(self.classes)
         return described
 
     def given(self) -> dict[str, Any]:
@@ -106,6 +112,23 @@ class Preparation:
         check_mask_options(source, self.missing_masks, self.mask_fill, are_masks=are_masks)
         arrays = find_arrays(source, settings, self.missing_masks, self.mask_fill, *workers)
         return replace(settings, extra_arrays=arrays)
+
+
+def _from_root(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a source with the paths among them from the root."""
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: absolute(entry) for name, entry in value.items()}
+        # A text that is no path is the name of a column, or a path that is missing.
+        if isinstance(value, (str, Path)) and os.path.exists(value):  # noqa: PTH110  # or too long
+            return str(Path(value).absolute())
+        return value
+
+    return {
+        name: absolute(value) if name in _OPTIONS_WITH_PATHS else value
+        for name, value in options.items()
+    }
 
 
 def _open(
