@@ -122,7 +122,7 @@ def _from_root(options: Mapping[str, Any]) -> dict[str, Any]:
             return {name: absolute(entry) for name, entry in value.items()}
         # A text that is no path is the name of a column, or a path that is missing.
         if isinstance(value, (str, Path)) and os.path.exists(value):  # noqa: PTH110  # or too long
-            return str(Path(value).absolute())
+            return os.path.abspath(value)  # noqa: PTH100  # without "..", to be compared
         return value
 
     return {

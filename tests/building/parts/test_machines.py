@@ -1,0 +1,201 @@
+"""Machines that differ: one error that names the machine and the difference; the rest goes on."""
+
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import memload
+from memload.building.conversion import Settings
+
+OPTIONS: dict[str, Any] = {"size": 8, "num_workers": 0, "progress": False}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that gives this machine another name."""
+
+    def name(text: str) -> None:
+        monkeypatch.setattr(socket, "gethostname", lambda: text)
+
+    return name
+
+
+@pytest.fixture
+def refused(pictures: Path, tmp_path: Path, machine: Callable[[str], None]) -> Callable[..., str]:
+    """A function that begins a build on machine-a, and returns the error of another on machine-b.
+
+    ``between`` is called before that. Afterwards the build goes on as it began.
+    """
+
+    def begin(between: Callable[[], None] = lambda: None, **changed: Any) -> str:
+        first: dict[str, Any] = {"source": pictures, "output": tmp_path / "out.bin", **OPTIONS}
+        machine("machine-a")
+        memload.build(**first, part=(0, 2))
+        before = contents(tmp_path / "out.building")
+        machine("machine-b")
+        between()
+        with pytest.raises(memload.BuildError) as raised:
+            memload.build(**first | {"part": (1, 2)} | changed)
+        after = contents(tmp_path / "out.building")
+        assert after == before
+        return str(raised.value)
+
+    return begin
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return what a folder has, except its locks."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def assert_names_both(error: str, difference: str) -> None:
+    assert "holds a build that began on machine-a, and what is given on machine-b differs" in error
+    assert difference in error
+    assert "Use the same source, settings and versions on all machines, or delete" in error
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"size": 9}, "size was [8, 8] and is [9, 9]"),
+        ({"fit": "pad"}, "fit was 'crop' and is 'pad'"),
+        ({"fast": True}, "fast was False and is True"),
+        ({"exif": False}, "exif was True and is False"),
+        ({"mode": "L"}, "mode was 'RGB' and is 'L'"),
+        ({"shard_size": 4096 + 192}, "rows per shard was 5 and is 1"),
+        ({"classes": ["class2", "class1", "class0"]}, "classes was None and is [class2, class1"),
+        ({"masks": ["mask"]}, """masks was None and is "['mask']\""""),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_other_settings_are_refused(
+    refused: Callable[..., str], changed: dict[str, Any], difference: str
+) -> None:
+    assert_names_both(refused(**changed), difference)
+
+
+@pytest.mark.parametrize("name", ["pillow", "libjpeg-turbo"])
+def test_another_library_is_refused(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    original = Settings.libraries
+
+    def libraries(self: Settings) -> dict[str, str]:
+        found = original(self)
+        assert name in found
+        return {**found, name: "0.0.1"}
+
+    def other() -> None:
+        monkeypatch.setattr(Settings, "libraries", libraries)
+
+    found = original(Settings((8, 8)))[name]
+    assert_names_both(refused(other), f"{name} was {found!r} and is '0.0.1'")
+
+
+def test_another_memload_is_refused(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = memload.__version__
+    error = refused(lambda: monkeypatch.setattr(memload, "__version__", "0.0.1"))
+    assert_names_both(error, f"memload was {version!r} and is '0.0.1'")
+
+
+def test_another_path_is_refused(
+    refused: Callable[..., str], pictures: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(pictures, tmp_path / "elsewhere")
+    assert_names_both(refused(source=other), "paths was [")
+
+
+def test_a_folder_that_is_not_mounted_is_refused(
+    refused: Callable[..., str], pictures: Path
+) -> None:
+    error = refused(lambda: shutil.rmtree(pictures))
+    assert_names_both(error, "the source is another one, or is missing: 8 of 8 samples")
+    assert "class0/00000.jpg, for example, cannot be read here" in error
+
+
+def test_other_pictures_at_the_same_path_are_refused(
+    refused: Callable[..., str], pictures: Path
+) -> None:
+    def change() -> None:
+        for path in pictures.rglob("*.jpg"):
+            Image.new("RGB", (16, 12), "red").save(path)
+
+    error = refused(change)
+    assert_names_both(error, "8 of 8 samples that were looked at differ")
+    assert "has other bytes here" in error
+
+
+def test_pictures_that_were_mended_meanwhile_do_not_stop_a_part(
+    pictures: Path, tmp_path: Path
+) -> None:
+    build = partial(memload.build, pictures, tmp_path / "out.bin", **OPTIONS)
+    build(part=(0, 2))
+    first, *_, last = sorted(pictures.rglob("*.jpg"))
+    Image.new("RGB", (16, 12), "red").save(first)
+    last.unlink()
+    assert build(part=(1, 2)).is_published
+
+
+class Numbered:
+    """A data set whose images are arrays."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if index >= self.count:
+            raise IndexError
+        return np.full((8, 8, 3), index, np.uint8), index % 2
+
+
+def test_a_data_set_with_other_samples_is_refused(refused: Callable[..., str]) -> None:
+    error = refused(source=Numbered(30))
+    assert "machine-b differs" in error
+
+
+def test_a_data_set_with_other_names_is_refused(
+    tmp_path: Path, machine: Callable[[str], None]
+) -> None:
+    build = partial(memload.build, output=tmp_path / "out.bin", **OPTIONS)
+    machine("machine-a")
+    build(Numbered(16), part=(0, 2))
+    machine("machine-b")
+    with pytest.raises(memload.BuildError) as raised:
+        build(Numbered(17), part=(1, 2))
+    assert_names_both(str(raised.value), "its samples have other names")
+    assert build(Numbered(16), part=(1, 2)).is_published
+
+
+def test_relative_paths_count_from_the_folder_of_each_machine(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks = tmp_path / "masks"
+    for path in pictures.rglob("*.jpg"):
+        with Image.open(path) as picture:
+            mask = Image.new("L", picture.size, 1)
+        name = (masks / path.relative_to(pictures)).with_suffix(".png")
+        name.parent.mkdir(parents=True, exist_ok=True)
+        mask.save(name)
+    monkeypatch.chdir(tmp_path)
+    memload.build("pics", "out.bin", masks="masks", part=(0, 3), **OPTIONS)
+    monkeypatch.chdir(masks)
+    memload.build(pictures, "../out.bin", masks=masks, part=(1, 3), **OPTIONS)
+    with pytest.raises(memload.BuildError, match=re.escape("paths was [")):
+        memload.build("pics", "../out.bin", masks=masks, part=(2, 3), **OPTIONS)
+    report = memload.build("../pics", "../out.bin", masks="../masks", part=(2, 3), **OPTIONS)
+    assert report.is_published
+    assert report.samples == 40
