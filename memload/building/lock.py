@@ -274,8 +274,8 @@ def wait_until(succeeds: Callable[[], bool], lock: Path, subject: Path, timeout:
             line = now + _LINE_SECONDS
             waited = f" for {now - began:.0f} s now" if now - began > 1 else ""
             logger.info(
-                f"{subject}: waiting{waited} for its lock ({Holder.of(lock)}), until nothing has "
-                f"changed there for {timeout:g} s"
+                f"{subject}: waiting{waited} for its lock ({Holder.of(lock)}). If nothing changes "
+                f"there for {timeout:g} s, this is an error"
             )
         time.sleep(min(_POLL_SECONDS, timeout))
 

@@ -145,13 +145,16 @@ def test_other_parts_list_no_folder_of_the_source(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed: list[str] = []
-    for name in ("scandir", "listdir"):
 
-        def note(path: Any = ".", original: Any = getattr(os, name)) -> Any:
+    def noting(function: Any) -> Any:
+        def note(path: Any = ".") -> Any:
             listed.append(str(path))
-            return original(path)
+            return function(path)
 
-        monkeypatch.setattr(os, name, note)
+        return note
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, noting(getattr(os, name)))
     counts = []
     for i in range(3):
         memload.build(pictures, tmp_path / "out.bin", part=(i, 3), **OPTIONS)
