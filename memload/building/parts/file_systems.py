@@ -39,7 +39,7 @@ _NFS = {
 #: Options of mounts whose byte-range locks hold only within a machine, and what to mount instead.
 _LOCAL_LOCKS = {
     **dict.fromkeys(("nfs", "nfs4"), _NFS),
-    **dict.fromkeys(("cifs", "smb3"), {"nobrl": "brl"}),  # mount.cifs(8)
+    **{kind: {"nobrl": "brl"} for kind in ("cifs", "smb3")},  # mount.cifs(8)
     "lustre": {"localflock": "flock"},  # mount.lustre(8)
 }
 
