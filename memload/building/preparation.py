@@ -89,13 +89,17 @@ class Preparation:
         return described
 
     def given(self) -> dict[str, Any]:
-        """Return the settings that are given, as an index has them."""
+        """Return the settings that are known before the source is opened, as an index has them."""
         given: dict[str, Any] = {"missing_masks": self.missing_masks, "mask_fill": self.mask_fill}
         given |= self.image_options
-        if self.mode is not None:
-            given["mode"] = self.mode
-        if self.size is not None:
-            given["size"] = list(height_and_width(self.size))
+        size, mode = self.size, self.mode
+        files = FilesToOpen.of(self.source)
+        if files is not None and not files.have_settings and not self.source_options["new_to"]:
+            size, mode = 256 if size is None and mode != "array" else size, mode or "RGB"
+        if mode is not None:
+            given["mode"] = mode
+        if size is not None:
+            given["size"] = list(height_and_width(size))
         return given
 
     def settings(self, source: Source) -> AnySettings:

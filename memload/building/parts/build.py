@@ -16,13 +16,13 @@ from memload.building.lock import FolderRemovedError, Holder, Lock, wait_until
 from memload.building.parts.executors import build_with
 from memload.building.parts.file_systems import check_file_system
 from memload.building.parts.listing import read_source, write_source
+from memload.building.parts.published import is_renamed, published, remove_rest
 from memload.building.parts.samples import checksums, difference
 from memload.building.parts.workspace import (
     Part,
     PartsWorkspace,
     Running,
     build_locked,
-    done_shards,
     names_in,
     work_of,
 )
@@ -41,8 +41,7 @@ from memload.building.workspace import (
     remove_files,
 )
 from memload.building.writer import rows_per_shard, shard_bytes
-from memload.errors import BuildError, FormatError
-from memload.storage.format import shard_pattern
+from memload.errors import BuildError
 from memload.storage.index import Array, Index
 from memload.wording import counted
 
@@ -62,9 +61,9 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
     while True:
         lock = Lock(request.folder, is_inherited=executor is None)
         try:
-            index = _published(request)
+            index = published(request)
             if index is not None:
-                _remove_rest(request, lock)
+                remove_rest(request, lock)
                 shards = len(index.image.shards)
                 report = PartReport(part, _count(shards, part), shards, (), was_published=True)
                 return report_on(request.name, index, report)
@@ -74,53 +73,6 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
             continue
         finally:
             lock.release()
-
-
-def _published(request: Request) -> Index | None:
-    """Return the index if the data set is published. Raises BuildError if it is another one."""
-    if "plan.json" in names_in(request.folder) and not _is_renamed(request):
-        return None  # it is being built, or still being published
-    try:
-        index = Index.open(request.output)
-    except FormatError:
-        return None  # there is none, or `check_output` says that it is in the way
-    found = dict(index.build.get("settings", {}))
-    given = {name: value for name, value in request.preparation.given().items() if name in found}
-    found = {name: found[name] for name in given}
-    if request.shard_size is not None:
-        given["rows per shard"] = rows_per_shard(index.arrays, request.shard_size)
-        found["rows per shard"] = _rows_per_shard_of(index, given["rows per shard"])
-    if given == found:
-        return index
-    if request.overwrite:
-        return None
-    raise BuildError(
-        f"{request.name} exists already, with other settings: {differences(found, given)}. Choose "
-        "another output, or say --overwrite.",
-        path=request.output,
-    )
-
-
-def _is_renamed(request: Request) -> bool:
-    """Return whether all finished files are in their place, so that the folder has only to go."""
-    if not done_shards(request.folder):
-        return False
-    names, shards = names_in(request.folder), shard_pattern(request.output, None)
-    return request.output.with_suffix(".idx").name not in names and not any(
-        map(shards.fullmatch, names)
-    )
-
-
-def _remove_rest(request: Request, lock: Lock) -> None:
-    """Remove the folder of a published build, if a part was stopped before it had done so."""
-    if request.folder.exists() and lock.acquire() and _published(request) is not None:
-        remove(request.output)
-
-
-def _rows_per_shard_of(index: Index, wanted: int | None) -> int | None:
-    """Return how many rows a shard of an index has. A single shard may have fewer than wanted."""
-    rows = index.image.shards[0].rows
-    return wanted if len(index.image.shards) == 1 and wanted and rows <= wanted else rows
 
 
 # ----------------------------------------------------------------------------- joining, beginning
@@ -265,12 +217,15 @@ def _begin(request: Request, part: Part | None, lock: Lock) -> None:
         publish(index, request.folder, request.output, request.overwrite)
         remove(request.output)
         raise FolderRemovedError(request.folder)
-    if _published(request) is not None:
-        raise FolderRemovedError(request.folder)
+    preparation = request.preparation
+    # User's code may fork, which should not be done beside a thread.
+    alive = lock.alive if preparation.is_of_files else contextlib.nullcontext
+    with alive():
+        if published(request) is not None:
+            raise FolderRemovedError(request.folder)
     if _open(request) is not None:
         return
-    preparation = request.preparation
-    with lock.alive() if preparation.is_of_files else contextlib.nullcontext():
+    with alive():
         source = preparation.with_absolute_paths().open()
     settings = preparation.settings(source)
     arrays = arrays_of(settings)
@@ -404,7 +359,7 @@ def _publish(
     """
     lock.wait(request.lock_timeout, work="publishes")
     is_renaming = partly_published(request.output) is not None
-    if is_renaming or _is_renamed(request) or not workspace.is_in_folder():
+    if is_renaming or is_renamed(request) or not workspace.is_in_folder():
         raise FolderRemovedError(request.folder)
     workspace.check()
     try:

@@ -118,6 +118,12 @@ class FilesToOpen:
             return cls(tuple(map(os.fspath, source)))
         return None
 
+    @property
+    def have_settings(self) -> bool:
+        """Whether the size and mode that are stored depend on the files, by default."""
+        kinds = (ArrayFile, ExistingDataset)
+        return any(_KINDS.get(Path(name).suffix.lower()) in kinds for name in self.names)
+
     def absolute(self) -> "FilesToOpen":
         """Return the same with paths from the root."""
         names = tuple(
