@@ -177,7 +177,7 @@ def test_a_publisher_goes_on_where_another_one_was_killed(
 def test_a_part_that_begins_when_the_data_set_has_just_been_published_finds_it(
     spoiled: Path, place: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, looks = parts_build._published, iter([True])
+    look, looks = parts_build.published, iter([True])
 
     def look_then_publish(request: Any) -> Any:
         found = look(request)
@@ -185,7 +185,7 @@ def test_a_part_that_begins_when_the_data_set_has_just_been_published_finds_it(
             build(spoiled, place, part=(0, 1))
         return found
 
-    monkeypatch.setattr(parts_build, "_published", look_then_publish)
+    monkeypatch.setattr(parts_build, "published", look_then_publish)
     report = build(spoiled, place, part=(1, 2))
     assert report.converted == 0
     assert report.part is not None
