@@ -1,9 +1,11 @@
 """Parts that are killed at any step, begin at once and publish at once: nothing is lost."""
 
 import functools
+import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -15,16 +17,18 @@ import pytest
 from PIL import Image
 
 import memload
+from memload.building import lock as lock_module
 from memload.building.lock import Lock
 from memload.building.parts import build as parts_build
 from memload.building.parts import workspace as parts_workspace
-from memload.building.parts.workspace import is_in_parts
+from memload.building.parts.workspace import PartsWorkspace, is_in_parts
 from memload.building.preparation import Preparation
 from tests.building.test_resuming import files, killed_at, start_child
 
 Make = Callable[..., Path]
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
+FORK: Any = multiprocessing.get_context("fork")
 ROW = 4 * 4 * 3
 
 
@@ -282,3 +286,184 @@ def test_what_a_killed_first_part_left_is_no_obstacle(
     assert build(spoiled, place, part=part).is_published
     assert files(place) == expected
     assert not folder.exists()
+
+
+@LINUX
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_parts_that_begin_while_another_one_publishes_find_the_data_set(
+    spoiled: Path,
+    place: Path,
+    expected: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    every: int,
+) -> None:
+    steps, children, publisher = iter(range(10**6)), [], os.getpid()
+
+    def late() -> None:
+        monkeypatch.setattr(lock_module, "_POLL_SECONDS", 0.01)
+        assert build(spoiled, place, part=(0, 2)).is_published
+
+    def let_another_begin() -> None:
+        waits, tell = os.pipe()
+
+        def tell_then_sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+            os.write(tell, b".")
+            sleep(seconds)
+
+        def late_that_tells() -> None:
+            monkeypatch.setattr(time, "sleep", tell_then_sleep)  # it waits for the lock
+            late()
+
+        children.append(start_child(10**6, late_that_tells))
+        os.close(tell)
+        os.read(waits, 1)  # until it waits, or ends
+        os.close(waits)
+
+    def count_steps() -> None:
+        for name in ("replace", "unlink", "rmdir"):
+            monkeypatch.setattr(os, name, with_another(getattr(os, name)))
+
+    def with_another(change: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if os.getpid() == publisher and next(steps) % every == 0:
+                let_another_begin()
+            return change(*arguments, **options)
+
+        return call
+
+    build(spoiled, place, part=(0, 2))
+    do_before_lock(monkeypatch, "publishes", count_steps)
+    assert build(spoiled, place, part=(1, 2)).is_published
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
+    assert len(children) >= 20 // every
+    assert files(place) == expected
+    assert not (place / "out.building").exists()
+
+
+@LINUX
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_eight_parts_that_begin_and_end_at_once_publish_once(
+    spoiled: Path, tmp_path: Path, times: int
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    build(spoiled, alone, rows=1)
+    for number in range(times):
+        place, barrier = tmp_path / str(number), FORK.Barrier(7)
+        place.mkdir()
+
+        def build_part(part: int, place: Path = place, barrier: Any = barrier) -> None:
+            write_done = PartsWorkspace._write_done
+
+            def write_together(*arguments: Any) -> None:
+                barrier.wait(60)
+                write_done(*arguments)
+
+            PartsWorkspace._write_done = write_together  # type: ignore[method-assign]  # in the child
+            build(spoiled, place, rows=1, part=(part, 8))  # there are seven shards
+
+        children = [
+            start_child(10**6, functools.partial(build_part, part)) for part in reversed(range(8))
+        ]
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
+        assert files(place) == files(alone)
+        assert not (place / "out.building").exists()
+
+
+# A power cut: what was not flushed to the disk is gone
+
+
+def record_flushes(copies: Path) -> None:
+    """Keep a copy of each file as it was when it was flushed last, under its number in ``copies``."""
+    flush, kept = os.fsync, []
+
+    def flush_and_copy(descriptor: int) -> None:
+        flush(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            kept.append(os.dup(descriptor))  # no other file gets its number
+            content = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+            (copies / str(os.fstat(descriptor).st_ino)).write_bytes(content)
+
+    os.fsync = flush_and_copy
+
+
+def cut_power(place: Path, copies: Path) -> None:
+    """Give each file the content that was flushed, or none."""
+    for path in place.rglob("*"):
+        if path.is_file():
+            flushed = copies / str(path.stat().st_ino)
+            path.write_bytes(flushed.read_bytes() if flushed.exists() else b"")
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "steps", [range(1, 300, 53), pytest.param(range(1, 400, 2), marks=pytest.mark.slow)]
+)
+def test_after_a_power_cut_parts_go_on_and_end_with_the_same_bytes(
+    spoiled: Path, place: Path, tmp_path: Path, expected: dict[str, bytes], steps: range
+) -> None:
+    for step in steps:
+        copies = tmp_path / "copies"
+        copies.mkdir()
+
+        def both_parts(copies: Path = copies) -> None:
+            record_flushes(copies)
+            for part in (0, 1):
+                build(spoiled, place, part=(part, 2))
+
+        finished = killed_at(step, both_parts)
+        cut_power(place, copies)
+        if (place / "out.idx").exists():
+            assert files(place) == expected
+        end(spoiled, place, ("ascending", "plain", "mixed")[step % 3])
+        assert files(place) == expected, step
+        assert not (place / "out.building").exists(), step
+        for path in (*place.iterdir(), *copies.iterdir()):
+            path.unlink()
+        copies.rmdir()
+        if finished:
+            break
+    assert finished
+    assert step > 100
+
+
+def test_a_shard_is_done_and_a_data_set_published_after_all_files_and_their_names_are_flushed(
+    spoiled: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, replace, flushed, committed = os.fsync, os.replace, dict[str, object](), []
+
+    def content(path: Path) -> object:
+        return set(os.listdir(path)) if path.is_dir() else path.read_bytes()
+
+    def note_flush(descriptor: int) -> None:
+        flush(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flushed[str(path)] = content(path)
+
+    def check_names(folder: Path, names: set[str]) -> None:
+        assert names <= flushed[str(folder)], folder  # type: ignore[operator]
+
+    def look_then_replace(source: Any, target: Any) -> None:
+        source, target = Path(source), Path(target)
+        folder = place / "out.building"
+        if target.parent.name == "done":
+            number = target.name
+            journal = folder / "shards" / number
+            shards = set(folder.glob(f"out*{number}-of*"))
+            assert len(shards) == 2
+            for path in (*shards, journal / "rows", source):
+                assert flushed[str(path)] == content(path), path
+            check_names(folder, {path.name for path in shards} | {"shards", "done"})
+            check_names(folder / "shards", {number})
+            check_names(journal, {"rows"})
+            committed.append(target.name)
+        if target == place / "out.idx":
+            assert flushed[str(source)] == content(source)
+            check_names(place, {path.name for path in place.glob("out*.bin")})
+            committed.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_flush)
+    monkeypatch.setattr(os, "replace", look_then_replace)
+    build(spoiled, place, part=(0, 1))
+    assert committed == ["00000", "00001", "out.idx"]
