@@ -183,10 +183,11 @@ class Journal:
             file.write(records.tobytes())
 
     def sync(self) -> None:
-        """Flush the files to the disk."""
+        """Flush the files and their names to the disk."""
         for name in ("rows", "rejects.jsonl"):
             with contextlib.suppress(FileNotFoundError):
                 sync(self.folder / name)
+        sync(self.folder)
 
     def remove(self) -> None:
         """Remove the records, so that no row counts as done."""

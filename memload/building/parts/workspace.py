@@ -170,7 +170,8 @@ class PartsWorkspace(Workspace):
             writer.create_shard(shard, crc32)
             sync(self.folder / writer.array.shards[shard].file)
         journal.sync()
-        sync(self.folder)
+        for folder in (journal.folder.parent, self.folder):  # the names of what is in them
+            sync(folder)
         here = Holder.here(running.work)
         rejected = int(np.count_nonzero(records["status"] == REJECTED))
         seconds = time.monotonic() - began
