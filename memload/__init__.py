@@ -20,6 +20,7 @@ _PUBLIC = {
     "building.sources.opening": "open_source",
     "building.sources.record": "Record Source",
     "building.sources.table": "Manifest",
+    "building.status": "BuildStatus build_status",
     "contact_sheet": "preview",
     "editing.concat": "concat",
     "editing.copying": "copy",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.building.sources.opening import open_source as open_source
     from memload.building.sources.record import Record as Record, Source as Source
     from memload.building.sources.table import Manifest as Manifest
+    from memload.building.status import BuildStatus as BuildStatus, build_status as build_status
     from memload.contact_sheet import preview as preview
     from memload.editing.concat import concat as concat
     from memload.editing.copying import copy as copy

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.building.decoders import loaded_libraries
-from memload.building.sole import unfinished_build
+from memload.building.status import build_status
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.machine import available_cores
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
@@ -30,7 +30,8 @@ def info(path: str | Path) -> dict[str, Any]:
     ``"path"`` is ``path`` as it is given, and ``"index"`` is the index file. The shards are not
     read, but they have to exist and to have the right sizes; see `verify`. ``"rows"``, ``"shape"``
     and ``"dtype"`` are those of the images, ``"arrays"`` has them for every array. ``"bytes"`` and
-    ``"shards"`` are of all arrays together. Raises FormatError if a file is missing or damaged.
+    ``"shards"`` are of all arrays together. Raises FormatError if a file is missing or damaged, and
+    MissingError while the data set is being built: see `build_status`.
 
     >>> memload.info("out.bin")["samples"]
     1281167
@@ -40,8 +41,8 @@ def info(path: str | Path) -> dict[str, Any]:
     try:
         index = Index.open(path)
     except MissingError as error:
-        progress = unfinished_build(path)
-        raise MissingError(progress or str(error), path=path) from None
+        status = build_status(path)
+        raise MissingError(str(status or error), path=path) from None
     image = index.image
     for array in index.arrays:
         for shard in array.shards:

@@ -49,6 +49,7 @@ leaves masks out, since they have an argument of their own.
 `plans`                 what decides on the rows: an unfinished build goes on only with the same
 `lock`                  keeps two builds of one output apart
 `system_errors`         what to do when a call of the system fails
+`status`                how far an unfinished build is, for `memload info`
 `destination`           publishing: the finished files are renamed into place, the index last
 `statistics`            mean, standard deviation and sizes
 ======================  ============================================================================

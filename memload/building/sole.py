@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from memload.building.destination import check_output, move, publish_before_another
-from memload.building.journal import DONE, STATUS_BYTE, Journal, is_intact
-from memload.building.lock import is_locked, locked
+from memload.building.journal import DONE, Journal, is_intact
+from memload.building.lock import locked
 from memload.building.plans import differences
 from memload.building.target import RowTarget
 from memload.building.workspace import (
@@ -24,7 +24,6 @@ from memload.building.workspace import (
 )
 from memload.building.writer import ShardWriter
 from memload.errors import BuildError
-from memload.storage.format import output_paths
 from memload.storage.index import Index, sync
 from memload.storage.keys import Keys
 
@@ -200,22 +199,3 @@ class SoleWorkspace(Workspace):
         remove_files(self.output)
         for path in sorted(changed.iterdir(), key=lambda path: path.name == "plan.json"):
             move(path, self.folder)
-
-
-def unfinished_build(path: str | Path) -> str | None:
-    """Say how far the build of ``out.bin`` (or ``out.idx``) is. None if no row is known yet."""
-    output = Path(path).with_suffix(".bin")
-    folder = output_paths(output)[1]
-    keys = read_keys(folder / "keys")
-    try:
-        records = np.fromfile(folder / "rows", np.uint8).reshape(len(keys or ()), -1)
-        done = np.count_nonzero(records[:, STATUS_BYTE])
-    except (OSError, ValueError, IndexError):  # there is no build, or it has only just begun
-        return None
-    progress = f"{done:,} of {len(records):,} samples are done"
-    if is_locked(folder):
-        return f"{output.name} is being built right now: {progress}"
-    return (
-        f"{path} is missing: its build is not complete ({folder}): {progress}. Run the same "
-        "'memload build' again; it goes on where it stopped."
-    )

@@ -21,16 +21,31 @@ from memload.wording import counted, listed, shape_text
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(path: str | None, environment: bool, as_json: bool) -> None:
-    """Describe a data set (OUT.BIN or an index), or the software that memload runs on."""
+    """Describe a data set (OUT.BIN or an index), or the software that memload runs on. While it is
+    being built, say how far that is, on which machines, and what is stuck.
+    """
     if (path is None) == (not environment):
         raise click.UsageError("Give either OUT.BIN or --environment.")
     from memload import inspection
+    from memload.building.status import build_status
 
-    facts: dict[str, Any] = inspection.environment() if path is None else inspection.info(path)
+    status = None if path is None else build_status(path)
+    facts: dict[str, Any] = {}
+    if path is None:
+        facts = inspection.environment()
+    elif status is None or status.replaces:
+        facts = inspection.info(path)
     if as_json:
-        print_json(facts)
+        print_json({**facts, **({} if status is None else {"unfinished_build": status.as_dict()})})
         return
-    if path is not None:
+    _print_facts(facts)
+    for line in () if status is None else status.lines():
+        echo(line)
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    """Print what is known of a data set, or of the environment."""
+    if "arrays" in facts:
         facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
     for name, counts in facts.pop("category_counts", {}).items():
         facts["categories"][name] = _with_counts(facts["categories"][name], counts)

@@ -16,7 +16,8 @@ All that they know of each other is in the folder on the disk that they share::
         plan.json         the settings, and how the source was opened, on which machine
         source            the opened source, so that it is listed only once
         keys              the names of its samples
-        shards/00007/     the journal and the lock of a shard: lock, rows, rejects.jsonl
+        shards/00007/     the journal and the lock of a shard: lock, rows, rejects.jsonl, and begun:
+                          when its holder began, and how many rows were finished then
         done/00007        a shard is complete on the disk; who built it, and how long that took
         out-00007-of-00313.bin    a shard; only the holder of its lock writes to it
 
@@ -30,5 +31,7 @@ parts may end at any moment. A shard that is not done is taken up where its jour
 `samples`           notices a machine that sees another source
 `executors`         one task for each shard, on any `concurrent.futures.Executor`
 `file_systems`      refuses folders on which parts cannot work
+`environment`       which part a process is, from the variables of Slurm, torchrun or Kubernetes
+`status`            how far all shards are, for `memload info`
 ==================  ================================================================================
 """

@@ -242,7 +242,8 @@ def _begin(request: Request, part: Part | None, lock: Lock) -> None:
     if is_listed:
         write_source(source, request.folder / "source")
     begun = {
-        **Holder.here()._asdict(),
+        **Holder.here(work_of(part))._asdict(),
+        "rows": len(source),
         "source": preparation.description(),
         "is_listed": is_listed,
         "samples": checksums(source) if is_listed else {},

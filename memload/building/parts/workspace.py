@@ -153,6 +153,8 @@ class PartsWorkspace(Workspace):
         began, journal = time.monotonic(), self._journal_of(shard)
         is_resumed = (journal.folder / "rows").exists()
         journal.create()  # at full size, should the records be damaged
+        before = np.count_nonzero(journal.mapped()["status"]) if is_resumed else 0
+        (journal.folder / "begun").write_text(str(before))
         writers = [ShardWriter(self.folder, array) for array in self.arrays]
         for writer in writers:
             writer.create_shard(shard)
@@ -299,6 +301,13 @@ def read_done(folder: Path, shard: int) -> DoneShard | None:
     with contextlib.suppress(OSError, ValueError, TypeError):
         return DoneShard(**json.loads((folder / "done" / _name(shard)).read_bytes()))
     return None
+
+
+def rows_before(folder: Path) -> int:
+    """Return how many rows of a shard were finished when its holder began."""
+    with contextlib.suppress(OSError, ValueError):  # it is being written
+        return int((folder / "begun").read_text())
+    return 0
 
 
 def names_in(folder: Path) -> set[str]:

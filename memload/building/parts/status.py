@@ -1,0 +1,207 @@
+"""How far the shards of a build in parts are, from what is in its folder.
+
+Nothing is changed, and no lock is taken. Times are those of files, since the clocks of machines
+differ.
+"""
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memload.building.journal import STATUS_BYTE
+from memload.building.lock import Holder, is_locked
+from memload.building.parts.workspace import (
+    done_shards,
+    names_in,
+    read_done,
+    rows_before,
+    shard_folder,
+)
+
+#: Whoever holds a lock and has changed nothing for so many seconds may be stuck.
+_STUCK_SECONDS = 120.0
+
+#: The speed is that of the last so many seconds.
+_SPEED_SECONDS = 60.0
+
+
+class ShardStatus(NamedTuple):
+    """A shard that is begun and not done, and who builds it, or has built it until now."""
+
+    shard: int
+    samples: int
+    samples_done: int  #: converted or rejected
+    holder: Holder
+    images_per_second: float | None  #: since the holder began; None if that is not known
+    quiet_seconds: float  #: since anything has changed
+    is_at_work: bool  #: whether the shard is locked
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is locked, and nothing has changed for two minutes."""
+        return self.is_at_work and self.quiet_seconds > _STUCK_SECONDS
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON has it."""
+        rate, quiet = self.images_per_second, round(self.quiet_seconds, 1)
+        facts = {**self._asdict(), **self.holder._asdict(), "quiet_seconds": quiet}
+        facts["images_per_second"] = None if rate is None else round(rate, 1)
+        del facts["holder"]
+        return {**facts, "is_stuck": self.is_stuck}
+
+
+class PartsStatus(NamedTuple):
+    """How far the shards of all parts are."""
+
+    samples: int
+    samples_done: int  #: converted or rejected
+    shards: int
+    shards_done: int
+    begun: Sequence[ShardStatus]  #: the shards that are begun and not done
+    images_per_second: float | None  #: of all machines in the last minute
+    parts: int | None  #: how many parts there are, if any process names its part
+    parts_done: Sequence[int]
+    parts_left: Sequence[int]  #: those that are neither done nor at work
+    shards_left: int  #: the shards of these
+
+
+class _Span(NamedTuple):
+    """Some rows that were converted from one time to another."""
+
+    rows: int
+    start: float
+    stop: float
+
+    def rows_since(self, time: float) -> float:
+        """Return how many were converted since a time, if all took as long."""
+        seconds = self.stop - self.start
+        share = min(1.0, (self.stop - time) / seconds) if seconds > 0 else 1.0
+        return self.rows * max(0.0, share)
+
+
+def parts_status(folder: Path, plan: dict[str, Any]) -> PartsStatus:
+    """Return how far the build in a folder is. ``plan`` is its plan."""
+    samples, now = plan["parts"]["rows"], time_of_server(folder.parent)
+    rows = plan["rows per shard"] or samples
+    done = set(done_shards(folder))
+    begun, spans = [], _spans_of_done(folder, now)
+    for name in sorted(names_in(folder / "shards"), key=int):
+        shard = int(name)
+        if shard not in done:
+            status, span = _begun_shard(folder, shard, min(rows, samples - shard * rows), now)
+            begun.append(status)
+            spans += [] if span is None else [span]
+    shards = -(-samples // rows)
+    samples_done = sum(min(rows, samples - shard * rows) for shard in done)
+    left = set(range(shards)) - done - {status.shard for status in begun if status.is_at_work}
+    parts = _number_of_parts(plan, begun)
+    at_work = {_part_of(status.holder) for status in begun if status.is_at_work}
+    parts_left = sorted({shard % parts for shard in left} if parts else ())
+    parts_left = [part for part in parts_left if (part, parts) not in at_work]
+    unfinished = {shard % parts for shard in set(range(shards)) - done} if parts else set()
+    return PartsStatus(
+        samples=samples,
+        samples_done=samples_done + sum(status.samples_done for status in begun),
+        shards=shards,
+        shards_done=len(done),
+        begun=begun,
+        images_per_second=_speed(spans, now)
+        if any(status.is_at_work for status in begun)
+        else None,
+        parts=parts,
+        parts_done=[part for part in range(parts or 0) if part not in unfinished],
+        parts_left=parts_left,
+        shards_left=sum(shard % parts in parts_left for shard in left) if parts else 0,
+    )
+
+
+def _begun_shard(
+    folder: Path, shard: int, samples: int, now: float
+) -> tuple[ShardStatus, _Span | None]:
+    """Return how far a shard is, and what its holder has converted of it."""
+    path = shard_folder(folder, shard)
+    # Asked for first: a shard that is done now, or given back, is not taken for a stuck one.
+    is_at_work, holder = is_locked(path), Holder.of(path / "lock")
+    records, written = _read(path / "rows")
+    begun = _read(path / "begun")[1]
+    usable = records[: len(records) // samples * samples].reshape(samples, -1)
+    done = int(np.count_nonzero(usable[:, STATUS_BYTE])) if usable.size else 0
+    span = None
+    if is_at_work and begun and written > begun:
+        span = _Span(max(0, done - rows_before(path)), begun, written)
+    changed = max(begun, written, _read(path / "lock")[1])
+    status = ShardStatus(
+        shard,
+        samples,
+        done,
+        holder,
+        span.rows / (span.stop - span.start) if span else None,
+        max(0.0, now - changed),
+        is_at_work,
+    )
+    return status, span
+
+
+def _read(path: Path) -> tuple[np.ndarray, float]:
+    """Return the bytes of a file, and when it was last written; nothing and 0.0 if it is missing.
+
+    NFS asks the server for the times of a file when it is opened.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        changed = os.fstat(file.fileno()).st_mtime
+        return np.frombuffer(file.read(), np.uint8), changed
+    return np.zeros(0, np.uint8), 0.0
+
+
+def _spans_of_done(folder: Path, now: float) -> list[_Span]:
+    """Return what was converted of the shards that were done in the last minute."""
+    spans = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder / "done") as entries:
+        for entry in entries:
+            stop = entry.stat().st_mtime
+            if not entry.name.isdecimal() or stop < now - _SPEED_SECONDS:
+                continue
+            done = read_done(folder, int(entry.name))
+            if done is not None:
+                spans.append(_Span(done.converted, stop - done.seconds, stop))
+    return spans
+
+
+def _speed(spans: Iterable[_Span], now: float) -> float | None:
+    """Return how many rows a second all machines have converted in the last minute."""
+    spans = list(spans)
+    if not spans:
+        return None
+    start = max(now - _SPEED_SECONDS, min(span.start for span in spans))
+    return sum(span.rows_since(start) for span in spans) / max(now - start, 0.001)
+
+
+def _number_of_parts(plan: dict[str, Any], begun: Sequence[ShardStatus]) -> int | None:
+    """Return of how many parts those at work are, or else that which began the build."""
+    counts = Counter(_part_of(status.holder) for status in begun if status.is_at_work)
+    numbers = Counter(part[1] for part in counts.elements() if part is not None)
+    if numbers:
+        return numbers.most_common(1)[0][0]
+    part = _part_of(Holder(work=plan["parts"]["work"]))
+    return None if part is None else part[1]
+
+
+def _part_of(holder: Holder) -> tuple[int, int] | None:
+    """Return the part that a holder works on, if it says so. See `work_of`."""
+    match = re.fullmatch(r"part (\d+) of (\d+)", holder.work)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def time_of_server(folder: Path) -> float:
+    """Return the time by the clock that the files of a folder get their times from."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime
+    return time.time()  # nothing may be written here
