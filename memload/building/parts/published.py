@@ -41,7 +41,7 @@ def published(request: Request) -> Index | None:
     found = dict(index.build.get("settings", {}))
     given = {name: value for name, value in request.preparation.given().items() if name in found}
     found = {name: found[name] for name in given}
-    if request.shard_size is not None:
+    if request.shard_size is not None and given == found:  # else it may not fit the other rows
         given["rows per shard"] = rows_per_shard(index.arrays, request.shard_size)
         found["rows per shard"] = _rows_per_shard_of(index, given["rows per shard"])
     if request.overwrite:
