@@ -26,10 +26,9 @@ from memload.building.sole import SoleWorkspace
 from memload.building.sources.record import Source
 from memload.building.system_errors import system_error
 from memload.building.workspace import arrays_of, remove
-from memload.building.writer import rows_per_shard
+from memload.building.writer import parse_shard_size, rows_per_shard
 from memload.machine import available_cores
 from memload.storage.index import Index
-from memload.wording import parse_size
 
 
 def build(
@@ -139,7 +138,8 @@ def build(
     published, and the error shows the most frequent reasons. It is a share of all images, such as
     ``"10%"`` or ``0.1``, or a count if it is an integer.
 
-    ``shard_size`` splits the pixels, and each other array, into files of at most that many bytes.
+    ``shard_size`` splits the pixels, and each other array, into files of at most that many bytes,
+    such as ``"4GB"``.
     ``progress`` shows a progress bar; by default, if stderr is a terminal or this is a notebook.
     Elsewhere the logger ``memload`` gets a line about every 30 seconds, of level INFO.
 
@@ -147,16 +147,36 @@ def build(
     worker, or takes longer than ``timeout`` seconds, is rejected. With 0, this process converts
     them, without that protection. The result does not depend on ``num_workers``.
 
-    Blocks until the build is complete. If it is interrupted at any moment, the same call goes on
-    where it stopped, and the result is the same to the byte. Images that were rejected are tried
-    again then, changed files are converted again, and added and removed files are taken into
-    account. An existing ``output`` is an error unless ``overwrite`` is true; even then it stays
-    until the new one is complete.
+    Several machines can share a build that is split into shards, if all of them see ``source`` and
+    ``output`` under the same paths:
+
+    - ``part=(i, n)`` builds the shards i, i + n, i + 2n and so on. Call it for each i from 0 to
+      n - 1 on any machine, at once or in turn, with the same options and versions. The part that
+      ends last publishes the data set. Before that, ``is_published`` of the report is false, and
+      ``str()`` of it says which parts are not done. If another part has published it already,
+      nothing is converted.
+    - A part may be called again at any time, and goes on where it stopped. n may differ from call
+      to call. Without ``part``, all that is left is built. The source is listed once: samples that
+      are added later are not taken in. Without ``shard_size``, each part gets at least four shards.
+    - ``executor`` is any `concurrent.futures.Executor`, such as Dask's. It gets a task for each
+      shard. ``num_workers`` is that of a task then, by default 0. If tasks fail, the others end
+      first, and BuildError has the first reasons.
+    - ``lock_timeout``: a process that works on what this call needs is waited for. If it gives no
+      sign of life for that many seconds, BuildError is raised.
+
+    Blocks until the build, or the part, is complete. If it is interrupted at any moment, the same
+    call goes on where it stopped, and the result is the same to the byte. Images that were rejected
+    are tried again then, changed files are converted again, and added and removed files are taken
+    into account. A build in parts looks again only at shards that are not done. An existing
+    ``output`` is an error unless ``overwrite`` is true; even then it stays until the new one is
+    complete.
 
     >>> memload.build("images/", "out.bin", size=224).samples
     1281167
     >>> memload.build("images/", "out.bin", masks="masks/", fit="pad").arrays
     (ArrayReport(name='mask', kind='mask', shape=(256, 256), dtype='uint8'),)
+    >>> memload.build("images/", "out.bin", shard_size="4GB", part=(0, 8)).is_published
+    False
 
     Raises ValueError, SourceError, DependencyError and BuildError, and DecodeError if ``on_error``
     is ``"raise"``.
@@ -212,7 +232,7 @@ def build(
         output=output,
         name=name,
         overwrite=overwrite,
-        shard_size=None if shard_size is None else _bytes(shard_size),
+        shard_size=parse_shard_size(shard_size),
         limit=RejectLimit(max_rejects),
         on_error=on_error,
         num_workers=num_workers,
@@ -226,14 +246,6 @@ def build(
         return build_in_parts(request, part, executor)
     except OSError as error:
         raise system_error(request.name, error) from error
-
-
-def _bytes(shard_size: int | str) -> int:
-    """Return a shard size in bytes. Raises ValueError."""
-    try:
-        return parse_size(shard_size)
-    except ValueError as error:
-        raise ValueError(f"shard_size: {error}") from None
 
 
 def _build_alone(request: Request) -> BuildReport:

@@ -10,6 +10,7 @@ import numpy as np
 
 from memload.storage.format import HEADER_BYTES, array_path, npy_header, seal_of, shard_names
 from memload.storage.index import Array, Shard
+from memload.wording import parse_size
 
 #: A process holds at most this many shards open at once.
 _MAX_OPEN = 16
@@ -32,6 +33,14 @@ def rows_per_shard(arrays: Sequence[Array], shard_size: int | None) -> int | Non
             f"{HEADER_BYTES + largest.row_bytes:,}."
         )
     return rows
+
+
+def parse_shard_size(shard_size: int | str | None) -> int | None:
+    """Return a shard size, such as ``"4GB"``, in bytes; None stays. Raises ValueError."""
+    try:
+        return None if shard_size is None else parse_size(shard_size)
+    except ValueError as error:
+        raise ValueError(f"shard_size: {error}") from None
 
 
 def shard_bytes(arrays: Sequence[Array], rows: int) -> int:

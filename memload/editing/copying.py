@@ -20,7 +20,7 @@ from memload.building.destination import (
 from memload.building.progress import Show
 from memload.building.progress import progress as progress_of
 from memload.building.statistics import moments
-from memload.building.writer import ShardWriter, rows_per_shard, with_shards
+from memload.building.writer import ShardWriter, parse_shard_size, rows_per_shard, with_shards
 from memload.editing.aside import clear, temporary_folder
 from memload.editing.report import EditReport, report_on
 from memload.editing.selected import CheckedRows, select
@@ -43,7 +43,7 @@ def copy(
     output: str | Path,
     *,
     where: Mapping[str, Any] | None = None,
-    shard_size: int | None = None,
+    shard_size: int | str | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
 ) -> EditReport:
@@ -75,7 +75,8 @@ def copy(
     index = select(dataset, where)
     path = Path(output).absolute()
     index_path, _, _ = output_paths(path)
-    copies = [_CopiedArray.of(index, array, path, shard_size) for array in index.arrays]
+    shard_bytes = parse_shard_size(shard_size)
+    copies = [_CopiedArray.of(index, array, path, shard_bytes) for array in index.arrays]
     arrays = [copied.array for copied in copies]
     check_not_read(index, path, arrays)
     pending = _index_of_copy(index, copies)

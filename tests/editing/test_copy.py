@@ -118,11 +118,13 @@ def test_files_have_at_most_the_size_that_was_asked_for(
 ) -> None:
     index = add_array(make_dataset(rows=(11,)), "depth", np.arange(11.0)[:, None])
     limit = 4096 + 3 * index.image.row_bytes + 5
-    memload.copy(index.path, tmp_path / "packed.bin", shard_size=limit, progress=False)
+    memload.copy(index.path, tmp_path / "packed.bin", shard_size=f"{limit} B", progress=False)
     copied = Index.open(tmp_path / "packed.bin")
     assert [shard.rows for shard in copied.image.shards] == [3, 3, 3, 2]
     assert max(path.stat().st_size for path in tmp_path.glob("packed*.bin")) <= limit
     assert_same_samples(copied, index)
+    with pytest.raises(ValueError, match="shard_size: 'large' is not a size"):
+        memload.copy(index.path, tmp_path / "again.bin", shard_size="large")
     with pytest.raises(ValueError, match="shard_size: 4,100 bytes are too few"):
         memload.copy(index.path, tmp_path / "again.bin", shard_size=4100, progress=False)
 

@@ -181,7 +181,9 @@ def folder(pictures: Path) -> Path:
     return pictures
 
 
-@pytest.mark.parametrize("write", [folder, write_table, write_tar, write_parquet])
+@pytest.mark.parametrize(
+    "write", [folder, write_table, write_tar, write_parquet, write_array, write_dataset]
+)
 def test_sources_of_all_kinds_have_the_same_bytes_in_parts(
     pictures: Path, alone: Path, shared: Path, digests: Digests, write: Callable[[Path], Path]
 ) -> None:
