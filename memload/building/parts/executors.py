@@ -68,27 +68,18 @@ def build_with(
     If tasks fail, the others end first. Then BuildError is raised, which shows the first reasons.
     Waits as long as the executor does.
     """
-    is_listed = "source" in names_in(workspace.folder)
-    task = ShardTask(
-        shard=0,
-        output=workspace.output,
-        name=workspace.name,
-        settings=workspace.settings,
-        rows_per_shard=workspace.rows_per_shard,
-        digest="" if is_listed else write_data_set(workspace.source, workspace.folder),
-        running=running,
-        lock_timeout=lock_timeout,
-        call=uuid.uuid4().hex,
-    )
+    task = _task(workspace, running, lock_timeout)
     futures: dict[Future[int], int] = {}
     failed: dict[int, BaseException] = {}
     converted = rejected = 0
     try:
         for shard in shards:
             try:
-                futures[_submit(executor, dataclasses.replace(task, shard=shard))] = shard
-            except (RuntimeError, BrokenExecutor) as error:  # it was shut down, or has just broken
+                future = executor.submit(run_task, dataclasses.replace(task, shard=shard))
+            except Exception as error:  # noqa: BLE001  # it was shut down, or a process has died
                 failed[shard] = error
+            else:
+                futures[_checked(future, executor)] = shard
         for future in as_completed(futures):
             shard = futures[future]
             try:
@@ -103,12 +94,28 @@ def build_with(
         for future in futures:
             future.cancel()
     if failed:
-        raise _failure(workspace, failed, len(shards))
+        raise _failure(workspace, failed, len(shards), running.num_workers)
     return converted
 
 
-def _submit(executor: Executor, task: ShardTask) -> Future[int]:
-    future = executor.submit(run_task, task)
+def _task(workspace: PartsWorkspace, running: Running, lock_timeout: float) -> ShardTask:
+    """Return the task of shard 0. A data set of the user's is written into the folder for it."""
+    is_listed = "source" in names_in(workspace.folder)
+    return ShardTask(
+        shard=0,
+        output=workspace.output,
+        name=workspace.name,
+        settings=workspace.settings,
+        rows_per_shard=workspace.rows_per_shard,
+        digest="" if is_listed else write_data_set(workspace.source, workspace.folder),
+        running=running,
+        lock_timeout=lock_timeout,
+        call=uuid.uuid4().hex,
+    )
+
+
+def _checked(future: Any, executor: Executor) -> Future[int]:
+    """Return a future. Raises TypeError if it is one of another library, as of Dask's Client."""
     if not isinstance(future, Future):
         raise TypeError(
             f"executor: {type(executor).__name__}.submit() returned a {type(future).__name__}, and "
@@ -118,7 +125,7 @@ def _submit(executor: Executor, task: ShardTask) -> Future[int]:
 
 
 def _failure(
-    workspace: PartsWorkspace, failed: Mapping[int, BaseException], tasks: int
+    workspace: PartsWorkspace, failed: Mapping[int, BaseException], tasks: int, num_workers: int
 ) -> BuildError:
     """Return one error for all tasks that failed. Shards with the same reason are put together."""
     shards_of: dict[object, list[int]] = {}
@@ -131,14 +138,16 @@ def _failure(
         reasons[_REASONS:] = [f"{counted(len(reasons) - _REASONS, 'other reason')}."]
     if any(isinstance(error, BrokenExecutor) for error in failed.values()):
         reasons.append("An executor that is broken takes no more tasks, so make a new one.")
-    if not all(isinstance(error, MemloadError) for error in failed.values()):
+    are_ours = all(isinstance(error, MemloadError) for error in failed.values())
+    if not (are_ours or num_workers):
         reasons.append(
             "If an image is what ends the process of a task, num_workers=1 finds and rejects it."
         )
+    if len(failed) < tasks:
+        reasons.append("The others have ended.")
     return BuildError(
         f"{workspace.name}: {len(failed):,} of {counted(tasks, 'task')} failed. "
-        f"{' '.join(reasons)} The others have ended. The same build does only what is left when it "
-        "is run again.",
+        f"{' '.join(reasons)} The same build does only what is left when it is run again.",
         path=workspace.output,
     )
 

@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,17 +21,17 @@ from killing_pictures import KillingPictures
 import memload
 
 
-class RayExecutor(concurrent.futures.Executor):
-    """Runs each task as a Ray task. Ray runs it again if its worker or its node dies."""
+def ray_executor(**options: Any) -> concurrent.futures.Executor:
+    """Return the adapter that docs/clusters.md shows."""
+    import ray
 
-    def __init__(self, **options: Any) -> None:  # those of ray.remote
-        self.options = options
-
-    def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Any:
-        import ray
-
-        task = ray.remote(**self.options)(function)
-        return task.remote(*arguments, **options).future()
+    page = Path(__file__).parents[3] / "docs/clusters.md"
+    shown = re.search(r"^class RayExecutor.*?(?=^\S)", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    names: dict[str, Any] = {"concurrent": concurrent, "ray": ray}
+    exec(shown[0], names)
+    executor: concurrent.futures.Executor = names["RayExecutor"](**options)
+    return executor
 
 
 @contextlib.contextmanager
@@ -65,7 +66,7 @@ def ray() -> Iterator[tuple[Any, Any]]:
         return list(ray.get([task.remote(**call) for call in calls]))
 
     try:
-        yield RayExecutor(num_cpus=1, max_retries=3), run
+        yield ray_executor(num_cpus=1, max_retries=3), run
     finally:
         ray.shutdown()
         cluster.shutdown()

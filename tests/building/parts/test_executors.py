@@ -428,6 +428,26 @@ def test_ctrl_c_cancels_tasks_that_have_not_begun(
     assert digests(output) == expected
 
 
+def test_ctrl_c_ends_the_wait_for_tasks_that_never_end(build: Any) -> None:
+    futures: list[Future[Any]] = []
+
+    class Endless(Executor):
+        def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+            futures.append(Future())
+            if len(futures) == 1:
+                futures[0].set_running_or_notify_cancel()
+            if len(futures) == 4:  # all are submitted, and are waited for
+                timer.start()
+            return futures[-1]
+
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        build(Endless())
+    timer.join()
+    assert [future.cancelled() for future in futures] == [False, True, True, True]
+    assert build(Direct()).converted == 40
+
+
 @pytest.mark.slow
 def test_a_killed_driver_leaves_no_lock_with_the_processes_of_its_pool(
     tmp_path: Path,
@@ -542,6 +562,22 @@ def test_data_sets_are_pickled_once(
     memload.build(Numbers(), one / "out.bin", size=8, shard_size=shard_bytes(10), num_workers=0)
     with kind(2) as executor:
         build(executor, Numbers())
+    assert digests(output) == digests(one / "out.bin")
+
+
+@pytest.mark.slow
+def test_a_data_set_of_hugging_face(
+    build: Any, pictures: Path, output: Path, tmp_path: Path, shard_bytes: Any, digests: Any
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    files = [str(path) for path in sorted(pictures.rglob("*.jpg"))]
+    columns = {"image": files, "label": [number % 3 for number in range(40)]}
+    data = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    one = tmp_path / "one"
+    one.mkdir()
+    memload.build(data, one / "out.bin", size=8, shard_size=shard_bytes(10), num_workers=0)
+    with fork(2) as executor:
+        build(executor, data)
     assert digests(output) == digests(one / "out.bin")
 
 
