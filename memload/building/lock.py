@@ -118,6 +118,7 @@ class Lock:
                 return False
         except OSError as error:
             if self._is_in_place() and not self._quiet:
+                self._quiet = True  # once is enough
                 logger.warning(
                     f"{self.folder}: this file system has no locks ({error.strerror}). Do not let "
                     "two processes write the same output. Of a build in parts, start the first "

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,11 +145,16 @@ class PartsWorkspace(Workspace):
         """Return whether a shard is done."""
         return _name(shard) in names_in(self.folder / "done")
 
-    def build_shard(self, shard: int, running: Running, show: Show) -> int:
-        """Convert what is not done of a shard, and put it on the disk. The lock has to be held.
+    def build_shard(self, shard: int, lock: Lock, running: Running, show: Show) -> int:
+        """Convert what is not done of a shard whose ``lock`` is held, and put it on the disk.
 
         Returns how many rows were converted.
         """
+
+        def show_life(done: int, rejected: int | None) -> None:
+            lock.show_life()
+            show(done, rejected)
+
         began, journal = time.monotonic(), self._journal_of(shard)
         is_resumed = (journal.folder / "rows").exists()
         journal.create()  # at full size, should the records be damaged
@@ -163,17 +168,11 @@ class PartsWorkspace(Workspace):
             num_workers=min(running.num_workers, journal.rows),
             timeout=running.timeout,
             on_error=running.on_error,
-            show=show,
+            show=show_life,
             discard=journal.remove,
         )
-        records = journal.mapped()
-        for writer in writers:
-            crc32 = np.ascontiguousarray(records[crc32_field(writer.array.name)])
-            writer.create_shard(shard, crc32)
-            sync(self.folder / writer.array.shards[shard].file)
-        journal.sync()
-        for folder in (journal.folder.parent, self.folder):  # the names of what is in them
-            sync(folder)
+        with lock.alive():  # to flush a large shard may take long
+            records = self._seal_shard(shard, journal, writers)
         here = Holder.here(running.work)
         rejected = int(np.count_nonzero(records["status"] == REJECTED))
         seconds = time.monotonic() - began
@@ -182,6 +181,20 @@ class PartsWorkspace(Workspace):
         )
         self._write_done(shard, done)
         return converted
+
+    def _seal_shard(
+        self, shard: int, journal: Journal, writers: Sequence[ShardWriter]
+    ) -> np.ndarray:
+        """Complete the headers of a shard's files, and flush these. Returns its records."""
+        records = journal.mapped()
+        for writer in writers:
+            crc32 = np.ascontiguousarray(records[crc32_field(writer.array.name)])
+            writer.create_shard(shard, crc32)
+            sync(self.folder / writer.array.shards[shard].file)
+        journal.sync()
+        for folder in (journal.folder.parent, self.folder):  # the names of what is in them
+            sync(folder)
+        return records
 
     def records(self) -> np.ndarray:
         """Return a copy of the records of all rows. All shards have to be done."""
@@ -269,7 +282,7 @@ def build_locked(
         if workspace.is_done(shard):
             show(workspace.rows_of(shard), 0)
             return 0
-        return workspace.build_shard(shard, running, show)
+        return workspace.build_shard(shard, lock, running, show)
     finally:
         lock.release()
 
