@@ -104,6 +104,13 @@ class SoleWorkspace(Workspace):
         A finished build of another plan is published before this one begins anew.
         """
         former_plan = read_plan(self.folder)
+        if former_plan is not None and "parts" in former_plan:
+            # It began after `memload.build` had looked, as opening the source takes a while.
+            raise BuildError(
+                f"{self.folder}: a build in parts has just begun there. Run the same command "
+                "again: it does what the parts leave.",
+                path=self.output,
+            )
         former_overwrite = former_plan is not None and former_plan.pop("overwrite", False)
         is_same_plan = former_plan == self.plan
         finished_index = partly_published(self.output)

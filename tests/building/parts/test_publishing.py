@@ -198,6 +198,28 @@ def test_a_part_that_begins_when_the_data_set_has_just_been_published_finds_it(
     assert not (place / "out.building").exists()
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_build_in_parts_that_begins_while_the_plain_command_opens_the_source_is_kept(
+    spoiled: Path,
+    place: Path,
+    expected: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    overwrite: bool,
+) -> None:
+    open_source = Preparation.open
+
+    def begin_then_open(self: Preparation) -> Any:
+        monkeypatch.setattr(Preparation, "open", open_source)
+        build(spoiled, place, part=(0, 2))
+        return open_source(self)
+
+    monkeypatch.setattr(Preparation, "open", begin_then_open)
+    with pytest.raises(memload.BuildError, match=r"parts has just begun there\. Run the same"):
+        build(spoiled, place, overwrite=overwrite)
+    assert build(spoiled, place).converted == 3  # of the second of two shards
+    assert files(place) == expected
+
+
 @LINUX
 def test_of_two_parts_that_begin_at_once_none_waits_for_the_work_of_the_other(
     spoiled: Path, place: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
