@@ -214,7 +214,9 @@ def _begin(request: Request, part: Part | None, lock: Lock) -> None:
     """
     index = partly_published(request.output)
     if index is not None:
-        publish(index, request.folder, request.output, request.overwrite)
+        former_plan = read_plan(request.folder) or {}
+        overwrite = request.overwrite or former_plan.get("overwrite", False)
+        publish(index, request.folder, request.output, overwrite)
         remove(request.output)
         raise FolderRemovedError(request.folder)
     preparation = request.preparation
@@ -237,14 +239,21 @@ def _begin(request: Request, part: Part | None, lock: Lock) -> None:
         check_not_read(Index.open(path), request.output, workspace.arrays)
     check_output(request.output, workspace.arrays, request.overwrite)
     workspace.check_space()
+    with alive():
+        _write_plan(request, part, workspace)
+
+
+def _write_plan(request: Request, part: Part | None, workspace: PartsWorkspace) -> None:
+    """Write what the other parts need to go on, the plan last."""
     remove_files(request.output)
-    is_listed = preparation.is_of_files and optional(source).is_portable
+    source = workspace.source
+    is_listed = request.preparation.is_of_files and optional(source).is_portable
     if is_listed:
         write_source(source, request.folder / "source")
     begun = {
         **Holder.here(work_of(part))._asdict(),
         "rows": len(source),
-        "source": preparation.description(),
+        "source": request.preparation.description(),
         "is_listed": is_listed,
         "samples": checksums(source) if is_listed else {},
     }
@@ -260,7 +269,8 @@ def _default_rows(request: Request, part: Part, rows: int, arrays: Sequence[Arra
     chosen = max(1, min(rows // (_SHARDS_PER_PART * part[1]), largest))
     logger.info(
         f"{request.name}: no --shard-size is given, so a shard has {counted(chosen, 'row')}, as "
-        f"with --shard-size {shard_bytes(arrays, chosen)}"
+        f"with --shard-size {shard_bytes(arrays, chosen)}. That makes "
+        f"{counted(-(-rows // chosen), 'shard')} for {counted(part[1], 'part')}"
     )
     return chosen
 
@@ -362,15 +372,16 @@ def _publish(
     is_renaming = partly_published(request.output) is not None
     if is_renaming or is_renamed(request) or not workspace.is_in_folder():
         raise FolderRemovedError(request.folder)
-    workspace.check()
-    try:
-        index = complete(workspace, request.limit)
-    except BuildError:
-        # Too many are rejected. The next part that runs tries them again.
-        workspace.reopen_rejects()
-        raise
-    notes = all_notes(workspace, index, request.new_to)
-    publish(index, request.folder, request.output, workspace.overwrite)
+    with lock.alive():
+        workspace.check()
+        try:
+            index = complete(workspace, request.limit)
+        except BuildError:
+            # Too many are rejected. The next part that runs tries them again.
+            workspace.reopen_rejects()
+            raise
+        notes = all_notes(workspace, index, request.new_to)
+        publish(index, request.folder, request.output, workspace.overwrite)
     remove(request.output)
     return index, notes
 

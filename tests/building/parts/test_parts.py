@@ -9,6 +9,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -420,7 +421,7 @@ def test_a_published_data_set_with_other_settings_is_an_error(
 
 
 @pytest.mark.parametrize("change", ["settings", "names", "pixels"])
-@pytest.mark.parametrize("finish", ["part", "plain"])
+@pytest.mark.parametrize("finish", ["part", "plain", "executor"])
 def test_overwriting_in_parts_keeps_the_old_data_set_until_the_new_one_is_complete(
     pictures: Path,
     alone: Path,
@@ -443,8 +444,11 @@ def test_overwriting_in_parts_keeps_the_old_data_set_until_the_new_one_is_comple
     kept = {path.name for path in shared.parent.iterdir() if path.is_file()}
     assert kept == old.keys()
     assert memload.verify(shared).ok
-    last = {"part": (1, 2), **options} if finish == "part" else {}
-    assert build(pictures, shared, **last).is_published
+    last: dict[str, Any] = {"part": (1, 2), **options} if finish == "part" else {}
+    with ThreadPoolExecutor(2) as executor:
+        if finish == "executor":
+            last = {"executor": executor}
+        assert build(pictures, shared, **last).is_published
     build(pictures, alone)
     assert digests(shared) == digests(alone)
 
