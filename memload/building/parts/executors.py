@@ -117,9 +117,10 @@ def _task(workspace: PartsWorkspace, running: Running, lock_timeout: float) -> S
 def _checked(future: Any, executor: Executor) -> Future[int]:
     """Return a future. Raises TypeError if it is one of another library, as of Dask's Client."""
     if not isinstance(future, Future):
+        found = f"{type(future).__module__}.{type(future).__name__}"
         raise TypeError(
-            f"executor: {type(executor).__name__}.submit() returned a {type(future).__name__}, and "
-            "no concurrent.futures.Future. Give an executor, such as client.get_executor() of Dask."
+            f"executor: {type(executor).__name__}.submit() returned a {found}, and no "
+            "concurrent.futures.Future. Give an executor, such as client.get_executor() of Dask."
         )
     return future
 

@@ -363,6 +363,33 @@ def test_an_executor_that_was_shut_down(build: Any, output: Path) -> None:
     assert build(Direct()).samples == 40
 
 
+def test_a_task_that_comes_too_late_leaves_the_data_set_alone(
+    build: Any, output: Path, digests: Any, expected: dict[str, str]
+) -> None:
+    """An engine may run a task that was given up, or whose worker it takes for dead."""
+    executor = Direct()
+    build(executor)
+    with pytest.raises(BuildError, match="holds no build in parts"):
+        executors_module.run_task(executor.tasks[1])
+    assert digests(output) == expected
+
+
+def test_a_task_that_runs_twice_converts_once(
+    build: Any, output: Path, digests: Any, expected: dict[str, str]
+) -> None:
+    again: list[int] = []
+
+    class Twice(Direct):
+        def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+            future = super().submit(function, *arguments, **options)
+            again.append(function(*arguments))
+            return future
+
+    assert build(Twice()).converted == 40
+    assert again == [0, 0, 0, 0]
+    assert digests(output) == expected
+
+
 def test_tasks_that_were_submitted_end_if_a_later_one_cannot_be(build: Any) -> None:
     class Breaking(Direct):
         def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
@@ -381,7 +408,7 @@ def test_what_returns_no_futures_is_no_executor(build: Any) -> None:
             return "a future of another kind"
 
     with pytest.raises(
-        TypeError, match=r"Client.submit\(\) returned a str, and no concurrent.futures"
+        TypeError, match=r"Client.submit\(\) returned a builtins.str, and no concurrent.futures"
     ):
         build(Client())
 
