@@ -54,7 +54,7 @@ def check_arguments(
 def check_part(part: Any, executor: Any, shard_size: Any, lock_timeout: float) -> None:
     """Raise ValueError or TypeError for wrong arguments of a build in parts."""
     if not lock_timeout >= 0:
-        raise ValueError(f"lock_timeout: {lock_timeout} is below 0 seconds.")
+        raise ValueError(f"lock_timeout: {lock_timeout} is not a number of seconds, 0 or more.")
     if part is not None:
         is_pair = isinstance(part, (tuple, list)) and len(part) == 2
         if not is_pair or not all(type(number) is int for number in part):

@@ -9,7 +9,7 @@ import numpy as np
 
 from memload.building.journal import STATUS_BYTE
 from memload.building.lock import Holder, is_locked
-from memload.building.parts.status import PartsStatus, ShardStatus, parts_status
+from memload.building.parts.status import PartsStatus, ShardStatus, parts_status, time_of_server
 from memload.building.workspace import read_keys, read_plan
 from memload.storage.format import output_paths
 from memload.wording import counted, listed
@@ -30,7 +30,8 @@ class BuildStatus:
     holder: Holder  #: who lists or publishes, or builds alone; empty for all others
     samples: int | None  #: those of the source; None while it is listed
     samples_done: int  #: samples that are converted or rejected
-    parts: PartsStatus | None  #: of a build in parts
+    parts: PartsStatus | None = None  #: of a build in parts
+    seconds_listing: float | None = None  #: for how long the source has been listed by now
 
     @property
     def replaces(self) -> bool:
@@ -59,6 +60,7 @@ class BuildStatus:
             "samples_done": self.samples_done,
             "images_per_second": _rounded(self.images_per_second),
             "seconds_left": _rounded(self.seconds_left),
+            "seconds_listing": _rounded(self.seconds_listing),
         }
         if self.parts is None:
             return facts
@@ -69,7 +71,8 @@ class BuildStatus:
         name, who = self.path.name, _who(self.holder)
         in_parts = "right now" if self.parts is None else "in parts"
         return {
-            "listing": f"{name} is being begun by {who}, which lists its source",
+            "listing": f"{name} is being begun by {who}, which has listed its source for "
+            f"{_duration(self.seconds_listing or 0)}",
             "building": f"{name} is being built {in_parts}: {self._progress()}",
             "publishing": f"{name} is being published by {who}: {self._progress()}",
             "interrupted": f"{self.path}: its build is not complete ({self.folder}), and nothing "
@@ -129,17 +132,20 @@ def build_status(path: str | Path) -> BuildStatus | None:
     plan = read_plan(folder) if folder.is_dir() else None
     is_held = is_locked(folder)
     holder = Holder.of(folder / "lock") if is_held else Holder()
-    if plan is None:
-        listing = BuildStatus(output, folder, "listing", holder, None, 0, None)
-        return listing if is_held else None
-    if "parts" not in plan:
+    if plan is not None and "parts" not in plan:
         samples, done = _rows_done(folder)
-        state: Any = "building" if is_held else "interrupted"
-        return BuildStatus(output, folder, state, holder, samples, done, None)
-    parts = parts_status(folder, plan)
-    state = "building" if any(status.is_at_work for status in parts.begun) else "interrupted"
-    if is_held:  # alone, which a part does only to begin and to publish
-        state = "publishing" if parts.shards_done == parts.shards else "listing"
+        return BuildStatus(
+            output, folder, "building" if is_held else "interrupted", holder, samples, done
+        )
+    parts = None if plan is None else parts_status(folder, plan)
+    # A part holds the lock alone only to begin and to publish.
+    if is_held and (parts is None or parts.shards_done < parts.shards):
+        seconds = max(0.0, time_of_server(folder.parent) - folder.stat().st_mtime)
+        return BuildStatus(output, folder, "listing", holder, None, 0, seconds_listing=seconds)
+    if parts is None:
+        return None
+    is_building = any(status.is_at_work for status in parts.begun)
+    state: Any = "publishing" if is_held else "building" if is_building else "interrupted"
     return BuildStatus(output, folder, state, holder, parts.samples, parts.samples_done, parts)
 
 

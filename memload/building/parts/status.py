@@ -101,25 +101,26 @@ def parts_status(folder: Path, plan: dict[str, Any]) -> PartsStatus:
             spans += [] if span is None else [span]
     shards = -(-samples // rows)
     samples_done = sum(min(rows, samples - shard * rows) for shard in done)
-    left = set(range(shards)) - done - {status.shard for status in begun if status.is_at_work}
-    parts = _number_of_parts(plan, begun)
-    at_work = {_part_of(status.holder) for status in begun if status.is_at_work}
-    parts_left = sorted({shard % parts for shard in left} if parts else ())
-    parts_left = [part for part in parts_left if (part, parts) not in at_work]
-    unfinished = {shard % parts for shard in set(range(shards)) - done} if parts else set()
+    at_work = [status for status in begun if status.is_at_work]
+    left = set(range(shards)) - done
+    parts = _number_of_parts(plan, at_work)
+    waiting = left - {status.shard for status in at_work} if parts else set()
+    busy = {_part_of(status.holder) for status in at_work}
+    parts_left = {shard % parts for shard in waiting} if parts else set()
+    parts_left = {part for part in parts_left if (part, parts) not in busy}
+    unfinished = {shard % parts for shard in left} if parts else set()
     return PartsStatus(
         samples=samples,
         samples_done=samples_done + sum(status.samples_done for status in begun),
         shards=shards,
         shards_done=len(done),
         begun=begun,
-        images_per_second=_speed(spans, now)
-        if any(status.is_at_work for status in begun)
-        else None,
+        images_per_second=_speed(spans, now) if at_work else None,
         parts=parts,
-        parts_done=[part for part in range(parts or 0) if part not in unfinished],
-        parts_left=parts_left,
-        shards_left=sum(shard % parts in parts_left for shard in left) if parts else 0,
+        # Of too many parts, some have no shards. These are left out.
+        parts_done=[part for part in range(min(parts or 0, shards)) if part not in unfinished],
+        parts_left=sorted(parts_left),
+        shards_left=sum(shard % (parts or 1) in parts_left for shard in waiting),
     )
 
 
@@ -184,10 +185,10 @@ def _speed(spans: Iterable[_Span], now: float) -> float | None:
     return sum(span.rows_since(start) for span in spans) / max(now - start, 0.001)
 
 
-def _number_of_parts(plan: dict[str, Any], begun: Sequence[ShardStatus]) -> int | None:
-    """Return of how many parts those at work are, or else that which began the build."""
-    counts = Counter(_part_of(status.holder) for status in begun if status.is_at_work)
-    numbers = Counter(part[1] for part in counts.elements() if part is not None)
+def _number_of_parts(plan: dict[str, Any], at_work: Iterable[ShardStatus]) -> int | None:
+    """Return of how many parts most of those at work are, or else the one that began the build."""
+    parts = [_part_of(status.holder) for status in at_work]
+    numbers = Counter(part[1] for part in parts if part is not None)
     if numbers:
         return numbers.most_common(1)[0][0]
     part = _part_of(Holder(work=plan["parts"]["work"]))

@@ -201,6 +201,15 @@ def test_many_shards_at_work_are_cut_short(
     assert "  … and 6 more shards at work" in lines
 
 
+def test_parts_without_shards_are_left_out(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.bin"
+    memload.build(folder, output, part=(0, 999_999_999), **OPTIONS)
+    parts = status_of(output).parts
+    assert parts is not None
+    assert (parts.parts, parts.parts_done) == (999_999_999, [0])
+    assert parts.parts_left == [1, 2, 3, 4, 5]
+
+
 def test_json_has_all_numbers(
     output: Path, locks: list[Lock], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,10 +231,11 @@ def test_a_source_that_is_being_listed_is_said(
     lock = Lock(output.with_suffix(".building"))
     assert lock.acquire(work="begins the build")
     locks.append(lock)
-    here = Holder.here()
+    here, then = Holder.here(), time.time() - 600
+    os.utime(output.with_suffix(".building"), (then, then))
     assert run(capsys, output) == (
-        f"out.bin is being begun by {here.machine} (process {here.process}), which lists its "
-        "source\n"
+        f"out.bin is being begun by {here.machine} (process {here.process}), which has listed its "
+        "source for 10 min\n"
     )
     assert status_of(output).samples is None
 
