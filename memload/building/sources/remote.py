@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
+import numpy as np
+
 from memload.building.sources.columns import ColumnCollector
 from memload.building.sources.listed import ListedSource, add_folder_labels, is_hidden
 from memload.building.sources.record import EXTENSIONS, FileState, Record
@@ -50,14 +52,15 @@ class RemoteFiles(ListedSource):
         root: str,
         names: Sequence[str],
         columns: ColumnCollector,
-        states: Sequence[FileState | None] | None = None,
+        states: Sequence[tuple[int, int] | None] | None = None,
         paths: Sequence[str] | None = None,
     ) -> None:
         super().__init__(names, columns)
         self.root = root
         #: as the server lists them, if they are not made of the names
         self._paths = None if paths is None else Keys.of(paths)
-        self._states = states
+        #: (N, 2), of size and time of each file; -1 if the server does not tell them
+        self._states = None if states is None else np.array([state or (-1, -1) for state in states])
         self._failures = 0  # in a row
 
     def __getitem__(self, index: int) -> Record:
@@ -76,7 +79,9 @@ class RemoteFiles(ListedSource):
         ]
 
     def _state(self, index: int) -> FileState | None:
-        return None if self._states is None else self._states[index]
+        if self._states is None or self._states[index, 0] < 0:
+            return None
+        return FileState(*self._states[index].tolist())
 
     def _fetch(self, indices: Sequence[int]) -> list[bytes | Exception]:
         """Return the content of each file, or why it cannot be fetched. Raises BuildError."""
@@ -264,7 +269,7 @@ def _name(path: str, root: str) -> str:
     return unquote(path, errors="surrogateescape") if root.startswith("http") else path
 
 
-def _state(information: dict[str, Any]) -> FileState | None:
+def _state(information: dict[str, Any]) -> tuple[int, int] | None:
     """Return size and version of a remote file, or None if the server does not tell them.
 
     The version stands for the time of the last change, which each protocol calls otherwise.
@@ -274,7 +279,7 @@ def _state(information: dict[str, Any]) -> FileState | None:
     size = information.get("size")
     if version is None or size is None:
         return None
-    return FileState(size, zlib.crc32(str(version).encode()))
+    return size, zlib.crc32(str(version).encode())
 
 
 def _file_system(url: str) -> tuple[Any, str]:
