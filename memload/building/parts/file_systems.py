@@ -40,6 +40,7 @@ _NFS = {
 _LOCAL_LOCKS = {
     **dict.fromkeys(("nfs", "nfs4"), _NFS),
     **{kind: {"nobrl": "brl"} for kind in ("cifs", "smb3")},  # mount.cifs(8)
+    "gfs2": {"localflocks": "nolocalflocks"},  # gfs2(5)
     "lustre": {"localflock": "flock"},  # mount.lustre(8)
 }
 

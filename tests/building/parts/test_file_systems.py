@@ -118,6 +118,7 @@ def test_disks_and_shared_file_systems_are_fine(
         (NFS4.replace("=none", "=posix"), "-o local_lock=none in place of local_lock=posix"),
         (LUSTRE.replace("flock", "localflock"), "Mount it with -o flock in place of localflock"),
         ("cifs //server/share rw,vers=3.0,nobrl", "Mount it with -o brl in place of nobrl"),
+        ("gfs2 /dev/vg/lv rw,localflocks", "with -o nolocalflocks in place of localflocks"),
         ("fuse.sshfs user@host:/data rw,user_id=0", "in place of sshfs"),
     ],
 )
