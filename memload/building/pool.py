@@ -98,6 +98,8 @@ def run(
         yield from pool.results()
     finally:
         for worker in pool.workers:
+            worker.kill()  # all at once: the end of a process takes milliseconds
+        for worker in pool.workers:
             worker.stop()
 
 
@@ -230,9 +232,13 @@ class _Worker:
         limit = timeout if row != _NO_ROW else max(timeout, _START_SECONDS)
         return f"it took longer than {timeout:g} s" if self.seconds > limit else ""
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         if self.process.pid is not None:
             self.process.kill()
+
+    def stop(self) -> None:
+        self.kill()
+        if self.process.pid is not None:
             self.process.join(10)
         self.connection.close()
         self.its_end.close()

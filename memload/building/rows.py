@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
+from PIL import Image
 
 from memload.building.inherited import check_positions, positions
 from memload.building.journal import DONE, is_intact
@@ -42,6 +43,7 @@ def convert_rows(
     ``on_error`` is ``"raise"``.
     """
     _check_finished_samples(target, num_workers, timeout)
+    Image.preinit()  # or else each worker would load Pillow's formats, for each shard anew
     results = run(
         functools.partial(RowWork, target, in_worker=num_workers > 0),
         chunks_of(target.source, target.journal.first_row, target.journal.stop_row, num_workers),

@@ -25,6 +25,9 @@ TINY = {
         "cpu, images alone / np.take",
     ],
     "opening --samples 2000": ["memload build --help (ms)", "open", "subset of all"],
+    "parts --rows 2000 --shard 50 --parts 4 --images 12": [
+        *("time (s)", "peak memory (MB)", "a shard", "on the disk", "one machine")
+    ],
     "records --records 60": ["tar"],
     "sources --count 12 --side 32 --only tar memload": ["folder", "tar", "tar / folder"],
     "shards --megabytes 20 --rows 16": ["12 KiB", "147 KiB"],
