@@ -68,7 +68,7 @@ def end(folder: Path, place: Path, finisher: str, **options: Any) -> None:
 @LINUX
 @pytest.mark.parametrize("old", [False, True], ids=["fresh", "over an old one"])
 @pytest.mark.parametrize(
-    "steps", [range(1, 300, 47), pytest.param(range(1, 400), marks=pytest.mark.slow)]
+    "steps", [range(1, 300, 67), pytest.param(range(1, 400), marks=pytest.mark.slow)]
 )
 def test_killed_at_any_step_parts_go_on_and_end_with_the_same_bytes(
     spoiled: Path, tmp_path: Path, old: bool, steps: range
