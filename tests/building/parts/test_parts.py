@@ -611,6 +611,18 @@ def test_a_damaged_folder_never_gives_other_bytes(
     assert digests(shared) == digests(alone)
 
 
+def test_pixels_of_shards_that_are_done_are_not_read_again_but_verify_finds_damage(
+    pictures: Path, shared: Path
+) -> None:
+    build(pictures, shared, part=(0, 2))
+    path = shared.with_suffix(".building") / "out-00002-of-00007.bin"
+    content = bytearray(path.read_bytes())
+    content[4096 + 7] ^= 255
+    path.write_bytes(content)
+    assert build(pictures, shared, part=(1, 2)).is_published
+    assert not memload.verify(shared).ok
+
+
 def test_a_plan_that_is_damaged_by_hand_loses_nothing(
     pictures: Path, alone: Path, shared: Path, digests: Digests
 ) -> None:
