@@ -19,6 +19,7 @@ All that they know of each other is in the folder on the disk that they share::
         shards/00007/     the journal and the lock of a shard: lock, rows, rejects.jsonl, and begun:
                           when its holder began, and how many rows were finished then
         done/00007        a shard is complete on the disk; who built it, and how long that took
+        done/00007.again  that shard is to be built again, by whichever part comes first
         out-00007-of-00313.bin    a shard; only the holder of its lock writes to it
 
 One file has one writing machine at a time, because clients of NFS write whole pages. Any number of
@@ -26,6 +27,7 @@ parts may end at any moment. A shard that is not done is taken up where its jour
 
 ==================  ================================================================================
 `build`             `build_in_parts`: join, build the shards of a part, publish
+`published`         whether the data set is complete already
 `workspace`         the folder above: the state of each shard, and all journals as one
 `listing`           the opened source as a file that is safe to read
 `samples`           notices a machine that sees another source
