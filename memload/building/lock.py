@@ -42,8 +42,8 @@ _SIGN_SECONDS = 1.0
 _GONE = (errno.ENOENT, errno.ESTALE)
 
 
-class FolderRemovedError(OSError):
-    """The last holder of a lock has removed its folder, because its work is done."""
+class FolderRemovedError(Exception):
+    """Whoever had a lock has removed its folder, because the data set is published."""
 
 
 class Holder(NamedTuple):
@@ -84,14 +84,11 @@ class Lock:
     On a file system without locks each attempt succeeds. That is logged as a warning, except with
     ``quiet``.
 
-    Processes that this one forks keep the lock until they end, too, as memload's workers should.
-    With ``is_inherited=False`` they do not: the processes of a `ProcessPoolExecutor` never end if
-    this one is killed.
+    Forked processes keep the lock until they end. memload's workers should: they may still write.
     """
 
-    def __init__(self, folder: Path, *, quiet: bool = False, is_inherited: bool = True) -> None:
+    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
         self.folder, self.path, self._quiet = folder, folder / "lock", quiet
-        self._is_inherited = is_inherited
         self._descriptor = -1
         #: whether it is held alone
         self.is_alone = False
@@ -107,7 +104,7 @@ class Lock:
         """
         was_open = self._descriptor >= 0
         if was_open:
-            # The file stays open. So the lock of a new folder of that name is told from this one.
+            # The file stays open, so that `_is_in_place` notices a new folder of the same name.
             self._unlock()
         else:
             self._open()
@@ -181,11 +178,9 @@ class Lock:
             if error.errno in _GONE:
                 raise FolderRemovedError(self.folder) from error
             raise
-        if not self._is_inherited:
-            _not_inherited.add(self)
 
     def _is_in_place(self) -> bool:
-        """Return whether the file is still the one that others see. The last holder removes it."""
+        """Return whether others see the same file. Whoever publishes removes it."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
         except OSError as error:
@@ -207,21 +202,8 @@ class Lock:
             os.pwrite(self._descriptor, text.encode("ascii"), 0)
 
     def _close(self) -> None:
-        _not_inherited.discard(self)
         os.close(self._descriptor)
         self._descriptor, self.is_alone = -1, False
-
-
-#: The open locks that processes do not keep which this one forks.
-_not_inherited: set[Lock] = set()
-
-
-def _close_inherited() -> None:
-    for lock in tuple(_not_inherited):
-        lock._close()
-
-
-os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _set_lock(descriptor: int, kind: int) -> bool:

@@ -5,6 +5,7 @@ import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ class Preparation:
         options, files = dict(absolute.source_options), FilesToOpen.of(absolute.source)
         if files is not None:
             described = {"paths": list(files.names)}
+            # The list has positions in archives, and values of tables.
+            described |= {str(path): _state_text(path) for path in files.paths()}
             options |= files.options
         for name, value in options.items():
             if value:
@@ -116,6 +119,14 @@ class Preparation:
         check_mask_options(source, self.missing_masks, self.mask_fill, are_masks=are_masks)
         arrays = find_arrays(source, settings, self.missing_masks, self.mask_fill, *workers)
         return replace(settings, extra_arrays=arrays)
+
+
+def _state_text(path: Path) -> str:
+    """Return size and time of a file. Its inode may differ between machines."""
+    status = path.stat()
+    seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
+    time = datetime.fromtimestamp(seconds, UTC)
+    return f"{status.st_size:,} bytes of {time:%Y-%m-%d %H:%M:%S}.{nanoseconds:09} UTC"
 
 
 def _from_root(options: Mapping[str, Any]) -> dict[str, Any]:

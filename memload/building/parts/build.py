@@ -16,7 +16,7 @@ from memload.building.lock import FolderRemovedError, Holder, Lock, wait_until
 from memload.building.parts.executors import build_with
 from memload.building.parts.file_systems import check_file_system
 from memload.building.parts.listing import read_source, write_source
-from memload.building.parts.published import is_renamed, published, remove_rest
+from memload.building.parts.published import is_renamed, published, remove_rest, state_of_index
 from memload.building.parts.samples import checksums, difference
 from memload.building.parts.workspace import (
     Part,
@@ -58,28 +58,49 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
     With an ``executor``, its tasks build the shards.
     """
     check_file_system(request.output.parent, in_parts=True)
+    # A part may be run late, as by a retry. It must not replace what the others have published.
+    is_looked_for = executor is None or not request.overwrite
     while True:
-        lock = Lock(request.folder, is_inherited=executor is None)
+        lock, index_before = Lock(request.folder), state_of_index(request.output)
         try:
-            index = published(request)
+            index = published(request) if is_looked_for else None
+            is_looked_for = True
             if index is not None:
                 remove_rest(request, lock)
-                shards = len(index.image.shards)
-                report = PartReport(part, _count(shards, part), shards, (), was_published=True)
-                return report_on(request.name, index, report)
-            workspace = _join(request, part, lock)
+                return _published_report(request, part, index)
+            workspace = _join(request, part, lock, index_before)
             return _build_and_publish(request, workspace, part, executor, lock)
-        except FolderRemovedError:  # another part has just published it
+        except (FolderRemovedError, _ChangedError):
             continue
         finally:
             lock.release()
 
 
+class _ChangedError(Exception):
+    """Another part has published the data set, or begun to: look again."""
+
+
+def _published_report(request: Request, part: Part | None, index: Index) -> BuildReport:
+    if request.overwrite:
+        logger.info(
+            f"{request.name}: a data set with these settings, names and columns is published "
+            f"already. To build it anew, delete {request.name.with_suffix('.idx')}"
+        )
+    shards = len(index.image.shards)
+    report = PartReport(part, _count(shards, part), shards, (), was_published=True)
+    return report_on(request.name, index, report)
+
+
 # ----------------------------------------------------------------------------- joining, beginning
 
 
-def _join(request: Request, part: Part | None, lock: Lock) -> PartsWorkspace:
-    """Share the lock of the folder, and open the build in it. The first one begins it."""
+def _join(
+    request: Request, part: Part | None, lock: Lock, index_before: tuple[int, ...]
+) -> PartsWorkspace:
+    """Share the lock of the folder, and open the build in it. The first one begins it.
+
+    ``index_before`` is the state of the index when `published` looked at it.
+    """
     while True:
         lock.wait(request.lock_timeout, shared=True)
         former_plan = read_plan(request.folder)
@@ -90,7 +111,11 @@ def _join(request: Request, part: Part | None, lock: Lock) -> PartsWorkspace:
             continue
         is_new = names_in(request.folder) <= {"lock"}
         try:
-            _begin(request, part, lock)
+            _finish_renaming(request)
+            if state_of_index(request.output) != index_before:
+                raise _ChangedError
+            if _open(request) is None:
+                _begin(request, part, lock)
         except BaseException:  # a Ctrl-C, too, is to leave no empty folder behind
             if is_new:
                 remove(request.output)
@@ -206,27 +231,26 @@ def _other_build(request: Request, begun: dict[str, Any], text: str) -> BuildErr
     )
 
 
-def _begin(request: Request, part: Part | None, lock: Lock) -> None:
-    """List the source and write the plan, unless another part was quicker.
+def _finish_renaming(request: Request) -> None:
+    """Rename what a publisher has left that was stopped. The lock is held alone.
 
-    The lock is held alone. If an earlier process was stopped while it renamed the finished files,
-    the others are renamed. Raises FolderRemovedError if the data set is published by now.
+    Raises _ChangedError if there was something left.
     """
     index = partly_published(request.output)
-    if index is not None:
-        former_plan = read_plan(request.folder) or {}
-        overwrite = request.overwrite or former_plan.get("overwrite", False)
-        publish(index, request.folder, request.output, overwrite)
-        remove(request.output)
-        raise FolderRemovedError(request.folder)
+    if index is None:
+        return
+    former_plan = read_plan(request.folder) or {}
+    overwrite = request.overwrite or former_plan.get("overwrite", False)
+    publish(index, request.folder, request.output, overwrite)
+    remove(request.output)
+    raise _ChangedError
+
+
+def _begin(request: Request, part: Part | None, lock: Lock) -> None:
+    """List the source and write the plan. The lock is held alone."""
     preparation = request.preparation
     # User's code may fork, which should not be done beside a thread.
     alive = lock.alive if preparation.is_of_files else contextlib.nullcontext
-    with alive():
-        if published(request) is not None:
-            raise FolderRemovedError(request.folder)
-    if _open(request) is not None:
-        return
     with alive():
         source = preparation.with_absolute_paths().open()
     settings = preparation.settings(source)
@@ -288,7 +312,10 @@ def _build_and_publish(
     """Build the shards of a part, and publish the data set if those of all parts are done."""
     began, shards = time.perf_counter(), range(len(workspace))
     own = {shard for shard in shards if part is None or shard % part[1] == part[0]}
-    converted = _build_left(request, workspace, part, own, executor)
+    if executor is None:
+        converted = _build_left(request, workspace, part, own, None)
+    else:
+        converted = _build_with_tasks(request, workspace, own, executor, lock)
     missing = set(shards) - workspace.done()
     if missing & own:
         raise BuildError(
@@ -307,6 +334,28 @@ def _build_and_publish(
     index, notes = _publish(request, workspace, lock)
     seconds = time.perf_counter() - began
     return report_of(workspace, index, converted, seconds, num_workers, notes, report)
+
+
+def _build_with_tasks(
+    request: Request, workspace: PartsWorkspace, own: Set[int], executor: Executor, lock: Lock
+) -> int:
+    """Have an executor build what is not done; return how many rows were converted.
+
+    Each task shares the lock of the folder. Meanwhile this process does not: processes that an
+    executor forks would keep it, and they can outlive this one. Raises _ChangedError if a part has
+    published the data set.
+    """
+    lock.release()
+    try:
+        converted = _build_left(request, workspace, None, own, executor)
+    except BuildError:
+        if not workspace.is_in_folder():
+            raise _ChangedError from None
+        raise
+    lock.wait(request.lock_timeout, shared=True)
+    if not workspace.is_in_folder():
+        raise _ChangedError
+    return converted
 
 
 def _build_left(
@@ -366,12 +415,12 @@ def _publish(
 ) -> tuple[Index, Sequence[str]]:
     """Join the journals and rename the files into place; return the index and the notes.
 
-    Raises FolderRemovedError if another part has done so, or begun to, in the meantime.
+    Raises FolderRemovedError or _ChangedError if another part has done so, or begun to.
     """
     lock.wait(request.lock_timeout, work="publishes")
     is_renaming = partly_published(request.output) is not None
     if is_renaming or is_renamed(request) or not workspace.is_in_folder():
-        raise FolderRemovedError(request.folder)
+        raise _ChangedError
     with lock.alive():
         workspace.check()
         try:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from memload.building.sources.record import Source
+from memload.wording import counted
 
 #: So many samples are looked at.
 _SAMPLES = 8
@@ -27,21 +28,20 @@ def checksums(source: Source) -> dict[str, int | None]:
 
 
 def difference(source: Source, before: Mapping[str, int | None]) -> str:
-    """Say what differs from the checksums of another machine, if more than half do.
+    """Say what differs from the checksums of another machine, if none of them is the same.
 
-    Single pictures may have been mended or removed meanwhile.
+    Some pictures may have been mended, changed or removed meanwhile.
     """
     now = checksums(source)
     if now.keys() != before.keys():
         return f"it has {len(source):,} samples here, and had another number there"
-    different = [row for row in now if now[row] != before[row]]
-    if 2 * len(different) <= len(now):
+    if any(now[row] == before[row] for row in now):
         return ""
-    row = int(different[0])
-    what = "cannot be read" if now[different[0]] is None else "has other bytes"
+    first = next(iter(now))
+    what = "cannot be read" if now[first] is None else "has other bytes"
     return (
-        f"{len(different)} of {len(now)} samples that were looked at differ; {source.keys[row]}, "
-        f"for example, {what} here"
+        f"{counted(len(now), 'sample')} that were looked at differ; {source.keys[int(first)]}, for "
+        f"example, {what} here"
     )
 
 

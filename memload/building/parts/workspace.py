@@ -199,8 +199,11 @@ class PartsWorkspace(Workspace):
     def records(self) -> np.ndarray:
         """Return a copy of the records of all rows. All shards have to be done."""
         if self._records is None:
-            journals = [self._journal_of(shard) for shard in range(len(self))]
-            self._records = np.concatenate([journal.mapped() for journal in journals])
+            self._records = np.empty(self.starts[-1], self.record_type)
+            for shard in range(len(self)):
+                journal = self._journal_of(shard)
+                rows = slice(journal.first_row, journal.stop_row)
+                self._records[rows] = journal.read(journal.first_row, journal.stop_row)
         return self._records
 
     def reasons(self) -> Mapping[int, str]:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,6 +123,18 @@ class FilesToOpen:
         """Whether the size and mode that are stored depend on the files, by default."""
         kinds = (ArrayFile, ExistingDataset)
         return any(_KINDS.get(Path(name).suffix.lower()) in kinds for name in self.names)
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the files that exist, after patterns are resolved.
+
+        Folders and what is on a server are left out. Of a data set, it is the index.
+        """
+        for name in (path for pattern in self.names for path in _expand(pattern)):
+            path = Path(name)
+            if _kind_of(name) is ExistingDataset:
+                path = path.with_suffix(".idx")
+            if not is_url(name) and path.is_file():
+                yield path
 
     def absolute(self) -> "FilesToOpen":
         """Return the same with paths from the root."""

@@ -420,7 +420,7 @@ def test_a_published_data_set_with_other_settings_is_an_error(
     assert digests(shared) == before
 
 
-@pytest.mark.parametrize("change", ["settings", "names", "pixels"])
+@pytest.mark.parametrize("change", ["settings", "names"])
 @pytest.mark.parametrize("finish", ["part", "plain", "executor"])
 def test_overwriting_in_parts_keeps_the_old_data_set_until_the_new_one_is_complete(
     pictures: Path,
@@ -435,10 +435,6 @@ def test_overwriting_in_parts_keeps_the_old_data_set_until_the_new_one_is_comple
     old = digests(shared)
     if change == "names":
         make_pictures(pictures, 50)
-    if change == "pixels":
-        for path in pictures.rglob("*.jpg"):
-            with Image.open(path) as picture:
-                picture.transpose(Image.Transpose.ROTATE_180).save(path)
     options = {"overwrite": True}
     assert not build(pictures, shared, part=(0, 2), **options).is_published
     kept = {path.name for path in shared.parent.iterdir() if path.is_file()}
@@ -451,6 +447,50 @@ def test_overwriting_in_parts_keeps_the_old_data_set_until_the_new_one_is_comple
         assert build(pictures, shared, **last).is_published
     build(pictures, alone)
     assert digests(shared) == digests(alone)
+
+
+def turn(pictures: Path) -> None:
+    for path in pictures.rglob("*.jpg"):
+        with Image.open(path) as picture:
+            picture.transpose(Image.Transpose.ROTATE_180).save(path)
+
+
+def test_a_part_does_not_replace_a_data_set_of_the_same_names_and_says_how_to(
+    pictures: Path, shared: Path, digests: Digests, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_parts(pictures, shared)
+    before = digests(shared)
+    turn(pictures)
+    caplog.set_level("INFO", "memload")
+    report = build(pictures, shared, part=(1, 3), overwrite=True)
+    assert report.part.was_published
+    assert f"To build it anew, delete {shared.with_suffix('.idx')}" in caplog.text
+    assert digests(shared) == before
+
+
+def test_an_executor_replaces_a_data_set_of_the_same_names(
+    pictures: Path, alone: Path, shared: Path, digests: Digests
+) -> None:
+    build_parts(pictures, shared)
+    turn(pictures)
+    with ThreadPoolExecutor(2) as executor:
+        report = build(pictures, shared, executor=executor, overwrite=True)
+    assert report.converted == 40
+    build(pictures, alone)
+    assert digests(shared) == digests(alone)
+
+
+def test_a_data_set_of_other_samples_is_not_taken_for_the_one_of_this_build(
+    pictures: Path, shared: Path, digests: Digests, make_pictures: Any
+) -> None:
+    build_parts(pictures, shared)
+    before = digests(shared)
+    make_pictures(pictures, 50)
+    with pytest.raises(
+        memload.BuildError, match=r"made from 40, and these are 50\. Choose another"
+    ):
+        build(pictures, shared, part=(1, 3))
+    assert digests(shared) == before
 
 
 # Samples that cannot be used
