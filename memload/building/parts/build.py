@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Executor
 from typing import Any
 
@@ -16,7 +16,7 @@ from memload.building.lock import FolderRemovedError, Holder, Lock, wait_until
 from memload.building.parts.executors import build_with
 from memload.building.parts.file_systems import check_file_system
 from memload.building.parts.listing import read_source, write_source
-from memload.building.parts.published import is_renamed, published, remove_rest, state_of_index
+from memload.building.parts.published import published, remove_rest, state_of_index
 from memload.building.parts.samples import checksums, difference
 from memload.building.parts.workspace import (
     Part,
@@ -62,6 +62,7 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
     is_looked_for = executor is None or not request.overwrite
     while True:
         lock, index_before = Lock(request.folder), state_of_index(request.output)
+        workspace = None
         try:
             index = published(request) if is_looked_for else None
             is_looked_for = True
@@ -70,14 +71,26 @@ def build_in_parts(request: Request, part: Part | None, executor: Executor | Non
                 return _published_report(request, part, index)
             workspace = _join(request, part, lock, index_before)
             return _build_and_publish(request, workspace, part, executor, lock)
-        except (FolderRemovedError, _ChangedError):
+        except _ChangedError:
             continue
+        except FolderRemovedError:
+            if workspace is not None and state_of_index(request.output) == index_before:
+                raise _removed(request) from None
         finally:
             lock.release()
 
 
 class _ChangedError(Exception):
     """Another part has published the data set, or begun to: look again."""
+
+
+def _removed(request: Request) -> BuildError:
+    return BuildError(
+        f"{request.folder} was removed while this build ran, and nothing is published: either by "
+        "hand, or by another part, because no sample can be used. In that case its message says "
+        "why. Run the same command again: it begins anew.",
+        path=request.output,
+    )
 
 
 def _published_report(request: Request, part: Part | None, index: Index) -> BuildReport:
@@ -205,9 +218,8 @@ def _workspace(
 
 def _check_samples(request: Request, workspace: PartsWorkspace, begun: dict[str, Any]) -> None:
     """Raise BuildError if the source of this machine has other samples."""
-    if begun["is_listed"]:
-        found = difference(workspace.source, begun["samples"])
-    else:
+    found = ""
+    if not begun["is_listed"]:
         keys = read_keys(request.folder / "keys")
         if keys is None:
             raise BuildError(
@@ -217,6 +229,9 @@ def _check_samples(request: Request, workspace: PartsWorkspace, begun: dict[str,
             )
         is_same = all(map(np.array_equal, keys.pack(), workspace.keys.pack()))
         found = "" if is_same else "its samples have other names"
+    if not found:
+        now = checksums(workspace.source, request.num_workers, request.timeout)
+        found = difference(workspace.source, now, begun["samples"])
     if found:
         raise _other_build(request, begun, f"the source is another one, or is missing: {found}")
 
@@ -263,11 +278,17 @@ def _begin(request: Request, part: Part | None, lock: Lock) -> None:
         check_not_read(Index.open(path), request.output, workspace.arrays)
     check_output(request.output, workspace.arrays, request.overwrite)
     workspace.check_space()
+    samples = checksums(source, request.num_workers, request.timeout)
     with alive():
-        _write_plan(request, part, workspace)
+        _write_plan(request, part, workspace, samples)
 
 
-def _write_plan(request: Request, part: Part | None, workspace: PartsWorkspace) -> None:
+def _write_plan(
+    request: Request,
+    part: Part | None,
+    workspace: PartsWorkspace,
+    samples: Mapping[str, int | None],
+) -> None:
     """Write what the other parts need to go on, the plan last."""
     remove_files(request.output)
     source = workspace.source
@@ -279,7 +300,7 @@ def _write_plan(request: Request, part: Part | None, workspace: PartsWorkspace) 
         "rows": len(source),
         "source": request.preparation.description(),
         "is_listed": is_listed,
-        "samples": checksums(source) if is_listed else {},
+        "samples": dict(samples),
     }
     for name in ("shards", "done"):
         (request.folder / name).mkdir()
@@ -310,7 +331,7 @@ def _build_and_publish(
     lock: Lock,
 ) -> BuildReport:
     """Build the shards of a part, and publish the data set if those of all parts are done."""
-    began, shards = time.perf_counter(), range(len(workspace))
+    began, shards = time.perf_counter(), range(workspace.num_shards)
     own = {shard for shard in shards if part is None or shard % part[1] == part[0]}
     if executor is None:
         converted = _build_left(request, workspace, part, own, None)
@@ -370,11 +391,11 @@ def _build_left(
     Shards that were done, and have to be built again, are anyone's: the part that they belong to
     may have ended for good.
     """
-    done = workspace.done()  # first, since it reopens shards whose files are gone
-    left = sorted((own | workspace.reopened()) - done)
+    workspace.reopen_missing()
+    left = sorted((own | workspace.reopened()) - workspace.done())
     logger.info(
         f"{request.name}: {work_of(part) or 'this build'} has {len(own):,} of "
-        f"{counted(len(workspace), 'shard')} of {counted(workspace.rows_of(0), 'row')}, and builds "
+        f"{counted(workspace.num_shards, 'shard')} of {counted(workspace.rows_of(0), 'row')}, and builds "
         f"{len(left):,} now"
     )
     running = Running(request.num_workers, request.timeout, request.on_error, work_of(part))
@@ -415,11 +436,11 @@ def _publish(
 ) -> tuple[Index, Sequence[str]]:
     """Join the journals and rename the files into place; return the index and the notes.
 
-    Raises FolderRemovedError or _ChangedError if another part has done so, or begun to.
+    Raises FolderRemovedError or _ChangedError if another part has tried so meanwhile.
     """
     lock.wait(request.lock_timeout, work="publishes")
-    is_renaming = partly_published(request.output) is not None
-    if is_renaming or is_renamed(request) or not workspace.is_in_folder():
+    # Another part has renamed files, or lets shards with rejected samples be tried again.
+    if not workspace.is_in_folder() or len(workspace.done()) < workspace.num_shards:
         raise _ChangedError
     with lock.alive():
         workspace.check()

@@ -67,8 +67,9 @@ class PartsWorkspace(Workspace):
         #: the first row of each shard, and the end
         self.starts: list[int] = np.cumsum([0, *rows]).tolist()
 
-    def __len__(self) -> int:
-        """Return the number of shards of each array."""
+    @property
+    def num_shards(self) -> int:
+        """The number of shards of each array."""
         return len(self.starts) - 1
 
     def rows_of(self, shard: int) -> int:
@@ -90,21 +91,23 @@ class PartsWorkspace(Workspace):
     def done(self) -> set[int]:
         """Return the shards that are done. One whose file was removed since is not."""
         names = names_in(self.folder)
-        done = set(self._done())
-        for shard in sorted(done):
+        return {shard for shard in self._said_done() if names.issuperset(self._files_of(shard))}
+
+    def reopened(self) -> set[int]:
+        """Return the shards that were done and have to be built again, by whichever part comes."""
+        names = names_in(self.folder / "done")
+        return {shard for shard in range(self.num_shards) if _name(shard) + _AGAIN in names}
+
+    def reopen_missing(self) -> None:
+        """Let shards count as not done whose files were removed since, and say so."""
+        names = names_in(self.folder)
+        for shard in self._said_done():
             missing = [file for file in self._files_of(shard) if file not in names]
             if missing:
                 logger.warning(
                     f"{self.folder / missing[0]} is missing, so this shard is built again"
                 )
                 self.reopen(shard)
-                done.remove(shard)
-        return done
-
-    def reopened(self) -> set[int]:
-        """Return the shards that were done and have to be built again, by whichever part comes."""
-        names = names_in(self.folder / "done")
-        return {shard for shard in range(len(self)) if _name(shard) + _AGAIN in names}
 
     def reopen(self, shard: int) -> None:
         """Let a shard count as not done. Its rows are checked when it is built again."""
@@ -117,7 +120,7 @@ class PartsWorkspace(Workspace):
 
     def reopen_rejects(self) -> None:
         """Let shards with rejected samples count as not done, so that these are tried again."""
-        for shard in self._done():
+        for shard in self._said_done():
             done = read_done(self.folder, shard)
             if done is None or done.rejected:
                 self.reopen(shard)
@@ -128,14 +131,14 @@ class PartsWorkspace(Workspace):
         Raises BuildError if some were changed since: these shards count as not done then.
         """
         damaged = {}
-        for shard in range(len(self)):
+        for shard in range(self.num_shards):
             what = self._damage(shard)
             if what:
                 damaged[shard] = what
                 self.reopen(shard)
         if damaged:
             raise BuildError(
-                f"{self.name}: {counted(len(damaged), 'shard')} of {len(self):,} changed after "
+                f"{self.name}: {counted(len(damaged), 'shard')} of {self.num_shards:,} changed after "
                 f"they were done: {next(iter(damaged.values()))}. Run the same command again: it "
                 "builds only these again.",
                 path=self.output,
@@ -200,7 +203,7 @@ class PartsWorkspace(Workspace):
         """Return a copy of the records of all rows. All shards have to be done."""
         if self._records is None:
             self._records = np.empty(self.starts[-1], self.record_type)
-            for shard in range(len(self)):
+            for shard in range(self.num_shards):
                 journal = self._journal_of(shard)
                 rows = slice(journal.first_row, journal.stop_row)
                 self._records[rows] = journal.read(journal.first_row, journal.stop_row)
@@ -209,15 +212,15 @@ class PartsWorkspace(Workspace):
     def reasons(self) -> Mapping[int, str]:
         """Return why rows were rejected."""
         reasons: dict[int, str] = {}
-        for shard in range(len(self)):
+        for shard in range(self.num_shards):
             reasons |= self._journal_of(shard).reasons()
         return reasons
 
     def seal(self, index: Index) -> None:
         """Do nothing: whoever built a shard has sealed and flushed it."""
 
-    def _done(self) -> list[int]:
-        return [shard for shard in done_shards(self.folder) if shard < len(self)]
+    def _said_done(self) -> list[int]:
+        return [shard for shard in done_shards(self.folder) if shard < self.num_shards]
 
     def _files_of(self, shard: int) -> list[str]:
         return [array.shards[shard].file for array in self.arrays]

@@ -1,5 +1,6 @@
 """Machines that differ: one error that names the machine and the difference; the rest goes on."""
 
+import os
 import re
 import shutil
 import socket
@@ -50,6 +51,23 @@ def refused(pictures: Path, tmp_path: Path, machine: Callable[[str], None]) -> C
         return str(raised.value)
 
     return begin
+
+
+@pytest.fixture
+def write_masks(pictures: Path, tmp_path: Path) -> Callable[[], Path]:
+    """A function that writes a mask for each picture, and returns their folder."""
+
+    def write() -> Path:
+        masks = tmp_path / "masks"
+        for path in pictures.rglob("*.jpg"):
+            with Image.open(path) as picture:
+                mask = Image.new("L", picture.size, 1)
+            name = (masks / path.relative_to(pictures)).with_suffix(".png")
+            name.parent.mkdir(parents=True, exist_ok=True)
+            mask.save(name)
+        return masks
+
+    return write
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -210,16 +228,79 @@ def test_a_data_set_with_other_names_is_refused(
     assert build(Numbered(16), part=(1, 2)).is_published
 
 
-def test_relative_paths_count_from_the_folder_of_each_machine(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Shifted(Numbered):
+    """The same number of samples with the same names, but other images."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        image, label = super().__getitem__(index)
+        return image + 1, label
+
+
+class Augmented(Numbered):
+    """Each call gives another image."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        noise = np.random.default_rng().integers(0, 256, (8, 8, 3), np.uint8)
+        return noise, super().__getitem__(index)[1]
+
+
+class Ending(Numbered):
+    """One of the samples ends the process."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if index == 0:
+            os._exit(1)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_set_in_another_order_is_refused(
+    tmp_path: Path, machine: Callable[[str], None], num_workers: int
 ) -> None:
-    masks = tmp_path / "masks"
-    for path in pictures.rglob("*.jpg"):
-        with Image.open(path) as picture:
-            mask = Image.new("L", picture.size, 1)
-        name = (masks / path.relative_to(pictures)).with_suffix(".png")
-        name.parent.mkdir(parents=True, exist_ok=True)
-        mask.save(name)
+    options = {**OPTIONS, "num_workers": num_workers}
+    build = partial(memload.build, output=tmp_path / "out.bin", **options)
+    machine("machine-a")
+    build(Numbered(16), part=(0, 2))
+    machine("machine-b")
+    other = Shifted(16)
+    other.__class__ = type("Numbered", (Shifted,), {})  # by its name, it is the same
+    with pytest.raises(memload.BuildError) as raised:
+        build(other, part=(1, 2))
+    assert_names_both(str(raised.value), "8 samples that were looked at differ; 0, for example")
+    assert build(Numbered(16), part=(1, 2)).is_published
+
+
+def test_a_data_set_that_changes_at_random_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(memload.BuildError, match="change at random cannot be built in parts"):
+        memload.build(Augmented(16), tmp_path / "out.bin", part=(0, 2), **OPTIONS)
+
+
+def test_samples_that_are_compared_may_end_their_worker(tmp_path: Path) -> None:
+    options = {**OPTIONS, "num_workers": 1}
+    for part in range(2):
+        report = memload.build(Ending(16), tmp_path / "out.bin", part=(part, 2), **options)
+    assert (report.samples, report.rejected) == (15, 1)
+
+
+def test_other_masks_at_the_same_path_are_refused(
+    pictures: Path, tmp_path: Path, write_masks: Callable[[], Path]
+) -> None:
+    masks = write_masks()
+    memload.build(pictures, tmp_path / "out.bin", part=(0, 3), masks=masks, **OPTIONS)
+    for path in masks.rglob("*.png"):
+        with Image.open(path) as mask:
+            Image.new("L", mask.size, 2).save(path)
+    with pytest.raises(memload.BuildError, match="8 samples that were looked at differ"):
+        memload.build(pictures, tmp_path / "out.bin", part=(1, 3), masks=masks, **OPTIONS)
+
+
+def test_relative_paths_count_from_the_folder_of_each_machine(
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write_masks: Callable[[], Path],
+) -> None:
+    masks = write_masks()
     monkeypatch.chdir(tmp_path)
     memload.build("pics", "out.bin", masks="masks", part=(0, 3), **OPTIONS)
     monkeypatch.chdir(masks)

@@ -151,6 +151,28 @@ def test_of_two_publishers_the_second_finds_the_data_set_published(
     assert not (place / "out.building").exists()
 
 
+@pytest.mark.parametrize("rejected", ["too many", "all"])
+def test_of_two_publishers_with_too_many_rejects_both_say_so(
+    spoiled: Path, place: Path, monkeypatch: pytest.MonkeyPatch, rejected: str
+) -> None:
+    messages = ["1 of 7 pictures .* cannot be used, and at most 0 may be rejected"] * 2
+    if rejected == "all":
+        for path in (spoiled / "pics").glob("*/*.jpg"):
+            path.write_bytes(b"no image")
+        messages = ["none of 7 pictures .* can be used", "was removed .* no sample can be used"]
+    options = {"max_rejects": 0, "missing_masks": "fill"}
+    build(spoiled, place, part=(0, 2), **options)
+
+    def fail() -> None:
+        with pytest.raises(memload.BuildError, match=messages.pop(0)):
+            build(spoiled, place, part=(1, 2), **options)
+
+    do_before_lock(monkeypatch, "publishes", fail)
+    with pytest.raises(memload.BuildError, match=messages[-1]):
+        build(spoiled, place, part=(1, 2), **options)
+    assert (place / "out.building").is_dir() == (rejected == "too many")
+
+
 @LINUX
 @pytest.mark.parametrize(
     "steps", [range(25, 80, 13), pytest.param(range(1, 150), marks=pytest.mark.slow)]
