@@ -395,8 +395,8 @@ def _build_left(
     left = sorted((own | workspace.reopened()) - workspace.done())
     logger.info(
         f"{request.name}: {work_of(part) or 'this build'} has {len(own):,} of "
-        f"{counted(workspace.num_shards, 'shard')} of {counted(workspace.rows_of(0), 'row')}, and builds "
-        f"{len(left):,} now"
+        f"{counted(workspace.num_shards, 'shard')} of {counted(workspace.rows_of(0), 'row')}, and "
+        f"builds {len(left):,} now"
     )
     running = Running(request.num_workers, request.timeout, request.on_error, work_of(part))
     rows = sum(map(workspace.rows_of, left))

@@ -138,9 +138,9 @@ class PartsWorkspace(Workspace):
                 self.reopen(shard)
         if damaged:
             raise BuildError(
-                f"{self.name}: {counted(len(damaged), 'shard')} of {self.num_shards:,} changed after "
-                f"they were done: {next(iter(damaged.values()))}. Run the same command again: it "
-                "builds only these again.",
+                f"{self.name}: {counted(len(damaged), 'shard')} of {self.num_shards:,} changed "
+                f"after they were done: {next(iter(damaged.values()))}. Run the same command "
+                "again: it builds only these again.",
                 path=self.output,
             )
 
