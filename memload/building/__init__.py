@@ -48,6 +48,8 @@ leaves masks out, since they have an argument of their own.
 `workspace`             the folder ``out.building``: beginning, going on, and completing
 `plans`                 what decides on the rows: an unfinished build goes on only with the same
 `lock`                  keeps two builds of one output apart
+`checked_json`          JSON of the temporary folder, which may be damaged
+`file_systems`          refuses object storage, and warns of locks that other machines do not see
 `system_errors`         what to do when a call of the system fails
 `status`                how far an unfinished build is, for `memload info`
 `destination`           publishing: the finished files are renamed into place, the index last

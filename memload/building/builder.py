@@ -12,8 +12,8 @@ from memload.building.completion import all_notes, complete, report_of
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import check_not_read, publish
 from memload.building.extra_arrays import MissingMasks
+from memload.building.file_systems import check_file_system
 from memload.building.parts.build import build_in_parts
-from memload.building.parts.file_systems import check_file_system
 from memload.building.parts.workspace import is_in_parts
 from memload.building.preparation import Preparation
 from memload.building.progress import progress as progress_display

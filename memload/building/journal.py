@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from memload.building.checked_json import parse_json
 from memload.building.extra_arrays import ExtraArray
 from memload.building.sources.record import Column
 from memload.errors import DecodeError
@@ -205,7 +206,8 @@ class Journal:
             (self.folder / "rejects.jsonl").open("rb") as file,
         ):
             for line in file:
-                with contextlib.suppress(ValueError, TypeError):  # a crash cut it short
-                    row, reason = json.loads(line)
-                    reasons[row] = reason
+                with contextlib.suppress(ValueError):  # a crash cut it short
+                    match parse_json(line):
+                        case [int(row), str(reason)] if self.first_row <= row < self.stop_row:
+                            reasons[row] = reason
         return reasons

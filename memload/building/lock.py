@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from memload.building.checked_json import read_record
 from memload.errors import BuildError
 
 logger = logging.getLogger("memload")
@@ -60,10 +61,8 @@ class Holder(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "Holder":
-        """Read the file of a lock. What cannot be read is left empty."""
-        with contextlib.suppress(OSError, ValueError, TypeError):  # it is being written
-            return cls(**json.loads(path.read_bytes()))
-        return cls()
+        """Read the file of a lock. It is empty while it is being written, or if it is damaged."""
+        return read_record(cls, path) or cls()
 
     @property
     def is_here(self) -> bool:
@@ -196,7 +195,7 @@ class Lock:
             _set_lock(self._descriptor, fcntl.F_UNLCK)  # also for copies that children hold
 
     def _write(self, text: str) -> None:
-        """Say who holds the lock. That is for messages only."""
+        """Say who holds the lock. That is for messages and for `memload info`."""
         with contextlib.suppress(OSError):  # the disk may be full
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, text.encode("ascii"), 0)

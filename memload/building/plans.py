@@ -1,10 +1,11 @@
 """What decides on the rows of a build, as JSON. An unfinished build goes on only with the same."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from memload.building.checked_json import record
 from memload.building.conversion import AnySettings
 from memload.building.sources.record import Source, optional
 from memload.wording import listed, shape_text
@@ -34,6 +35,44 @@ def plan_of(source: Source, settings: AnySettings, rows_per_shard: int | None) -
     return plan | _identity(source)
 
 
+class Begun(NamedTuple):
+    """What the plan of a build in parts has besides: who began it, and what was read there."""
+
+    machine: str
+    process: int
+    work: str  #: such as ``part 0 of 8``
+    rows: int
+    source: dict[str, Any]  #: how it was opened, see `Preparation.description`
+    list_sha256: str  #: of the file ``source`` with the opened source; empty if there is none
+    samples: dict[str, Any]  #: checksums of some samples, see `memload.building.parts.samples`
+
+
+def checked_plan(plan: Any) -> dict[str, Any]:
+    """Return a plan that was read. Raises ValueError if one cannot be of that form.
+
+    Settings may have any values, since they are only compared.
+    """
+    if not isinstance(plan, dict):
+        raise ValueError("it is no object")
+    rows = plan.get("rows per shard")
+    if rows is not None and (type(rows) is not int or rows < 1):
+        raise ValueError(f"'rows per shard' is {rows!r:.40}")
+    for kind, describe in _BY_NAME.items():
+        entries = plan.get(kind, {})
+        if not isinstance(entries, dict):
+            raise ValueError(f"{kind!r} is {entries!r:.40}")
+        try:
+            for entry in entries.values():
+                describe(entry)
+        except (TypeError, ValueError, SyntaxError) as error:  # of NumPy's, for example
+            raise ValueError(f"{kind!r} is {entries!r:.40}") from error
+    if "parts" in plan:
+        record(Begun, plan["parts"])
+        if type(plan.get("overwrite")) is not bool:
+            raise ValueError("'overwrite' is missing")
+    return plan
+
+
 def _identity(source: Source) -> dict[str, Any]:
     """Return what decides the records besides their columns' types, as JSON has it.
 
@@ -57,7 +96,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         old, new = before.get(name), now.get(name)
         if old == new:
             continue
-        if name in ("columns", "arrays", "categories"):
+        if name in _BY_NAME and {type(old), type(new)} <= {dict, type(None)}:
             texts += _differences_by_name(name, old or {}, new or {})
         elif name != "source" or _are_short(old, new):
             texts.append(f"{name} was {_text(old)} and is {_text(new)}")
@@ -70,13 +109,13 @@ def _differences_by_name(
 ) -> Iterator[str]:
     """Yield what differs between the columns, arrays or categories of two plans."""
     noun = {"columns": "column", "arrays": "array", "categories": "category"}[kind]
+    describe = _BY_NAME[kind]
     for name in sorted(before.keys() | now.keys()):
         if name not in now:
             yield f"the {noun} {name!r:.80} is gone"
         elif name not in before:
             yield f"the {noun} {name!r:.80} is new"
         elif before[name] != now[name]:
-            describe = {"columns": _column, "arrays": _array, "categories": _text}[kind]
             texts = [describe(content[name]) for content in (before, now)]
             if texts[0] == texts[1]:
                 yield f"the {noun} {name!r:.80} is another one"
@@ -106,3 +145,11 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and not all(isinstance(item, int) for item in value):
         return f"[{listed(value, _NAMES_SHOWN)}]"
     return f"{value!r:.{_MAX_LETTERS}}"
+
+
+#: What a plan has by name, and how an entry is shown.
+_BY_NAME: dict[str, Callable[[Any], str]] = {
+    "columns": _column,
+    "arrays": _array,
+    "categories": _text,
+}

@@ -14,9 +14,9 @@ from memload.building.workspace import read_keys, read_plan
 from memload.storage.format import output_paths
 from memload.wording import counted, listed
 
-#: Of more shards at work, those that may be stuck are shown, and the others are counted.
+#: The most lines of shards at work. Those that may be stuck are shown in any case.
 _MAX_LINES = 24
-#: As many parts and interrupted shards are named.
+#: The most parts, and the most interrupted shards, that are named.
 _MAX_PARTS = 10
 
 
@@ -119,8 +119,9 @@ class BuildStatus:
 def build_status(path: str | Path) -> BuildStatus | None:
     """Return how far the unfinished build of ``out.bin`` (or ``out.idx``) is; None without one.
 
-    Nothing is changed, and no lock is taken, so that the build is not disturbed. It may run on
-    other machines.
+    The build is not disturbed: no lock is taken, and none of its files is changed. It may run on
+    other machines. A file without a name is made beside the output for a moment, to ask the file
+    server for its time. Raises BuildError if the plan of the build is damaged.
 
     >>> memload.build_status("out.bin").samples_done
     490112
@@ -160,7 +161,7 @@ def _rows_done(folder: Path) -> tuple[int, int]:
 
 
 def _part_lines(parts: PartsStatus) -> Iterator[str]:
-    """Yield which parts are done, and what nobody is at."""
+    """Yield which parts are done, and which shards nobody builds."""
     idle = [status for status in parts.begun if not status.is_at_work and status.samples_done]
     if idle:
         shown = [f"{_shard_line(status)}{_last(status.holder)}" for status in idle[:_MAX_PARTS]]

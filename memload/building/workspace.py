@@ -35,10 +35,11 @@ from typing import Any
 
 import numpy as np
 
+from memload.building.checked_json import parse_json
 from memload.building.conversion import AnySettings
 from memload.building.destination import is_partly_published
 from memload.building.journal import record_type
-from memload.building.plans import plan_of
+from memload.building.plans import checked_plan, plan_of
 from memload.building.sources.record import Source
 from memload.building.writer import with_shards
 from memload.errors import BuildError, FormatError
@@ -185,8 +186,8 @@ def write_at_once(path: Path, data: bytes) -> None:
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
     """Return the plan of an unfinished build, or None if it is missing or damaged."""
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-        return dict(json.loads((folder / "plan.json").read_text(encoding="ascii")))
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return checked_plan(parse_json((folder / "plan.json").read_bytes()))
     return None
 
 

@@ -32,7 +32,6 @@ parts may end at any moment. A shard that is not done is taken up where its jour
 `listing`           the opened source as a file that is safe to read
 `samples`           notices a machine that sees another source
 `executors`         one task for each shard, on any `concurrent.futures.Executor`
-`file_systems`      refuses folders on which parts cannot work
 `environment`       which part a process is, from the variables of Slurm, torchrun or Kubernetes
 `status`            how far all shards are, for `memload info`
 ==================  ================================================================================

@@ -12,9 +12,9 @@ import numpy as np
 from memload.building.completion import all_notes, complete, report_of, report_on, unfinished_report
 from memload.building.conversion import AnySettings
 from memload.building.destination import check_not_read, check_output, publish
+from memload.building.file_systems import check_file_system
 from memload.building.lock import FolderRemovedError, Holder, Lock, wait_until
 from memload.building.parts.executors import build_with
-from memload.building.parts.file_systems import check_file_system
 from memload.building.parts.listing import read_source, write_source
 from memload.building.parts.published import published, remove_rest, state_of_index
 from memload.building.parts.samples import checksums, difference
@@ -26,7 +26,7 @@ from memload.building.parts.workspace import (
     names_in,
     work_of,
 )
-from memload.building.plans import differences
+from memload.building.plans import Begun, differences
 from memload.building.progress import Show
 from memload.building.progress import progress as progress_display
 from memload.building.report import BuildReport, PartReport
@@ -163,9 +163,10 @@ def _open(request: Request) -> PartsWorkspace | None:
             return None
         raise _other_build(request, begun, differences(begun["source"], described))
     # Without the list, the names of the samples are compared below.
-    begun["is_listed"] = begun["is_listed"] and "source" in names_in(request.folder)
-    if begun["is_listed"]:
-        source = read_source(request.folder / "source")
+    if "source" not in names_in(request.folder):
+        begun["list_sha256"] = ""
+    if begun["list_sha256"]:
+        source = read_source(request.folder / "source", begun["list_sha256"])
     else:
         source = request.preparation.open()
     settings = request.preparation.settings(source)
@@ -219,7 +220,7 @@ def _workspace(
 def _check_samples(request: Request, workspace: PartsWorkspace, begun: dict[str, Any]) -> None:
     """Raise BuildError if the source of this machine has other samples."""
     found = ""
-    if not begun["is_listed"]:
+    if not begun["list_sha256"]:
         keys = read_keys(request.folder / "keys")
         if keys is None:
             raise BuildError(
@@ -293,18 +294,16 @@ def _write_plan(
     remove_files(request.output)
     source = workspace.source
     is_listed = request.preparation.is_of_files and optional(source).is_portable
-    if is_listed:
-        write_source(source, request.folder / "source")
-    begun = {
-        **Holder.here(work_of(part))._asdict(),
-        "rows": len(source),
-        "source": request.preparation.description(),
-        "is_listed": is_listed,
-        "samples": dict(samples),
-    }
+    begun = Begun(
+        *Holder.here(work_of(part)),
+        rows=len(source),
+        source=request.preparation.description(),
+        list_sha256=write_source(source, request.folder / "source") if is_listed else "",
+        samples=dict(samples),
+    )
     for name in ("shards", "done"):
         (request.folder / name).mkdir()
-    plan = {**workspace.plan, "parts": begun, "overwrite": request.overwrite}
+    plan = {**workspace.plan, "parts": begun._asdict(), "overwrite": request.overwrite}
     workspace.write_plan(request.folder, plan)
 
 

@@ -5,7 +5,7 @@
     this process                       a process or thread of the executor
     build_with    ── ShardTask ─────▶  run_task    reads the source from the folder of the build
       │                                  │         builds the shard under its lock
-    as_completed  ◀── rows converted ──  ▼
+    as_completed  ◀────── Counts ──────  ▼
 
 The executor decides where a task runs, and whether it is run again if its process dies.
 """
@@ -13,14 +13,21 @@ The executor decides where a task runs, and whether it is run again if its proce
 import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    as_completed,
+)
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from memload.building.checked_json import record
 from memload.building.checks import check_may_start_workers
 from memload.building.conversion import AnySettings
-from memload.building.lock import Holder, Lock
+from memload.building.lock import FolderRemovedError, Holder, Lock
 from memload.building.parts.listing import read_data_set, read_source, write_data_set
 from memload.building.parts.workspace import (
     PartsWorkspace,
@@ -29,15 +36,22 @@ from memload.building.parts.workspace import (
     names_in,
     read_done,
 )
-from memload.building.plans import differences
+from memload.building.plans import Begun, differences
 from memload.building.progress import Show
 from memload.building.system_errors import system_error
 from memload.building.workspace import read_plan
 from memload.errors import BuildError, MemloadError, describe_error
 from memload.wording import counted, listed
 
-#: The error of a failed build shows so many reasons, and so many letters of each.
+#: The most reasons that the error of a failed build shows, and the most letters of each.
 _REASONS, _LETTERS = 3, 1000
+
+
+class Counts(NamedTuple):
+    """What the task of a shard returns."""
+
+    converted: int  #: rows that this task converted
+    rejected: int  #: those of the whole shard
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ def build_with(
     Waits as long as the executor does.
     """
     task = _task(workspace, running, lock_timeout)
-    futures: dict[Future[int], int] = {}
+    futures: dict[Future[Counts], int] = {}
     failed: dict[int, BaseException] = {}
     converted = rejected = 0
     try:
@@ -82,13 +96,13 @@ def build_with(
                 futures[_checked(future, executor)] = shard
         for future in as_completed(futures):
             shard = futures[future]
-            try:
-                converted += future.result()
-            except Exception as error:  # noqa: BLE001  # an engine may raise anything
-                failed[shard] = error
+            failure = _error_of(future)
+            if failure is not None:
+                failed[shard] = failure
                 continue
-            done = read_done(workspace.folder, shard)
-            rejected += 0 if done is None else done.rejected
+            counts = future.result()
+            converted += counts.converted
+            rejected += counts.rejected
             show(workspace.rows_of(shard), rejected)
     finally:  # after a Ctrl-C, tasks that have not begun are given up
         for future in futures:
@@ -114,7 +128,18 @@ def _task(workspace: PartsWorkspace, running: Running, lock_timeout: float) -> S
     )
 
 
-def _checked(future: Any, executor: Executor) -> Future[int]:
+def _error_of(future: Future[Any]) -> BaseException | None:
+    """Return what a task that has ended raised, even if it is no Exception, or was cancelled.
+
+    ``future.result()`` would raise a SystemExit of a task as if it were one of this process.
+    """
+    try:
+        return future.exception()
+    except CancelledError as error:  # by the executor
+        return error
+
+
+def _checked(future: object, executor: Executor) -> Future[Counts]:
     """Return a future. Raises TypeError if it is one of another library, as of Dask's Client."""
     if not isinstance(future, Future):
         found = f"{type(future).__module__}.{type(future).__name__}"
@@ -131,7 +156,7 @@ def _failure(
     """Return one error for all tasks that failed. Shards with the same reason are put together."""
     shards_of: dict[object, list[int]] = {}
     for shard, error in sorted(failed.items()):
-        # What an executor says of two tasks differs at least in how it calls them.
+        # An executor's own messages differ from task to task, so its errors are grouped by type.
         kind = _reason(error) if isinstance(error, MemloadError) else type(error)
         shards_of.setdefault(kind, []).append(shard)
     reasons = [_named(shards) + _reason(failed[shards[0]]) for shards in shards_of.values()]
@@ -166,8 +191,8 @@ def _reason(error: BaseException) -> str:
     return text if text.endswith((".", "…")) else text + "."
 
 
-def run_task(task: ShardTask) -> int:
-    """Build a shard in a task; return how many rows were converted.
+def run_task(task: ShardTask) -> Counts:
+    """Build a shard in a task.
 
     Raises BuildError, which names the machine. Other errors could not be pickled, or not be read by
     a process without the code of the data set.
@@ -177,49 +202,65 @@ def run_task(task: ShardTask) -> int:
         return _build(task)
     except MemloadError as error:
         text = str(error)
+    except FolderRemovedError:
+        text = (
+            f"{task.output.with_suffix('.building')} was removed when this task came: the build "
+            "has ended meanwhile"
+        )
     except OSError as error:
         text = str(system_error(task.name, error))
-    except Exception as error:  # noqa: BLE001  # a data set's own code may raise anything
+    except KeyboardInterrupt:  # of this process
+        raise
+    except BaseException as error:  # noqa: BLE001  # a data set's own code may raise anything
         text = describe_error(error)
     raise BuildError(f"on {Holder.here().machine}: {text}", path=task.output)
 
 
-def _build(task: ShardTask) -> int:
+def _build(task: ShardTask) -> Counts:
     folder = task.output.with_suffix(".building")
-    plan = _read_plan(folder)
+    plan = _read_plan(task, folder)
     lock = Lock(folder)
     # The process that has begun this build may have ended, while this task goes on.
     lock.wait(task.lock_timeout, shared=True)
     try:
-        begun = plan.pop("parts")
+        begun = record(Begun, plan.pop("parts"))
         del plan["overwrite"]
-        workspace = _workspace(task, folder)
+        workspace = _workspace(task, folder, begun)
         if plan != workspace.plan:
             raise BuildError(
-                f"{folder} holds a build that began on {begun['machine']}, and here is another "
+                f"{folder} holds a build that began on {begun.machine}, and here is another "
                 f"environment: {differences(plan, workspace.plan)}. Use the same versions on all "
                 "machines."
             )
         shard_lock = workspace.lock_of(task.shard)
         shard_lock.wait(task.lock_timeout, work=task.running.work)
-        return build_locked(workspace, task.shard, shard_lock, task.running, _show_nothing)
+        converted = build_locked(workspace, task.shard, shard_lock, task.running, _show_nothing)
+        done = read_done(folder, task.shard)
+        return Counts(converted, 0 if done is None else done.rejected)
     finally:
         lock.release()
 
 
-def _read_plan(folder: Path) -> dict[str, Any]:
+def _read_plan(task: ShardTask, folder: Path) -> dict[str, Any]:
     """Return the plan of a build in parts. Raises BuildError if there is none."""
     plan = read_plan(folder) if "plan.json" in names_in(folder) else None
-    if plan is None or "parts" not in plan:
+    if plan is not None and "parts" in plan:
+        return plan
+    if task.output.with_suffix(".idx").name in names_in(folder.parent):
         raise BuildError(
-            f"{folder} holds no build in parts. All machines have to see that folder at the same "
-            "path, so give an output on a file system that they share."
+            f"{folder} holds no build any more: {task.name} was published before this task came."
         )
-    return plan
+    raise BuildError(
+        f"{folder} holds no build in parts. All machines have to see that folder at the same path, "
+        "so give an output on a file system that they share."
+    )
 
 
-def _workspace(task: ShardTask, folder: Path) -> PartsWorkspace:
-    source = read_data_set(folder, task.digest) if task.digest else read_source(folder / "source")
+def _workspace(task: ShardTask, folder: Path, begun: Begun) -> PartsWorkspace:
+    if task.digest:
+        source = read_data_set(folder, task.digest)
+    else:
+        source = read_source(folder / "source", begun.list_sha256)
     return PartsWorkspace(
         source,
         task.output,

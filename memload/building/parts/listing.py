@@ -7,6 +7,7 @@ files as a source does.
 """
 
 import hashlib
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -43,19 +44,24 @@ _ALLOWED = {
 }
 
 
-def write_source(source: Source, path: Path) -> None:
-    """Pickle a source into a file that is complete as soon as it has its name."""
-    write_at_once(path, pickle.dumps(source, protocol=5))
+def write_source(source: Source, path: Path) -> str:
+    """Pickle a source into a file that is complete as soon as it has its name.
+
+    Returns a digest. `read_source` refuses other bytes.
+    """
+    data = pickle.dumps(source, protocol=5)
+    write_at_once(path, data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def write_data_set(source: Source, folder: Path) -> str:
-    """Pickle a source with code of the user's. Returns a digest, without which none reads it.
+    """Pickle a source with code of the user's. Raises BuildError if it cannot be pickled.
 
-    Raises BuildError if it cannot be pickled.
+    Returns a digest. `read_data_set` refuses other bytes.
     """
     try:
         data = pickle.dumps(source, protocol=5)
-    except Exception as error:
+    except Exception as error:  # a data set's own code may raise anything
         raise BuildError(
             "The data set cannot be pickled, which tasks of an executor need: "
             f"{describe_error(error):.300}. Define its class at the top level of a module, without "
@@ -66,17 +72,26 @@ def write_data_set(source: Source, folder: Path) -> str:
     return digest
 
 
-def read_source(path: Path) -> Source:
-    """Read what `write_source` wrote. Raises BuildError if it is damaged, or names other code."""
-    try:
-        with path.open("rb") as file:
-            source: Source = _Reader(file).load()
-    except Exception as error:  # damaged bytes may raise anything
-        reason = error if isinstance(error, pickle.UnpicklingError) else describe_error(error)
-        raise BuildError(
-            f"{path} cannot be read: {reason}. Delete {path.parent} to begin anew.", path=path
-        ) from error
-    return source
+def read_source(path: Path, digest: str) -> Source:
+    """Read what `write_source` wrote.
+
+    Raises BuildError if the file has other bytes, or names other code.
+    """
+    data = path.read_bytes()
+    reason: object = "it is damaged"
+    if hashlib.sha256(data).hexdigest() == digest:
+        try:
+            source: Source = _Reader(io.BytesIO(data)).load()
+        except Exception as error:  # noqa: BLE001  # a pickle may raise anything
+            is_ours = isinstance(error, pickle.UnpicklingError)
+            reason = error if is_ours else describe_error(error)
+        else:
+            return source
+    raise BuildError(
+        f"{path} cannot be read: {reason}. Delete that file and run the same command again: it "
+        "lists the source anew, and keeps what is done.",
+        path=path,
+    )
 
 
 def read_data_set(folder: Path, digest: str) -> Source:
@@ -87,7 +102,7 @@ def read_data_set(folder: Path, digest: str) -> Source:
         raise BuildError(f"{path} is damaged. Run the build again.", path=path)
     try:
         source: Source = pickle.loads(data)
-    except Exception as error:
+    except Exception as error:  # a data set's own code may raise anything
         raise BuildError(
             f"The data set cannot be read from {path}: {describe_error(error):.300}. Its class has "
             "to be in a module that can be imported there, and not in a script or notebook."

@@ -1,35 +1,38 @@
 """How far the shards of a build in parts are, from what is in its folder.
 
-Nothing is changed, and no lock is taken. Times are those of files, since the clocks of machines
-differ.
+No lock is taken, and nothing in the folder is changed. Times are those of files, since the clocks
+of machines differ.
 """
 
 import contextlib
 import os
-import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from memload.building.checked_json import record
 from memload.building.journal import STATUS_BYTE
 from memload.building.lock import Holder, is_locked
 from memload.building.parts.workspace import (
-    done_shards,
-    names_in,
+    part_of_work,
     read_done,
     rows_before,
     shard_folder,
+    shards_in,
+    time_of_done,
 )
+from memload.building.plans import Begun
+from memload.errors import BuildError
 
-#: Whoever holds a lock and has changed nothing for so many seconds may be stuck.
+#: Seconds without a change after which the holder of a lock may be stuck.
 _STUCK_SECONDS = 120.0
 
-#: The speed is that of the last so many seconds.
+#: Seconds over which the speed is measured, until now.
 _SPEED_SECONDS = 60.0
 
 
@@ -89,39 +92,61 @@ class _Span(NamedTuple):
 
 def parts_status(folder: Path, plan: dict[str, Any]) -> PartsStatus:
     """Return how far the build in a folder is. ``plan`` is its plan."""
-    samples, now = plan["parts"]["rows"], time_of_server(folder.parent)
+    begun_by, now = record(Begun, plan["parts"]), time_of_server(folder.parent)
+    samples = _checked_samples(folder, begun_by.rows)
     rows = plan["rows per shard"] or samples
-    done = set(done_shards(folder))
-    begun, spans = [], _spans_of_done(folder, now)
-    for name in sorted(names_in(folder / "shards"), key=int):
-        shard = int(name)
-        if shard not in done:
-            status, span = _begun_shard(folder, shard, min(rows, samples - shard * rows), now)
-            begun.append(status)
-            spans += [] if span is None else [span]
-    shards = -(-samples // rows)
+    shards = range(-(-samples // rows))
+    done = shards_in(folder / "done") & set(shards)
+    begun, spans = [], _spans_of_done(folder, done, now)
+    for shard in sorted(shards_in(folder / "shards") & set(shards) - done):
+        status, span = _begun_shard(folder, shard, min(rows, samples - shard * rows), now)
+        begun.append(status)
+        spans += [] if span is None else [span]
     samples_done = sum(min(rows, samples - shard * rows) for shard in done)
     at_work = [status for status in begun if status.is_at_work]
-    left = set(range(shards)) - done
-    parts = _number_of_parts(plan, at_work)
-    waiting = left - {status.shard for status in at_work} if parts else set()
-    busy = {_part_of(status.holder) for status in at_work}
-    parts_left = {shard % parts for shard in waiting} if parts else set()
-    parts_left = {part for part in parts_left if (part, parts) not in busy}
-    unfinished = {shard % parts for shard in left} if parts else set()
     return PartsStatus(
         samples=samples,
         samples_done=samples_done + sum(status.samples_done for status in begun),
-        shards=shards,
+        shards=len(shards),
         shards_done=len(done),
         begun=begun,
         images_per_second=_speed(spans, now) if at_work else None,
-        parts=parts,
-        # Of too many parts, some have no shards. These are left out.
-        parts_done=[part for part in range(min(parts or 0, shards)) if part not in unfinished],
-        parts_left=sorted(parts_left),
-        shards_left=sum(shard % (parts or 1) in parts_left for shard in waiting),
+        **_of_parts(_number_of_parts(begun_by, at_work), shards, done, at_work),
     )
+
+
+def _checked_samples(folder: Path, samples: int) -> int:
+    """Return how many samples a plan says. Raises BuildError if there are not as many names."""
+    # Each name has an offset of eight bytes in that file.
+    if not 0 < samples <= (folder / "keys").stat().st_size // 8:
+        raise BuildError(
+            f"{folder / 'plan.json'} is damaged: it says {samples:,} samples, and there are fewer "
+            "names in the file keys beside it. Restore it, or delete that folder to begin anew.",
+            path=folder,
+        )
+    return samples
+
+
+def _of_parts(
+    parts: int | None, shards: range, done: Set[int], at_work: Sequence[ShardStatus]
+) -> dict[str, Any]:
+    """Return which parts are done, and which are neither done nor at work, as in `PartsStatus`."""
+    if parts is None:
+        return {"parts": None, "parts_done": [], "parts_left": [], "shards_left": 0}
+    unfinished = set(shards) - done
+    waiting = unfinished - {status.shard for status in at_work}
+    busy = {part_of_work(status.holder.work) for status in at_work}
+    left = {shard % parts for shard in waiting}
+    left = {part for part in left if (part, parts) not in busy}
+    parts_unfinished = {shard % parts for shard in unfinished}
+    # Of too many parts, some have no shards. These are left out.
+    parts_done = set(range(min(parts, len(shards)))) - parts_unfinished
+    return {
+        "parts": parts,
+        "parts_done": sorted(parts_done),
+        "parts_left": sorted(left),
+        "shards_left": sum(shard % parts in left for shard in waiting),
+    }
 
 
 def _begun_shard(
@@ -162,17 +187,14 @@ def _read(path: Path) -> tuple[np.ndarray, float]:
     return np.zeros(0, np.uint8), 0.0
 
 
-def _spans_of_done(folder: Path, now: float) -> list[_Span]:
+def _spans_of_done(folder: Path, shards: Iterable[int], now: float) -> list[_Span]:
     """Return what was converted of the shards that were done in the last minute."""
     spans = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder / "done") as entries:
-        for entry in entries:
-            stop = entry.stat().st_mtime
-            if not entry.name.isdecimal() or stop < now - _SPEED_SECONDS:
-                continue
-            done = read_done(folder, int(entry.name))
-            if done is not None:
-                spans.append(_Span(done.converted, stop - done.seconds, stop))
+    for shard in shards:
+        stop = time_of_done(folder, shard)
+        done = read_done(folder, shard) if stop > now - _SPEED_SECONDS else None
+        if done is not None:
+            spans.append(_Span(done.converted, stop - done.seconds, stop))
     return spans
 
 
@@ -185,20 +207,14 @@ def _speed(spans: Iterable[_Span], now: float) -> float | None:
     return sum(span.rows_since(start) for span in spans) / max(now - start, 0.001)
 
 
-def _number_of_parts(plan: dict[str, Any], at_work: Iterable[ShardStatus]) -> int | None:
+def _number_of_parts(begun_by: Begun, at_work: Iterable[ShardStatus]) -> int | None:
     """Return of how many parts most of those at work are, or else the one that began the build."""
-    parts = [_part_of(status.holder) for status in at_work]
+    parts = [part_of_work(status.holder.work) for status in at_work]
     numbers = Counter(part[1] for part in parts if part is not None)
     if numbers:
         return numbers.most_common(1)[0][0]
-    part = _part_of(Holder(work=plan["parts"]["work"]))
+    part = part_of_work(begun_by.work)
     return None if part is None else part[1]
-
-
-def _part_of(holder: Holder) -> tuple[int, int] | None:
-    """Return the part that a holder works on, if it says so. See `work_of`."""
-    match = re.fullmatch(r"part (\d+) of (\d+)", holder.work)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def time_of_server(folder: Path) -> float:

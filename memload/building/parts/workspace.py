@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memload.building.checked_json import read_record
 from memload.building.journal import REJECTED, Journal, crc32_field
 from memload.building.lock import Holder, Lock
 from memload.building.progress import Show
@@ -27,6 +29,9 @@ logger = logging.getLogger("memload")
 
 #: Ends the name of a file in ``done/`` whose shard has to be built again.
 _AGAIN = ".again"
+
+#: What `_name` returns.
+_SHARD_NAME = re.compile(r"[0-9]{5}|[1-9][0-9]{5,8}")
 
 #: The part i of n.
 Part = tuple[int, int]
@@ -298,6 +303,17 @@ def work_of(part: Part | None) -> str:
     return "" if part is None else f"part {part[0]} of {part[1]}"
 
 
+def part_of_work(work: str) -> Part | None:
+    """Return the part that `work_of` gave a text; None for all other texts.
+
+    >>> part_of_work("part 0 of 8")
+    (0, 8)
+    """
+    match = re.fullmatch(r"part ([0-9]{1,9}) of ([0-9]{1,9})", work)
+    part = (int(match[1]), int(match[2])) if match else (0, 0)
+    return part if part[0] < part[1] else None
+
+
 def is_in_parts(folder: Path) -> bool:
     """Return whether the build of a folder was begun in parts, even if its plan is damaged."""
     plan = read_plan(folder)
@@ -311,15 +327,28 @@ def shard_folder(folder: Path, shard: int) -> Path:
 
 def done_shards(folder: Path) -> list[int]:
     """Return the shards that are done, in order."""
-    # NFS keeps files that are removed while they are open, under names of its own.
-    return sorted(int(name) for name in names_in(folder / "done") if name.isdecimal())
+    return sorted(shards_in(folder / "done"))
+
+
+def shards_in(folder: Path) -> set[int]:
+    """Return the shards that the names in a folder are those of. Other names are passed over.
+
+    NFS keeps files that are removed while they are open, under names of its own, and macOS adds
+    ``.DS_Store``.
+    """
+    return {int(name) for name in names_in(folder) if _SHARD_NAME.fullmatch(name)}
 
 
 def read_done(folder: Path, shard: int) -> DoneShard | None:
-    """Return who built a shard, or None if that cannot be read."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return DoneShard(**json.loads((folder / "done" / _name(shard)).read_bytes()))
-    return None
+    """Return who built a shard, or None if that is missing or damaged."""
+    return read_record(DoneShard, folder / "done" / _name(shard))
+
+
+def time_of_done(folder: Path, shard: int) -> float:
+    """Return when a shard was done, by the clock of its file; 0.0 if it is not."""
+    with contextlib.suppress(OSError):
+        return (folder / "done" / _name(shard)).stat().st_mtime
+    return 0.0
 
 
 def rows_before(folder: Path) -> int:

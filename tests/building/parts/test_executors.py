@@ -1,5 +1,6 @@
 """Builds by executors: one task a shard, errors that are collected, and going on afterwards."""
 
+import asyncio
 import errno
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ import pytest
 from PIL import Image
 
 import memload
+from memload.building.lock import FolderRemovedError
 from memload.building.parts import executors as executors_module
 from memload.errors import BuildError
 
@@ -56,6 +58,19 @@ class Numbers:
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         pixels = np.random.default_rng(index).integers(0, 256, (9, 11, 3), np.uint8)
         return Image.fromarray(pixels), index % 3
+
+
+class Ending(Numbers):
+    """Raises what is no Exception at a sample."""
+
+    def __init__(self, raised: type[BaseException], sample: int = 25) -> None:
+        super().__init__()
+        self.raised, self.sample = raised, sample
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        if index == self.sample:
+            raise self.raised(0)
+        return super().__getitem__(index)
 
 
 class Killing(Numbers):
@@ -369,7 +384,7 @@ def test_a_task_that_comes_too_late_leaves_the_data_set_alone(
     """An engine may run a task that was given up, or whose worker it takes for dead."""
     executor = Direct()
     build(executor)
-    with pytest.raises(BuildError, match="holds no build in parts"):
+    with pytest.raises(BuildError, match="was published before this task came"):
         executors_module.run_task(executor.tasks[1])
     assert digests(output) == expected
 
@@ -377,7 +392,7 @@ def test_a_task_that_comes_too_late_leaves_the_data_set_alone(
 def test_a_task_that_runs_twice_converts_once(
     build: Any, output: Path, digests: Any, expected: dict[str, str]
 ) -> None:
-    again: list[int] = []
+    again: list[Any] = []
 
     class Twice(Direct):
         def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
@@ -386,7 +401,7 @@ def test_a_task_that_runs_twice_converts_once(
             return future
 
     assert build(Twice()).converted == 40
-    assert again == [0, 0, 0, 0]
+    assert [counts.converted for counts in again] == [0, 0, 0, 0]
     assert digests(output) == expected
 
 
@@ -424,6 +439,44 @@ def test_cancelled_tasks_count_as_failed(build: Any) -> None:
     with pytest.raises(BuildError, match=r"4 of 4 tasks failed. .*CancelledError"):
         build(Cancelling())
     assert build(Direct()).samples == 40
+
+
+@pytest.mark.parametrize("kind", [ThreadPoolExecutor, fork])
+@pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_what_a_data_set_raises_to_end_a_program_ends_only_its_task(
+    kind: Any, raised: type[BaseException], build: Any
+) -> None:
+    with kind(2) as executor, pytest.raises(BuildError) as failure:
+        build(executor, Ending(raised), num_workers=0)
+    text = str(failure.value)
+    assert f"1 of 4 tasks failed. Shard 2, on {os.uname().nodename}: {raised.__name__}: 0" in text
+    assert "The others have ended." in text
+
+
+def test_a_ctrl_c_of_a_task_ends_only_that_task(build: Any) -> None:
+    with ThreadPoolExecutor(1) as executor, pytest.raises(BuildError) as failure:
+        build(executor, Ending(KeyboardInterrupt), num_workers=0)
+    assert "1 of 4 tasks failed. Shard 2: KeyboardInterrupt: 0" in str(failure.value)
+
+
+def test_a_task_whose_folder_is_removed_says_that_the_build_has_ended(
+    build: Any, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removed(*_: Any, **__: Any) -> None:
+        raise FolderRemovedError
+
+    def before(task: Any) -> None:
+        if task.shard == 1:
+            monkeypatch.setattr("memload.building.parts.executors.Lock.wait", removed)
+        if task.shard == 2:
+            monkeypatch.undo()
+
+    with pytest.raises(BuildError) as failure:
+        build(Direct(before))
+    text = str(failure.value)
+    assert "1 of 4 tasks failed. Shard 1, on " in text
+    assert f"{output.with_suffix('.building')} was removed" in text
+    assert "Make room" not in text
 
 
 def test_ctrl_c_cancels_tasks_that_have_not_begun(
@@ -492,13 +545,13 @@ def test_a_killed_driver_leaves_no_lock_with_the_processes_of_its_pool(
         import memload
         from memload.building.parts import executors
 
-        def kill(workspace, shard):  # which is what follows the first shard
+        def kill(future):  # which is what follows the first shard
             numbers = [child.pid for child in multiprocessing.active_children()]
             print(*numbers, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
         if __name__ == "__main__":
-            executors.read_done = kill
+            executors._error_of = kill
             pool = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
             memload.build({str(pictures)!r}, {str(output)!r}, size=8, shard_size={shard_bytes(10)}, executor=pool)
     """
@@ -568,7 +621,7 @@ def _fail(task: Any) -> None:
 
 def _run_task_in_daemon(connection: Any, task: Any) -> None:
     try:
-        connection.send(executors_module.run_task(task))
+        connection.send(executors_module.run_task(task).converted)
     except Exception as error:  # noqa: BLE001  # the parent asserts
         connection.send(error)
 

@@ -1,5 +1,6 @@
 """The list of the source: made once, by one part, and read safely by the others."""
 
+import hashlib
 import io
 import os
 import pickle
@@ -93,9 +94,9 @@ def test_each_kind_of_source_is_read_as_it_was_written(
     paths = KINDS[kind][0](containers)
     source = memload.open_source(paths if isinstance(paths, list) else str(paths))
     source[3]  # what reading has opened is not written
-    write_source(source, tmp_path / "source")
+    digest = write_source(source, tmp_path / "source")
     assert (tmp_path / "source").stat().st_size < 10_000  # no pixels
-    assert_same(read_source(tmp_path / "source"), source)
+    assert_same(read_source(tmp_path / "source", digest), source)
 
 
 @pytest.mark.parametrize("kind", ["masks", "pinned", "new"])
@@ -111,8 +112,8 @@ def test_sources_around_others_are_read_as_they_were_written(
         few = containers.tar("few.tar", range(3), labels=False)
         memload.build(few, tmp_path / "few.bin", **OPTIONS)
         source = NewSamples(images, tmp_path / "few.bin")
-    write_source(source, tmp_path / "source")
-    assert_same(read_source(tmp_path / "source"), source)
+    digest = write_source(source, tmp_path / "source")
+    assert_same(read_source(tmp_path / "source", digest), source)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -258,10 +259,11 @@ def naming(module: str, name: str) -> bytes:
     ],
 )
 def test_a_source_that_names_other_code_is_refused(tmp_path: Path, module: str, name: str) -> None:
-    (tmp_path / "source").write_bytes(naming(module, name))
+    content = naming(module, name)
+    (tmp_path / "source").write_bytes(content)
     message = rf"source cannot be read: it names {module}\.{name}, which no source consists of"
     with pytest.raises(memload.BuildError, match=message):
-        read_source(tmp_path / "source")
+        read_source(tmp_path / "source", hashlib.sha256(content).hexdigest())
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -271,7 +273,7 @@ def test_no_function_is_called_by_a_source(tmp_path: Path, protocol: int) -> Non
     payload = pickle.dumps(Payload(os.unlink, str(victim)), protocol)
     (tmp_path / "source").write_bytes(payload)
     with pytest.raises(memload.BuildError, match="which no source consists of"):
-        read_source(tmp_path / "source")
+        read_source(tmp_path / "source", hashlib.sha256(payload).hexdigest())
     assert victim.exists()
 
 
@@ -280,12 +282,15 @@ def test_a_damaged_list_is_an_error_that_says_what_to_do(pictures: Path, tmp_pat
     build(part=(0, 2))
     path = tmp_path / "out.building" / "source"
     content = path.read_bytes()
-    for damaged in (b"", content[: len(content) // 2], b"\xff" * 100):
+    other = [pickle.dumps(value) for value in (5, None, {"a": 1}, memload.ImageFolder(pictures))]
+    for damaged in (b"", content[: len(content) // 2], b"\xff" * 100, *other):
         path.write_bytes(damaged)
-        with pytest.raises(memload.BuildError, match=r"source cannot be read: .* to begin anew"):
+        with pytest.raises(memload.BuildError, match=r"it is damaged\. Delete that file and run"):
             build(part=(1, 2))
-    path.write_bytes(content)
-    assert build(part=(1, 2)).is_published
+    path.unlink()
+    report = build(part=(1, 2))
+    assert report.is_published
+    assert report.converted == 20  # what part 0 had done is kept
 
 
 #: Lists slowly, and says so. The second argument is how many seconds it takes.

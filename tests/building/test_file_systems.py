@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import memload
-from memload.building.parts import file_systems
-from memload.building.parts.file_systems import check_file_system
+from memload.building import file_systems
+from memload.building.file_systems import check_file_system
 
 #: How each program appears, as its documentation or its users show it.
 S3FS = "fuse.s3fs s3fs rw,user_id=0,group_id=0,allow_other"
