@@ -1,5 +1,6 @@
 """docs/clusters.md: its scripts run, and build the same files as one machine."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -7,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ while [ "$task" -lt "$SLURM_NTASKS" ]; do
     task=$((task + 1))
 done
 """,
-    "ssh": '[ "$1" = -n ] || exit 1; echo "$2" >> hosts; exec sh -c "$3"',
+    "ssh": '[ "$1" = -n ] || exit 1; [ "$2" != "$DEAD" ] || exit 255; echo "$2" >> hosts; exec sh -c "$3"',
+    "dask": f'exec {sys.executable} -m dask "$@"',
 }
 
 pytestmark = pytest.mark.slow
@@ -90,6 +93,19 @@ class Shared:
         """Run a block as a file of this name."""
         (self.folder / name).write_text(text)
         return self.run([*(command or ("bash",)), name], **variables)
+
+    @contextlib.contextmanager
+    def started(self, *command: str) -> Iterator[None]:
+        """Run a command meanwhile."""
+        with (self.folder / f"{command[1]}.log").open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log
+            )
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
 
     def files(self) -> dict[str, str]:
         """Return the SHA-256 of each file of the data set."""
@@ -197,33 +213,47 @@ def test_torchrun(shared: Shared, expected: dict[str, str]) -> None:
 
 
 def test_ssh(shared: Shared, expected: dict[str, str]) -> None:
-    shared.run_script("build.sh", shared.adapted(block("ssh", "ssh -n", "sh")), "sh")
+    script = shared.adapted(block("ssh", "wait", "sh"))
+    with pytest.raises(AssertionError, match="part 2 is not done yet"):
+        shared.run_script("build.sh", script, "sh", DEAD="node2")
+    shared.run_script("build.sh", script, "sh")
     assert shared.files() == expected
     hosts = (shared.folder / "hosts").read_text().split()
-    assert sorted(hosts) == ["node0", "node1", "node2", "node3"]
+    assert sorted(set(hosts)) == ["node0", "node1", "node2", "node3"]
 
 
 def test_xargs(shared: Shared, expected: dict[str, str]) -> None:
-    changes = {"-P 8": "-P 2", "--num-workers 2": "--num-workers 0", "seq 0 31": "seq 0 5"}
-    text = shared.adapted(block("ssh", "xargs", "sh"), {**changes, "{}/32": "{}/6"})
-    shared.run_script("build.sh", text, "sh")
+    script = shared.adapted(block("ssh", "xargs", "sh"), {"seq 0 31": "seq 0 5", "{}/32": "{}/6"})
+    with pytest.raises(AssertionError, match="255"):
+        shared.run_script("build.sh", script, "sh", DEAD="node0")
+    assert shared.files() == {}
+    shared.run_script("build.sh", script, "sh")
     assert shared.files() == expected
+    hosts = (shared.folder / "hosts").read_text().split()
+    assert set(hosts) <= {"node0", "node1", "node2", "node3"}
 
 
-def test_dask(shared: Shared, expected: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("section", "num_workers"), [("Dask", 0), ("Any other engine, in Python", 1)]
+)
+def test_dask(section: str, num_workers: int, shared: Shared, expected: dict[str, str]) -> None:
     pytest.importorskip("distributed")
-    script = shared.adapted(
-        block("Dask", "Client", "python"), {'"tcp://scheduler:8786"': "sys.argv[1]"}
+    scheduler = f"tcp://127.0.0.1:{free_port()}"
+    usual = {"tcp://scheduler:8786": scheduler}
+    worker = shared.adapted(
+        block(section, "dask worker"), {**usual, "--nworkers 16": "--nworkers 2 --no-dashboard"}
     )
-    (shared.folder / "build.py").write_text(f"import sys\n{script}")
-    cluster = f"""
-import subprocess, sys
-from dask.distributed import LocalCluster
-if __name__ == "__main__":
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        subprocess.run([{sys.executable!r}, "build.py", cluster.scheduler_address], check=True)
-"""
-    shared.run_script("cluster.py", cluster, sys.executable)
+    script = shared.adapted(
+        block("Dask", "Client", "python"),
+        {**usual, "executor=": f"num_workers={num_workers}, executor="},
+    )
+    (shared.folder / "worker.sh").write_text(f"exec env {worker}")
+    options = "--host", "127.0.0.1", "--port", scheduler.rpartition(":")[2], "--no-dashboard"
+    with (
+        shared.started("dask", "scheduler", *options),
+        shared.started("sh", "worker.sh"),
+    ):
+        shared.run_script("build.py", script, sys.executable)
     assert shared.files() == expected
 
 
@@ -238,6 +268,13 @@ def test_ray(containing: str, shared: Shared, expected: dict[str, str]) -> None:
         changes["RayExecutor(num_cpus=1"] = "RayExecutor(num_cpus=8"
     script = shared.adapted(block("Ray", containing, "python"), changes)
     shared.run_script("build.py", script, sys.executable)
+    assert shared.files() == expected
+
+
+def test_the_part_of_a_task_of_srun(shared: Shared, expected: dict[str, str]) -> None:
+    text = shared.adapted(block("`--part auto`", "SLURM_PROCID", "python"))
+    for part in range(3):
+        shared.run_script("build.py", text, sys.executable, SLURM_PROCID=part, SLURM_NTASKS=3)
     assert shared.files() == expected
 
 
