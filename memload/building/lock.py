@@ -1,7 +1,7 @@
 """The locks of a temporary folder: who works in it now.
 
-A build by itself holds the lock of its folder alone. Builds in parts share it, and each part holds
-the lock of the shard that it is at alone. The system releases a lock when its process and the
+A build by itself holds the lock of its folder alone. Builds in parts share it. A part holds the
+lock of its current shard alone. The system releases a lock when its process and the
 worker processes have ended.
 
 On network file systems the server keeps the locks, and those of a machine that died are gone once
@@ -80,14 +80,16 @@ class Holder(NamedTuple):
 class Lock:
     """The lock that the file ``lock`` of a folder carries. It is not thread-safe.
 
-    On a file system without locks each attempt succeeds. That is logged as a warning, except with
-    ``quiet``.
+    On a file system without locks each attempt succeeds. That is logged as a warning. The lock of a
+    shard gets that of the whole build as ``within``: that one has warned, and each sign of life is
+    shown at both, since others may wait for either.
 
     Forked processes keep the lock until they end. memload's workers should: they may still write.
     """
 
-    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
-        self.folder, self.path, self._quiet = folder, folder / "lock", quiet
+    def __init__(self, folder: Path, *, within: Path | None = None) -> None:
+        self.folder, self.path, self._within = folder, folder / "lock", within
+        self._has_warned = within is not None
         self._descriptor = -1
         #: whether it is held alone
         self.is_alone = False
@@ -113,8 +115,8 @@ class Lock:
                     self._close()
                 return False
         except OSError as error:
-            if self._is_in_place() and not self._quiet:
-                self._quiet = True  # once is enough
+            if self._is_in_place() and not self._has_warned:
+                self._has_warned = True
                 logger.warning(
                     f"{self.folder}: this file system has no locks ({error.strerror}). Do not let "
                     "two processes write the same output. Of a build in parts, start the first "
@@ -135,7 +137,7 @@ class Lock:
         sign of life for ``timeout`` seconds: see `wait_until`. Raises FolderRemovedError as
         `acquire` does.
         """
-        wait_until(lambda: self.acquire(shared=shared, work=work), self.path, self.folder, timeout)
+        wait_until(lambda: self.acquire(shared=shared, work=work), self.path, timeout)
 
     def release(self) -> None:
         """Give the lock back, if it is held."""
@@ -148,8 +150,10 @@ class Lock:
         now = time.monotonic()
         if now - self._signed >= _SIGN_SECONDS:
             self._signed = now
-            with contextlib.suppress(OSError):  # the disk is full, for example
-                os.utime(self.path)
+            for path in (self.path, self._within):
+                with contextlib.suppress(OSError):  # the disk is full, for example
+                    if path is not None:
+                        os.utime(path)
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
@@ -231,13 +235,14 @@ def _whole_file(kind: int) -> bytes:
     return struct.pack("hhqqi", kind, os.SEEK_SET, 0, 0, 0)
 
 
-def wait_until(succeeds: Callable[[], bool], lock: Path, subject: Path, timeout: float) -> None:
+def wait_until(succeeds: Callable[[], bool], lock: Path, timeout: float) -> None:
     """Call ``succeeds`` until it returns true, while another process has ``lock``.
 
     Raises BuildError once nothing has changed for ``timeout`` seconds: neither the holder nor the
     times of the files beside the lock, which its work changes. The clocks of two machines are not
-    compared. ``subject`` is what messages call it.
+    compared.
     """
+    subject = lock.parent
     sign: object = None
     began = changed = line = time.monotonic()
     while not succeeds():

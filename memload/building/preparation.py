@@ -135,6 +135,11 @@ def _from_root(options: Mapping[str, Any]) -> dict[str, Any]:
     def absolute(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: absolute(entry) for name, entry in value.items()}
+        if isinstance(value, (list, tuple)):  # as they are typed, paths are in pairs with names
+            return [
+                (entry[0], *map(absolute, entry[1:])) if isinstance(entry, tuple) else entry
+                for entry in value
+            ]
         # A text that is no path is the name of a column, or a path that is missing.
         if isinstance(value, (str, Path)) and os.path.exists(value):  # noqa: PTH110  # or too long
             return os.path.abspath(value)  # noqa: PTH100  # without "..", to be compared

@@ -55,7 +55,7 @@ logger = logging.getLogger("memload")
 _FILES = ("plan.json", "keys", "rows", "rejects.jsonl", "replaced.idx", "source")
 
 #: The folders of a build in parts.
-_FOLDERS = ("shards", "done")
+_FOLDERS = ("done", "shards")
 
 #: What files are called until they are complete, and pickled data sets.
 _PATTERNS = ("." + "[0-9a-f]" * 16 + ".tmp", "source-*.pickle")
@@ -230,6 +230,8 @@ def remove_files(output: Path) -> None:
     # published. The plan next: without it, the rest is as good as gone.
     for name in (index_path.name, "plan.json"):
         (folder / name).unlink(missing_ok=True)
+    for name in _FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
     # Those of any array: another plan may have had others.
     shards = shard_pattern(output, None)
     for path in folder.iterdir():
@@ -239,5 +241,3 @@ def remove_files(output: Path) -> None:
             or any(map(path.match, _PATTERNS))
         ):
             path.unlink()
-    for name in _FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,6 +1,8 @@
 """Shards under construction: rows are written in any order, from any number of processes."""
 
+import contextlib
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memload.errors import BuildError
 from memload.storage.format import HEADER_BYTES, array_path, npy_header, seal_of, shard_names
 from memload.storage.index import Array, Shard
 from memload.wording import parse_size
@@ -87,7 +90,7 @@ class ShardWriter:
         shard = self.array.shards[number]
         seal = "" if crc32 is None else seal_of(crc32)
         header = npy_header(self.array.descr, (shard.rows, *self.array.shape), seal)
-        descriptor = os.open(self.folder / shard.file, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = _open_regular(self.folder / shard.file, os.O_CREAT)
         try:
             _write(descriptor, header, 0)
             os.ftruncate(descriptor, shard.bytes)
@@ -123,8 +126,20 @@ class ShardWriter:
         if shard not in self._open:
             if len(self._open) >= _MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
-            self._open[shard] = os.open(self.folder / self.array.shards[shard].file, os.O_RDWR)
+            self._open[shard] = _open_regular(self.folder / self.array.shards[shard].file)
         return self._open[shard], HEADER_BYTES + (row - self._starts[shard]) * self.array.row_bytes
+
+
+def _open_regular(path: Path, flags: int = 0) -> int:
+    """Open a file to read and write it. Raises BuildError if it is a link, or no regular file."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise BuildError(
+                f"{path} is no regular file, and nothing is written to what it may lead to. Delete "
+                "it, and run the same command again.",
+                path=path,
+            )
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o666)
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

@@ -16,7 +16,7 @@ from memload.building.file_systems import check_file_system
 from memload.building.lock import FolderRemovedError, Holder, Lock, wait_until
 from memload.building.parts.executors import build_with
 from memload.building.parts.listing import read_source, write_source
-from memload.building.parts.published import published, remove_rest, state_of_index
+from memload.building.parts.published import published, remove_rest, state_of, state_of_index
 from memload.building.parts.samples import checksums, difference
 from memload.building.parts.workspace import (
     Part,
@@ -144,7 +144,12 @@ def _wait_to_begin(request: Request, lock: Lock, former_plan: dict[str, Any] | N
     def can_go_on() -> bool:
         return lock.acquire(work="begins the build") or read_plan(request.folder) != former_plan
 
-    wait_until(can_go_on, lock.path, request.folder, request.lock_timeout)
+    if not can_go_on() and former_plan is not None:
+        logger.info(
+            f"{request.folder} holds another build, which is replaced as soon as its parts have "
+            "ended. Stop them if nobody needs it"
+        )
+    wait_until(can_go_on, lock.path, request.lock_timeout)
     return lock.is_alone
 
 
@@ -187,7 +192,7 @@ def _plan_in(request: Request) -> dict[str, Any] | None:
 
     Raises BuildError if it is damaged, or of a build without parts.
     """
-    if "plan.json" not in names_in(request.folder) or partly_published(request.output) is not None:
+    if state_of(request.output) != "building":
         return None
     plan = read_plan(request.folder)
     if plan is not None and {"parts", "overwrite", "rows per shard"} <= plan.keys():
@@ -197,9 +202,9 @@ def _plan_in(request: Request) -> dict[str, Any] | None:
     if plan is not None and "parts" not in plan:
         text = "holds a build that was begun without --part. Finish it without --part"
     else:
-        text = "holds a build whose plan.json is damaged. Restore that file"
+        text = "holds a build whose plan.json is missing or damaged. Restore that file"
     raise BuildError(
-        f"{request.folder} {text}, or delete that folder to begin anew in parts.",
+        f"{request.folder} {text}, or say --overwrite to begin anew in parts.",
         path=request.output,
     )
 

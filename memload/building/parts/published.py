@@ -1,6 +1,7 @@
 """Whether the data set of a build in parts is published already, so that nothing is left to do."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -9,10 +10,10 @@ from memload.building.lock import Lock
 from memload.building.parts.workspace import PartsWorkspace, done_shards, names_in
 from memload.building.plans import differences
 from memload.building.request import Request
-from memload.building.workspace import arrays_of, remove
+from memload.building.workspace import arrays_of, partly_published, remove
 from memload.building.writer import rows_per_shard
 from memload.errors import BuildError, FormatError
-from memload.storage.format import shard_pattern
+from memload.storage.format import output_paths, shard_pattern
 from memload.storage.index import Index
 
 
@@ -23,8 +24,8 @@ def published(request: Request) -> Index | None:
     that a build whose pictures have changed under the same names counts as published, too. Raises
     BuildError if another data set is there, without ``overwrite``.
     """
-    if "plan.json" in names_in(request.folder) and not is_renamed(request):
-        return None  # it is being built, or still being published
+    if state_of(request.output) in ("building", "renaming"):
+        return None
     try:
         index = Index.open(request.output)
     except FormatError:
@@ -41,21 +42,32 @@ def published(request: Request) -> Index | None:
     )
 
 
-def is_renamed(request: Request) -> bool:
-    """Return whether all finished files are in their place, so that the folder has only to go."""
-    if not done_shards(request.folder):
-        return False
-    names, shards = names_in(request.folder), shard_pattern(request.output, None)
-    return request.output.with_suffix(".idx").name not in names and not any(
-        map(shards.fullmatch, names)
-    )
+def state_of(output: Path) -> Literal["nothing", "building", "renaming", "renamed"]:
+    """Return how far the build in the folder of an output is.
+
+    ==============  ================================================================================
+    ``"nothing"``   it is not begun, or nothing but other people's files is left of it
+    ``"building"``  shards are being built, or too many samples were rejected
+    ``"renaming"``  it is complete, and some of its files are in their place
+    ``"renamed"``   all of its files are in their place, so that the folder has only to go
+    ==============  ================================================================================
+    """
+    index_path, folder, _ = output_paths(output)
+    if partly_published(output) is not None:
+        return "renaming"
+    names, done = names_in(folder), done_shards(folder)
+    has_files = any(map(shard_pattern(output, None).fullmatch, names))
+    if done and not has_files and index_path.name not in names:
+        return "renamed"
+    # Without its plan, a build with shards that are done is damaged.
+    return "building" if done or "plan.json" in names else "nothing"
 
 
 def remove_rest(request: Request, lock: Lock) -> None:
     """Remove the folder of a published build, if a part was stopped before it had done so."""
     if not request.folder.exists() or not lock.acquire():
         return
-    if "plan.json" not in names_in(request.folder) or is_renamed(request):
+    if state_of(request.output) in ("nothing", "renamed"):
         remove(request.output)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from memload.building.checked_json import read_record
 from memload.building.journal import REJECTED, Journal, crc32_field
-from memload.building.lock import Holder, Lock
+from memload.building.lock import Holder, Lock, is_locked
 from memload.building.progress import Show
 from memload.building.rows import OnError, convert_rows
 from memload.building.target import RowTarget
@@ -91,7 +91,7 @@ class PartsWorkspace(Workspace):
         """Return the lock of a shard. Whoever builds it has to hold this alone."""
         path = shard_folder(self.folder, shard)
         path.parent.mkdir(exist_ok=True)
-        return Lock(path, quiet=True)  # the lock of the folder has warned
+        return Lock(path, within=self.folder / "lock")
 
     def done(self) -> set[int]:
         """Return the shards that are done. One whose file was removed since is not."""
@@ -315,9 +315,17 @@ def part_of_work(work: str) -> Part | None:
 
 
 def is_in_parts(folder: Path) -> bool:
-    """Return whether the build of a folder was begun in parts, even if its plan is damaged."""
+    """Return whether the build of a folder was begun in parts, or is being begun.
+
+    The plan may be damaged or missing then.
+    """
     plan = read_plan(folder)
-    return "parts" in plan if plan is not None else {"plan.json", "shards"} <= names_in(folder)
+    if plan is not None:
+        return "parts" in plan
+    is_damaged = "plan.json" in names_in(folder) or bool(done_shards(folder))
+    # A build by itself says nothing of its work.
+    is_begun_now = is_locked(folder) and bool(Holder.of(folder / "lock").work)
+    return is_begun_now or (is_damaged and "shards" in names_in(folder))
 
 
 def shard_folder(folder: Path, shard: int) -> Path:

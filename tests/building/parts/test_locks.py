@@ -131,6 +131,24 @@ def test_a_lock_that_gives_signs_of_life_is_waited_for_beyond_the_timeout(
     waiting.release()
 
 
+def test_work_at_a_shard_is_a_sign_of_life_for_the_whole_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memload.building.lock._SIGN_SECONDS", 0.05)
+    folder = tmp_path / "out"
+    part, waiting = Lock(folder), Lock(folder)
+    assert part.acquire(shared=True)
+    shard = Lock(folder / "shard", within=folder / "lock")
+    assert shard.acquire()
+    thread = threading.Timer(2, part.release)
+    with shard.alive():
+        thread.start()
+        waiting.wait(0.6)
+    thread.join()
+    for lock in (shard, waiting):
+        lock.release()
+
+
 def test_a_lock_without_signs_of_life_is_an_error_after_the_timeout(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

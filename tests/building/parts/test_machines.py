@@ -310,3 +310,30 @@ def test_relative_paths_count_from_the_folder_of_each_machine(
     report = memload.build("../pics", "../out.bin", masks="../masks", part=(2, 3), **OPTIONS)
     assert report.is_published
     assert report.samples == 40
+
+
+@pytest.mark.parametrize("option", ["--masks", "--array"])
+def test_relative_paths_of_the_command_count_from_its_folder(
+    pictures: Path,
+    tmp_path: Path,
+    write_masks: Callable[[], Path],
+    start: Callable[..., Any],
+    option: str,
+) -> None:
+    folder, elsewhere = write_masks(), tmp_path / "elsewhere"
+    shutil.copytree(folder, elsewhere / "masks")
+
+    def run(where: Path, name: str, part: str) -> tuple[int, str]:
+        arguments = [pictures, tmp_path / "out.bin", "-s", 8, "-j", 0, "--part", part]
+        with start("build", *arguments, option, name, cwd=where) as process:
+            errors = process.communicate(timeout=60)[1]
+        return process.returncode, errors
+
+    value = "masks=" if option == "--masks" else "depth="
+    assert run(tmp_path, f"{value}masks", "0/3")[0] == 0
+    assert run(pictures, f"{value}../masks", "1/3")[0] == 0
+    code, errors = run(elsewhere, f"{value}masks", "2/3")
+    assert code == 1
+    assert f"{'masks' if option == '--masks' else 'arrays'} was " in errors
+    assert run(folder, f"{value}.", "2/3")[0] == 0
+    assert memload.verify(tmp_path / "out.bin").ok

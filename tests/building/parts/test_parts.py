@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 import memload
+from memload.building.lock import Lock
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -449,6 +450,20 @@ def test_overwriting_in_parts_keeps_the_old_data_set_until_the_new_one_is_comple
     assert digests(shared) == digests(alone)
 
 
+def test_overwriting_waits_for_the_parts_of_another_build_and_says_so(
+    pictures: Path, shared: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(pictures, shared, part=(0, 2))
+    at_work = Lock(shared.with_suffix(".building"))
+    assert at_work.acquire(shared=True)
+    caplog.set_level("INFO", "memload")
+    with pytest.raises(memload.BuildError, match="nothing has changed there for 0 s"):
+        build(pictures, shared, part=(0, 2), overwrite=True, size=9, lock_timeout=0)
+    assert "holds another build, which is replaced as soon as its parts have ended" in caplog.text
+    at_work.release()
+    assert build(pictures, shared, part=(1, 2)).is_published
+
+
 def turn(pictures: Path) -> None:
     for path in pictures.rglob("*.jpg"):
         with Image.open(path) as picture:
@@ -680,6 +695,42 @@ def test_a_plan_that_is_damaged_by_hand_loses_nothing(
     assert build(pictures, shared, part=(1, 2)).converted == 18
     build(pictures, alone)
     assert digests(shared) == digests(alone)
+
+
+@pytest.mark.parametrize("options", [{"part": (1, 2)}, {}], ids=["part", "plain"])
+def test_if_the_plan_is_missing_what_is_done_is_kept_unless_overwrite_is_said(
+    pictures: Path, shared: Path, options: dict[str, Any]
+) -> None:
+    build(pictures, shared, part=(0, 2))
+    folder = shared.with_suffix(".building")
+    plan = (folder / "plan.json").read_bytes()
+    (folder / "plan.json").unlink()
+    with pytest.raises(memload.BuildError, match=r"plan\.json is missing .* say --overwrite"):
+        build(pictures, shared, **options)
+    (folder / "plan.json").write_bytes(plan)
+    assert build(pictures, shared, part=(1, 2)).converted == 18
+    shared.with_suffix(".idx").unlink()
+    build(pictures, shared, part=(0, 2), overwrite=True)
+    (folder / "plan.json").unlink()
+    report = build(pictures, shared, overwrite=True, **options)
+    assert report.converted == (18 if options else 40)
+
+
+def test_a_file_in_place_of_a_shard_that_leads_elsewhere_is_not_written_to(
+    pictures: Path, tmp_path: Path, shared: Path
+) -> None:
+    build(pictures, shared, part=(0, 2))
+    victim, shard = tmp_path / "victim", shared.with_suffix(".building") / "out-00001-of-00007.bin"
+    victim.write_bytes(b"do not change")
+    shard.symlink_to(victim)
+    for _ in range(2):
+        with pytest.raises(memload.BuildError, match=r"00001-of-00007\.bin is no regular file"):
+            build(pictures, shared, part=(1, 2))
+        assert victim.read_bytes() == b"do not change"
+        shard.unlink()
+        os.mkfifo(shard)
+    shard.unlink()
+    assert build(pictures, shared, part=(1, 2)).is_published
 
 
 def test_a_build_that_was_begun_without_parts_is_finished_without(
