@@ -324,8 +324,8 @@ def test_relative_paths_of_the_command_count_from_its_folder(
     shutil.copytree(folder, elsewhere / "masks")
 
     def run(where: Path, name: str, part: str) -> tuple[int, str]:
-        arguments = [pictures, tmp_path / "out.bin", "-s", 8, "-j", 0, "--part", part]
-        with start("build", *arguments, option, name, cwd=where) as process:
+        arguments = [pictures, tmp_path / "out.bin", "-s", 8, "-j", 0, "--max-rejects", "100%"]
+        with start("build", *arguments, "--part", part, option, name, cwd=where) as process:
             errors = process.communicate(timeout=60)[1]
         return process.returncode, errors
 
