@@ -167,13 +167,8 @@ def _open(request: Request) -> PartsWorkspace | None:
         if request.overwrite:
             return None
         raise _other_build(request, begun, differences(begun["source"], described))
-    # Without the list, the names of the samples are compared below.
-    if "source" not in names_in(request.folder):
-        begun["list_sha256"] = ""
-    if begun["list_sha256"]:
-        source = read_source(request.folder / "source", begun["list_sha256"])
-    else:
-        source = request.preparation.open()
+    listed = _listed_source(request, begun)
+    source = request.preparation.open() if listed is None else listed
     settings = request.preparation.settings(source)
     rows = plan["rows per shard"]
     if request.shard_size is not None:
@@ -183,8 +178,22 @@ def _open(request: Request) -> PartsWorkspace | None:
         if request.overwrite:
             return None
         raise _other_build(request, begun, differences(plan, workspace.plan))
-    _check_samples(request, workspace, begun)
+    _check_samples(request, workspace, begun, has_names=listed is not None)
+    if listed is None:
+        (request.folder / "source").unlink(missing_ok=True)
     return workspace
+
+
+def _listed_source(request: Request, begun: dict[str, Any]) -> Source | None:
+    """Return the source as the first part has listed it; None if there is no list to be used."""
+    path = request.folder / "source"
+    if not begun["list_sha256"] or path.name not in names_in(request.folder):
+        return None
+    try:
+        return read_source(path, begun["list_sha256"])
+    except BuildError as error:
+        logger.warning(f"{error}. So the source is listed again")
+        return None
 
 
 def _plan_in(request: Request) -> dict[str, Any] | None:
@@ -222,10 +231,15 @@ def _workspace(
     )
 
 
-def _check_samples(request: Request, workspace: PartsWorkspace, begun: dict[str, Any]) -> None:
-    """Raise BuildError if the source of this machine has other samples."""
+def _check_samples(
+    request: Request, workspace: PartsWorkspace, begun: dict[str, Any], *, has_names: bool
+) -> None:
+    """Raise BuildError if the source of this machine has other samples.
+
+    ``has_names`` says whether their names come from the list of the first part.
+    """
     found = ""
-    if not begun["list_sha256"]:
+    if not has_names:
         keys = read_keys(request.folder / "keys")
         if keys is None:
             raise BuildError(

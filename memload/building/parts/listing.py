@@ -87,11 +87,7 @@ def read_source(path: Path, digest: str) -> Source:
             reason = error if is_ours else describe_error(error)
         else:
             return source
-    raise BuildError(
-        f"{path} cannot be read: {reason}. Delete that file and run the same command again: it "
-        "lists the source anew, and keeps what is done.",
-        path=path,
-    )
+    raise BuildError(f"{path} cannot be read: {reason}", path=path)
 
 
 def read_data_set(folder: Path, digest: str) -> Source:

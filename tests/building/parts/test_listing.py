@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -277,20 +278,37 @@ def test_no_function_is_called_by_a_source(tmp_path: Path, protocol: int) -> Non
     assert victim.exists()
 
 
-def test_a_damaged_list_is_an_error_that_says_what_to_do(pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["removed", "empty", "half", "other bytes", "another object"])
+@pytest.mark.parametrize("by_executor", [False, True], ids=["part", "executor"])
+def test_a_source_whose_list_is_damaged_is_listed_again(
+    pictures: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: str,
+    by_executor: bool,
+) -> None:
     build = partial(memload.build, pictures, tmp_path / "out.bin", **OPTIONS)
     build(part=(0, 2))
     path = tmp_path / "out.building" / "source"
     content = path.read_bytes()
-    other = [pickle.dumps(value) for value in (5, None, {"a": 1}, memload.ImageFolder(pictures))]
-    for damaged in (b"", content[: len(content) // 2], b"\xff" * 100, *other):
-        path.write_bytes(damaged)
-        with pytest.raises(memload.BuildError, match=r"it is damaged\. Delete that file and run"):
-            build(part=(1, 2))
-    path.unlink()
-    report = build(part=(1, 2))
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(
+            {
+                "empty": b"",
+                "half": content[: len(content) // 2],
+                "other bytes": b"\xff" * 100,
+                "another object": pickle.dumps({"a": 1}),
+            }[damage]
+        )
+    with ThreadPoolExecutor(1) as executor:
+        how = {"executor": executor} if by_executor else {"part": (1, 2)}
+        report = build(shard_size=4096 + 5 * 192, **how)
     assert report.is_published
     assert report.converted == 20  # what part 0 had done is kept
+    line = f"{path} cannot be read: it is damaged. So the source is listed again"
+    assert (line in caplog.text) == (damage != "removed")
 
 
 #: Lists slowly, and says so. The second argument is how many seconds it takes.
@@ -354,3 +372,17 @@ def test_parts_that_begin_at_once_wait_for_the_one_that_lists_however_long_it_ta
     assert sum("listing" in text for text, _ in said) == 1
     assert "published" in [text.splitlines()[-1] for text, _ in said]
     assert memload.verify(output).ok
+
+
+@pytest.mark.slow
+def test_the_plain_command_joins_a_build_in_parts_that_is_being_begun(
+    pictures: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.bin"
+    with slow_part(pictures, output, 3, 0, 150) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "listing\n"
+        options = {**OPTIONS, "shard_size": 4096 + 5 * 192, "num_workers": 1}
+        assert memload.build(pictures, output, **options).is_published
+        text, errors = first.communicate(timeout=60)
+    assert first.returncode == 0, errors
