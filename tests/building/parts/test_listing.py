@@ -384,5 +384,5 @@ def test_the_plain_command_joins_a_build_in_parts_that_is_being_begun(
         assert first.stdout.readline() == "listing\n"
         options = {**OPTIONS, "shard_size": 4096 + 5 * 192, "num_workers": 1}
         assert memload.build(pictures, output, **options).is_published
-        text, errors = first.communicate(timeout=60)
+        errors = first.communicate(timeout=60)[1]
     assert first.returncode == 0, errors
