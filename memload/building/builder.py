@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memload.building.checks import check_arguments, check_part
-from memload.building.completion import all_notes, complete, report_of
+from memload.building.completion import all_notes, complete, report_on
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import check_not_read, publish
 from memload.building.extra_arrays import MissingMasks
@@ -282,5 +282,11 @@ def _build_alone(request: Request) -> BuildReport:
         notes = all_notes(workspace, index, request.new_to)
         publish(index, workspace.folder, request.output, request.overwrite)
         remove(request.output)
-    seconds = time.perf_counter() - started
-    return report_of(workspace, index, converted, seconds, num_workers, notes)
+    return report_on(
+        request.name,
+        index,
+        converted=converted,
+        seconds=time.perf_counter() - started,
+        num_workers=num_workers,
+        notes=notes,
+    )

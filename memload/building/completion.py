@@ -1,7 +1,6 @@
 """What follows once all rows of a build are converted: the index, the notes and the report."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def complete(workspace: Workspace, limit: RejectLimit) -> Index:
             "(overwrite=True).",
             path=workspace.output,
         )
-    return workspace.complete(_make_index(workspace, records, used), rejected)
+    return workspace.write_index(_make_index(workspace, records, used), rejected)
 
 
 def _noun(source: Source) -> str:
@@ -158,29 +157,17 @@ def _label_range(index: Index) -> tuple[float, float] | None:
     return (labels.min().item(), labels.max().item()) if labels.size else None
 
 
-def report_of(
-    workspace: Workspace,
+def report_on(
+    name: Path,
     index: Index,
-    converted: int,
-    seconds: float,
-    num_workers: int,
-    notes: Sequence[str],
     part: PartReport | None = None,
+    *,
+    converted: int = 0,
+    seconds: float = 0.0,
+    num_workers: int = 0,
+    notes: Sequence[str] = (),
 ) -> BuildReport:
-    """Return the report of a build that published ``index``."""
-    report = report_on(workspace.name, index)
-    return replace(
-        report,
-        converted=converted,
-        seconds=seconds,
-        num_workers=num_workers,
-        notes=tuple(notes),
-        part=part,
-    )
-
-
-def report_on(name: Path, index: Index, part: PartReport | None = None) -> BuildReport:
-    """Return the report of a build that found ``index`` published, and converted nothing.
+    """Return the report of a build that published ``index``, or found it published.
 
     ``name`` is what the output is called.
     """
@@ -196,11 +183,11 @@ def report_on(name: Path, index: Index, part: PartReport | None = None) -> Build
         bytes=index.data_bytes,
         shape=(height, width, channels),
         dtype=np.dtype(image.descr).name,
-        converted=0,
-        seconds=0.0,
-        num_workers=0,
+        converted=converted,
+        seconds=seconds,
+        num_workers=num_workers,
         libraries=index.build["libraries"],
-        notes=(),
+        notes=tuple(notes),
         ledger=output_paths(name)[2] if rejected else None,
         arrays=_array_reports(index.arrays),
         part=part,

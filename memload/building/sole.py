@@ -1,11 +1,11 @@
 """A build by itself: it goes on with what is in its folder, and takes in changes of the source."""
 
 import contextlib
+import functools
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,23 +33,17 @@ logger = logging.getLogger("memload")
 class SoleWorkspace(Workspace):
     """A build by one process and its workers, with one journal for all rows."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.journal = Journal(self.folder, len(self.source), self.record_type)
-        #: whether the folder may hold finished rows
-        self.resumed = False
+    #: whether the folder may hold finished rows
+    resumed = False
+
+    @functools.cached_property
+    def journal(self) -> Journal:
+        """The journal of all rows."""
+        return Journal(self.folder, len(self.source), self.record_type)
 
     def target(self) -> RowTarget:
         """Return what workers have to know."""
-        return RowTarget(
-            self.source,
-            self.settings,
-            self.output,
-            self.folder,
-            self.arrays,
-            self.journal,
-            self.resumed,
-        )
+        return self.target_of(self.journal, is_resumed=self.resumed)
 
     def records(self) -> np.ndarray:
         """Return the records of all rows, mapped for reading."""

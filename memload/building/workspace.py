@@ -23,6 +23,7 @@ A build in parts has more in its folder: see `memload.building.parts`.
 
 import contextlib
 import csv
+import functools
 import json
 import logging
 import shutil
@@ -38,9 +39,10 @@ import numpy as np
 from memload.building.checked_json import parse_json
 from memload.building.conversion import AnySettings
 from memload.building.destination import is_partly_published
-from memload.building.journal import record_type
+from memload.building.journal import Journal, record_type
 from memload.building.plans import checked_plan, plan_of
 from memload.building.sources.record import Source
+from memload.building.target import RowTarget
 from memload.building.writer import with_shards
 from memload.errors import BuildError, FormatError
 from memload.storage.format import output_paths, shard_pattern
@@ -86,7 +88,6 @@ class Workspace(ABC):
             settings.shape[2], source.schema, settings.descr, settings.extra_arrays
         )
         self.libraries = settings.libraries()
-        self.plan: dict[str, Any] = plan_of(source, settings, rows_per_shard)
 
     @abstractmethod
     def records(self) -> np.ndarray:
@@ -107,6 +108,23 @@ class Workspace(ABC):
             for array in arrays_of(self.settings)
         )
 
+    @functools.cached_property
+    def plan(self) -> dict[str, Any]:
+        """What decides on the rows, see `plan_of`."""
+        return plan_of(self.source, self.settings, self.rows_per_shard)
+
+    def target_of(self, journal: Journal, *, is_resumed: bool) -> RowTarget:
+        """Return what workers have to know to convert the rows of a journal."""
+        return RowTarget(
+            self.source,
+            self.settings,
+            self.output,
+            self.folder,
+            self.arrays,
+            journal,
+            is_resumed,
+        )
+
     @property
     def shards(self) -> list[Shard]:
         """The files of all arrays."""
@@ -121,7 +139,7 @@ class Workspace(ABC):
         text = json.dumps(plan, indent=1, sort_keys=True)
         write_at_once(folder / "plan.json", text.encode("ascii"))
 
-    def complete(self, index: Index, reasons: Mapping[int, str]) -> Index:
+    def write_index(self, index: Index, reasons: Mapping[int, str]) -> Index:
         """Write the index and the ledger, and flush everything to the disk. Returns the index.
 
         ``reasons`` says why rows were rejected.

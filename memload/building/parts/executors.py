@@ -65,7 +65,6 @@ class ShardTask:
     rows_per_shard: int | None
     digest: str  #: of a pickled data set of the user's; empty if the folder has the list
     running: Running
-    lock_timeout: float
     call: str  #: makes tasks differ between calls: Dask keeps results of equal ones
 
 
@@ -74,7 +73,6 @@ def build_with(
     workspace: PartsWorkspace,
     shards: Sequence[int],
     running: Running,
-    lock_timeout: float,
     show: Show,
 ) -> int:
     """Have the tasks of an executor build shards; return how many rows were converted.
@@ -82,7 +80,7 @@ def build_with(
     If tasks fail, the others end first. Then BuildError is raised, which shows the first reasons.
     Waits as long as the executor does.
     """
-    task = _task(workspace, running, lock_timeout)
+    task = _task(workspace, running)
     futures: dict[Future[Counts], int] = {}
     failed: dict[int, BaseException] = {}
     converted = rejected = 0
@@ -112,7 +110,7 @@ def build_with(
     return converted
 
 
-def _task(workspace: PartsWorkspace, running: Running, lock_timeout: float) -> ShardTask:
+def _task(workspace: PartsWorkspace, running: Running) -> ShardTask:
     """Return the task of shard 0. A data set of the user's is written into the folder for it."""
     is_listed = "source" in names_in(workspace.folder)
     return ShardTask(
@@ -123,7 +121,6 @@ def _task(workspace: PartsWorkspace, running: Running, lock_timeout: float) -> S
         rows_per_shard=workspace.rows_per_shard,
         digest="" if is_listed else write_data_set(workspace.source, workspace.folder),
         running=running,
-        lock_timeout=lock_timeout,
         call=uuid.uuid4().hex,
     )
 
@@ -221,7 +218,7 @@ def _build(task: ShardTask) -> Counts:
     plan = _read_plan(task, folder)
     lock = Lock(folder)
     # The process that has begun this build may have ended, while this task goes on.
-    lock.wait(task.lock_timeout, shared=True)
+    lock.wait(task.running.lock_timeout, shared=True)
     try:
         begun = record(Begun, plan.pop("parts"))
         del plan["overwrite"]
@@ -233,7 +230,7 @@ def _build(task: ShardTask) -> Counts:
                 "machines."
             )
         shard_lock = workspace.lock_of(task.shard)
-        shard_lock.wait(task.lock_timeout, work=task.running.work)
+        shard_lock.wait(task.running.lock_timeout, work=task.running.work)
         converted = build_locked(workspace, task.shard, shard_lock, task.running, _show_nothing)
         done = read_done(folder, task.shard)
         return Counts(converted, 0 if done is None else done.rejected)

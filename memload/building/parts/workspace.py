@@ -1,6 +1,7 @@
 """The folder of a build in parts: which shards are done, and their journals as one."""
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -18,7 +19,6 @@ from memload.building.journal import REJECTED, Journal, crc32_field
 from memload.building.lock import Holder, Lock, is_locked
 from memload.building.progress import Show
 from memload.building.rows import OnError, convert_rows
-from memload.building.target import RowTarget
 from memload.building.workspace import Workspace, read_plan
 from memload.building.writer import ShardWriter
 from memload.errors import BuildError
@@ -55,6 +55,7 @@ class Running(NamedTuple):
 
     num_workers: int
     timeout: float
+    lock_timeout: float
     on_error: OnError
     work: str
 
@@ -62,15 +63,21 @@ class Running(NamedTuple):
 class PartsWorkspace(Workspace):
     """A build whose shards have a journal and a lock each, for several machines to share."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    _records: np.ndarray | None = None
+
+    @functools.cached_property
+    def plan(self) -> dict[str, Any]:
+        """The plan. Parts on machines with other versions of memload are refused."""
         from memload import __version__
 
-        super().__init__(*arguments, **options)
-        self.plan["memload"] = __version__
-        self._records: np.ndarray | None = None
+        return {**super().plan, "memload": __version__}
+
+    @functools.cached_property
+    def starts(self) -> list[int]:
+        """The first row of each shard, and the end."""
         rows = [shard.rows for shard in self.arrays[0].shards]
-        #: the first row of each shard, and the end
-        self.starts: list[int] = np.cumsum([0, *rows]).tolist()
+        starts: list[int] = np.cumsum([0, *rows]).tolist()
+        return starts
 
     @property
     def num_shards(self) -> int:
@@ -172,7 +179,7 @@ class PartsWorkspace(Workspace):
         for writer in writers:
             writer.create_shard(shard)
         converted = convert_rows(
-            self._target(journal, is_resumed=is_resumed),
+            self.target_of(journal, is_resumed=is_resumed),
             num_workers=min(running.num_workers, journal.rows),
             timeout=running.timeout,
             on_error=running.on_error,
@@ -258,17 +265,6 @@ class PartsWorkspace(Workspace):
             self.rows_of(shard),
             self.record_type,
             first_row=self.starts[shard],
-        )
-
-    def _target(self, journal: Journal, *, is_resumed: bool) -> RowTarget:
-        return RowTarget(
-            self.source,
-            self.settings,
-            self.output,
-            self.folder,
-            self.arrays,
-            journal,
-            is_resumed,
         )
 
     def _write_done(self, shard: int, done: DoneShard) -> None:
