@@ -2,7 +2,9 @@
 
 The way of an image, from top to bottom; the middle runs in worker processes::
 
-    builder.build          check the arguments; preparation: open the source; workspace
+    builder.build          check the arguments; preparation: open the source
+      │                    sole: begin, or go on with what is in out.building
+    rows.convert_rows      cut the rows that are not done into chunks
       │
     pool.run               hand out chunks of rows; replace a worker that dies or hangs
       │  rows 0 to 32
@@ -13,7 +15,9 @@ The way of an image, from top to bottom; the middle runs in worker processes::
       │  writer              pixels ─▶ out.building/out.bin, each row at its own offset
       │  journal             record ─▶ out.building/rows, with checksums of itself and of the pixels
       ▼  how many were converted, and which were rejected
-    builder.build          records ─▶ statistics and index; workspace: flush; destination: rename
+    completion.complete    records ─▶ statistics and index; workspace: flush
+      │
+    destination.publish    rename the files into place, the index last
 
 After an interruption the workspace is found again, and every row with a right record and right
 pixels is done. So nothing has to reach the disk in order, and any number of workers may write.
@@ -25,6 +29,7 @@ leaves masks out, since they have an argument of their own.
 
 ======================  ============================================================================
 `builder`               `build`: the steps above
+`request`               the checked arguments of a build
 `preparation`           from the arguments to the source, and how its records are converted
 `report`                `BuildReport`, what `build` returns
 `checks`                wrong arguments and unusable sources
@@ -35,6 +40,8 @@ leaves masks out, since they have an argument of their own.
 `files`                 reads the files of samples, and sees whether they have changed
 `decoders`, `resizing`  bytes to a picture; a picture to a fixed shape
 `depth`                 pictures with more than 8 bits
+`rows`                  converts the rows that are not done, with the worker pool
+`target`                which rows these are, and where they go
 `pool`                  worker processes that survive a crash or a hang
 `worker`                what a worker does with a chunk of rows
 `inherited`             files that a data set has open, opened again in each worker
@@ -45,7 +52,10 @@ leaves masks out, since they have an argument of their own.
 `notes`                 what the report says about enlarged, transparent, deep and missing pictures
 `rejects`               how many samples may be rejected, and the most frequent reasons
 `progress`              a bar, or a line in the log
-`workspace`             the folder ``out.building``: beginning, going on, and completing
+`workspace`             the folder ``out.building``, and how it becomes a data set
+`sole`                  a build by itself: beginning, going on, taking in changes of the source
+`parts`                 a build that several machines share
+`completion`            what follows once all rows are converted: index, notes and report
 `plans`                 what decides on the rows: an unfinished build goes on only with the same
 `lock`                  keeps two builds of one output apart
 `checked_json`          JSON of the temporary folder, which may be damaged

@@ -109,19 +109,10 @@ class Lock:
             self._unlock()
         else:
             self._open()
-        try:
-            if not _set_lock(self._descriptor, fcntl.F_RDLCK if shared else fcntl.F_WRLCK):
-                if not was_open:
-                    self._close()
-                return False
-        except OSError as error:
-            if self._is_in_place() and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    f"{self.folder}: this file system has no locks ({error.strerror}). Do not let "
-                    "two processes write the same output. Of a build in parts, start the first "
-                    "part alone until it has begun, and no part twice at a time"
-                )
+        if not self._try(fcntl.F_RDLCK if shared else fcntl.F_WRLCK):
+            if not was_open:
+                self._close()
+            return False
         if not self._is_in_place():
             self._close()
             raise FolderRemovedError(self.folder)
@@ -171,6 +162,20 @@ class Lock:
         finally:
             ended.set()
             thread.join()
+
+    def _try(self, kind: int) -> bool:
+        """Set the lock if nobody has it. Without locks on the file system, that always succeeds."""
+        try:
+            return _set_lock(self._descriptor, kind)
+        except OSError as error:
+            if self._is_in_place() and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    f"{self.folder}: this file system has no locks ({error.strerror}). Do not let "
+                    "two processes write the same output. Of a build in parts, start the first "
+                    "part alone until it has begun, and no part twice at a time"
+                )
+            return True
 
     def _open(self) -> None:
         with contextlib.suppress(FileExistsError):

@@ -36,7 +36,7 @@ def plan_of(source: Source, settings: AnySettings, rows_per_shard: int | None) -
 
 
 class Begun(NamedTuple):
-    """What the plan of a build in parts has besides: who began it, and what was read there."""
+    """What ``plan.json`` of a build in parts has besides the plan: who began it, from what."""
 
     machine: str
     process: int
@@ -45,13 +45,20 @@ class Begun(NamedTuple):
     source: dict[str, Any]  #: how it was opened, see `Preparation.description`
     list_sha256: str  #: of the file ``source`` with the opened source; empty if there is none
     samples: dict[str, Any]  #: checksums of some samples, see `memload.building.parts.samples`
+    overwrite: bool  #: whether the data set may be replaced that is there
 
 
 def checked_plan(plan: Any) -> dict[str, Any]:
-    """Return a plan that was read. Raises ValueError if one cannot be of that form.
+    """Return what ``plan.json`` says. Raises ValueError if that cannot be of its form.
 
-    Settings may have any values, since they are only compared.
+    It is a plan with ``overwrite``, and for a build in parts a plan and a `Begun`: ``{"plan": …,
+    "begun": …}``. Settings may have any values, since they are only compared.
     """
+    if isinstance(plan, dict) and "begun" in plan:
+        settings = checked_plan(plan.get("plan"))
+        if "rows per shard" not in settings:
+            raise ValueError("'rows per shard' is missing")
+        return {"plan": settings, "begun": record(Begun, plan["begun"])}
     if not isinstance(plan, dict):
         raise ValueError("it is no object")
     rows = plan.get("rows per shard")
@@ -66,10 +73,6 @@ def checked_plan(plan: Any) -> dict[str, Any]:
                 describe(entry)
         except (TypeError, ValueError, SyntaxError) as error:  # of NumPy's, for example
             raise ValueError(f"{kind!r} is {entries!r:.40}") from error
-    if "parts" in plan:
-        record(Begun, plan["parts"])
-        if type(plan.get("overwrite")) is not bool:
-            raise ValueError("'overwrite' is missing")
     return plan
 
 

@@ -98,7 +98,7 @@ class SoleWorkspace(Workspace):
         A finished build of another plan is published before this one begins anew.
         """
         former_plan = read_plan(self.folder)
-        if former_plan is not None and "parts" in former_plan:
+        if former_plan is not None and "begun" in former_plan:
             # It began after `memload.build` had looked, as opening the source takes a while.
             raise BuildError(
                 f"{self.folder}: a build in parts has just begun there. Run the same command "

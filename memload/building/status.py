@@ -133,7 +133,7 @@ def build_status(path: str | Path) -> BuildStatus | None:
     plan = read_plan(folder) if folder.is_dir() else None
     is_held = is_locked(folder)
     holder = Holder.of(folder / "lock") if is_held else Holder()
-    if plan is not None and "parts" not in plan:
+    if plan is not None and "begun" not in plan:
         samples, done = _rows_done(folder)
         return BuildStatus(
             output, folder, "building" if is_held else "interrupted", holder, samples, done

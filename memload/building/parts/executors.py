@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memload.building.checked_json import record
 from memload.building.checks import check_may_start_workers
 from memload.building.conversion import AnySettings
 from memload.building.lock import FolderRemovedError, Holder, Lock
@@ -215,13 +214,12 @@ def run_task(task: ShardTask) -> Counts:
 
 def _build(task: ShardTask) -> Counts:
     folder = task.output.with_suffix(".building")
-    plan = _read_plan(task, folder)
+    facts = _read_plan(task, folder)
     lock = Lock(folder)
     # The process that has begun this build may have ended, while this task goes on.
     lock.wait(task.running.lock_timeout, shared=True)
     try:
-        begun = record(Begun, plan.pop("parts"))
-        del plan["overwrite"]
+        plan, begun = facts["plan"], facts["begun"]
         workspace = _workspace(task, folder, begun)
         if plan != workspace.plan:
             raise BuildError(
@@ -241,7 +239,7 @@ def _build(task: ShardTask) -> Counts:
 def _read_plan(task: ShardTask, folder: Path) -> dict[str, Any]:
     """Return the plan of a build in parts. Raises BuildError if there is none."""
     plan = read_plan(folder) if "plan.json" in names_in(folder) else None
-    if plan is not None and "parts" in plan:
+    if plan is not None and "begun" in plan:
         return plan
     if task.output.with_suffix(".idx").name in names_in(folder.parent):
         raise BuildError(

@@ -97,22 +97,22 @@ def _open(request: Request) -> PartsWorkspace | None:
 
     Raises BuildError if it is another build.
     """
-    plan = _plan_in(request)
-    if plan is None:
+    facts = _plan_in(request)
+    if facts is None:
         return None
-    begun, former_overwrite = plan.pop("parts"), plan.pop("overwrite")
+    plan, begun = facts
     described = request.preparation.description()
-    if described != begun["source"]:
+    if described != begun.source:
         if request.overwrite:
             return None
-        raise _other_build(request, begun, differences(begun["source"], described))
+        raise _other_build(request, begun, differences(begun.source, described))
     listed = _listed_source(request, begun)
     source = request.preparation.open() if listed is None else listed
     settings = request.preparation.settings(source)
     rows = plan["rows per shard"]
     if request.shard_size is not None:
         rows = rows_per_shard(arrays_of(settings), request.shard_size)
-    workspace = _workspace(request, source, settings, rows, former_overwrite)
+    workspace = _workspace(request, source, settings, rows, begun.overwrite)
     if workspace.plan != plan:
         if request.overwrite:
             return None
@@ -123,31 +123,31 @@ def _open(request: Request) -> PartsWorkspace | None:
     return workspace
 
 
-def _listed_source(request: Request, begun: dict[str, Any]) -> Source | None:
+def _listed_source(request: Request, begun: Begun) -> Source | None:
     """Return the source as the first part has listed it; None if there is no list to be used."""
     path = request.folder / "source"
-    if not begun["list_sha256"] or path.name not in names_in(request.folder):
+    if not begun.list_sha256 or path.name not in names_in(request.folder):
         return None
     try:
-        return read_source(path, begun["list_sha256"])
+        return read_source(path, begun.list_sha256)
     except BuildError as error:
         logger.warning(f"{error}. So the source is listed again")
         return None
 
 
-def _plan_in(request: Request) -> dict[str, Any] | None:
-    """Return the plan of the build in the folder, or None if there is none to go on with.
+def _plan_in(request: Request) -> tuple[dict[str, Any], Begun] | None:
+    """Return the plan of the build in the folder, and who began it. None if it has yet to begin.
 
     Raises BuildError if it is damaged, or of a build without parts.
     """
     if state_of(request.output) != "building":
         return None
-    plan = read_plan(request.folder)
-    if plan is not None and {"parts", "overwrite", "rows per shard"} <= plan.keys():
-        return plan
+    facts = read_plan(request.folder)
+    if facts is not None and "begun" in facts:
+        return facts["plan"], facts["begun"]
     if request.overwrite:
         return None
-    if plan is not None and "parts" not in plan:
+    if facts is not None:
         text = "holds a build that was begun without --part. Finish it without --part"
     else:
         text = "holds a build whose plan.json is missing or damaged. Restore that file"
@@ -171,7 +171,7 @@ def _workspace(
 
 
 def _check_samples(
-    request: Request, workspace: PartsWorkspace, begun: dict[str, Any], *, has_names: bool
+    request: Request, workspace: PartsWorkspace, begun: Begun, *, has_names: bool
 ) -> None:
     """Raise BuildError if the source of this machine has other samples.
 
@@ -190,13 +190,13 @@ def _check_samples(
         found = "" if is_same else "its samples have other names"
     if not found:
         now = checksums(workspace.source, request.num_workers, request.timeout)
-        found = difference(workspace.source, now, begun["samples"])
+        found = difference(workspace.source, now, begun.samples)
     if found:
         raise _other_build(request, begun, f"the source is another one, or is missing: {found}")
 
 
-def _other_build(request: Request, begun: dict[str, Any], text: str) -> BuildError:
-    here, there = Holder.here().machine, begun["machine"]
+def _other_build(request: Request, begun: Begun, text: str) -> BuildError:
+    here, there = Holder.here().machine, begun.machine
     return BuildError(
         f"{request.folder} holds a build that began on {there}, and what is given on {here} "
         f"differs: {text}. Use the same source, settings and versions on all machines, or delete "
@@ -213,8 +213,9 @@ def _finish_renaming(request: Request) -> None:
     index = partly_published(request.output)
     if index is None:
         return
-    former_plan = read_plan(request.folder) or {}
-    overwrite = request.overwrite or former_plan.get("overwrite", False)
+    facts = read_plan(request.folder) or {}
+    former_overwrite = facts["begun"].overwrite if "begun" in facts else facts.get("overwrite")
+    overwrite = request.overwrite or bool(former_overwrite)
     publish(index, request.folder, request.output, overwrite)
     remove(request.output)
     raise ChangedError
@@ -258,11 +259,11 @@ def _write_plan(
         source=request.preparation.description(),
         list_sha256=write_source(source, request.folder / "source") if is_listed else "",
         samples=dict(samples),
+        overwrite=request.overwrite,
     )
     for name in ("shards", "done"):
         (request.folder / name).mkdir()
-    plan = {**workspace.plan, "parts": begun._asdict(), "overwrite": request.overwrite}
-    workspace.write_plan(request.folder, plan)
+    workspace.write_plan(request.folder, {"plan": workspace.plan, "begun": begun._asdict()})
 
 
 def _default_rows(request: Request, part: Part, rows: int, arrays: Sequence[Array]) -> int:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memload.building.checked_json import record
 from memload.building.journal import STATUS_BYTE
 from memload.building.lock import Holder, is_locked
 from memload.building.parts.workspace import (
@@ -92,9 +91,9 @@ class _Span(NamedTuple):
 
 def parts_status(folder: Path, plan: dict[str, Any]) -> PartsStatus:
     """Return how far the build in a folder is. ``plan`` is its plan."""
-    begun_by, now = record(Begun, plan["parts"]), time_of_server(folder.parent)
+    begun_by, now = plan["begun"], time_of_server(folder.parent)
     samples = _checked_samples(folder, begun_by.rows)
-    rows = plan["rows per shard"] or samples
+    rows = plan["plan"]["rows per shard"] or samples
     shards = range(-(-samples // rows))
     done = shards_in(folder / "done") & set(shards)
     begun, spans = [], _spans_of_done(folder, done, now)

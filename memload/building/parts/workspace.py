@@ -90,9 +90,7 @@ class PartsWorkspace(Workspace):
 
     def is_in_folder(self) -> bool:
         """Return whether the folder still holds this build: it may be published by now."""
-        plan = read_plan(self.folder) or {}
-        common = {name: value for name, value in plan.items() if name not in ("parts", "overwrite")}
-        return common == self.plan
+        return (read_plan(self.folder) or {}).get("plan") == self.plan
 
     def lock_of(self, shard: int) -> Lock:
         """Return the lock of a shard. Whoever builds it has to hold this alone."""
@@ -317,7 +315,7 @@ def is_in_parts(folder: Path) -> bool:
     """
     plan = read_plan(folder)
     if plan is not None:
-        return "parts" in plan
+        return "begun" in plan
     is_damaged = "plan.json" in names_in(folder) or bool(done_shards(folder))
     # A build by itself says nothing of its work.
     is_begun_now = is_locked(folder) and bool(Holder.of(folder / "lock").work)

@@ -682,7 +682,7 @@ def test_a_plan_that_is_damaged_by_hand_loses_nothing(
     build(pictures, shared, part=(0, 2))
     plan = shared.with_suffix(".building") / "plan.json"
     before = plan.read_bytes()
-    for damaged in (b"", b"{", b"[]", b"{}", b'{"parts": 1}'):
+    for damaged in (b"", b"{", b"[]", b"{}", b'{"begun": 1}', b'{"begun": {}, "plan": {}}'):
         plan.write_bytes(damaged)
         for options in ({"part": (1, 2)}, {}):
             with pytest.raises(
