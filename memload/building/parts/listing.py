@@ -3,14 +3,18 @@
 The file is a pickle. A pickle can name any function for its reader to call, so only classes of
 sources, and what they consist of, are let in when it is read: the folder may lie where others write
 (https://docs.python.org/3/library/pickle.html#restricting-globals). What these can do is to read
-files as a source does.
+files as a source does. Arrays are written as bytes and a type of numbers or text, since NumPy's own
+pickles may say that bytes are pointers to objects.
 """
 
 import hashlib
 import io
 import pickle
+import re
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from memload.building.sources.record import Source
 from memload.building.workspace import write_at_once
@@ -34,12 +38,8 @@ _ALLOWED = {
     f"{_SOURCES}table": {"Manifest"},
     f"{_SOURCES}tar": {"TarShards"},
     f"{_SOURCES}zip": {"ZipArchive"},
+    __name__: {"_array", "_scalar"},
     "memload.storage.keys": {"Keys"},
-    "numpy": {"dtype", "ndarray"},
-    "numpy._core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.numeric": {"_frombuffer"},
-    "numpy.core.multiarray": {"_reconstruct", "scalar"},  # so called by NumPy 1
-    "numpy.core.numeric": {"_frombuffer"},
     "pathlib": {"PosixPath"},
 }
 
@@ -49,7 +49,9 @@ def write_source(source: Source, path: Path) -> str:
 
     Returns a digest. `read_source` refuses other bytes.
     """
-    data = pickle.dumps(source, protocol=5)
+    with io.BytesIO() as buffer:
+        _Writer(buffer, protocol=5).dump(source)
+        data = buffer.getvalue()
     write_at_once(path, data)
     return hashlib.sha256(data).hexdigest()
 
@@ -108,6 +110,35 @@ def read_data_set(folder: Path, digest: str) -> Source:
 
 def _path_of(folder: Path, digest: str) -> Path:
     return folder / f"source-{digest[:16]}.pickle"
+
+
+class _Writer(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Let arrays and scalars be made by the functions below."""
+        if type(value) is np.ndarray:
+            return _array, (value.dtype.str, value.shape, value.tobytes())
+        if isinstance(value, np.generic):
+            return _scalar, (value.dtype.str, value.tobytes())
+        return NotImplemented
+
+
+def _dtype(descr: str) -> np.dtype[Any]:
+    """Return a type of numbers or text. Raises UnpicklingError for all others.
+
+    Pickles cannot name this function, since they could change the size of the type that it returns.
+    """
+    if not (type(descr) is str and re.fullmatch(r"[<>|=][biufcSU][0-9]{1,6}", descr)):
+        raise pickle.UnpicklingError(f"it has an array of {descr!r:.40}")
+    return np.dtype(descr)
+
+
+def _array(descr: str, shape: tuple[int, ...], data: bytes) -> np.ndarray:
+    return np.frombuffer(data, _dtype(descr)).reshape(shape)
+
+
+def _scalar(descr: str, data: bytes) -> np.generic:
+    scalar: np.generic = np.frombuffer(data, _dtype(descr))[0]
+    return scalar
 
 
 class _Reader(pickle.Unpickler):

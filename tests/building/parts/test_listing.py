@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 import memload
+from memload.building.parts import listing
 from memload.building.parts.listing import read_source, write_source
 from memload.building.sources.beside import FilesBeside
 from memload.building.sources.classes import PinnedClasses
@@ -248,6 +249,9 @@ def naming(module: str, name: str) -> bytes:
         ("pathlib", "Path"),
         ("pathlib", "PosixPath.unlink"),
         ("numpy", "load"),
+        ("numpy", "dtype"),
+        ("numpy", "ndarray"),
+        ("numpy._core.multiarray", "_reconstruct"),
         ("numpy", "fromfile"),
         ("memload", "build"),
         ("memload.building.workspace", "remove"),
@@ -276,6 +280,17 @@ def test_no_function_is_called_by_a_source(tmp_path: Path, protocol: int) -> Non
     with pytest.raises(memload.BuildError, match="which no source consists of"):
         read_source(tmp_path / "source", hashlib.sha256(payload).hexdigest())
     assert victim.exists()
+
+
+@pytest.mark.parametrize("descr", ["|O", "|V8", "<M8[s]", "i4,O", "|O8", "<U9999999"])
+def test_arrays_of_other_things_than_numbers_and_text_are_refused(
+    tmp_path: Path, descr: str
+) -> None:
+    """Bytes that are taken for pointers to objects could run any code."""
+    payload = pickle.dumps(Payload(listing._array, descr, (1,), b"A" * 8))
+    (tmp_path / "source").write_bytes(payload)
+    with pytest.raises(memload.BuildError, match="cannot be read: it has an array of"):
+        read_source(tmp_path / "source", hashlib.sha256(payload).hexdigest())
 
 
 @pytest.mark.parametrize("damage", ["removed", "empty", "half", "other bytes", "another object"])
