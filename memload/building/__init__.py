@@ -58,6 +58,7 @@ leaves masks out, since they have an argument of their own.
 `completion`            what follows once all rows are converted: index, notes and report
 `plans`                 what decides on the rows: an unfinished build goes on only with the same
 `lock`                  keeps two builds of one output apart
+`pillow_warnings`       ignored while a build runs
 `checked_json`          JSON of the temporary folder, which may be damaged
 `file_systems`          refuses object storage, and warns of locks that other machines do not see
 `system_errors`         what to do when a call of the system fails

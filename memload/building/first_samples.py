@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from PIL import Image
 
 from memload.building.inherited import check_positions, positions, reopen_files
+from memload.building.pillow_warnings import quiet_pillow
 from memload.building.pool import Chunk, NoteRow, run
 from memload.errors import SourceError, describe_error
 
@@ -74,8 +74,7 @@ def look_at_first(
         num_workers=min(num_workers, 1),
         timeout=timeout,
     )
-    with contextlib.closing(results), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # as errors they would count as failures
+    with contextlib.closing(results), quiet_pillow():
         _, outcome = next(results)
     check_positions(before)
     found, failures = outcome

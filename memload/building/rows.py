@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -12,6 +10,7 @@ from PIL import Image
 
 from memload.building.inherited import check_positions, positions
 from memload.building.journal import DONE, is_intact
+from memload.building.pillow_warnings import quiet_pillow
 from memload.building.pool import Chunk, run
 from memload.building.progress import Show
 from memload.building.sources.record import Source, optional
@@ -53,7 +52,7 @@ def convert_rows(
     converted = rejected = 0
     is_checked = num_workers > 0 and runs_user_code(target.source)
     before = positions() if is_checked else {}
-    with contextlib.closing(results), _quiet_pillow():
+    with contextlib.closing(results), quiet_pillow():
         for chunk, outcome in results:
             converted += outcome.converted
             rejected += len(outcome.rejects)
@@ -83,20 +82,6 @@ def _check_finished_samples(target: RowTarget, num_workers: int, timeout: float)
         make = functools.partial(SampleCheck, target, in_worker=num_workers > 0)
         chunks = (Chunk(row, row + 1) for row in rows)
         list(run(make, chunks, num_workers=min(num_workers, 1), timeout=timeout))
-
-
-@contextlib.contextmanager
-def _quiet_pillow() -> Iterator[None]:
-    """Ignore Pillow's warnings, which as errors would reject pictures.
-
-    The filters of warnings are those of the whole process, so only the main thread changes them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield
 
 
 def chunks_of(source: Source, start: int, stop: int, num_workers: int) -> Iterator[Chunk]:

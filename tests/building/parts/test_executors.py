@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -58,6 +59,20 @@ class Numbers:
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         pixels = np.random.default_rng(index).integers(0, 256, (9, 11, 3), np.uint8)
         return Image.fromarray(pixels), index % 3
+
+
+class Palettes:
+    """Opens pictures with a palette itself, as colors."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(folder.iterdir())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        with Image.open(self.paths[index]) as picture:
+            return picture.convert("RGB"), index % 3
 
 
 class Ending(Numbers):
@@ -222,6 +237,27 @@ def test_progress_goes_on_by_shards_and_counts_rejects(
     shown = capfd.readouterr().err
     assert "40/40" in shown
     assert "2 rejected" in shown
+
+
+@pytest.mark.parametrize("source", ["files", "data set"])
+def test_warnings_as_errors_reject_no_pictures_in_threads(
+    source: str, tmp_path: Path, build: Any
+) -> None:
+    picture = Image.new("P", (9, 9), 3)
+    picture.putpalette(bytes(range(256)) * 3)
+    (tmp_path / "palettes").mkdir()
+    for number in range(40):  # Pillow warns of such a palette when it is made RGB
+        picture.save(tmp_path / "palettes" / f"{number}.png", transparency=bytes(range(256)))
+    given: Any = tmp_path / "palettes" if source == "files" else Palettes(tmp_path / "palettes")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        with pytest.raises(UserWarning, match="Transparency"):
+            Palettes(tmp_path / "palettes")[0]
+        with ThreadPoolExecutor(4) as executor:
+            report = build(executor, given, num_workers=0)
+        assert warnings.filters == before
+    assert (report.samples, report.rejected) == (40, 0)
 
 
 # ------------------------------------------------------------------------------- tasks that fail
