@@ -15,6 +15,7 @@ from memload.commands.edit import concat, copy, export, join, relabel, rename
 from memload.commands.measure import bench
 from memload.commands.output import echo
 from memload.errors import MemloadError, shorten
+from memload.wording import printable
 
 
 class _CommandLine(click.Group):
@@ -33,6 +34,8 @@ class _CommandLine(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
+        except click.UsageError as error:  # it may quote the name of a file
+            raise click.UsageError(printable(error.format_message()), error.ctx) from None
         except KeyboardInterrupt:
             building = context.invoked_subcommand == "build"
             remedy = ". Run the same command again to continue where it stopped" if building else ""

@@ -26,12 +26,17 @@ def listed(names: Iterable[object], limit: int = 20) -> str:
     'cat, dog, …'
     """
     first = list(islice(names, limit + 1))
-    return ", ".join([*map(_printable, first[:limit]), *["…"] * (len(first) > limit)])
+    shown = [printable(str(name)[:_MAX_LETTERS]) for name in first[:limit]]
+    return ", ".join(shown + ["…"] * (len(first) > limit))
 
 
-def _printable(name: object) -> str:
-    text = str(name)[:_MAX_LETTERS]
-    return text if text.isprintable() else repr(text)[1:-1]
+def printable(text: str) -> str:
+    r"""Return a text in one line, in which characters that cannot be printed are escaped.
+
+    >>> printable("node\x1b[2J\n")
+    'node\\x1b[2J\\n'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -66,7 +71,11 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         return size
     pattern = r"(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT])(i?))?B?"
-    match = re.fullmatch(pattern, size.strip(), re.IGNORECASE) if isinstance(size, str) else None
+    match = (
+        re.fullmatch(pattern, size.strip(), re.IGNORECASE | re.ASCII)
+        if isinstance(size, str)
+        else None
+    )
     if not match:
         raise ValueError(
             f"{size!r} is not a size. Give a number of bytes, with a unit if you like: 4GB, 512MiB."

@@ -300,8 +300,8 @@ def test_options_reach_the_build(
         ("build a out.bin --timeout 0", "'--timeout'"),
         ("build a out.bin --max-rejects half", "'half' is neither a share such as 50% nor a count"),
         ("build a out.bin --max-rejects 101%", "'--max-rejects'"),
-        ("build a out.bin --part 8/8", "part 8 of 8 does not exist. Parts are counted from 0: give 0/8 to 7/8."),
-        ("build a out.bin --part 0/0", "part 0 of 0 does not exist. Parts are counted from 0: give I/N, such as 0/8."),
+        ("build a out.bin --part 8/8", "part 8 of 8 does not exist. Parts are counted from 0: the last one is 7 of 8."),
+        ("build a out.bin --part 0/0", "part 0 of 0 does not exist. Parts are counted from 0, such as 0 of 8."),
         ("build a out.bin --part x", "'x' is no part. Give I/N, such as 0/8"),
         ("build a out.bin --part 3", "'3' is no part."),
         ("build a out.bin --part -1/3", "'-1/3' is no part."),
@@ -816,3 +816,18 @@ def test_a_report_that_cannot_be_printed_does_not_hide_that_all_is_complete(
     assert done.returncode == 1
     assert f"{tmp_path / 'out.bin'} is complete" in done.stderr.splitlines()[-1]
     assert memload.verify(tmp_path / "out.bin").ok
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "pics\x1b[31m"
+    (folder / "a").mkdir(parents=True)
+    Image.new("RGB", (9, 9)).save(folder / "a" / "1.png")
+    built = command(
+        "build", folder, folder / "out\x1b]0;evil\x07.bin", "-s", "8", "-j", "0", "--part", "0/1"
+    )
+    assert built.returncode == 0, built.stderr
+    wrong = command("build", "x\x1b[31m")
+    assert wrong.returncode == 2
+    for done in (built, wrong):
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\\x1b" in done.stdout + done.stderr

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal
 
-from memload.building.checks import check_arguments, check_part
+from memload.building.checks import check_arguments, check_executor, checked_part
 from memload.building.completion import all_notes, complete, report_on
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import check_not_read, publish
@@ -181,7 +181,8 @@ def build(
     Raises ValueError, SourceError, DependencyError and BuildError, and DecodeError if ``on_error``
     is ``"raise"``.
     """
-    check_part(part, executor, shard_size, lock_timeout)
+    part = checked_part(part)
+    check_executor(executor, part, shard_size)
     if num_workers is None:
         num_workers = available_cores() if executor is None else 0
     name, output = check_arguments(
@@ -192,6 +193,7 @@ def build(
         on_error=on_error,
         num_workers=num_workers,
         timeout=timeout,
+        lock_timeout=lock_timeout,
         missing_masks=missing_masks,
         mask_fill=mask_fill,
         new_to=new_to,

@@ -3,6 +3,7 @@
 import multiprocessing
 import operator
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,6 +32,7 @@ def check_arguments(
     on_error: str,
     num_workers: int,
     timeout: float,
+    lock_timeout: float,
     missing_masks: str,
     mask_fill: int,
     new_to: str | Path | None,
@@ -43,34 +45,57 @@ def check_arguments(
     output = Path(output)
     _check_output(source, output, new_to)
     _check_choices(mode, on_error, missing_masks)
-    if not timeout > 0:
-        raise ValueError(f"timeout: {timeout} is not above 0 seconds.")
+    if not (isinstance(timeout, Real) and timeout > 0):
+        raise ValueError(f"timeout: {timeout!r} is not above 0 seconds.")
+    if not (isinstance(lock_timeout, Real) and lock_timeout >= 0):
+        raise ValueError(f"lock_timeout: {lock_timeout!r} is not a number of seconds, 0 or more.")
     if not isinstance(mask_fill, int) or isinstance(mask_fill, bool) or not 0 <= mask_fill <= 65535:
         raise ValueError(f"mask_fill: {mask_fill!r} is no whole number from 0 to 65,535.")
     _check_workers(num_workers, max_pixels)
     return output, output.absolute()
 
 
-def check_part(part: Any, executor: Any, shard_size: Any, lock_timeout: float) -> None:
-    """Raise ValueError or TypeError for wrong arguments of a build in parts."""
-    if not lock_timeout >= 0:
-        raise ValueError(f"lock_timeout: {lock_timeout} is not a number of seconds, 0 or more.")
-    if part is not None:
-        is_pair = isinstance(part, (tuple, list)) and len(part) == 2
-        if not is_pair or not all(type(number) is int for number in part):
-            raise ValueError(f"part: {part!r} is not (i, n), two whole numbers such as (0, 8).")
-        number, count = part
-        if not 0 <= number < count:
-            raise ValueError(
-                f"part: {number} of {count} does not exist. Parts are numbered from 0, so that the "
-                f"last one is {count - 1} of {count}."
-                if count > 0
-                else f"part: {number} of {count} does not exist. Give (i, n) such as (0, 8)."
-            )
+def checked_part(part: Any) -> tuple[int, int] | None:
+    """Return a part ``(i, n)``, or None. Raises ValueError for anything else."""
+    if part is None:
+        return None
+    if isinstance(part, str) and part == "auto":
+        raise ValueError(
+            "part: 'auto' is known to the command only. Give (i, n), for example "
+            "(int(os.environ['RANK']), int(os.environ['WORLD_SIZE']))."
+        )
+    try:
+        if isinstance(part, str) or any(isinstance(number, bool) for number in part):
+            raise TypeError
+        number, count = map(operator.index, part)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"part: {part!r:.80} is not (i, n), two whole numbers such as (0, 8)."
+        ) from None
+    if problem := part_problem(number, count):
+        raise ValueError(f"part: {problem}")
+    return number, count
+
+
+def part_problem(number: int, count: int) -> str:
+    """Say why there is no part ``number`` of ``count``. Empty if there is."""
+    if 0 <= number < count:
+        return ""
+    last = f": the last one is {count - 1} of {count}" if count > 0 else ", such as 0 of 8"
+    return f"{number} of {count} does not exist. Parts are counted from 0{last}."
+
+
+def check_executor(executor: Any, part: Any, shard_size: Any) -> None:
+    """Raise ValueError or TypeError for an executor that cannot be used, or not with the rest."""
     if executor is None:
         return
     if part is not None:
         raise ValueError("part and executor: an executor builds all parts. Leave out one of them.")
+    if isinstance(executor, type):
+        raise TypeError(
+            f"executor: {executor.__name__} is a class. Give an instance, such as "
+            f"{executor.__name__}()."
+        )
     if not callable(getattr(executor, "submit", None)):
         raise TypeError(
             f"executor: {type(executor).__name__} has no method submit(). Give a "
@@ -116,6 +141,8 @@ def _check_choices(mode: str | None, on_error: str, missing_masks: str) -> None:
 
 def _check_workers(num_workers: int, max_pixels: int) -> None:
     limit = Image.MAX_IMAGE_PIXELS
+    if not isinstance(num_workers, Integral):
+        raise TypeError(f"num_workers: {num_workers!r} is no whole number.")
     if num_workers < 0:
         raise ValueError(f"num_workers: {num_workers} is negative.")
     if num_workers == 0 and limit is not None and max_pixels > 2 * limit:

@@ -77,8 +77,8 @@ def check_file_system(folder: Path, *, in_parts: bool) -> None:
 
 def _object_storage(mount: _Mount) -> tuple[str, bool]:
     """Return the name of what mounts object storage, and whether it can write in any order."""
-    is_fuse, _, program = mount.type.partition(".")
-    if is_fuse != "fuse":
+    kind, _, program = mount.type.partition(".")
+    if kind != "fuse":
         return "", True
     return _OBJECT_STORAGE.get(program or mount.source, ("", True))
 
@@ -116,16 +116,16 @@ def _mount_of(folder: Path) -> _Mount | None:
 
 def _mounts(text: str) -> Iterator[_Mount]:
     """Yield the mounts of ``mountinfo``, which proc_pid_mountinfo(5) explains."""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # names may have other line breaks
         fields, _, file_system = line.partition(" - ")
-        point, options = fields.split(" ")[4:6]
-        kind, source, own_options = file_system.split(" ", 2)
-        yield _Mount(
-            _unescaped(point),
-            kind,
-            _unescaped(source),
-            frozenset([*options.split(","), *own_options.split(",")]),
-        )
+        match fields.split(" "), file_system.split(" ", 2):
+            case [[_, _, _, _, point, options, *_], [kind, source, own_options]]:
+                yield _Mount(
+                    _unescaped(point),
+                    kind,
+                    _unescaped(source),
+                    frozenset([*options.split(","), *own_options.split(",")]),
+                )
 
 
 def _unescaped(text: str) -> str:

@@ -61,8 +61,8 @@ def checked_plan(plan: Any) -> dict[str, Any]:
         return {"plan": settings, "begun": record(Begun, plan["begun"])}
     if not isinstance(plan, dict):
         raise ValueError("it is no object")
-    rows = plan.get("rows per shard", 0 if "parts" in plan else None)
-    if rows is not None and (type(rows) is not int or rows < 1):
+    rows = plan.get("rows per shard")
+    if rows is not None and not (type(rows) is int and 0 < rows < 2**53):
         raise ValueError(f"'rows per shard' is {rows!r:.40}")
     for kind, describe in _BY_NAME.items():
         entries = plan.get(kind, {})

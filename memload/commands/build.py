@@ -1,7 +1,7 @@
 """The command ``memload build``."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import click
 
@@ -240,14 +240,16 @@ def _with_typed_option(message: str) -> str:
     return message
 
 
-def _part(part: Any, parts: int | None, quiet: bool) -> tuple[int, int] | None:
+def _part(
+    part: tuple[int, int] | Literal["auto"] | None, parts: int | None, quiet: bool
+) -> tuple[int, int] | None:
     """Return the part to build, if only one is. Says where the numbers of ``auto`` are from."""
     if part != "auto":
         if parts is not None:
             raise click.UsageError(
                 "--parts is only for --part auto. Give --part I/N, which has the number of parts."
             )
-        return part  # type: ignore[no-any-return]  # a pair or None, see values.part
+        return part
     import os
 
     from memload.building.parts.environment import part_of

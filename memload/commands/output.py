@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import click
 
+from memload.wording import printable
+
 
 class Command(click.Command):
     """Shows options in sections, and a whole sentence about itself in the list of commands."""
@@ -34,7 +36,7 @@ class Command(click.Command):
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print one line, even if a file name in it contains line breaks or control characters."""
-    click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), err=err)
+    click.echo(printable(text), err=err)
 
 
 def print_json(facts: dict[str, Any]) -> None:
@@ -46,8 +48,15 @@ def start_logging(quiet: bool) -> None:
     """Let memload's log, which has a line every 30 seconds, appear on stderr."""
     import logging
 
+    class OneLine(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            """Return the message, in which the names of machines and files are escaped, too."""
+            return printable(super().format(record))
+
+    handler = logging.NullHandler() if quiet else logging.StreamHandler()
+    handler.setFormatter(OneLine())
     logger = logging.getLogger("memload")
-    logger.addHandler(logging.NullHandler() if quiet else logging.StreamHandler())
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
 
 

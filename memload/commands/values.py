@@ -42,12 +42,11 @@ def part(text: str) -> tuple[int, int] | Literal["auto"]:
         raise click.BadParameter(
             f"{text!r} is no part. Give I/N, such as 0/8 for the first of 8, or auto."
         )
+    from memload.building.checks import part_problem
+
     number, count = int(match[1]), int(match[2])
-    if number >= count:
-        numbers = f"0/{count} to {count - 1}/{count}" if count else "I/N, such as 0/8"
-        raise click.BadParameter(
-            f"part {number} of {count} does not exist. Parts are counted from 0: give {numbers}."
-        )
+    if problem := part_problem(number, count):
+        raise click.BadParameter(f"part {problem}")
     return number, count
 
 

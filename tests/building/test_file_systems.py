@@ -165,5 +165,17 @@ def test_without_a_list_of_mounts_nothing_is_checked(
     check_file_system(tmp_path, in_parts=True)
 
 
+def test_lines_of_another_form_are_passed_over(
+    tmp_path: Path, mount: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = mount(S3FS, "line\u2028break\x0bs")
+    for line in ("", "odd", "1 2 3 - ext4", f"1 2 0:3 / {tmp_path} rw - ext4"):
+        with file_systems.MOUNTS.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    with pytest.raises(memload.BuildError):
+        check_file_system(bucket, in_parts=True)
+    check_file_system(tmp_path, in_parts=True)
+
+
 def test_the_mounts_of_this_machine_can_be_read(tmp_path: Path) -> None:
     check_file_system(tmp_path, in_parts=True)

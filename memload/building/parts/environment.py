@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from memload.building.checks import part_problem
 from memload.building.parts.workspace import Part
 
 #: The variables with the number of a task and that of all tasks, in the order they are looked at.
@@ -18,15 +19,15 @@ _KUBERNETES = "JOB_COMPLETION_INDEX"
 def part_of(environment: Mapping[str, str], parts: int | None) -> tuple[Part, str]:
     """Return the part of this process, and in words where its numbers are from.
 
-    The first of Slurm's arrays, ``srun``, ``torchrun`` and indexed jobs of Kubernetes counts whose
-    variable with the number is set. ``parts`` is how many there are, which only Kubernetes does not
-    say. Raises ValueError if no part follows from that.
+    Slurm's arrays, ``srun``, ``torchrun`` and indexed jobs of Kubernetes are looked at in this
+    order. The first whose variable with the number is set counts. ``parts`` is how many there are,
+    which only Kubernetes does not say. Raises ValueError if no part follows from that.
 
     >>> part_of({"RANK": "3", "WORLD_SIZE": "8"}, None)
     ((3, 8), 'RANK and WORLD_SIZE')
     """
     for index_name, count_name in _PAIRS:
-        if index_name not in environment or _is_script(environment, index_name):
+        if index_name not in environment or _is_passed_over(environment, index_name):
             continue
         if count_name not in environment:
             raise ValueError(f"{index_name} is set, but {count_name} is not. Give --part I/N.")
@@ -60,7 +61,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 def _position(environment: Mapping[str, str], index: int, count: int) -> int:
     """Return the position of an id in a Slurm array, such as 2 for 5 in ``--array=1-15:2``."""
     first = _number(environment, "SLURM_ARRAY_TASK_MIN", 0)
-    step = _number(environment, "SLURM_ARRAY_TASK_STEP", 1) or 1
+    step = _number(environment, "SLURM_ARRAY_TASK_STEP", 1) or 1  # by 0, it could not be divided
     last = _number(environment, "SLURM_ARRAY_TASK_MAX", first + (count - 1) * step)
     position, remainder = divmod(index - first, step)
     if remainder or last != first + (count - 1) * step:
@@ -73,21 +74,23 @@ def _position(environment: Mapping[str, str], index: int, count: int) -> int:
 
 
 def _checked(index: int, count: int, source: str) -> Part:
-    if not 0 <= index < count:
-        raise ValueError(
-            f"{source} say part {index} of {count}, which does not exist: parts are numbered from "
-            "0. Give --part I/N."
-        )
+    if problem := part_problem(index, count):
+        raise ValueError(f"{source} say part {problem} Give --part I/N.")
     return index, count
 
 
-def _is_script(environment: Mapping[str, str], index_name: str) -> bool:
-    """Return whether the number is that of the script of ``sbatch``, which is none of its tasks.
+def _is_passed_over(environment: Mapping[str, str], index_name: str) -> bool:
+    """Return whether SLURM_PROCID is that of a process from which others are started.
 
-    Slurm sets SLURM_PROCID to 0 there, and SLURM_STEP_ID only for what ``srun`` starts.
+    It is 0 in the script of ``sbatch``, which is none of its tasks: Slurm sets SLURM_STEP_ID only
+    for what ``srun`` starts. It is 0 of 1 in a shell that ``srun`` has started, and for a single
+    ``torchrun``, whose processes have numbers of their own.
     """
-    is_job = "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
-    return index_name == "SLURM_PROCID" and is_job and environment[index_name] == "0"
+    if index_name != "SLURM_PROCID" or environment[index_name] != "0":
+        return False
+    if environment.get("SLURM_NTASKS") == "1" and "RANK" in environment:
+        return True
+    return "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
 
 
 def _nothing_set(environment: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ The executor decides where a task runs, and whether it is run again if its proce
 
 import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -90,16 +90,15 @@ def build_with(
             except Exception as error:  # noqa: BLE001  # it was shut down, or a process has died
                 failed[shard] = error
             else:
-                futures[_checked(future, executor)] = shard
+                futures[_checked(future, futures, executor)] = shard
         for future in as_completed(futures):
             shard = futures[future]
-            failure = _error_of(future)
-            if failure is not None:
-                failed[shard] = failure
+            outcome = _outcome(future)
+            if isinstance(outcome, BaseException):
+                failed[shard] = outcome
                 continue
-            counts = future.result()
-            converted += counts.converted
-            rejected += counts.rejected
+            converted += outcome.converted
+            rejected += outcome.rejected
             show(workspace.rows_of(shard), rejected)
     finally:  # after a Ctrl-C, tasks that have not begun are given up
         for future in futures:
@@ -124,19 +123,30 @@ def _task(workspace: PartsWorkspace, running: Running) -> ShardTask:
     )
 
 
-def _error_of(future: Future[Any]) -> BaseException | None:
-    """Return what a task that has ended raised, even if it is no Exception, or was cancelled.
+def _outcome(future: Future[Any]) -> Counts | BaseException:
+    """Return what a task that has ended returned, or what it raised, even if it is no Exception.
 
     ``future.result()`` would raise a SystemExit of a task as if it were one of this process.
     """
     try:
-        return future.exception()
-    except CancelledError as error:  # by the executor
+        error = future.exception()
+    except CancelledError as cancelled:  # by the executor
+        error = cancelled
+    if error is not None:
         return error
+    result = future.result()
+    if isinstance(result, Counts):
+        return result
+    return TypeError(f"the executor returned {result!r:.80}, which is not what the task returns")
 
 
-def _checked(future: object, executor: Executor) -> Future[Counts]:
+def _checked(future: object, others: Collection[object], executor: Executor) -> Future[Counts]:
     """Return a future. Raises TypeError if it is one of another library, as of Dask's Client."""
+    if future in others:
+        raise TypeError(
+            f"executor: {type(executor).__name__}.submit() returned the same future twice. Give an "
+            "executor that returns one for each task."
+        )
     if not isinstance(future, Future):
         found = f"{type(future).__module__}.{type(future).__name__}"
         raise TypeError(

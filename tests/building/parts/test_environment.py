@@ -59,6 +59,12 @@ def test_the_part_follows_from_the_environment(
     assert said.startswith(source)
 
 
+def test_a_single_torchrun_below_srun_counts_by_its_own_numbers() -> None:
+    shell = "SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1"
+    assert part_of(variables(f"{shell} {TORCHRUN}"), None) == ((2, 5), "RANK and WORLD_SIZE")
+    assert part_of(variables(shell), None)[0] == (0, 1)
+
+
 def test_the_tasks_of_an_array_have_all_parts_once() -> None:
     found = [part_of(variables(array(task, 5, 3, 19, 4)), None)[0] for task in range(3, 20, 4)]
     assert found == [(number, 5) for number in range(5)]
@@ -87,9 +93,9 @@ def test_the_script_of_a_slurm_job_is_none_of_its_tasks(script: str) -> None:
         ("RANK=1", None, "RANK is set, but WORLD_SIZE is not"),
         ("WORLD_SIZE=4", None, "WORLD_SIZE is set, but RANK is not"),
         (KUBERNETES, None, r"how many parts there are. Give --parts N"),
-        (KUBERNETES, 6, "JOB_COMPLETION_INDEX and --parts say part 6 of 6, which does not exist"),
-        ("RANK=4 WORLD_SIZE=4", None, "RANK and WORLD_SIZE say part 4 of 4, which does not exist"),
-        ("RANK=0 WORLD_SIZE=0", None, "part 0 of 0, which does not exist"),
+        (KUBERNETES, 6, "JOB_COMPLETION_INDEX and --parts say part 6 of 6 does not exist"),
+        ("RANK=4 WORLD_SIZE=4", None, "RANK and WORLD_SIZE say part 4 of 4 does not exist"),
+        ("RANK=0 WORLD_SIZE=0", None, "part 0 of 0 does not exist"),
         ("RANK=-1 WORLD_SIZE=4", None, "RANK is '-1', which is no whole number"),
         ("RANK= WORLD_SIZE=4", None, "RANK is '', which is no whole number"),
         ("RANK=1 WORLD_SIZE=four", None, "WORLD_SIZE is 'four', which is no whole number"),
@@ -102,7 +108,7 @@ def test_the_script_of_a_slurm_job_is_none_of_its_tasks(script: str) -> None:
         (array(1, 3, 1, 7), None, "not all in one range"),
         (array(20, 5, 1, 20, 2), None, "not all in one range"),
         (array("", 5, 1, 5), None, "SLURM_ARRAY_TASK_ID is ''"),
-        ("SLURM_ARRAY_TASK_ID=3 SLURM_ARRAY_TASK_COUNT=3", None, "part 3 of 3, which does not"),
+        ("SLURM_ARRAY_TASK_ID=3 SLURM_ARRAY_TASK_COUNT=3", None, "part 3 of 3 does not"),
     ],
 )
 def test_an_environment_that_names_no_part_is_an_error(

@@ -464,6 +464,34 @@ def test_what_returns_no_futures_is_no_executor(build: Any) -> None:
         build(Client())
 
 
+def test_a_class_is_no_executor(build: Any) -> None:
+    with pytest.raises(TypeError, match=r"ThreadPoolExecutor is a class\. Give an instance"):
+        build(ThreadPoolExecutor)
+
+
+def test_an_executor_that_returns_one_future_for_all_tasks_is_named(build: Any) -> None:
+    class Single(Direct):
+        future: Future[Any] = Future()
+
+        def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+            return self.future
+
+    with pytest.raises(TypeError, match=r"Single.submit\(\) returned the same future twice"):
+        build(Single())
+
+
+@pytest.mark.parametrize("result", [None, 3, "7"])
+def test_an_executor_that_returns_something_else_is_named(result: Any, build: Any) -> None:
+    class Other(Direct):
+        def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result(result)
+            return future
+
+    with pytest.raises(BuildError, match=f"TypeError: the executor returned {result!r}, which is"):
+        build(Other())
+
+
 def test_cancelled_tasks_count_as_failed(build: Any) -> None:
     class Cancelling(Direct):
         def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
@@ -587,7 +615,7 @@ def test_a_killed_driver_leaves_no_lock_with_the_processes_of_its_pool(
             os.kill(os.getpid(), signal.SIGKILL)
 
         if __name__ == "__main__":
-            executors._error_of = kill
+            executors._outcome = kill
             pool = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
             memload.build({str(pictures)!r}, {str(output)!r}, size=8, shard_size={shard_bytes(10)}, executor=pool)
     """

@@ -754,3 +754,30 @@ def test_another_source_or_other_settings_on_a_machine_are_an_error(
     with pytest.raises(memload.BuildError, match="rows per shard was 6 and is 5"):
         build(pictures, shared, part=(1, 2), shard_size=4096 + 5 * 192)
     assert build(pictures, shared, part=(1, 2)).is_published
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"part": "auto"}, ValueError, "part: 'auto' is known to the command only"),
+        ({"part": "0/8"}, ValueError, r"part: '0/8' is not \(i, n\)"),
+        ({"part": (True, 2)}, ValueError, r"part: \(True, 2\) is not \(i, n\)"),
+        ({"part": (8, 8)}, ValueError, "part: 8 of 8 does not exist.*the last one is 7 of 8"),
+        ({"part": (0, 0)}, ValueError, "part: 0 of 0 does not exist"),
+        ({"part": (0.0, 2)}, ValueError, r"part: \(0.0, 2\) is not"),
+        ({"lock_timeout": "5"}, ValueError, "lock_timeout: '5' is not a number of seconds"),
+        ({"lock_timeout": None}, ValueError, "lock_timeout: None is not a number of seconds"),
+        ({"num_workers": "2"}, TypeError, "num_workers: '2' is no whole number"),
+        ({"num_workers": 1.5}, TypeError, "num_workers: 1.5 is no whole number"),
+        ({"shard_size": "٤GB"}, ValueError, "shard_size: '٤GB' is not a size"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    options: dict[str, Any], error: type[Exception], message: str, pictures: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        memload.build(pictures, tmp_path / "out.bin", size=8, **options)
+
+
+def test_a_part_may_be_given_in_numbers_of_numpy(pictures: Path, shared: Path) -> None:
+    assert build(pictures, shared, part=(np.int64(0), np.int64(1))).is_published
