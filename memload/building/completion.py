@@ -50,8 +50,8 @@ def complete(workspace: Workspace, limit: RejectLimit) -> Index:
             f"cannot be used, and at most {limit} may be rejected: {frequent}. "
             f"{workspace.write_ledger(rejected)} lists all. Mend them, or leave them out with "
             f"--max-rejects {share} (max_rejects='{share}' in Python). Then run the same command "
-            "again: it goes on from what is done. If you change other settings, add --overwrite "
-            "(overwrite=True).",
+            "again: it goes on from what is done. If you change other settings, "
+            f"{workspace.how_to_begin_anew}.",
             path=workspace.output,
         )
     return workspace.write_index(_make_index(workspace, records, used), rejected)
@@ -195,7 +195,13 @@ def report_on(
 
 
 def unfinished_report(
-    workspace: Workspace, converted: int, seconds: float, num_workers: int, part: PartReport
+    workspace: Workspace,
+    part: PartReport,
+    *,
+    rejected: int,
+    converted: int,
+    seconds: float,
+    num_workers: int,
 ) -> BuildReport:
     """Return the report of a part that leaves shards to others. There is no data set yet."""
     source = workspace.source
@@ -205,7 +211,7 @@ def unfinished_report(
         classes=source.classes,
         label_range=None,
         columns=tuple(source.schema),
-        rejected=0,
+        rejected=rejected,
         bytes=sum(shard.bytes for shard in workspace.shards),
         shape=workspace.settings.shape,
         dtype=np.dtype(workspace.settings.descr).name,

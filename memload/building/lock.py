@@ -33,8 +33,8 @@ logger = logging.getLogger("memload")
 
 #: Seconds between two attempts to get a lock that another process has.
 _POLL_SECONDS = 0.2
-#: Seconds between two lines about what is waited for.
-_LINE_SECONDS = 30.0
+#: Seconds until the first line about what is waited for, and between two of them.
+_FIRST_LINE_SECONDS, _LINE_SECONDS = 5.0, 30.0
 #: Seconds between two signs of life.
 _SIGN_SECONDS = 1.0
 
@@ -249,7 +249,8 @@ def wait_until(succeeds: Callable[[], bool], lock: Path, timeout: float) -> None
     """
     subject = lock.parent
     sign: object = None
-    began = changed = line = time.monotonic()
+    began = changed = time.monotonic()
+    line = began + _FIRST_LINE_SECONDS
     while not succeeds():
         now, found = time.monotonic(), _sign_of_life(lock)
         if found != sign:

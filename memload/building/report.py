@@ -37,7 +37,7 @@ class BuildReport:
     """What a build did. ``str()`` of it is the closing line.
 
     If other parts of a build in parts are not done yet, there is no data set so far. Then
-    ``is_published`` is false, and ``samples`` and ``rejected`` are 0.
+    ``is_published`` is false, ``samples`` is 0, and ``rejected`` are those of this part.
     """
 
     path: Path  #: the output
@@ -121,6 +121,8 @@ class BuildReport:
         else:
             verb = "is" if part.own_shards == 1 else "are"
             own = f"{part.own_shards:,} of {shards} {verb} part {number} of {count}'s, all done"
+        if self.rejected:
+            own += f", with {counted(self.rejected, 'sample')} rejected"
         folder = self.path.with_suffix(".building")
         return f"{folder}: {own}; {_parts_text(part.unfinished)} not done yet"
 

@@ -36,6 +36,11 @@ class SoleWorkspace(Workspace):
     #: whether the folder may hold finished rows
     resumed = False
 
+    @property
+    def how_to_begin_anew(self) -> str:
+        """What to do if settings are changed."""
+        return "add --overwrite (overwrite=True)"
+
     @functools.cached_property
     def journal(self) -> Journal:
         """The journal of all rows."""

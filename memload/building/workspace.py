@@ -89,6 +89,11 @@ class Workspace(ABC):
         )
         self.libraries = settings.libraries()
 
+    @property
+    @abstractmethod
+    def how_to_begin_anew(self) -> str:
+        """What to do if settings are changed, for messages."""
+
     @abstractmethod
     def records(self) -> np.ndarray:
         """Return the records of all rows, see `record_type`."""

@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from concurrent.futures import Executor
+from typing import Any
 
 from memload.building.completion import all_notes, complete, report_on, unfinished_report
-from memload.building.destination import publish
+from memload.building.destination import check_output, publish
 from memload.building.file_systems import check_file_system
-from memload.building.lock import FolderRemovedError, Lock
+from memload.building.lock import FolderRemovedError, Holder, Lock
 from memload.building.parts.executors import build_with
 from memload.building.parts.joining import ChangedError, join
 from memload.building.parts.published import published, remove_rest, state_of_index
@@ -21,6 +22,7 @@ from memload.building.parts.workspace import (
 )
 from memload.building.progress import Show
 from memload.building.progress import progress as progress_display
+from memload.building.rejects import frequent_reasons
 from memload.building.report import BuildReport, PartReport
 from memload.building.request import Request
 from memload.building.workspace import remove
@@ -103,23 +105,33 @@ def _build_and_publish(
             "these again.",
             path=request.output,
         )
+    rejected = 0 if part is None else _log_rejects(request, workspace, part, own)
     count = 1 if part is None else part[1]
     unfinished = tuple(sorted({shard % count for shard in missing}))
     report = PartReport(part, len(own), shards, unfinished, by_executor=executor is not None)
-    num_workers = request.num_workers
+    work: dict[str, Any] = {"converted": converted, "num_workers": request.num_workers}
     if missing:
-        seconds = time.perf_counter() - began
-        return unfinished_report(workspace, converted, seconds, num_workers, report)
+        work["seconds"] = time.perf_counter() - began
+        return unfinished_report(workspace, report, rejected=rejected, **work)
     index, notes = _publish(request, workspace, lock)
-    return report_on(
-        request.name,
-        index,
-        report,
-        converted=converted,
-        seconds=time.perf_counter() - began,
-        num_workers=num_workers,
-        notes=notes,
-    )
+    work["seconds"] = time.perf_counter() - began
+    return report_on(request.name, index, report, notes=notes, **work)
+
+
+def _log_rejects(
+    request: Request, workspace: PartsWorkspace, part: Part, own: Collection[int]
+) -> int:
+    """Warn of samples that a part has rejected, and return how many they are.
+
+    A folder that only this machine lacks shows in that way.
+    """
+    reasons = workspace.reasons_in(own)
+    if reasons:
+        logger.warning(
+            f"{request.name}: {counted(len(reasons), 'sample')} of {work_of(part)} cannot be used "
+            f"on {Holder.here().machine}: {frequent_reasons(reasons, workspace.keys)}"
+        )
+    return len(reasons)
 
 
 def _build_with_tasks(
@@ -209,6 +221,8 @@ def _publish(
     # Another part has renamed files, or lets shards with rejected samples be tried again.
     if not workspace.is_in_folder() or len(workspace.done()) < workspace.num_shards:
         raise ChangedError
+    if workspace.overwrite:  # data sets of other names may have appeared since the build began
+        check_output(request.output, workspace.arrays, overwrite=True)
     with lock.alive():
         workspace.check()
         try:

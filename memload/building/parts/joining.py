@@ -83,11 +83,6 @@ def _wait_to_begin(request: Request, lock: Lock, former_plan: dict[str, Any] | N
     def can_go_on() -> bool:
         return lock.acquire(work="begins the build") or read_plan(request.folder) != former_plan
 
-    if not can_go_on() and former_plan is not None:
-        logger.info(
-            f"{request.folder} holds another build, which is replaced as soon as its parts have "
-            "ended. Stop them if nobody needs it"
-        )
     wait_until(can_go_on, lock.path, request.lock_timeout)
     return lock.is_alone
 
@@ -95,7 +90,8 @@ def _wait_to_begin(request: Request, lock: Lock, former_plan: dict[str, Any] | N
 def _open(request: Request) -> PartsWorkspace | None:
     """Open the build in the folder. None if it has yet to begin, or only has to be renamed.
 
-    Raises BuildError if it is another build.
+    Raises BuildError if it is another build, even with ``overwrite``: that replaces only data sets
+    that are published.
     """
     facts = _plan_in(request)
     if facts is None:
@@ -103,8 +99,6 @@ def _open(request: Request) -> PartsWorkspace | None:
     plan, begun = facts
     described = request.preparation.description()
     if described != begun.source:
-        if request.overwrite:
-            return None
         raise _other_build(request, begun, differences(begun.source, described))
     listed = _listed_source(request, begun)
     source = request.preparation.open() if listed is None else listed
@@ -114,8 +108,6 @@ def _open(request: Request) -> PartsWorkspace | None:
         rows = rows_per_shard(arrays_of(settings), request.shard_size)
     workspace = _workspace(request, source, settings, rows, begun.overwrite)
     if workspace.plan != plan:
-        if request.overwrite:
-            return None
         raise _other_build(request, begun, differences(plan, workspace.plan))
     _check_samples(request, workspace, begun, has_names=listed is not None)
     if listed is None:
@@ -145,14 +137,12 @@ def _plan_in(request: Request) -> tuple[dict[str, Any], Begun] | None:
     facts = read_plan(request.folder)
     if facts is not None and "begun" in facts:
         return facts["plan"], facts["begun"]
-    if request.overwrite:
-        return None
     if facts is not None:
         text = "holds a build that was begun without --part. Finish it without --part"
     else:
         text = "holds a build whose plan.json is missing or damaged. Restore that file"
     raise BuildError(
-        f"{request.folder} {text}, or say --overwrite to begin anew in parts.",
+        f"{request.folder} {text}, or delete that folder to begin anew in parts.",
         path=request.output,
     )
 

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +64,11 @@ class PartsWorkspace(Workspace):
     """A build whose shards have a journal and a lock each, for several machines to share."""
 
     _records: np.ndarray | None = None
+
+    @property
+    def how_to_begin_anew(self) -> str:
+        """What to do if settings are changed."""
+        return f"delete {self.folder}"
 
     @functools.cached_property
     def plan(self) -> dict[str, Any]:
@@ -218,6 +223,17 @@ class PartsWorkspace(Workspace):
                 rows = slice(journal.first_row, journal.stop_row)
                 self._records[rows] = journal.read(journal.first_row, journal.stop_row)
         return self._records
+
+    def reasons_in(self, shards: Iterable[int]) -> dict[int, str]:
+        """Return why rows of shards that are done are rejected."""
+        found: dict[int, str] = {}
+        for shard in sorted(shards):
+            done, journal = read_done(self.folder, shard), self._journal_of(shard)
+            if done is not None and done.rejected:
+                rows = np.flatnonzero(journal.mapped()["status"] == REJECTED) + journal.first_row
+                reasons = journal.reasons()
+                found |= {row: reasons.get(row, "") for row in rows.tolist()}
+        return found
 
     def reasons(self) -> Mapping[int, str]:
         """Return why rows were rejected."""

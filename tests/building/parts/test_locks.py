@@ -44,6 +44,12 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture(autouse=True)
+def _lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say what is waited for from the beginning, and not after some seconds."""
+    monkeypatch.setattr("memload.building.lock._FIRST_LINE_SECONDS", 0)
+
+
 @contextlib.contextmanager
 def held_elsewhere(folder: Path, work: str = "part 1 of 2") -> Iterator["subprocess.Popen[str]"]:
     """Hold the lock of a folder as machine-b does. Its process is killed at the end."""

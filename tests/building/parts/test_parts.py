@@ -18,7 +18,6 @@ import pytest
 from PIL import Image
 
 import memload
-from memload.building.lock import Lock
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -450,18 +449,18 @@ def test_overwriting_in_parts_keeps_the_old_data_set_until_the_new_one_is_comple
     assert digests(shared) == digests(alone)
 
 
-def test_overwriting_waits_for_the_parts_of_another_build_and_says_so(
-    pictures: Path, shared: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("how", ["part", "plain", "executor"])
+def test_overwriting_never_discards_an_unfinished_build(
+    pictures: Path, shared: Path, how: str
 ) -> None:
     build(pictures, shared, part=(0, 2))
-    at_work = Lock(shared.with_suffix(".building"))
-    assert at_work.acquire(shared=True)
-    caplog.set_level("INFO", "memload")
-    with pytest.raises(memload.BuildError, match="nothing has changed there for 0 s"):
-        build(pictures, shared, part=(0, 2), overwrite=True, size=9, lock_timeout=0)
-    assert "holds another build, which is replaced as soon as its parts have ended" in caplog.text
-    at_work.release()
-    assert build(pictures, shared, part=(1, 2)).is_published
+    with ThreadPoolExecutor(1) as executor:
+        options = {"part": {"part": (0, 2)}, "plain": {}, "executor": {"executor": executor}}[how]
+        message = r"size was \[8, 8\] and is \[9, 9\].* or delete that folder to begin anew"
+        with pytest.raises(memload.BuildError, match=message):
+            build(pictures, shared, overwrite=True, size=9, **options)
+        report = build(pictures, shared, overwrite=True, **options)
+    assert report.converted == (0 if how == "part" else 18)
 
 
 def turn(pictures: Path) -> None:
@@ -542,6 +541,31 @@ def test_if_no_sample_can_be_used_the_last_part_says_so(pictures: Path, shared: 
     with pytest.raises(memload.BuildError, match=r"none of 40 pictures in .* can be used"):
         build(pictures, shared, part=(2, 3))
     assert list(shared.parent.iterdir()) == []
+
+
+def test_a_part_says_what_it_has_rejected_and_where(
+    spoiled: Path, shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "machine-a")
+    report = build(spoiled, shared, part=(0, 3))
+    assert report.rejected == 3
+    assert "part 0 of 3's, all done, with 3 samples rejected; parts 1 and 2 are" in str(report)
+    line = "3 samples of part 0 of 3 cannot be used on machine-a: 3 × "
+    assert line in caplog.text
+    caplog.clear()
+    assert build(spoiled, shared, part=(1, 3)).rejected == 0
+    assert "cannot be used" not in caplog.text
+
+
+def test_a_part_does_not_replace_the_mask_of_a_data_set_that_appeared_meanwhile(
+    pictures: Path, tmp_path: Path, shared: Path
+) -> None:
+    masks = write_mask(pictures)
+    build(pictures, shared, part=(0, 2), masks=masks, overwrite=True)
+    build(pictures, shared.with_name("out.mask.bin"), overwrite=True)
+    with pytest.raises(memload.BuildError, match=r"which is the data set of out\.mask\.idx"):
+        build(pictures, shared, part=(1, 2), masks=masks, overwrite=True)
+    assert memload.verify(shared.with_name("out.mask.bin")).ok
 
 
 def test_a_part_that_stops_at_the_first_reject_leaves_the_others_alone(
@@ -696,22 +720,18 @@ def test_a_plan_that_is_damaged_by_hand_loses_nothing(
 
 
 @pytest.mark.parametrize("options", [{"part": (1, 2)}, {}], ids=["part", "plain"])
-def test_if_the_plan_is_missing_what_is_done_is_kept_unless_overwrite_is_said(
-    pictures: Path, shared: Path, options: dict[str, Any]
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_if_the_plan_is_missing_what_is_done_is_kept(
+    pictures: Path, shared: Path, options: dict[str, Any], overwrite: bool
 ) -> None:
     build(pictures, shared, part=(0, 2))
     folder = shared.with_suffix(".building")
     plan = (folder / "plan.json").read_bytes()
     (folder / "plan.json").unlink()
-    with pytest.raises(memload.BuildError, match=r"plan\.json is missing .* say --overwrite"):
-        build(pictures, shared, **options)
+    with pytest.raises(memload.BuildError, match=r"plan\.json is missing .* delete that folder"):
+        build(pictures, shared, overwrite=overwrite, **options)
     (folder / "plan.json").write_bytes(plan)
     assert build(pictures, shared, part=(1, 2)).converted == 18
-    shared.with_suffix(".idx").unlink()
-    build(pictures, shared, part=(0, 2), overwrite=True)
-    (folder / "plan.json").unlink()
-    report = build(pictures, shared, overwrite=True, **options)
-    assert report.converted == (18 if options else 40)
 
 
 def test_a_file_in_place_of_a_shard_that_leads_elsewhere_is_not_written_to(
