@@ -44,7 +44,7 @@ class Begun(NamedTuple):
     rows: int
     source: dict[str, Any]  #: how it was opened, see `Preparation.description`
     list_sha256: str  #: of the file ``source`` with the opened source; empty if there is none
-    samples: dict[str, Any]  #: checksums of some samples, see `memload.building.parts.samples`
+    samples: dict[str, dict[str, int]]  #: see `memload.building.parts.samples`
     overwrite: bool  #: whether the data set may be replaced that is there
 
 
@@ -58,7 +58,10 @@ def checked_plan(plan: Any) -> dict[str, Any]:
         settings = checked_plan(plan.get("plan"))
         if "rows per shard" not in settings:
             raise ValueError("'rows per shard' is missing")
-        return {"plan": settings, "begun": record(Begun, plan["begun"])}
+        begun = record(Begun, plan["begun"])
+        if not all(isinstance(checksums, dict) for checksums in begun.samples.values()):
+            raise ValueError("'samples' are no checksums")
+        return {"plan": settings, "begun": begun}
     if not isinstance(plan, dict):
         raise ValueError("it is no object")
     rows = plan.get("rows per shard")

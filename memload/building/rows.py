@@ -15,7 +15,7 @@ from memload.building.pool import Chunk, run
 from memload.building.progress import Show
 from memload.building.sources.record import Source, optional
 from memload.building.target import RowTarget
-from memload.building.worker import RowWork, SampleCheck, runs_user_code
+from memload.building.worker import RowWork, SampleCheck, runs_user_code, spread
 from memload.errors import BuildError, DecodeError
 
 OnError = Literal["skip", "raise"]
@@ -76,8 +76,8 @@ def _check_finished_samples(target: RowTarget, num_workers: int, timeout: float)
         return
     records = target.journal.mapped()
     found = np.flatnonzero((records["status"] == DONE) & (records["file_state"][:, 0] < 0))
-    found = found[np.linspace(0, len(found) - 1, min(8, len(found))).round().astype(int)]
-    rows = [target.journal.first_row + row for row in found.tolist() if is_intact(records[row])]
+    found = found[spread(len(found))].tolist()
+    rows = [target.journal.first_row + row for row in found if is_intact(records[row])]
     if rows:
         make = functools.partial(SampleCheck, target, in_worker=num_workers > 0)
         chunks = (Chunk(row, row + 1) for row in rows)

@@ -61,6 +61,11 @@ def runs_user_code(source: Source) -> bool:
     return not (is_ours and isinstance(source, ListedSource))
 
 
+def spread(count: int) -> np.ndarray:
+    """Return up to eight positions among ``count``, evenly spread, to look for changes there."""
+    return np.linspace(0, count - 1, min(8, count)).round().astype(int)
+
+
 class RowWork:
     """Converts chunks of rows. It is made in the worker."""
 

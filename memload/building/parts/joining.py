@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from memload.building.destination import check_not_read, check_output, publish
 from memload.building.lock import Holder, Lock, wait_until
 from memload.building.parts.listing import read_source, write_source
 from memload.building.parts.published import state_of, state_of_index
-from memload.building.parts.samples import checksums, difference
+from memload.building.parts.samples import Checksums, checksums, difference
 from memload.building.parts.workspace import (
     Part,
     PartsWorkspace,
@@ -179,7 +179,7 @@ def _check_samples(
         is_same = all(map(np.array_equal, keys.pack(), workspace.keys.pack()))
         found = "" if is_same else "its samples have other names"
     if not found:
-        now = checksums(workspace.source, request.num_workers, request.timeout)
+        now = checksums(workspace.source, workspace.settings, request.num_workers, request.timeout)
         found = difference(workspace.source, now, begun.samples)
     if found:
         raise _other_build(request, begun, f"the source is another one, or is missing: {found}")
@@ -228,7 +228,7 @@ def _begin(request: Request, part: Part | None, lock: Lock) -> None:
         check_not_read(Index.open(path), request.output, workspace.arrays)
     check_output(request.output, workspace.arrays, request.overwrite)
     workspace.check_space()
-    samples = checksums(source, request.num_workers, request.timeout)
+    samples = checksums(source, settings, request.num_workers, request.timeout)
     with alive():
         _write_plan(request, part, workspace, samples)
 
@@ -237,7 +237,7 @@ def _write_plan(
     request: Request,
     part: Part | None,
     workspace: PartsWorkspace,
-    samples: Mapping[str, int | None],
+    samples: Checksums,
 ) -> None:
     """Write what the other parts need to go on, the plan last."""
     remove_files(request.output)
@@ -248,7 +248,7 @@ def _write_plan(
         rows=len(source),
         source=request.preparation.description(),
         list_sha256=write_source(source, request.folder / "source") if is_listed else "",
-        samples=dict(samples),
+        samples=samples,
         overwrite=request.overwrite,
     )
     for name in ("shards", "done"):

@@ -1,75 +1,95 @@
 """Notices a machine that sees another source than the machine that began a build in parts.
 
 A folder that is not mounted on one machine would otherwise only show as pictures that cannot be
-read there, and a data set in another order as pictures under the names of others.
+read there, and a data set in another order as pictures that are stored twice.
 """
 
 import functools
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from memload.building.conversion import AnySettings
+from memload.building.files import read_value
 from memload.building.first_samples import look_at_first
-from memload.building.sources.record import Source
-from memload.building.worker import runs_user_code
+from memload.building.sources.record import Source, optional
+from memload.building.worker import runs_user_code, spread
+from memload.errors import DecodeError
 from memload.wording import counted
 
-#: How many samples are looked at.
-_SAMPLES = 8
+#: CRC-32 by what a sample has, such as ``the image`` and ``the column 'label'``, and by row.
+Checksums = Mapping[str, Mapping[str, int]]
+
+_IMAGE = "the image"
+
+_REMEDY = (
+    ". Samples of a data set have to be in the same order on all machines, and the same each time "
+    "that they are read: sort lists of files, and change nothing at random"
+)
 
 
-def checksums(source: Source, num_workers: int, timeout: float) -> dict[str, int | None]:
-    """Return the CRC-32 of up to eight samples by row, as JSON has it; None if one is unreadable.
+def checksums(source: Source, settings: AnySettings, num_workers: int, timeout: float) -> Checksums:
+    """Return the checksums of up to eight samples, as JSON has them. They are spread evenly.
 
-    The rows are spread over the source. Pictures and masks are read and not decoded. Code of the
-    user's runs in a worker, as long as ``num_workers`` is not 0.
+    What cannot be read is left out. So are samples of the user's own code that cannot be converted,
+    since they may be mended. Unless ``num_workers`` is 0, a worker reads the samples.
     """
-    rows = np.unique(np.linspace(0, len(source) - 1, _SAMPLES).round().astype(int)).tolist()
-    look = functools.partial(_checksum, source, rows)
-    workers = num_workers if runs_user_code(source) else 0
-    found, _ = look_at_first(look, len(rows), workers, timeout, count=len(rows))
-    return dict.fromkeys(map(str, rows)) | dict(found)
+    rows: list[int] = spread(len(source)).tolist()
+    look = functools.partial(_look, source, settings, rows)
+    samples, _ = look_at_first(look, len(rows), num_workers, timeout, count=len(rows))
+    found: dict[str, dict[str, int]] = {}
+    for row, sample in samples:
+        for name, checksum in sample.items():
+            found.setdefault(name, {})[str(row)] = checksum
+    return found
 
 
-def difference(
-    source: Source, now: Mapping[str, int | None], before: Mapping[str, int | None]
-) -> str:
-    """Say what differs between the checksums of two machines, if none of them is the same.
+def difference(source: Source, now: Checksums, before: Checksums) -> str:
+    """Say what differs from the checksums of another machine.
 
-    Some pictures may have been mended, changed or removed meanwhile.
+    Files may have been mended, changed or removed meanwhile. So images and arrays of memload's own
+    sources differ only if none of them is the same. Of the user's code, all have to be the same.
     """
-    if now.keys() != before.keys():
-        return f"it has {len(source):,} samples here, and had another number there"
-    if any(now[row] == before[row] for row in now):
-        return ""
-    row, checksum = next(iter(now.items()))
-    what = "cannot be read" if checksum is None else "has other bytes"
-    text = (
-        f"{counted(len(now), 'sample')} that were looked at differ; {source.keys[int(row)]}, for "
-        f"example, {what} here"
-    )
+    is_users = runs_user_code(source)
+    for name in sorted(before, key=lambda name: name != _IMAGE):
+        here = now.get(name, {})
+        other = [row for row, checksum in before[name].items() if here.get(row) != checksum]
+        if other and (is_users or len(other) == len(before[name])):
+            key = source.keys[int(other[0])]
+            sample = f"sample {key}" if key == other[0] else key
+            what = "is another one" if other[0] in here else "cannot be read"
+            return (
+                f"{counted(len(other), 'sample')} of {len(before[name])} that were looked at "
+                f"differ: {name} of {sample}, for example, {what} here{_REMEDY * is_users}"
+            )
+    return ""
+
+
+def _look(
+    source: Source, settings: AnySettings, rows: Sequence[int], position: int
+) -> tuple[int, dict[str, int]]:
+    """Return a row, and the checksums of what can be read of its sample."""
+    row, schema = rows[position], source.schema
+    record = source[row]
     if runs_user_code(source):
-        text += ". Pictures that change at random cannot be built in parts"
-    return text
+        points = [name for name, column in schema.items() if column.points]
+        settings.convert(record, points, [name for name in schema if schema[name].boxes])
+    values: dict[str, Any] = {_IMAGE: record.image}
+    for name, kind in optional(source).arrays.items():
+        values[f"the {kind} {name!r}"] = record.arrays.get(name)
+    contents = {name: _bytes_of(value, settings.max_pixels) for name, value in values.items()}
+    found = {name: zlib.crc32(data) for name, data in contents.items() if data is not None}
+    for name, value in record.columns.items():
+        found[f"the column {name!r}"] = zlib.crc32(np.asarray(value).tobytes())
+    return row, found
 
 
-def _checksum(source: Source, rows: Sequence[int], position: int) -> tuple[str, int | None]:
-    """Return the checksum of a sample's image, masks and other arrays."""
-    row, checksum = rows[position], 0
+def _bytes_of(value: Any, max_pixels: int) -> bytes | None:
+    """Return the bytes of an image or array, not decoded if it is a file. None if it is missing."""
     try:
-        record = source[row]
-        for content in (record.image, *(record.arrays[name] for name in sorted(record.arrays))):
-            checksum = zlib.crc32(_bytes_of(content), checksum)
-    except Exception:  # noqa: BLE001  # a source may raise anything, which rejects the sample
-        return str(row), None
-    return str(row), checksum
-
-
-def _bytes_of(content: Any) -> Any:
-    if isinstance(content, Path):
-        return content.read_bytes()
-    # a picture of Pillow's, or an array
-    return content.tobytes() if hasattr(content, "tobytes") else content
+        content, _ = read_value(value, max_pixels)
+    except DecodeError:
+        return None
+    return content if isinstance(content, bytes) else content.tobytes()

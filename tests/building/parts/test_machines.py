@@ -140,7 +140,7 @@ def test_a_folder_that_is_not_mounted_is_refused(
 ) -> None:
     error = refused(lambda: shutil.rmtree(pictures))
     assert_names_both(error, "the source is another one, or is missing: 8 samples")
-    assert "class0/00000.jpg, for example, cannot be read here" in error
+    assert "the image of class0/00000.jpg, for example, cannot be read here" in error
 
 
 def test_other_pictures_at_the_same_path_are_refused(
@@ -151,8 +151,8 @@ def test_other_pictures_at_the_same_path_are_refused(
             Image.new("RGB", (16, 12), "red").save(path)
 
     error = refused(change)
-    assert_names_both(error, "8 samples that were looked at differ")
-    assert "has other bytes here" in error
+    assert_names_both(error, "8 samples of 8 that were looked at differ")
+    assert "is another one here" in error
 
 
 def test_pictures_that_were_mended_meanwhile_do_not_stop_a_part(
@@ -228,12 +228,19 @@ def test_a_data_set_with_other_names_is_refused(
     assert build(Numbered(16), part=(1, 2)).is_published
 
 
-class Shifted(Numbered):
-    """The same number of samples with the same names, but other images."""
+class Reversed(Numbered):
+    """The same samples in another order, as of an unsorted list of files."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return super().__getitem__(self.count - 1 - index)
+
+
+class Relabelled(Numbered):
+    """The same images with other labels, as of an unsorted list of classes."""
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         image, label = super().__getitem__(index)
-        return image + 1, label
+        return image, 1 - label
 
 
 class Augmented(Numbered):
@@ -254,25 +261,47 @@ class Ending(Numbered):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_data_set_in_another_order_is_refused(
-    tmp_path: Path, machine: Callable[[str], None], num_workers: int
+@pytest.mark.parametrize(
+    ("kind", "difference"),
+    [
+        (Reversed, "6 samples of 7 that were looked at differ: the image of sample 0, for example"),
+        (Relabelled, "7 samples of 7 that were looked at differ: the column 'label' of sample 0"),
+    ],
+)
+def test_a_data_set_with_other_samples_of_the_same_names_is_refused(
+    tmp_path: Path,
+    machine: Callable[[str], None],
+    kind: type[Numbered],
+    difference: str,
+    num_workers: int,
 ) -> None:
-    options = {**OPTIONS, "num_workers": num_workers}
+    options = {**OPTIONS, "num_workers": num_workers, "shard_size": 4096 + 192}
     build = partial(memload.build, output=tmp_path / "out.bin", **options)
     machine("machine-a")
-    build(Numbered(16), part=(0, 2))
+    build(Numbered(7), part=(0, 2))
     machine("machine-b")
-    other = Shifted(16)
-    other.__class__ = type("Numbered", (Shifted,), {})  # by its name, it is the same
+    other = kind(7)
+    other.__class__ = type("Numbered", (kind,), {})  # by its name, it is the same
     with pytest.raises(memload.BuildError) as raised:
         build(other, part=(1, 2))
-    assert_names_both(str(raised.value), "8 samples that were looked at differ; 0, for example")
-    assert build(Numbered(16), part=(1, 2)).is_published
+    assert_names_both(str(raised.value), difference)
+    assert "sort lists of files" in str(raised.value)
+    assert build(Numbered(7), part=(1, 2)).is_published
 
 
 def test_a_data_set_that_changes_at_random_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(memload.BuildError, match="change at random cannot be built in parts"):
+    with pytest.raises(memload.BuildError, match=re.escape("change nothing at random")):
         memload.build(Augmented(16), tmp_path / "out.bin", part=(0, 2), **OPTIONS)
+
+
+def test_a_rejected_sample_of_a_data_set_may_be_mended_meanwhile(tmp_path: Path) -> None:
+    build = partial(memload.build, output=tmp_path / "out.bin", max_rejects="50%", **OPTIONS)
+    images: list[Any] = [b"no image", *(np.full((8, 8, 3), index) for index in range(7))]
+    images[1:] = [image.astype(np.uint8) for image in images[1:]]
+    build(images, part=(1, 2))
+    images[0] = images[1]
+    report = build(images, part=(0, 2))
+    assert (report.samples, report.rejected) == (8, 0)
 
 
 def test_samples_that_are_compared_may_end_their_worker(tmp_path: Path) -> None:
@@ -282,16 +311,34 @@ def test_samples_that_are_compared_may_end_their_worker(tmp_path: Path) -> None:
     assert (report.samples, report.rejected) == (15, 1)
 
 
+@pytest.mark.parametrize(
+    ("change", "missing_masks"),
+    [("other masks", "reject"), ("other masks", "fill"), ("no masks", "fill")],
+)
 def test_other_masks_at_the_same_path_are_refused(
-    pictures: Path, tmp_path: Path, write_masks: Callable[[], Path]
+    pictures: Path,
+    tmp_path: Path,
+    write_masks: Callable[[], Path],
+    machine: Callable[[str], None],
+    change: str,
+    missing_masks: str,
 ) -> None:
     masks = write_masks()
-    memload.build(pictures, tmp_path / "out.bin", part=(0, 3), masks=masks, **OPTIONS)
-    for path in masks.rglob("*.png"):
-        with Image.open(path) as mask:
-            Image.new("L", mask.size, 2).save(path)
-    with pytest.raises(memload.BuildError, match="8 samples that were looked at differ"):
-        memload.build(pictures, tmp_path / "out.bin", part=(1, 3), masks=masks, **OPTIONS)
+    options = {"masks": masks, "missing_masks": missing_masks, **OPTIONS}
+    build = partial(memload.build, pictures, tmp_path / "out.bin", **options)
+    machine("machine-a")
+    build(part=(0, 3))
+    machine("machine-b")
+    away = masks.rename(tmp_path / "away")
+    if change == "other masks":
+        for path in shutil.copytree(away, masks).rglob("*.png"):
+            with Image.open(path) as mask:
+                Image.new("L", mask.size, 2).save(path)
+    with pytest.raises(memload.BuildError) as raised:
+        build(part=(1, 3))
+    what = "is another one" if change == "other masks" else "cannot be read"
+    assert_names_both(str(raised.value), "8 samples of 8 that were looked at differ: the mask 'mas")
+    assert f"for example, {what} here" in str(raised.value)
 
 
 def test_relative_paths_count_from_the_folder_of_each_machine(
