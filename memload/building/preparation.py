@@ -3,11 +3,11 @@
 import errno
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from memload.building.checks import (
     check_has_arrays,
@@ -27,11 +27,13 @@ from memload.building.sources.existing import ExistingDataset
 from memload.building.sources.new_samples import size_and_mode
 from memload.building.sources.opening import FilesToOpen, open_source
 from memload.building.sources.record import Source
+from memload.building.sources.remote import is_url
 from memload.building.sources.wrapped import unwrapped
 from memload.errors import SourceError
 
-#: Options of sources whose values may be paths.
-_OPTIONS_WITH_PATHS = ("root", "labels", "masks", "arrays", "new_to")
+#: How pictures are stored if nothing is said: 256×256 pixels of RGB.
+_SIDES: Final = (256, 256)
+_MODE: Final = "RGB"
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,31 @@ class Preparation:
         """Raise ValueError or DependencyError for wrong options, before the source is opened."""
         check_image_options(self.mode, self.image_options)
         if self.mode not in ("mask", "array"):
-            Settings(mode=self.mode or "RGB", **self.image_options)
+            Settings(mode=self.mode or _MODE, **self.image_options)
 
     def open(self) -> Source:
-        """Open the source. Raises ValueError, SourceError and DependencyError."""
-        return _open(self.source, self.classes, self.source_options, self.num_workers, self.timeout)
+        """Open the source. Its labels count into ``classes`` if these are given.
+
+        Raises ValueError, SourceError and DependencyError.
+        """
+        classes = None if self.classes is None else read_classes(self.classes)
+        try:
+            opened = open_source(
+                self.source,
+                classes=classes,
+                num_workers=self.num_workers,
+                timeout=self.timeout,
+                **self.source_options,
+            )
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise SourceError(f"{self.source}: this path is too long. Check it.") from error
+            raise
+        check_source(opened)
+        if classes is not None:
+            return PinnedClasses(opened, classes)
+        refuse_splits(opened)
+        return opened
 
     @property
     def is_of_files(self) -> bool:
@@ -75,7 +97,10 @@ class Preparation:
         return replace(self, source=source, source_options=_from_root(self.source_options))
 
     def description(self) -> dict[str, Any]:
-        """Return how the source is opened, as JSON has it, to be compared between machines."""
+        """Return how the source is opened, as JSON has it, to be compared between machines.
+
+        The names are those that messages use.
+        """
         absolute = self.with_absolute_paths()
         described: dict[str, Any] = {"type": type(self.source).__name__}
         options, files = dict(absolute.source_options), FilesToOpen.of(absolute.source)
@@ -86,9 +111,9 @@ class Preparation:
             options |= files.options
         for name, value in options.items():
             if value:
-                described[name] = str(value) if isinstance(value, (str, Path)) else repr(value)
+                described[f"the option {name}"] = _texts(value)
         if self.classes is not None:
-            described["classes"] = read_classes(self.classes)
+            described["the list of classes"] = read_classes(self.classes)
         return described
 
     def given(self) -> dict[str, Any]:
@@ -98,7 +123,9 @@ class Preparation:
         size, mode = self.size, self.mode
         files = FilesToOpen.of(self.source)
         if files is not None and not files.have_settings and not self.source_options["new_to"]:
-            size, mode = 256 if size is None and mode != "array" else size, mode or "RGB"
+            if size is None and mode != "array":
+                size = _SIDES
+            mode = mode or _MODE
         if mode is not None:
             given["mode"] = mode
         if size is not None:
@@ -110,15 +137,47 @@ class Preparation:
 
         The first usable samples are looked at. Raises ValueError, SourceError and DependencyError.
         """
-        size, mode, workers = self.size, self.mode, (self.num_workers, self.timeout)
-        new_to = self.source_options["new_to"]
+        settings = self._settings_of_images(source)
+        fills = self.missing_masks, self.mask_fill
+        check_mask_options(source, *fills, are_masks=isinstance(settings, MaskSettings))
+        arrays = find_arrays(source, settings, *fills, self.num_workers, self.timeout)
+        return replace(settings, extra_arrays=arrays)
+
+    def _settings_of_images(self, source: Source) -> AnySettings:
+        """Return how records are converted, apart from masks and other arrays beside the images.
+
+        By default, arrays and data sets of memload's are stored as they are.
+        """
+        size, mode, new_to = self.size, self.mode, self.source_options["new_to"]
         if new_to is not None:
             size, mode = size_and_mode(new_to, size, mode)
-        settings = _settings(source, mode, size, self.image_options, self.mask_fill, *workers)
-        are_masks = isinstance(settings, MaskSettings)
-        check_mask_options(source, self.missing_masks, self.mask_fill, are_masks=are_masks)
-        arrays = find_arrays(source, settings, self.missing_masks, self.mask_fill, *workers)
-        return replace(settings, extra_arrays=arrays)
+        original = unwrapped(source)
+        sides = _SIDES if size is None else height_and_width(size)
+        if isinstance(original, ExistingDataset):
+            sides = height_and_width(original.shape[:2]) if size is None else sides
+            mode = original.mode if mode is None else mode
+        if mode is None:
+            mode = "array" if isinstance(original, ArrayFile) else _MODE
+        check_image_options(mode, self.image_options)
+        if mode == "mask":
+            return self._settings_of_masks(source, sides)
+        if mode == "array":
+            check_has_arrays(original)
+            find = functools.partial(ArraySettings.of, source)
+            settings: ArraySettings = first_usable(
+                find, source.keys, self.num_workers, self.timeout
+            )
+            _check_size_of_arrays(settings, size)
+            return settings
+        return Settings(sides, mode=mode, **self.image_options)
+
+    def _settings_of_masks(self, source: Source, sides: tuple[int, int]) -> MaskSettings:
+        """Return how records are converted whose images are masks."""
+        options = {name: self.image_options[name] for name in ("fit", "max_pixels")}
+        look = functools.partial(MaskSettings(sides, fill=self.mask_fill, **options).of, source)
+        settings: MaskSettings = find_type(look, source, self.num_workers, self.timeout)
+        check_mask_fill(self.mask_fill, settings.descr, "the masks")
+        return settings
 
 
 def _state_text(path: Path) -> str:
@@ -131,80 +190,38 @@ def _state_text(path: Path) -> str:
 
 def _from_root(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a source with the paths among them from the root."""
-
-    def absolute(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: absolute(entry) for name, entry in value.items()}
-        if isinstance(value, (list, tuple)):  # as they are typed, paths are in pairs with names
-            return [
-                (entry[0], *map(absolute, entry[1:])) if isinstance(entry, tuple) else entry
-                for entry in value
-            ]
-        # A text that is no path is the name of a column, or a path that is missing.
-        if isinstance(value, (str, Path)) and os.path.exists(value):  # noqa: PTH110  # or too long
-            return os.path.abspath(value)  # noqa: PTH100  # without "..", to be compared
-        return value
-
     return {
-        name: absolute(value) if name in _OPTIONS_WITH_PATHS else value
+        name: _absolute(value) if name in ("masks", "arrays") else value
         for name, value in options.items()
+    } | {
+        name: os.path.abspath(options[name])  # noqa: PTH100  # without "..", to be compared
+        for name in ("root", "labels", "new_to")
+        if options.get(name) and not is_url(options[name])
     }
 
 
-def _open(
-    source: Any, classes: Any, options: Mapping[str, Any], num_workers: int, timeout: float
-) -> Source:
-    """Return the source. Its labels count into ``classes`` if these are given."""
-    names = None if classes is None else read_classes(classes)
-    try:
-        opened = open_source(
-            source, classes=names, num_workers=num_workers, timeout=timeout, **options
-        )
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise SourceError(f"{source}: this path is too long. Check it.") from error
-        raise
-    check_source(opened)
-    if names is not None:
-        return PinnedClasses(opened, names)
-    refuse_splits(opened)
-    return opened
+def _absolute(value: Any) -> Any:
+    """Return what is named as masks or arrays, in any form, with folders from the root.
 
-
-def _settings(
-    source: Source,
-    mode: Any,
-    size: Any,
-    image_options: Mapping[str, Any],
-    mask_fill: int,
-    num_workers: int,
-    timeout: float,
-) -> AnySettings:
-    """Return how records are converted, apart from masks and other arrays beside the images.
-
-    By default, arrays and data sets of memload's are stored as they are.
+    What is no folder is a part of the source, such as the name of a column.
     """
-    original = unwrapped(source)
-    sides = (256, 256) if size is None else height_and_width(size)
-    if isinstance(original, ExistingDataset):
-        sides = height_and_width(original.shape[:2]) if size is None else sides
-        mode = original.mode if mode is None else mode
-    if mode is None:
-        mode = "array" if isinstance(original, ArrayFile) else "RGB"
-    check_image_options(mode, image_options)
-    if mode == "mask":
-        options = {name: image_options[name] for name in ("fit", "max_pixels")}
-        look = functools.partial(MaskSettings(sides, fill=mask_fill, **options).of, source)
-        mask_settings: MaskSettings = find_type(look, source, num_workers, timeout)
-        check_mask_fill(mask_fill, mask_settings.descr, "the masks")
-        return mask_settings
-    if mode == "array":
-        check_has_arrays(original)
-        find = functools.partial(ArraySettings.of, source)
-        array_settings: ArraySettings = first_usable(find, source.keys, num_workers, timeout)
-        _check_size_of_arrays(array_settings, size)
-        return array_settings
-    return Settings(sides, mode=mode, **image_options)
+    if isinstance(value, Mapping):
+        return {name: _absolute(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):  # names of parts, and pairs of a name and a folder
+        return [each if isinstance(each, str) else (each[0], _absolute(each[1])) for each in value]
+    if isinstance(value, (str, Path)) and os.path.isdir(value):  # noqa: PTH112  # or too long
+        return os.path.abspath(value)  # noqa: PTH100  # as above
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the value of an option as texts, such as ``mask=/data/masks``, in any of its forms."""
+    if isinstance(value, Mapping):
+        value = value.items()
+    elif isinstance(value, (str, Path)) or not isinstance(value, Iterable):
+        return [str(value)]
+    pairs = [(item,) if isinstance(item, str) else item for item in value]
+    return ["=".join(str(text) for text in pair if text != "") for pair in pairs]
 
 
 def _check_size_of_arrays(settings: ArraySettings, size: Any) -> None:

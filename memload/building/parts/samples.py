@@ -6,7 +6,7 @@ read there, and a data set in another order as pictures that are stored twice.
 
 import functools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from memload.errors import DecodeError
 from memload.wording import counted
 
 #: CRC-32 by what a sample has, such as ``the image`` and ``the column 'label'``, and by row.
-Checksums = Mapping[str, Mapping[str, int]]
+Checksums = dict[str, dict[str, int]]
 
 _IMAGE = "the image"
 
@@ -39,7 +39,7 @@ def checksums(source: Source, settings: AnySettings, num_workers: int, timeout: 
     rows: list[int] = spread(len(source)).tolist()
     look = functools.partial(_look, source, settings, rows)
     samples, _ = look_at_first(look, len(rows), num_workers, timeout, count=len(rows))
-    found: dict[str, dict[str, int]] = {}
+    found: Checksums = {}
     for row, sample in samples:
         for name, checksum in sample.items():
             found.setdefault(name, {})[str(row)] = checksum
@@ -54,15 +54,16 @@ def difference(source: Source, now: Checksums, before: Checksums) -> str:
     """
     is_users = runs_user_code(source)
     for name in sorted(before, key=lambda name: name != _IMAGE):
-        here = now.get(name, {})
-        other = [row for row, checksum in before[name].items() if here.get(row) != checksum]
-        if other and (is_users or len(other) == len(before[name])):
-            key = source.keys[int(other[0])]
-            sample = f"sample {key}" if key == other[0] else key
-            what = "is another one" if other[0] in here else "cannot be read"
+        here, there = now.get(name, {}), before[name]
+        rows = [row for row in spread(len(source)).tolist() if str(row) in there]
+        other = [row for row in rows if here.get(str(row)) != there[str(row)]]
+        if other and (is_users or other == rows):
+            key, row = source.keys[other[0]], str(other[0])
+            sample = f"sample {row}" if key == row else key
+            what = "is another one" if row in here else "cannot be read"
             return (
-                f"{counted(len(other), 'sample')} of {len(before[name])} that were looked at "
-                f"differ: {name} of {sample}, for example, {what} here{_REMEDY * is_users}"
+                f"{counted(len(other), 'sample')} of {len(rows)} that were looked at differ: "
+                f"{name} of {sample}, for example, {what} here{_REMEDY * is_users}"
             )
     return ""
 

@@ -91,8 +91,13 @@ def assert_names_both(error: str, difference: str) -> None:
         ({"exif": False}, "exif was True and is False"),
         ({"mode": "L"}, "mode was 'RGB' and is 'L'"),
         ({"shard_size": 4096 + 192}, "rows per shard was 5 and is 1"),
-        ({"classes": ["class2", "class1", "class0"]}, "classes was None and is [class2, class1"),
-        ({"masks": ["mask"]}, """masks was None and is "['mask']\""""),
+        (
+            {"classes": ["class2", "class1", "class0"]},
+            "the list of classes was None and is [class2, c",
+        ),
+        ({"masks": ["mask"]}, "the option masks was None and is [mask]"),
+        ({"arrays": ["depth"]}, "the option arrays was None and is [depth]"),
+        ({"boxes": {"boxes": 9}}, "the option boxes was None and is [boxes=9]"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -381,6 +386,25 @@ def test_relative_paths_of_the_command_count_from_its_folder(
     assert run(pictures, f"{value}../masks", "1/3")[0] == 0
     code, errors = run(elsewhere, f"{value}masks", "2/3")
     assert code == 1
-    assert f"{'masks' if option == '--masks' else 'arrays'} was " in errors
+    before, now = (f"[{value}{path / 'masks'}]" for path in (tmp_path, elsewhere))
+    name = "masks" if option == "--masks" else "arrays"
+    assert f"the option {name} was {before} and is {now}" in errors
     assert run(folder, f"{value}.", "2/3")[0] == 0
     assert memload.verify(tmp_path / "out.bin").ok
+
+
+def test_a_column_may_be_called_as_a_file_of_the_current_folder(
+    tmp_path: Path, pictures: Path, write_masks: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only folders are taken for folders of masks, as in a build without parts."""
+    masks = write_masks()
+    names = [path.relative_to(pictures) for path in sorted(pictures.rglob("*.jpg"))]
+    lines = [f"{pictures / name},{(masks / name).with_suffix('.png')}" for name in names]
+    (tmp_path / "pictures.csv").write_text("\n".join(["path,seg", *lines, ""]))
+    (tmp_path / "seg").touch()
+    monkeypatch.chdir(tmp_path)
+    for part in range(2):
+        report = memload.build(
+            "pictures.csv", "out.bin", masks={"mask": "seg"}, part=(part, 2), **OPTIONS
+        )
+    assert [array.name for array in report.arrays] == ["mask"]
