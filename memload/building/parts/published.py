@@ -1,20 +1,25 @@
 """Whether the data set of a build in parts is published already, so that nothing is left to do."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from memload.building.journal import set_columns
+from memload.building.conversion import AnySettings
 from memload.building.lock import Lock
-from memload.building.parts.workspace import PartsWorkspace, done_shards, names_in
+from memload.building.parts.workspace import done_shards, names_in
 from memload.building.plans import differences
 from memload.building.request import Request
+from memload.building.sources.beside import FilesBeside
+from memload.building.sources.listed import ListedSource
+from memload.building.sources.record import Column, Source, optional
 from memload.building.workspace import arrays_of, partly_published, remove
 from memload.building.writer import rows_per_shard
-from memload.errors import BuildError, FormatError
+from memload.errors import BuildError, DecodeError, FormatError
 from memload.storage.format import output_paths, shard_pattern
-from memload.storage.index import Index
+from memload.storage.index import Array, Index
+from memload.storage.keys import Keys
 
 
 def published(request: Request) -> Index | None:
@@ -92,40 +97,87 @@ def _different_samples(request: Request, index: Index) -> str:
     """Say what differs between the samples of the source and those of an index."""
     source = request.preparation.open()
     settings = request.preparation.settings(source)
-    if settings.as_dict() != index.build["settings"]:
-        return f"settings: {differences(index.build['settings'], settings.as_dict())}"
-    workspace = PartsWorkspace(
-        source, request.output, settings, name=request.name, rows_per_shard=None, overwrite=True
-    )
+    found = {**index.build["settings"], **_content(index)}
+    given = {**settings.as_dict(), **_content_of(source, settings)}
+    if found != given:
+        return f"settings or content: {differences(found, given)}"
     if len(source) != index.build["records"]:
         return (
             f"samples: it was made from {index.build['records']:,}, and these are {len(source):,}"
         )
-    if [array.name for array in arrays_of(settings)] != [array.name for array in index.arrays]:
-        return "masks or arrays"
-    keys = workspace.keys.take(index.row)
-    if not all(map(np.array_equal, keys.pack(), index.keys.pack())):
+    keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
+    if not all(map(np.array_equal, keys.take(index.row).pack(), index.keys.pack())):
         return "samples: their names differ"
-    return _different_columns(workspace, index)
+    return _different_columns(source, index)
 
 
-def _different_columns(workspace: PartsWorkspace, index: Index) -> str:
-    """Say which column differs, apart from points and boxes, which are stored moved.
+def _content(index: Index) -> dict[str, Any]:
+    """Return what the samples of an index have, in the form of a plan."""
+    schema = {
+        name: Column(values.dtype.str, values.shape[1:], name in index.points, name in index.boxes)
+        for name, values in index.columns.items()
+    }
+    return _form(schema, index.arrays, index.classes, index.categories)
+
+
+def _content_of(source: Source, settings: AnySettings) -> dict[str, Any]:
+    """Return what the samples of a source have, in the form of a plan."""
+    categories = optional(source).categories
+    return _form(source.schema, arrays_of(settings), source.classes, categories)
+
+
+def _form(
+    schema: Mapping[str, Column],
+    arrays: Iterable[Array],
+    classes: Sequence[str] | None,
+    categories: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    return {
+        "columns": {
+            name: [np.dtype(dtype).str, list(shape), points, *["boxes"] * boxes]
+            for name, (dtype, shape, points, boxes) in schema.items()
+        },
+        "arrays": {array.name: [array.kind, array.descr, list(array.shape)] for array in arrays},
+        "classes": None if classes is None else list(classes),
+        "categories": {name: list(texts) for name, texts in categories.items()},
+    }
+
+
+def _different_columns(source: Source, index: Index) -> str:
+    """Say which column has other values, apart from points and boxes, which are stored moved.
 
     Only sources that give columns without decoding are looked at.
     """
-    source, record = workspace.source, np.zeros(1, workspace.record_type)[0]
-    schema = {name: column for name, column in source.schema.items() if not column.follows}
-    if index.columns.keys() != source.schema.keys():
-        return "columns"
     if not hasattr(source, "without_image"):
         return ""
-    for sample, row in enumerate(index.row.tolist()):
-        set_columns(record, schema, source.without_image(row).columns)
-        for name in schema:
-            if record[f"column/{name}"].tobytes() != index.columns[name][sample].tobytes():
-                return f"values of the column {name!r}"
+    try:
+        columns = _columns_of(source, index.row)
+    except DecodeError as error:
+        return f"columns: {error}"
+    for name, column in source.schema.items():
+        if not column.follows and columns[name].tobytes() != index.columns[name].tobytes():
+            return f"values of the column {name!r}"
     return ""
+
+
+def _columns_of(source: Any, rows: np.ndarray) -> Mapping[str, np.ndarray]:
+    """Return the columns of some samples, which takes a second for a million if they are in memory.
+
+    Otherwise, as with a list of classes, it takes half a minute. Raises DecodeError.
+    """
+    while isinstance(source, FilesBeside):  # it leaves the columns as they are
+        source = source.source
+    if isinstance(source, ListedSource):
+        return {name: values[rows] for name, values in source.columns.items()}
+    found = {
+        name: np.empty((len(rows), *column.shape), column.dtype)
+        for name, column in source.schema.items()
+    }
+    for position, row in enumerate(rows.tolist()):
+        for name, value in source.without_image(row).columns.items():
+            if not source.schema[name].follows:  # there may be any number of boxes
+                found[name][position] = value
+    return found
 
 
 def state_of_index(output: Path) -> tuple[int, ...]:
