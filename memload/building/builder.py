@@ -154,7 +154,7 @@ def build(
       n - 1 on any machine, at once or in turn, with the same options and versions. The part that
       ends last publishes the data set. Before that, ``is_published`` of the report is false, and
       ``str()`` of it says which parts are not done. If another part has published it already,
-      nothing is converted.
+      nothing is converted, even with ``overwrite``.
     - A part may be called again at any time, and goes on where it stopped. n may differ from call
       to call. Without ``part``, all that is left is built. The source is listed once: samples that
       are added later are not taken in. Without ``shard_size``, each part gets at least four shards.
@@ -169,7 +169,7 @@ def build(
     are tried again then, changed files are converted again, and added and removed files are taken
     into account. A build in parts looks again only at shards that are not done. An existing
     ``output`` is an error unless ``overwrite`` is true; even then it stays until the new one is
-    complete.
+    complete. An unfinished build in parts is never discarded: delete its folder to begin anew.
 
     >>> memload.build("images/", "out.bin", size=224).samples
     1281167

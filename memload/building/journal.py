@@ -17,6 +17,7 @@ import numpy as np
 from memload.building.checked_json import parse_json
 from memload.building.extra_arrays import ExtraArray
 from memload.building.sources.record import Column
+from memload.building.writer import check_regular
 from memload.errors import DecodeError
 from memload.storage.index import sync
 
@@ -159,7 +160,12 @@ class Journal:
         return self.first_row + self.rows
 
     def create(self) -> None:
-        """Make the file of the records at its full size; records that are there stay."""
+        """Make the file of the records at its full size; records that are there stay.
+
+        A file that is too short or too long is damaged.
+        """
+        for name in ("rows", "rejects.jsonl"):
+            check_regular(self.folder / name)
         with (self.folder / "rows").open("ab") as file:
             file.truncate(self.rows * self.dtype.itemsize)
 

@@ -52,7 +52,7 @@ class SoleWorkspace(Workspace):
 
     def records(self) -> np.ndarray:
         """Return the records of all rows, mapped for reading."""
-        self.journal.create()  # at full size, should they be damaged
+        self.journal.create()
         return self.journal.mapped()
 
     def reasons(self) -> Mapping[int, str]:
@@ -153,7 +153,7 @@ class SoleWorkspace(Workspace):
         if not all(map(np.array_equal, former_keys.pack(), self.keys.pack())):
             self._take_in_changes(former_keys)
         self.resumed = True
-        self.journal.create()  # at full size, should they be damaged
+        self.journal.create()
         self._create_shards(self.folder)
         done = np.count_nonzero(self.journal.mapped()["status"] == DONE)
         logger.info(f"{self.name}: going on with an unfinished build; {done:,} rows are done")
@@ -192,7 +192,7 @@ class SoleWorkspace(Workspace):
             copies = []
             for former, array in zip(self._arrays_of(len(former_keys)), self.arrays, strict=True):
                 reader, writer = ShardWriter(self.folder, former), ShardWriter(changed, array)
-                reader.create()  # at full size, should they be damaged
+                reader.create()
                 copies.append((reader, writer))
                 stack.callback(reader.close)
                 stack.callback(writer.close)

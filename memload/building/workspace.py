@@ -18,7 +18,7 @@ Nothing in it has to be trusted after a crash, because records carry checksums. 
 last: an index in the folder without all of its shards says that only renaming is left to do. If you
 begin a build with other settings then, the finished one is published first.
 
-A build in parts has more in its folder: see `memload.building.parts`.
+A build in parts has its rows elsewhere, and more in its folder: see `memload.building.parts`.
 """
 
 import contextlib

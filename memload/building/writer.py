@@ -90,7 +90,8 @@ class ShardWriter:
         shard = self.array.shards[number]
         seal = "" if crc32 is None else seal_of(crc32)
         header = npy_header(self.array.descr, (shard.rows, *self.array.shape), seal)
-        descriptor = _open_regular(self.folder / shard.file, os.O_CREAT)
+        check_regular(self.folder / shard.file)
+        descriptor = os.open(self.folder / shard.file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _write(descriptor, header, 0)
             os.ftruncate(descriptor, shard.bytes)
@@ -126,12 +127,12 @@ class ShardWriter:
         if shard not in self._open:
             if len(self._open) >= _MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
-            self._open[shard] = _open_regular(self.folder / self.array.shards[shard].file)
+            self._open[shard] = os.open(self.folder / self.array.shards[shard].file, os.O_RDWR)
         return self._open[shard], HEADER_BYTES + (row - self._starts[shard]) * self.array.row_bytes
 
 
-def _open_regular(path: Path, flags: int = 0) -> int:
-    """Open a file to read and write it. Raises BuildError if it is a link, or no regular file."""
+def check_regular(path: Path) -> None:
+    """Raise BuildError if there is a link, or anything else that is no regular file."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise BuildError(
@@ -139,7 +140,6 @@ def _open_regular(path: Path, flags: int = 0) -> int:
                 "it, and run the same command again.",
                 path=path,
             )
-    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o666)
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

@@ -175,7 +175,7 @@ class PartsWorkspace(Workspace):
 
         began, journal = time.monotonic(), self._journal_of(shard)
         is_resumed = (journal.folder / "rows").exists()
-        journal.create()  # at full size, should the records be damaged
+        journal.create()
         before = np.count_nonzero(journal.mapped()["status"]) if is_resumed else 0
         (journal.folder / "begun").write_text(str(before))
         writers = [ShardWriter(self.folder, array) for array in self.arrays]

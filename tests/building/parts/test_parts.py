@@ -734,20 +734,24 @@ def test_if_the_plan_is_missing_what_is_done_is_kept(
     assert build(pictures, shared, part=(1, 2)).converted == 18
 
 
-def test_a_file_in_place_of_a_shard_that_leads_elsewhere_is_not_written_to(
-    pictures: Path, tmp_path: Path, shared: Path
+@pytest.mark.parametrize(
+    "name", ["out-00001-of-00007.bin", "shards/00001/rows", "shards/00001/rejects.jsonl"]
+)
+def test_what_leads_elsewhere_in_place_of_a_file_is_not_written_to(
+    pictures: Path, tmp_path: Path, shared: Path, name: str
 ) -> None:
     build(pictures, shared, part=(0, 2))
-    victim, shard = tmp_path / "victim", shared.with_suffix(".building") / "out-00001-of-00007.bin"
+    victim, path = tmp_path / "victim", shared.with_suffix(".building") / name
+    path.parent.mkdir(exist_ok=True)
     victim.write_bytes(b"do not change")
-    shard.symlink_to(victim)
+    path.symlink_to(victim)
     for _ in range(2):
-        with pytest.raises(memload.BuildError, match=r"00001-of-00007\.bin is no regular file"):
+        with pytest.raises(memload.BuildError, match=f"{path.name} is no regular file"):
             build(pictures, shared, part=(1, 2))
         assert victim.read_bytes() == b"do not change"
-        shard.unlink()
-        os.mkfifo(shard)
-    shard.unlink()
+        path.unlink()
+        os.mkfifo(path)
+    path.unlink()
     assert build(pictures, shared, part=(1, 2)).is_published
 
 
