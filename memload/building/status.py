@@ -76,8 +76,7 @@ class BuildStatus:
             "building": f"{name} is being built {in_parts}: {self._progress()}",
             "publishing": f"{name} is being published by {who}: {self._progress()}",
             "interrupted": f"{self.path}: its build is not complete ({self.folder}), and nothing "
-            f"is at work: {self._progress()}. Run the same 'memload build' again; it goes on where "
-            "it stopped.",
+            f"is at work: {self._progress()}. {self._what_to_do()}",
         }[self.state]
 
     def lines(self) -> Iterator[str]:
@@ -101,6 +100,15 @@ class BuildStatus:
             )
         yield from _part_lines(self.parts)
 
+    def _what_to_do(self) -> str:
+        if self.parts is None or self.samples_done < (self.samples or 0):
+            tasks = "" if self.parts is None else "Unless tasks of an executor are still to come, r"
+            return f"{tasks or 'R'}un the same 'memload build' again; it goes on where it stopped."
+        return (
+            "Run the same 'memload build' without --part: it publishes the data set, or says what "
+            "is in the way, such as more rejected images than --max-rejects allows."
+        )
+
     def _progress(self) -> str:
         if not self.samples:
             return "its source is not listed yet"
@@ -109,6 +117,7 @@ class BuildStatus:
         if self.parts is not None:
             done = f"{self.parts.shards_done:,} of {counted(self.parts.shards, 'shard')} are done"
             texts = [done, f"{self.samples_done:,} of {self.samples:,} samples {share}"]
+            texts += [f"{self.parts.rejected:,} rejected"] * bool(self.parts.rejected)
         if self.images_per_second:
             texts.append(f"{self.images_per_second:,.0f} images/s")
         if self.seconds_left:

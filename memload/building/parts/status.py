@@ -9,21 +9,22 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from memload.building.journal import STATUS_BYTE
+from memload.building.checked_json import parse_json, record
+from memload.building.journal import REJECTED, STATUS_BYTE
 from memload.building.lock import Holder, is_locked
 from memload.building.parts.workspace import (
+    DoneShard,
+    done_file,
     part_of_work,
-    read_done,
     rows_before,
     shard_folder,
     shards_in,
-    time_of_done,
 )
 from memload.building.plans import Begun
 from memload.errors import BuildError
@@ -41,6 +42,7 @@ class ShardStatus(NamedTuple):
     shard: int
     samples: int
     samples_done: int  #: converted or rejected
+    rejected: int
     holder: Holder
     images_per_second: float | None  #: since the holder began; None if that is not known
     quiet_seconds: float  #: since anything has changed
@@ -65,6 +67,7 @@ class PartsStatus(NamedTuple):
 
     samples: int
     samples_done: int  #: converted or rejected
+    rejected: int
     shards: int
     shards_done: int
     begun: Sequence[ShardStatus]  #: the shards that are begun and not done
@@ -96,7 +99,11 @@ def parts_status(folder: Path, plan: dict[str, Any]) -> PartsStatus:
     rows = plan["plan"]["rows per shard"] or samples
     shards = range(-(-samples // rows))
     done = shards_in(folder / "done") & set(shards)
-    begun, spans = [], _spans_of_done(folder, done, now)
+    begun, spans, rejected = [], list[_Span](), 0
+    for facts, stop in _done(folder, done):
+        rejected += facts.rejected
+        if stop > now - _SPEED_SECONDS:
+            spans.append(_Span(facts.converted, stop - facts.seconds, stop))
     for shard in sorted(shards_in(folder / "shards") & set(shards) - done):
         status, span = _begun_shard(folder, shard, min(rows, samples - shard * rows), now)
         begun.append(status)
@@ -106,6 +113,7 @@ def parts_status(folder: Path, plan: dict[str, Any]) -> PartsStatus:
     return PartsStatus(
         samples=samples,
         samples_done=samples_done + sum(status.samples_done for status in begun),
+        rejected=rejected + sum(status.rejected for status in begun),
         shards=len(shards),
         shards_done=len(done),
         begun=begun,
@@ -158,7 +166,8 @@ def _begun_shard(
     records, written = _read(path / "rows")
     begun = _read(path / "begun")[1]
     usable = records[: len(records) // samples * samples].reshape(samples, -1)
-    done = int(np.count_nonzero(usable[:, STATUS_BYTE])) if usable.size else 0
+    statuses = usable[:, STATUS_BYTE] if usable.size else usable
+    done = int(np.count_nonzero(statuses))
     span = None
     if is_at_work and begun and written > begun:
         span = _Span(max(0, done - rows_before(path)), begun, written)
@@ -167,6 +176,7 @@ def _begun_shard(
         shard,
         samples,
         done,
+        int(np.count_nonzero(statuses == REJECTED)),
         holder,
         span.rows / (span.stop - span.start) if span else None,
         max(0.0, now - changed),
@@ -186,15 +196,12 @@ def _read(path: Path) -> tuple[np.ndarray, float]:
     return np.zeros(0, np.uint8), 0.0
 
 
-def _spans_of_done(folder: Path, shards: Iterable[int], now: float) -> list[_Span]:
-    """Return what was converted of the shards that were done in the last minute."""
-    spans = []
+def _done(folder: Path, shards: Iterable[int]) -> Iterator[tuple[DoneShard, float]]:
+    """Yield what the files of shards that are done say, and when they were written."""
     for shard in shards:
-        stop = time_of_done(folder, shard)
-        done = read_done(folder, shard) if stop > now - _SPEED_SECONDS else None
-        if done is not None:
-            spans.append(_Span(done.converted, stop - done.seconds, stop))
-    return spans
+        content, written = _read(done_file(folder, shard))
+        with contextlib.suppress(ValueError):  # it is damaged
+            yield record(DoneShard, parse_json(content.tobytes())), written
 
 
 def _speed(spans: Iterable[_Span], now: float) -> float | None:

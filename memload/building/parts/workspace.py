@@ -359,14 +359,12 @@ def shards_in(folder: Path) -> set[int]:
 
 def read_done(folder: Path, shard: int) -> DoneShard | None:
     """Return who built a shard, or None if that is missing or damaged."""
-    return read_record(DoneShard, folder / "done" / _name(shard))
+    return read_record(DoneShard, done_file(folder, shard))
 
 
-def time_of_done(folder: Path, shard: int) -> float:
-    """Return when a shard was done, by the clock of its file; 0.0 if it is not."""
-    with contextlib.suppress(OSError):
-        return (folder / "done" / _name(shard)).stat().st_mtime
-    return 0.0
+def done_file(folder: Path, shard: int) -> Path:
+    """Return the file that says that a shard is done."""
+    return folder / "done" / _name(shard)
 
 
 def rows_before(folder: Path) -> int:

@@ -165,7 +165,7 @@ def test_a_shard_whose_process_was_killed_names_it(
     assert lines[0].startswith(
         f"{output}: its build is not complete ({output.parent}/out.building)"
     )
-    assert "nothing is at work: 2 of 6 shards are done, 5 of 12 samples (42%). Run" in lines[0]
+    assert "nothing is at work: 2 of 6 shards are done, 5 of 12 samples (42%). Unless" in lines[0]
     assert lines[1:] == [
         "begun, but not being built now: shard 1: 1 of 2 samples, last by node3 (process 5), "
         "part 1 of 3",
@@ -301,3 +301,22 @@ def test_without_a_build_there_is_no_status(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out.building").write_text("a file")
     assert memload.build_status(name) is None
+
+
+def test_rejected_samples_are_counted_and_too_many_have_a_remedy(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in sorted(folder.rglob("*.*"))[:7]:
+        path.write_bytes(b"no picture")
+    output = tmp_path / "out.bin"
+    memload.build(folder, output, part=(0, 2), **OPTIONS)
+    parts = status_of(output).parts
+    assert parts is not None
+    assert 0 < parts.rejected < 7
+    assert f"{parts.rejected} rejected" in run(capsys, output)
+    with pytest.raises(memload.BuildError, match="--max-rejects"):
+        memload.build(folder, output, part=(1, 2), **OPTIONS)
+    text = run(capsys, output).splitlines()[0]
+    assert "12 of 12 samples (100%), 7 rejected. Run the same" in text
+    assert "without --part: it publishes" in text
+    assert "--max-rejects" in text
