@@ -19,13 +19,13 @@ import numpy as np
 import memload
 from memload.building import preparation
 from memload.building.journal import DONE
-from memload.building.parts import build, workspace
+from memload.building.parts import build, joining, workspace
 from memload.building.target import RowTarget
 
 #: The functions that are timed: where they are looked up, and their names.
 STEPS = {
     "list": (preparation.Preparation, "open"),
-    "write list": (build, "write_source"),
+    "write list": (joining, "write_source"),
     "write plan": (workspace.PartsWorkspace, "write_plan"),
     "shards": (build, "build_locked"),
     "convert": (workspace, "convert_rows"),
