@@ -1,5 +1,6 @@
 """Machines that differ: one error that names the machine and the difference; the rest goes on."""
 
+import json
 import os
 import re
 import shutil
@@ -408,3 +409,20 @@ def test_a_column_may_be_called_as_a_file_of_the_current_folder(
             "pictures.csv", "out.bin", masks={"mask": "seg"}, part=(part, 2), **OPTIONS
         )
     assert [array.name for array in report.arrays] == ["mask"]
+
+
+@pytest.mark.parametrize("samples", [{"the image": 5}, {"the image": {"-1": 5, "x": []}}])
+def test_checksums_of_another_form_are_an_error_or_passed_over(
+    pictures: Path, tmp_path: Path, samples: dict[str, Any]
+) -> None:
+    build = partial(memload.build, pictures, tmp_path / "out.bin", **OPTIONS)
+    build(part=(0, 2))
+    path = tmp_path / "out.building" / "plan.json"
+    plan = json.loads(path.read_bytes())
+    plan["begun"]["samples"] = samples
+    path.write_text(json.dumps(plan))
+    if isinstance(samples["the image"], dict):
+        assert build(part=(1, 2)).is_published
+        return
+    with pytest.raises(memload.BuildError, match=r"plan\.json is missing or damaged"):
+        build(part=(1, 2))
