@@ -12,6 +12,7 @@ from memload.building.parts.workspace import done_shards, names_in
 from memload.building.plans import differences
 from memload.building.request import Request
 from memload.building.sources.beside import FilesBeside
+from memload.building.sources.classes import PinnedClasses
 from memload.building.sources.listed import ListedSource
 from memload.building.sources.record import Column, Source, optional
 from memload.building.workspace import arrays_of, partly_published, remove
@@ -161,12 +162,12 @@ def _different_columns(source: Source, index: Index) -> str:
 
 
 def _columns_of(source: Any, rows: np.ndarray) -> Mapping[str, np.ndarray]:
-    """Return the columns of some samples, which takes a second for a million if they are in memory.
-
-    Otherwise, as with a list of classes, it takes half a minute. Raises DecodeError.
-    """
-    while isinstance(source, FilesBeside):  # it leaves the columns as they are
-        source = source.source
+    """Return the columns of some samples, at once where they are in memory. Raises DecodeError."""
+    if isinstance(source, FilesBeside):  # it leaves the columns as they are
+        return _columns_of(source.source, rows)
+    if isinstance(source, PinnedClasses):
+        columns = _columns_of(source.source, rows)
+        return {**columns, "label": source.renumbered(columns["label"])}
     if isinstance(source, ListedSource):
         return {name: values[rows] for name, values in source.columns.items()}
     found = {

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memload.building.sources.folder import ImageFolder
 from memload.building.sources.names import are_splits
 from memload.building.sources.record import Column, Record, Source, optional
@@ -32,13 +34,21 @@ class PinnedClasses(WrappedSource):
         self.identity = [optional(source).identity, *classes]
         self._number_of = _translation(source, self.classes)
 
+    def renumbered(self, labels: np.ndarray) -> np.ndarray:
+        """Return labels of the other source as this one has them. Raises DecodeError."""
+        found, positions = np.unique(labels, return_inverse=True)
+        return np.array([self._number(label) for label in found.tolist()], np.int64)[positions]
+
     def _changed(self, index: int, record: Record) -> Record:
+        label = self._number(int(record.columns["label"]))
+        return record._replace(columns={**record.columns, "label": label})
+
+    def _number(self, label: int) -> int:
         if self._number_of is None:
-            return record
-        label = int(record.columns["label"])
+            return label
         if label not in self._number_of:
             raise DecodeError(f"label {label} is not within 0 to {len(self._number_of) - 1}")
-        return record._replace(columns={**record.columns, "label": self._number_of[label]})
+        return self._number_of[label]
 
 
 def _translation(source: Source, classes: Sequence[str]) -> dict[int, int] | None:
