@@ -21,6 +21,7 @@ from memload.building.conversion import AnySettings, ArraySettings, MaskSettings
 from memload.building.extra_arrays import MissingMasks
 from memload.building.first_arrays import find_arrays, find_type
 from memload.building.first_samples import first_usable
+from memload.building.plans import differences
 from memload.building.sources.arrays import ArrayFile
 from memload.building.sources.classes import PinnedClasses, read_classes, refuse_splits
 from memload.building.sources.existing import ExistingDataset
@@ -186,6 +187,15 @@ def _state_text(path: Path) -> str:
     seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
     time = datetime.fromtimestamp(seconds, UTC)
     return f"{status.st_size:,} bytes of {time:%Y-%m-%d %H:%M:%S}.{nanoseconds:09} UTC"
+
+
+def different_descriptions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say what differs between two descriptions, see `Preparation.description`."""
+    text = differences(before, now)
+    files = [name for name in before if name in now and Path(name).is_absolute()]
+    if any(before[name] != now[name] for name in files):
+        text += ". A copy of a file has to keep its time: cp -p, rsync -t"
+    return text
 
 
 def _from_root(options: Mapping[str, Any]) -> dict[str, Any]:

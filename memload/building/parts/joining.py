@@ -20,6 +20,7 @@ from memload.building.parts.workspace import (
     work_of,
 )
 from memload.building.plans import Begun, differences
+from memload.building.preparation import different_descriptions
 from memload.building.request import Request
 from memload.building.sources.record import Source, optional
 from memload.building.workspace import (
@@ -99,7 +100,7 @@ def _open(request: Request) -> PartsWorkspace | None:
     plan, begun = facts
     described = request.preparation.description()
     if described != begun.source:
-        raise _other_build(request, begun, differences(begun.source, described))
+        raise _other_build(request, begun, different_descriptions(begun.source, described))
     listed = _listed_source(request, begun)
     source = request.preparation.open() if listed is None else listed
     settings = request.preparation.settings(source)

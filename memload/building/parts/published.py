@@ -1,5 +1,6 @@
 """Whether the data set of a build in parts is published already, so that nothing is left to do."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,14 +22,18 @@ from memload.errors import BuildError, DecodeError, FormatError
 from memload.storage.format import output_paths, shard_pattern
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
+from memload.wording import counted
+
+logger = logging.getLogger("memload")
 
 
 def published(request: Request) -> Index | None:
     """Return the index if another part of this build has published it. Otherwise, None.
 
-    The settings, the names of all samples and their columns are compared. The pixels are not, so
-    that a build whose pictures have changed under the same names counts as published, too. Raises
-    BuildError if another data set is there, without ``overwrite``.
+    The settings, arrays and classes are compared, and the names of all samples. If these are the
+    same, so are the columns. The pixels are not, so that a build whose pictures have changed under
+    the same names counts as published, too. Without ``overwrite``, it is enough that half of the
+    names are there. Raises BuildError then if another data set is there.
     """
     if state_of(request.output) in ("building", "renaming"):
         return None
@@ -98,18 +103,40 @@ def _different_samples(request: Request, index: Index) -> str:
     """Say what differs between the samples of the source and those of an index."""
     source = request.preparation.open()
     settings = request.preparation.settings(source)
-    found = {**index.build["settings"], **_content(index)}
-    given = {**settings.as_dict(), **_content_of(source, settings)}
+    found, given = _content(index), _content_of(source, settings)
+    columns = [
+        {name: form.pop(name) for name in ("columns", "categories")} for form in (found, given)
+    ]
+    before, now = index.build["settings"], settings.as_dict()
+    common = before.keys() & now.keys()  # those of masks differ only if the masks do
+    found |= {name: before[name] for name in common}
+    given |= {name: now[name] for name in common}
     if found != given:
         return f"settings or content: {differences(found, given)}"
-    if len(source) != index.build["records"]:
-        return (
-            f"samples: it was made from {index.build['records']:,}, and these are {len(source):,}"
-        )
     keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
-    if not all(map(np.array_equal, keys.take(index.row).pack(), index.keys.pack())):
-        return "samples: their names differ"
+    is_same = len(keys) == index.build["records"]
+    if not is_same or not all(map(np.array_equal, keys.take(index.row).pack(), index.keys.pack())):
+        return _different_names(request, keys, index)
+    if columns[0] != columns[1]:
+        return f"columns: {differences(*columns)}"
     return _different_columns(source, index)
+
+
+def _different_names(request: Request, keys: Keys, index: Index) -> str:
+    """Say how the names of samples differ, if it is not the same source that has changed since.
+
+    A late part is not to fail because pictures were added or removed meanwhile.
+    """
+    known = set(keys)
+    shared = sum(name in known for name in index.keys)
+    if request.overwrite or 2 * shared < len(index):
+        return f"samples: {shared:,} of its {counted(len(index), 'name')} are in the source"
+    more = max(0, len(keys) - shared - index.build["rejected"])
+    logger.info(
+        f"{request.name} is published already. The source has changed since: "
+        f"{counted(more, 'name')} more, {len(index) - shared:,} fewer. --new-to builds what is new"
+    )
+    return ""
 
 
 def _content(index: Index) -> dict[str, Any]:

@@ -199,6 +199,7 @@ def test_an_archive_or_a_table_that_was_rewritten_meanwhile_is_refused(
         build(part=(1, 2))
     assert_names_both(str(raised.value), f"{path} was '")
     assert "bytes of 20" in str(raised.value)
+    assert "A copy of a file has to keep its time: cp -p, rsync -t" in str(raised.value)
 
 
 class Numbered:

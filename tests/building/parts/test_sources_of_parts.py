@@ -119,3 +119,29 @@ def test_another_list_of_classes_is_refused(late_part: Callable[..., Any], pictu
         late(source=pictures)
     with pytest.raises(memload.BuildError, match=r"classes was \[class2, .* and is \[class1, "):
         late(source=pictures, classes=["class1", "class2", "class0"])
+
+
+def test_pictures_that_were_added_and_removed_since_do_not_stop_a_late_part(
+    late_part: Callable[..., Any], pictures: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = late_part(source=pictures)
+    first, *_ = sorted(pictures.rglob("*.jpg"))
+    for name in ("a.jpg", "b.jpg"):
+        (first.parent / name).write_bytes(first.read_bytes())
+    first.unlink()
+    with caplog.at_level("INFO", logger="memload"):
+        assert late(source=pictures).part.was_published
+    assert "The source has changed since: 2 names more, 1 fewer. --new-to builds" in caplog.text
+    report = late(source=pictures, overwrite=True)
+    assert not report.is_published  # it has begun the build anew
+
+
+def test_another_source_is_refused(
+    late_part: Callable[..., Any], pictures: Path, make_pictures: Any, tmp_path: Path
+) -> None:
+    late = late_part(source=pictures)
+    other = make_pictures(tmp_path / "other", 100)
+    for path in sorted(other.rglob("*.jpg"))[:90]:
+        path.rename(path.with_name(f"other{path.name}"))
+    with pytest.raises(memload.BuildError, match="samples: 0 of its 40 names are in the source"):
+        late(source=other)
