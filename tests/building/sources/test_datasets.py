@@ -117,6 +117,7 @@ def test_samples_are_asked_for_together_where_the_data_set_can() -> None:
     assert not hasattr(DatasetSource(Samples(lambda i: (image(i), i))), "__getitems__")
 
 
+@pytest.mark.slow  # the extra test-slow has the library
 class TestHuggingFace:
     @pytest.fixture
     def dataset(self, containers: Any, tqdm_monitor: None) -> Any:
@@ -392,6 +393,7 @@ def test_a_label_outside_the_classes_of_a_pinned_source_is_rejected() -> None:
             assert pinned[index].columns == {"label": label}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [["a", None, "b"], ["a", "", "b"], [1, None, 0], [1, None, 0.5]])
 def test_missing_labels_of_hugging_face_are_an_error(labels: Any, tqdm_monitor: None) -> None:
     datasets = pytest.importorskip("datasets")

@@ -407,6 +407,7 @@ def test_items_of_another_number_than_boxes_are_rejected() -> None:
         source[2]
 
 
+@pytest.mark.slow
 def test_a_hugging_face_data_set_has_masks_boxes_and_lists(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
