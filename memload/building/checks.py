@@ -65,9 +65,7 @@ def checked_part(part: Any) -> tuple[int, int] | None:
             "(int(os.environ['RANK']), int(os.environ['WORLD_SIZE']))."
         )
     try:
-        if isinstance(part, str) or any(isinstance(number, bool) for number in part):
-            raise TypeError
-        number, count = map(operator.index, part)
+        number, count = _two_integers(part)
     except (TypeError, ValueError):
         raise ValueError(
             f"part: {part!r:.80} is not (i, n), two whole numbers such as (0, 8)."
@@ -183,14 +181,19 @@ def height_and_width(size: Any) -> tuple[int, int]:
     """Return a size given as a side or as (height, width). Raises ValueError."""
     sides = size if isinstance(size, Sequence) else (size, size)
     try:
-        if any(isinstance(side, bool) for side in sides):
-            raise TypeError
-        height, width = map(operator.index, sides)
+        return _two_integers(sides)
     except (TypeError, ValueError):
         raise ValueError(
             f"size: {size!r} is neither a side nor (height, width), in whole pixels."
         ) from None
-    return height, width
+
+
+def _two_integers(values: Any) -> tuple[int, int]:
+    """Return two whole numbers, which may be of NumPy. Raises TypeError and ValueError."""
+    if isinstance(values, str) or any(isinstance(value, bool) for value in values):
+        raise TypeError
+    first, second = map(operator.index, values)
+    return first, second
 
 
 #: What acts on images in the modes that store numbers as they are, and what these modes do.

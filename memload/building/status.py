@@ -102,8 +102,10 @@ class BuildStatus:
 
     def _what_to_do(self) -> str:
         if self.parts is None or self.samples_done < (self.samples or 0):
-            tasks = "" if self.parts is None else "Unless tasks of an executor are still to come, r"
-            return f"{tasks or 'R'}un the same 'memload build' again; it goes on where it stopped."
+            command = "the same 'memload build' again; it goes on where it stopped."
+            if self.parts is None:
+                return f"Run {command}"
+            return f"Unless tasks of an executor are still to come, run {command}"
         return (
             "Run the same 'memload build' without --part: it publishes the data set, or says what "
             "is in the way, such as more rejected images than --max-rejects allows."

@@ -158,6 +158,18 @@ def start_child(step: int, function: Callable[[], object], also: Sequence[str] =
     os._exit(0)
 
 
+def assert_nothing_half_done(
+    place: Path, before: dict[str, bytes], expected: dict[str, bytes]
+) -> None:
+    """The old data set is whole, or the new one is, or there is none."""
+    if (place / "out.idx").exists():
+        assert files(place) == expected or before.items() <= files(place).items()
+        assert memload.verify(place / "out.bin").ok
+    else:
+        with pytest.raises(memload.MissingError):
+            memload.MemmapDataset(place / "out.bin")
+
+
 @LINUX
 @pytest.mark.parametrize("old", [False, True], ids=["fresh", "over an old one"])
 @pytest.mark.parametrize(
@@ -176,12 +188,7 @@ def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
             build(spoiled, place, shard_size=4096 + 2 * ROW)
         before = files(place)
         finished = killed_at(step, lambda: build(spoiled, place, **options))
-        if (place / "out.idx").exists():  # the old one is whole, or the new one is
-            assert files(place) == expected or before.items() <= files(place).items(), step
-            assert memload.verify(place / "out.bin").ok, step
-        else:
-            with pytest.raises(memload.MissingError):
-                memload.MemmapDataset(place / "out.bin")
+        assert_nothing_half_done(place, before, expected)
         if old or files(place) != expected:
             build(spoiled, place, **options)
             assert not (place / "out.building").exists(), step

@@ -177,7 +177,7 @@ class PartsWorkspace(Workspace):
         is_resumed = (journal.folder / "rows").exists()
         journal.create()
         before = np.count_nonzero(journal.mapped()["status"]) if is_resumed else 0
-        (journal.folder / "begun").write_text(str(before))
+        (journal.folder / "begun").write_text(str(before))  # for the speed in `memload info`
         writers = [ShardWriter(self.folder, array) for array in self.arrays]
         for writer in writers:
             writer.create_shard(shard)
