@@ -1,32 +1,28 @@
 """Which feed serves some samples on some device, and why."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from memload.errors import FeedError
 from memload.feeds.cpu import CpuFeed
-from memload.feeds.dma import DmaFeed
-from memload.feeds.interface import Feed, Samples
+from memload.feeds.dma import BatchedCopies
+from memload.feeds.interface import Feed, ReadCounts, Samples
 from memload.feeds.joined import feed_of_all
-from memload.feeds.pages import bytes_to_register
+from memload.feeds.page_cache import Copier, PageCacheFeed
 from memload.feeds.pinned import PinnedFeed
 from memload.feeds.resident import ResidentFeed
-from memload.feeds.uva import UvaFeed
+from memload.feeds.uva import Kernel
+from memload.feeds.windows import plan_for_rows
 from memload.machine import available_memory
-from memload.wording import size_text
+from memload.wording import parse_size, size_text
 
-FeedName = Literal["auto", "resident", "dma", "uva", "pinned", "cpu"]
+FeedName = Literal["auto", "resident", "dma", "uva", "disk", "pinned", "cpu"]
 FEEDS: tuple[str, ...] = get_args(FeedName)
 
-#: Feeds whose device does the copying.
-_ON_DEVICE: Mapping[str, Callable[..., Feed]] = {
-    "resident": ResidentFeed,
-    "dma": DmaFeed,
-    "uva": UvaFeed,
-}
 #: The part of the device's free memory that samples may take. The rest is for the model.
 RESIDENT_SHARE = 0.25
 #: The part of the available RAM that may be registered, and so kept in the page cache.
@@ -41,9 +37,45 @@ class Choice(NamedTuple):
 
     name: str
     reason: str
+    #: Where rows were found so far, of feeds that read from the disk.
+    counts: ReadCounts | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
+        text = f"{self.name}: {self.reason}"
+        return text if self.counts is None else f"{text}; {self.counts}"
+
+
+class MemoryLimits(NamedTuple):
+    """How many bytes the rows of Loaders may take: in RAM, and on the device. None: by default."""
+
+    cache: int | None = None
+    resident: int | None = None
+
+    @classmethod
+    def of(cls, cache: int | str | None, resident: int | str | None) -> "MemoryLimits":
+        """Return the limits of two sizes, such as ``"64GB"``. Raises ValueError."""
+        given = {"cache_bytes": cache, "resident_bytes": resident}
+        sizes = [None if size is None else _size(name, size) for name, size in given.items()]
+        return cls(*sizes)
+
+    def in_ram(self) -> float:
+        """Return the limit in RAM: by default, half of what is available."""
+        return REGISTERED_SHARE * available_memory() if self.cache is None else self.cache
+
+
+#: Nothing is given: see `MemoryLimits`.
+_NO_LIMITS = MemoryLimits()
+
+
+def _size(name: str, size: int | str) -> int:
+    """Return a number of bytes. Raises ValueError that names the argument."""
+    try:
+        found = parse_size(size)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if found < 0:
+        raise ValueError(f"{name} must be at least 0, not {size!r}.")
+    return found
 
 
 def choose_feed(
@@ -53,6 +85,8 @@ def choose_feed(
     *,
     num_threads: int,
     prefetch_factor: int,
+    buffers: int = 4,
+    limits: MemoryLimits = _NO_LIMITS,
 ) -> tuple[Feed, Choice]:
     """Create the feed with this name, or choose one; return it with the reason.
 
@@ -75,13 +109,17 @@ def choose_feed(
         if name == "pinned":
             callers = max(1, pinned_callers(num_threads, prefetch_factor))
             return PinnedFeed(array, device, num_threads=num_threads, callers=callers)
-        return _ON_DEVICE[name](array, device, num_threads=num_threads)
+        if name == "resident":
+            return ResidentFeed(array, device, num_threads=num_threads)
+        budget = limits.in_ram() if name == "disk" else math.inf
+        copier = _copier(name, array, device)
+        return PageCacheFeed(name, array, device, copier, budget=budget, buffers=buffers)
 
     def create_all(names: Sequence[str]) -> Feed:
         return feed_of_all(names, samples, create)
 
     if name == "auto" and device.type == "cuda":
-        feed, choice = first_that_serves(create_all, samples, device)
+        feed, choice = first_that_serves(create_all, samples, device, limits)
     else:
         asked_for = Choice(name, "asked for")
         choice = Choice("cpu", f"the device is {device}") if name == "auto" else asked_for
@@ -101,7 +139,10 @@ def pinned_callers(num_threads: int, prefetch_factor: int) -> int:
 
 
 def first_that_serves(
-    create: Callable[[Sequence[str]], Feed], samples: Samples, device: torch.device
+    create: Callable[[Sequence[str]], Feed],
+    samples: Samples,
+    device: torch.device,
+    limits: MemoryLimits = _NO_LIMITS,
 ) -> tuple[Feed, Choice]:
     """Return the fastest feed that has enough memory and can be created, and the reason.
 
@@ -113,12 +154,16 @@ def first_that_serves(
     used = [(array, array.used_rows()) for array in samples.arrays]
     to_copy = sum(len(rows) * array.shards.array.row_bytes for array, rows in used)
     to_copy += sum(column.nbytes for column in samples.columns)
-    to_register = sum(bytes_to_register(array.shards, rows) for array, rows in used)
+    to_register = sum(int(plan_for_rows(array.shards, rows).sum()) for array, rows in used)
+    ram = limits.in_ram()
     on_device = f"{RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
     in_memory = f"{REGISTERED_SHARE:.0%} of the {size_text(memory)} of available RAM"
+    if limits.cache is not None:
+        in_memory = f"cache_bytes={limits.cache:,}"
     candidates = [(("resident",) * len(used), to_copy, RESIDENT_SHARE * free, on_device)]
     for names in _from_page_cache(samples):
-        candidates.append((names, to_register, REGISTERED_SHARE * memory, in_memory))
+        candidates.append((names, to_register, ram, in_memory))
+    candidates.append((("disk",) * len(used), 0, 0, in_memory))
     refusals: list[str] = []
     for names, size, limit, limit_in_words in candidates:
         described = _describe(names, samples)
@@ -134,6 +179,25 @@ def first_that_serves(
         reasons = [f"{size_text(size)} fits in {limit_in_words}", *others, *refusals]
         return feed, Choice(names[0], "; ".join(reasons))
     return create(["pinned"] * len(used)), Choice("pinned", "; ".join(refusals))
+
+
+def _copier(name: str, samples: Samples, device: torch.device) -> Copier:
+    """Return what copies rows for a feed. For "disk" it is the faster one that there is."""
+    array = samples.shards.array
+
+    def kernel() -> Copier:
+        return Kernel(device, array.row_bytes, array.header_bytes)
+
+    def copies() -> Copier:
+        return BatchedCopies(device, array.row_bytes)
+
+    if name != "disk":
+        return kernel() if name == "uva" else copies()
+    fast, slow = (copies, kernel) if array.row_bytes >= DMA_ROW_BYTES else (kernel, copies)
+    try:
+        return fast()
+    except FeedError:
+        return slow()
 
 
 def _from_page_cache(samples: Samples) -> list[tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """Rows copied from the page cache into ordinary memory, for training on the CPU."""
 
 import math
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from memload.errors import FeedError
 from memload.feeds.buffers import BufferPool
-from memload.feeds.interface import Fetch, Samples
+from memload.feeds.interface import Begin, ReadCounts, Samples
 
 
 class CpuFeed:
@@ -30,7 +31,7 @@ class CpuFeed:
         self._samples, self.device = samples, device
         self._pool = BufferPool(keep)
 
-    def prepare(self, samples: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Begin:
         """See `Feed.prepare`."""
         rows, dtype = self._samples.row[samples], self._samples.dtype
         columns = [column[samples] for column in self._samples.columns]
@@ -41,7 +42,11 @@ class CpuFeed:
             self._samples.shards.gather(rows[start:stop], pixels.numpy())
             return [pixels, *(torch.from_numpy(column[start:stop].copy()) for column in columns)]
 
-        return fetch
+        return lambda start, stop: partial(fetch, start, stop)
+
+    def counts(self) -> ReadCounts | None:
+        """See `Feed.counts`."""
+        return None
 
     def close(self) -> None:
         """See `Feed.close`."""

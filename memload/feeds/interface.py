@@ -1,6 +1,7 @@
 """What a feed is given, and what it promises."""
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,9 +12,40 @@ from torch import Tensor
 
 from memload.errors import FeedError
 from memload.storage.shards import Shards
+from memload.wording import size_text
 
-#: ``fetch(start, stop)`` returns one batch: ``[pixels, *others, *columns]``. See `Feed.prepare`.
-Fetch = Callable[[int, int], list[Tensor]]
+#: ``fetch()`` returns a batch: ``[pixels, *others, *columns]``.
+Fetch = Callable[[], list[Tensor]]
+#: ``begin(start, stop)`` begins to read a batch, and returns what fetches it. See `Feed.prepare`.
+Begin = Callable[[int, int], Fetch]
+
+
+class ReadCounts:
+    """Where a feed has found the rows that it served. Thread-safe."""
+
+    def __init__(self, rows_held: int, rows: int) -> None:
+        #: How many rows are to be held in RAM, of those that the samples use.
+        self.rows_held, self.rows = rows_held, rows
+        #: How many rows were served, and how many of them were in memory already.
+        self.served = self.hits = 0
+        #: What was read from the files, in bytes, and the seconds during which that went on.
+        self.bytes_read, self.seconds_read = 0, 0.0
+        self._lock = threading.Lock()
+
+    def note(self, served: int, hits: int) -> None:
+        """Count the rows of a batch."""
+        with self._lock:
+            self.served += served
+            self.hits += hits
+
+    def __str__(self) -> str:
+        text = f"{self.rows_held:,} of {self.rows:,} rows held in RAM"
+        if self.served:
+            text += f", {self.hits:,} of {self.served:,} rows served from there"
+        if self.seconds_read:
+            rate = size_text(int(self.bytes_read / self.seconds_read))
+            text += f", {size_text(self.bytes_read)} read at {rate}/s"
+        return text
 
 
 @dataclass(frozen=True)
@@ -65,20 +97,26 @@ class Feed(Protocol):
     def device(self) -> torch.device:
         """Where batches are."""
 
-    def prepare(self, samples: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Begin:
         """Prepare to fetch a chunk of samples: many batches, whose shared work is done once.
 
         ``samples`` are numbers of samples in `Samples`, int64 ``(M,)``, in range. The result,
-        ``fetch(start, stop)``, returns ``samples[start:stop]``: pixels ``(N, H, W, C)``, the rows
-        of other arrays ``(N, …)``, and columns ``(N, …)``, as tensors that nobody else will write
-        to.
+        ``begin(start, stop)``, begins to read ``samples[start:stop]`` without waiting for the disk,
+        and returns ``fetch``. Begin batches early, so that the disk is always busy.
 
-        On the CPU, ``fetch`` blocks until the batch is complete. On CUDA, the batch is ordered on
-        torch's current stream. Call `prepare` and ``fetch`` on one stream. CUDA refuses batched
-        copies on the default stream, so only `ResidentFeed` may use that.
+        ``fetch()`` returns the batch: pixels ``(N, H, W, C)``, the rows of other arrays ``(N, …)``,
+        and columns ``(N, …)``, as tensors that nobody else will write to. It is called once.
 
-        ``fetch`` is thread-safe. It raises FormatError if a file was truncated since.
+        ``fetch`` blocks until the rows are in memory. On CUDA, the batch is then ordered on torch's
+        current stream. Call `prepare` and ``fetch`` on one stream. CUDA refuses batched copies on
+        the default stream, so only `ResidentFeed` may use that.
+
+        ``fetch`` is thread-safe. It raises FormatError if a file was truncated since, or cannot be
+        read.
         """
+
+    def counts(self) -> ReadCounts | None:
+        """Return where rows were found; None if the feed does not count them."""
 
     def close(self) -> None:
         """Wait for copies under way, then free memory and threads. Batches stay valid."""

@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
-from memload.feeds.interface import Feed, Fetch, Samples
+from memload.feeds.interface import Begin, Feed, Fetch, ReadCounts, Samples
 
 
 class JoinedFeed:
@@ -19,21 +20,37 @@ class JoinedFeed:
         self._feeds = feeds
         self.name, self.device = feeds[0].name, feeds[0].device
 
-    def prepare(self, samples: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Begin:
         """See `Feed.prepare`."""
-        fetch_first, *fetch_others = [feed.prepare(samples) for feed in self._feeds]
+        begins = [feed.prepare(samples) for feed in self._feeds]
 
-        def fetch(start: int, stop: int) -> list[Tensor]:
-            pixels, *columns = fetch_first(start, stop)
-            others = [fetch_rows(start, stop)[0] for fetch_rows in fetch_others]
-            return [pixels, *others, *columns]
+        def begin(start: int, stop: int) -> Fetch:
+            return partial(_fetch_all, [begin_one(start, stop) for begin_one in begins])
 
-        return fetch
+        return begin
+
+    def counts(self) -> ReadCounts | None:
+        """See `Feed.counts`. The rows of all arrays count."""
+        found = [counts for feed in self._feeds if (counts := feed.counts()) is not None]
+        if not found:
+            return None
+        total = ReadCounts(sum(one.rows_held for one in found), sum(one.rows for one in found))
+        for one in found:
+            total.note(one.served, one.hits)
+            total.bytes_read += one.bytes_read
+            total.seconds_read = max(total.seconds_read, one.seconds_read)
+        return total
 
     def close(self) -> None:
         """See `Feed.close`."""
         for feed in self._feeds:
             feed.close()
+
+
+def _fetch_all(fetches: Sequence[Fetch]) -> list[Tensor]:
+    fetch_first, *fetch_others = fetches
+    pixels, *columns = fetch_first()
+    return [pixels, *(fetch_rows()[0] for fetch_rows in fetch_others), *columns]
 
 
 def feed_of_all(

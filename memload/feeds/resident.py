@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import math
 import threading
 import weakref
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +13,9 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.interface import Fetch, Samples, require_cuda, widest_word
-from memload.feeds.pages import Pages, identity_of
+from memload.feeds.budget import claim, identity_of
+from memload.feeds.held import HeldRows
+from memload.feeds.interface import Begin, ReadCounts, Samples, require_cuda, widest_word
 from memload.feeds.pinned import PinnedFeed
 from memload.upload import upload
 
@@ -55,7 +58,7 @@ class ResidentFeed:
             column.view(_INDEXABLE.get(column.dtype, column.dtype)) for column in columns
         ]
 
-    def prepare(self, samples: np.ndarray) -> Fetch:
+    def prepare(self, samples: np.ndarray) -> Begin:
         """See `Feed.prepare`."""
         if self._rows is None:
             raise RuntimeError("feed='resident' is closed")
@@ -71,7 +74,11 @@ class ResidentFeed:
             pixels = torch.index_select(stored, 0, rows[start:stop])
             return [pixels.view(dtype).view(shape), *(column[start:stop] for column in columns)]
 
-        return fetch
+        return lambda start, stop: partial(fetch, start, stop)
+
+    def counts(self) -> ReadCounts | None:
+        """See `Feed.counts`."""
+        return None
 
     def close(self) -> None:
         """See `Feed.close`."""
@@ -108,7 +115,9 @@ def _load(
     pages = None
     if len(used_rows) == len(shards):
         with contextlib.suppress(FeedError):  # if the pages cannot be registered
-            pages = Pages(shards, used_rows, device)
+            idle = threading.Event()
+            idle.set()
+            pages = HeldRows(shards, claim(shards, used_rows, math.inf), device, idle)
     if pages is None:
         _gather(samples, used_rows, rows_as_bytes, num_threads)
     else:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from memload.feeds.interface import Feed
+from memload.feeds.interface import Feed, Fetch
 from memload.reading.columns import split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import BatchPart, Chunk
@@ -51,24 +51,28 @@ def batch_maker(
     seed: int,
     epoch: int,
     stream: torch.cuda.Stream | None,
-) -> Callable[[BatchPart], tuple[int, Any]]:
-    """Return a function that makes the batches of a chunk: fetches, transforms, names columns.
+) -> Callable[[BatchPart], Callable[[], tuple[int, Any]]]:
+    """Return a function that begins to read a batch of a chunk, and returns what makes the batch.
 
-    The function returns how many samples of the epoch are seen with the batch, and the batch. It is
-    thread-safe. Calling this already looks up rows and uploads columns. Addresses and random
-    numbers follow with the first batch that needs them. On CUDA all of this is done on ``stream``,
-    on which all of the chunk's batches must be made.
+    The latter fetches it, transforms it and names its columns. It returns how many samples of the
+    epoch are seen with the batch, and the batch. It is thread-safe. Calling this already looks up
+    rows and uploads columns. Addresses and random numbers follow with the first batch that needs
+    them. On CUDA all of this is done on ``stream``, on which all of the chunk's batches must be
+    made.
     """
     prepared = None
     with torch.cuda.stream(stream):
-        fetch = feed.prepare(chunk.samples)
+        begin_reading = feed.prepare(chunk.samples)
         if isinstance(transform, Transform):
             prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
     batch_class = batch_type(names.fields)
     order = [names.fetched.index(name) for name in names.ordered]
 
-    def make_batch(part: BatchPart) -> tuple[int, Any]:
-        pixels, *values = fetch(part.start, part.stop)
+    def begin_batch(part: BatchPart) -> Callable[[], tuple[int, Any]]:
+        return functools.partial(make_batch, part, begin_reading(part.start, part.stop))
+
+    def make_batch(part: BatchPart, fetch: Fetch) -> tuple[int, Any]:
+        pixels, *values = fetch()
         images: Any = pixels.permute(0, 3, 1, 2)
         if prepared is not None:
             by_name = dict(zip(names.fetched, values, strict=True))
@@ -80,7 +84,7 @@ def batch_maker(
                 images = _call(transform, images, names.followers)
         return part.samples_seen, batch_class(images, *values)
 
-    return make_batch
+    return begin_batch
 
 
 def _call(transform: Callable[[Any], Any], images: Tensor, followers: Sequence[str]) -> Any:

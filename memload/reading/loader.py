@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from memload import ranks
-from memload.feeds.choice import Choice, FeedName
+from memload.feeds.choice import Choice, FeedName, MemoryLimits
 from memload.machine import available_cores
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.arguments import (
@@ -166,6 +166,8 @@ class Loader:
         prefetch_factor: int = 2,
         feed: FeedName = "auto",
         static_buffers: bool = False,
+        cache_bytes: int | str | None = None,
+        resident_bytes: int | str | None = None,
         **unsupported: Never,
     ) -> None:
         refuse_unsupported(unsupported)
@@ -192,6 +194,7 @@ class Loader:
             self._order = ShuffledSampler(size, seed=seed) if shuffle else SequentialSampler(size)
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
+        self._limits = MemoryLimits.of(cache_bytes, resident_bytes)
         # `_next` is where the next iteration begins. `_current` is the position of the newest
         # iteration from its first batch on, and None again once that iteration has ended. It stays
         # when a loop is left early. `state_dict` returns `_current`, else `_next`.
@@ -241,7 +244,8 @@ class Loader:
     @property
     def feed(self) -> Choice:
         """How samples get to the device: its ``name``, and the ``reason`` why it was chosen."""
-        return self._get_pipeline().choice
+        pipeline = self._get_pipeline()
+        return pipeline.choice._replace(counts=pipeline.feed.counts())
 
     @property
     def rank(self) -> int:
@@ -348,6 +352,21 @@ class Loader:
         self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
     ) -> Generator[Callable[[], Any], None, None]:
         """Yield a function for each batch of an epoch, which makes it, or begins to."""
+        side_stream = pipeline.side_stream
+        begun = ahead(self._reads(pipeline, chunks, epoch), pipeline.reads_ahead)
+        with contextlib.closing(begun):
+            for make_batch in begun:
+                if side_stream is None:
+                    yield make_batch
+                else:
+                    consumer = current_stream(pipeline.feed.device)
+                    yield functools.partial(side_stream.begin, make_batch, consumer)
+                del make_batch  # its memory may be what the next one takes
+
+    def _reads(
+        self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
+    ) -> Generator[Callable[[], Callable[[], Any]], None, None]:
+        """Yield a function for each batch, which begins to read it and returns what makes it."""
         feed, side_stream = pipeline.feed, pipeline.side_stream
         names = BatchNames.of(self.dataset, self._names)
         if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self._order):
@@ -355,15 +374,15 @@ class Loader:
             # KiB a second with a thread for it. An order of the user's stays on the user's thread.
             chunks = on_thread(chunks, 1)
         for chunk in chunks:
-            make_batch, prepared_on = None, None
+            begin_batch, prepared_on = None, None
             for part in chunk.parts:
-                consumer = current_stream(feed.device)
-                stream = consumer if side_stream is None else side_stream.stream
+                own = current_stream(feed.device)
+                stream = own if side_stream is None else side_stream.stream
                 # Without a side stream, batches are made on the user's current stream. If that
                 # changes between two batches, the rest of the chunk is prepared again.
-                if make_batch is None or prepared_on != stream:
+                if begin_batch is None or prepared_on != stream:
                     prepared_on = stream
-                    make_batch = batch_maker(
+                    begin_batch = batch_maker(
                         chunk,
                         feed=feed,
                         transform=self.transform,
@@ -372,12 +391,7 @@ class Loader:
                         epoch=epoch,
                         stream=stream,
                     )
-                job = functools.partial(make_batch, part)
-                yield (
-                    job
-                    if side_stream is None
-                    else functools.partial(side_stream.begin, job, consumer)
-                )
+                yield functools.partial(begin_batch, part)
 
     def _begin_epoch(self) -> Progress:
         """Return where this iteration begins. The next one begins with the epoch after it."""
@@ -422,6 +436,8 @@ class Loader:
                     self.transform,
                     num_threads=self.num_threads,
                     prefetch_factor=self.prefetch_factor,
+                    batch_size=None if self.batch_sampler is not None else self.batch_size,
+                    limits=self._limits,
                 )
                 weakref.finalize(self, self._pipeline.feed.close)
             return self._pipeline

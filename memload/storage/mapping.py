@@ -77,11 +77,6 @@ def fault_in(address: int, size: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def will_need(address: int, size: int) -> None:
-    """Ask the kernel to read mapped pages from the disk, without waiting for them."""
-    _advise(address, size, mmap.MADV_WILLNEED)
-
-
 def disk_reads() -> int:
     """Return a count that grows when this thread reads from the disk. Linux only, else 0.
 

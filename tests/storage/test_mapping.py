@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memload.storage.mapping import address_of, fault_in, forget, map_side_by_side, will_need
+from memload.storage.mapping import address_of, fault_in, forget, map_side_by_side
 
 linux = pytest.mark.skipif(
     sys.platform != "linux", reason="reads /proc or needs MADV_POPULATE_READ"
@@ -44,7 +44,6 @@ def test_a_forgotten_map_holds_no_memory_and_still_reads(path: Path) -> None:
     assert resident() > 0
     forget(mapped)
     assert resident() == 0
-    will_need(address_of(mapped), mapped.nbytes)
     assert int(mapped.sum()) == total
 
 

@@ -1,0 +1,144 @@
+"""Read ranges of files: through the page cache, or past it as O_DIRECT does."""
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+#: A read of several rows has at most so many bytes, so that several requests share the work.
+_MAX_READ_BYTES = 1 << 20
+#: What the kernel is asked to read ahead at a time: its default limit for one request.
+_ADVICE_BYTES = 128 << 10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_AT_EMPTY_PATH = 0x1000
+_STATX_DIOALIGN = 0x2000
+#: Where ``struct statx`` has its mask, and the alignments of memory and of offsets.
+_STATX_BYTES, _MASK_OFFSET, _ALIGNMENT_OFFSET = 256, 0, 0x98
+#: ``f_type`` of file systems whose files are in RAM: tmpfs and ramfs.
+_IN_RAM = (0x01021994, 0x858458F6)
+_STATFS_BYTES = 120
+#: For file systems that do not tell their alignment. No known one asks for more.
+_USUAL_ALIGNMENT = 4096
+
+
+class DirectFile(NamedTuple):
+    """A file opened for reading past the page cache."""
+
+    descriptor: int
+    #: Offsets, sizes and addresses of memory must be multiples of this number of bytes.
+    alignment: int
+
+
+def open_direct(descriptor: int) -> DirectFile | None:
+    """Open a file, which is open already, for reading past the page cache. The caller closes it.
+
+    Returns None where that cannot be done: on tmpfs, on some overlays and FUSE file systems, and on
+    systems other than Linux. The alignment is what the kernel says (``statx``, Linux 6.1) or, if it
+    says nothing, 4096 bytes. One read checks that it is accepted.
+    """
+    if not hasattr(os, "O_DIRECT") or _is_in_ram(descriptor):
+        return None
+    told = _told_alignment(descriptor)
+    if told == 0:
+        return None
+    alignment = told or _USUAL_ALIGNMENT
+    try:
+        # This path is the same file, also if another one has taken its name since.
+        direct = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        os.preadv(direct, [mmap.mmap(-1, alignment)], 0)
+    except OSError as error:
+        os.close(direct)
+        if error.errno == errno.EIO:
+            raise
+        return None
+    return DirectFile(direct, alignment)
+
+
+def _told_alignment(descriptor: int) -> int | None:
+    """Return the alignment that a file needs: 0 if it cannot be read directly, None if unknown."""
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    if not hasattr(_libc, "statx"):
+        return None
+    if _libc.statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer):
+        return None
+    (mask,) = struct.unpack_from("=I", buffer, _MASK_OFFSET)
+    memory, offset = struct.unpack_from("=II", buffer, _ALIGNMENT_OFFSET)
+    return max(memory, offset) if mask & _STATX_DIOALIGN else None
+
+
+def _is_in_ram(descriptor: int) -> bool:
+    """Return whether a file is on a file system that keeps its files in RAM."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(descriptor, buffer):
+        return False
+    return struct.unpack_from("@l", buffer)[0] in _IN_RAM
+
+
+class Ranges(NamedTuple):
+    """Parts of files that hold some rows; each array has an entry for each part."""
+
+    file: np.ndarray  #: number of the file
+    offset: np.ndarray  #: in the file, in bytes
+    size: np.ndarray  #: in bytes
+    first: np.ndarray  #: position, among the rows, of the first row in the part
+
+
+def ranges_of(file: np.ndarray, offset: np.ndarray, row_bytes: int) -> Ranges:
+    """Return the parts of files to read for rows at these offsets, int64 ``(n,)``, in their order.
+
+    Rows that follow one another in a file are one part, of at most 1 MiB or one row.
+
+    >>> ranges_of(np.array([0, 0, 1]), np.array([10, 20, 10]), 10).size.tolist()
+    [20, 10]
+    """
+    count = len(offset)
+    follows = np.zeros(count, bool)
+    follows[1:] = (file[1:] == file[:-1]) & (offset[1:] == offset[:-1] + row_bytes)
+    starts = np.flatnonzero(~follows)
+    position_in_run = np.arange(count) - np.repeat(starts, np.diff(starts, append=count))
+    rows_per_read = max(1, _MAX_READ_BYTES // max(1, row_bytes))
+    first = np.flatnonzero(position_in_run % rows_per_read == 0)
+    size = np.diff(first, append=count) * row_bytes
+    return Ranges(file[first], offset[first], size, first)
+
+
+def read_ahead(descriptor: int, offset: int, size: int) -> None:
+    """Ask the kernel to read a part of a file into the page cache, without waiting for it."""
+    end = offset + size
+    for start in range(offset, end, _ADVICE_BYTES):
+        advised = min(_ADVICE_BYTES, end - start)
+        os.posix_fadvise(descriptor, start, advised, os.POSIX_FADV_WILLNEED)
+
+
+def drop_behind(descriptor: int, offset: int, size: int) -> None:
+    """Remove a part of a file from the page cache, with the pages at its edges."""
+    first = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    end = -(-(offset + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+    os.posix_fadvise(descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
+
+
+def read_into(descriptor: int, memory: memoryview, offset: int, needed: int) -> bool:
+    """Read into ``memory``, until at least ``needed`` bytes are there. Releases the GIL.
+
+    Returns whether they are: False if the file ends before them. Raises OSError.
+    """
+    done = 0
+    while done < needed:
+        count = os.preadv(descriptor, [memory[done:]], offset + done)
+        if not count:
+            return False
+        done += count
+    return True
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """Return the memory of a contiguous array as bytes."""
+    return array.reshape(-1).view(np.uint8).data
