@@ -10,7 +10,7 @@ import torch
 from memload.errors import FeedError
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import BatchedCopies
-from memload.feeds.interface import Feed, ReadCounts, Samples
+from memload.feeds.interface import Feed, ReadCounts, Samples, require_cuda
 from memload.feeds.joined import feed_of_all
 from memload.feeds.page_cache import Copier, PageCacheFeed
 from memload.feeds.pinned import PinnedFeed
@@ -111,6 +111,7 @@ def choose_feed(
             return PinnedFeed(array, device, num_threads=num_threads, callers=callers)
         if name == "resident":
             return ResidentFeed(array, device, num_threads=num_threads)
+        require_cuda(name, device)
         budget = limits.in_ram() if name == "disk" else math.inf
         copier = _copier(name, array, device)
         return PageCacheFeed(name, array, device, copier, budget=budget, buffers=buffers)
@@ -163,7 +164,8 @@ def first_that_serves(
     candidates = [(("resident",) * len(used), to_copy, RESIDENT_SHARE * free, on_device)]
     for names in _from_page_cache(samples):
         candidates.append((names, to_register, ram, in_memory))
-    candidates.append((("disk",) * len(used), 0, 0, in_memory))
+    # As many rows as fit are held, which may be none.
+    candidates.append((("disk",) * len(used), 0, math.inf, in_memory))
     refusals: list[str] = []
     for names, size, limit, limit_in_words in candidates:
         described = _describe(names, samples)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memload.feeds.budget import claim
 from memload.feeds.held import HeldRows
-from memload.feeds.interface import Begin, Fetch, ReadCounts, Samples, require_cuda
+from memload.feeds.interface import Begin, Fetch, ReadCounts, Samples
 from memload.feeds.row_reader import Reading, RowReader
 from memload.feeds.windows import WindowRows, rows_inside
 from memload.upload import upload
@@ -55,7 +55,6 @@ class PageCacheFeed:
         budget: float = math.inf,
         buffers: int,
     ) -> None:
-        require_cuda(name, device)
         self.name, self.device = name, device
         self._samples, self._copier = samples, copier
         used_rows = samples.used_rows()

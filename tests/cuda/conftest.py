@@ -32,10 +32,10 @@ def initialised() -> None:
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     """The addresses registered with CUDA. Fails a test that leaves one, or that leaks memory."""
-    from memload.feeds import pages, pinned
+    from memload.feeds import page_locked, registered
 
     addresses: set[int] = set()
-    real_register, real_unregister = pinned.register, pinned.unregister
+    real_register, real_unregister = page_locked.register, page_locked.unregister
 
     def register(address: int, size: int, flags: int) -> None:
         real_register(address, size, flags)
@@ -45,7 +45,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         real_unregister(address)
         addresses.remove(address)
 
-    for module in (pages, pinned):
+    for module in (page_locked, registered):
         monkeypatch.setattr(module, "register", register)
         monkeypatch.setattr(module, "unregister", unregister)
     gc.collect()

@@ -1,6 +1,8 @@
 import ctypes
+import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -13,13 +15,14 @@ import pytest
 import torch
 
 from memload import FeedError, FormatError, Index
-from memload.feeds import choice, pages, pinned
+from memload.feeds import budget, choice, held, pinned, windows
+from memload.feeds import registered as registered_files
 from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
 from memload.feeds.cpu import CpuFeed
-from memload.feeds.dma import DmaFeed
+from memload.feeds.dma import BatchedCopies
 from memload.feeds.interface import Samples, widest_word
 from memload.feeds.joined import feed_of_all
-from memload.feeds.uva import UvaFeed
+from memload.feeds.page_cache import PageCacheFeed
 from memload.machine import available_memory
 from memload.storage.shards import Shards
 
@@ -51,7 +54,7 @@ def test_every_feed_serves_the_cpu_or_says_why_not(
         feed, chosen = choose_feed(name, samples, CPU, num_threads=1, prefetch_factor=2)
         assert feed.name == chosen.name == "cpu"
         np.testing.assert_array_equal(
-            feed.prepare(np.arange(12))(0, 12)[0].numpy(), stored(samples.shards)
+            feed.prepare(np.arange(12))(0, 12)()[0].numpy(), stored(samples.shards)
         )
         feed.close()
     else:
@@ -65,20 +68,12 @@ def test_a_batch_on_the_cpu_has_the_rows_and_columns_of_its_samples(
     open_shards: Callable[[], Shards],
 ) -> None:
     shards, row, column = open_shards(), [3, 3, 11, 0], np.array([[5], [6], [7], [8]])
-    fetch = CpuFeed(samples_of(shards, row, [column]), CPU, keep=1).prepare(np.array([2, 0, 3]))
-    pixels, values = fetch(1, 3)
+    begin = CpuFeed(samples_of(shards, row, [column]), CPU, keep=1).prepare(np.array([2, 0, 3]))
+    pixels, values = begin(1, 3)()
     np.testing.assert_array_equal(pixels.numpy(), stored(shards)[[3, 0]])
     assert values.tolist() == [[5], [8]]
     values.fill_(0)
     assert column.tolist() == [[5], [6], [7], [8]]
-
-
-def test_an_image_changed_in_place_is_in_the_batches_of_the_cpu_feed(
-    open_shards: Callable[[], Shards],
-) -> None:
-    shards = open_shards()
-    shards.maps[0][2] = 7
-    assert (CpuFeed(samples_of(shards), CPU, keep=1).prepare(np.array([2]))(0, 1)[0] == 7).all()
 
 
 def test_a_pinned_feed_may_be_closed_while_a_thread_gathers(
@@ -125,16 +120,17 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     def register(address: int, size: int, flags: int) -> None:
         memory[address] = size
 
-    monkeypatch.setattr(pages, "register", register)
-    monkeypatch.setattr(pages, "unregister", memory.pop)
-    monkeypatch.setattr(pages, "WINDOW_BYTES", 2 * 4096)
+    monkeypatch.setattr(registered_files, "register", register)
+    monkeypatch.setattr(registered_files, "unregister", memory.pop)
+    for module in (windows, held, registered_files):
+        monkeypatch.setattr(module, "WINDOW_BYTES", 2 * 4096)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     return memory
 
 
 @pytest.mark.parametrize(
-    ("rows", "windows"),
+    ("rows", "in_use"),
     [
         ([0], [(0, 0)]),
         ([1], [(0, 0), (0, 1)]),  # from byte 7,096 to 10,096
@@ -147,19 +143,19 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     ids=str,
 )
 def test_only_windows_that_hold_rows_in_use_are_registered(
-    rows: Any, windows: Any, make_dataset: Callable[..., Index], registered: dict[int, int]
+    rows: Any, in_use: Any, make_dataset: Callable[..., Index], registered: dict[int, int]
 ) -> None:
     shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
     rows = np.array(rows, np.int64)
-    opened = pages.Pages(shards, rows, CUDA)
+    opened = hold(shards, rows)
     wait_for_pages(opened)
     starts = [file.address for file in opened._files]
-    expected = {starts[shard] + 8192 * window for shard, window in windows}
+    expected = {starts[shard] + 8192 * window for shard, window in in_use}
     assert set(registered) == expected
-    assert sum(registered.values()) == pages.bytes_to_register(shards, rows)
+    assert sum(registered.values()) == windows.plan_for_rows(shards, rows).sum()
     offsets = [
         address - starts[row // 10]
-        for row, address in zip(rows, opened.addresses(rows), strict=True)
+        for row, address in zip(rows, opened.look_up(rows).addresses(), strict=True)
     ]
     assert offsets == [4096 + row % 10 * 3000 for row in rows.tolist()]
     opened.close()
@@ -178,15 +174,17 @@ def test_the_rows_of_an_npy_file_begin_behind_its_own_header(
     index = add_array(make_dataset(rows=(10,)), "features", values, "npy")
     shards = Shards(index, "features")
     rows = np.array([2, 9, 0, 5])  # rows 2 and 5 lie in two windows: 2 from byte 6,128 to 9,128
-    assert pages.bytes_before_boundary(shards, rows).tolist() == [2064, 0, 0, 1256]
-    feed = DmaFeed(samples_of(shards), CUDA, num_threads=0)
-    wait_for_pages(feed._pages)
+    feed = feed_of(shards)
+    wait_for_pages(feed._held)
+    looked_up = feed._held.look_up(rows)
+    assert looked_up.before_boundary.tolist() == [2064, 0, 0, 1256]
     assert sum(registered.values()) == 128 + 30_000
     out = torch.zeros((4, 375), dtype=torch.float64)
-    feed._prepare_copies(rows)(0, 4, out)
+    copies = BatchedCopies(CUDA, 3000)
+    copies.prepare(looked_up.addresses(), looked_up.before_boundary)(0, 4, out)
     np.testing.assert_array_equal(out.numpy(), values[rows])
     copied = torch.zeros(30_000, dtype=torch.uint8)
-    feed._pages.copy_all(copied)
+    feed._held.copy_all(copied)
     np.testing.assert_array_equal(copied.numpy().view(np.float64).reshape(10, 375), values)
     feed.close()
 
@@ -195,8 +193,8 @@ def test_feeds_share_registered_windows_and_the_last_one_gives_them_back(
     make_dataset: Callable[..., Index], registered: dict[int, int]
 ) -> None:
     path = make_dataset(rows=(10,), shape=(10, 100, 3)).path
-    one = pages.Pages(Shards(Index.read(path)), np.array([0]), CUDA)
-    other = pages.Pages(Shards(Index.read(path)), np.array([0, 9]), CUDA)
+    one = hold(Shards(Index.read(path)), np.array([0]))
+    other = hold(Shards(Index.read(path)), np.array([0, 9]))
     wait_for_pages(one)
     wait_for_pages(other)
     assert len(registered) == 3
@@ -223,7 +221,18 @@ class Driver(SimpleNamespace):
         return (0,)
 
 
-def wait_for_pages(opened: pages.Pages) -> None:
+def hold(shards: Shards, rows: np.ndarray) -> held.HeldRows:
+    idle = threading.Event()
+    idle.set()
+    return held.HeldRows(shards, budget.claim(shards, rows, math.inf), CUDA, idle)
+
+
+def feed_of(shards: Shards) -> PageCacheFeed:
+    copies = BatchedCopies(CUDA, shards.array.row_bytes)
+    return PageCacheFeed("dma", samples_of(shards), CUDA, copies, buffers=2)
+
+
+def wait_for_pages(opened: held.HeldRows) -> None:
     opened._thread.join(30)
     assert opened.complete.is_set()
 
@@ -240,28 +249,30 @@ def test_dma_copies_rows_that_lie_in_two_windows_in_two_parts(
 ) -> None:
     install(monkeypatch, Driver(registered))
     shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
-    feed = DmaFeed(samples_of(shards), CUDA, num_threads=0)
-    wait_for_pages(feed._pages)
+    feed = feed_of(shards)
+    wait_for_pages(feed._held)
     rows = np.array([9, 0, 11, 11, 1])
     out = torch.zeros((5, 10, 100, 3), dtype=torch.uint8)
-    copy_batch = feed._prepare_copies(rows)
-    copy_batch(0, 2, out[:2])
-    copy_batch(2, 2, out[2:2])
-    copy_batch(2, 5, out[2:])
+    looked_up = feed._held.look_up(rows)
+    copies = BatchedCopies(CUDA, 3000)
+    copy_rows = copies.prepare(looked_up.addresses(), looked_up.before_boundary)
+    copy_rows(0, 2, out[:2])
+    copy_rows(2, 2, out[2:2])
+    copy_rows(2, 5, out[2:])
     np.testing.assert_array_equal(out.numpy(), stored(shards)[rows])
     feed.close()
 
 
 @pytest.mark.parametrize(
-    ("feed_type", "driver", "message"),
+    ("name", "driver", "message"),
     [
-        (DmaFeed, None, "Run 'pip install cuda-bindings'"),
-        (DmaFeed, Driver({}, 12040), r"12\.8 or later, but the driver is of CUDA 12\.4"),
-        (UvaFeed, None, "Run 'pip install triton'"),
+        ("dma", None, "Run 'pip install cuda-bindings'"),
+        ("dma", Driver({}, 12040), r"12\.8 or later, but the driver is of CUDA 12\.4"),
+        ("uva", None, "Run 'pip install triton'"),
     ],
 )
 def test_feeds_say_which_library_they_lack(
-    feed_type: Any,
+    name: Any,
     driver: Any,
     message: str,
     open_shards: Callable[[], Shards],
@@ -270,7 +281,7 @@ def test_feeds_say_which_library_they_lack(
     install(monkeypatch, driver)
     monkeypatch.setitem(sys.modules, "memload.feeds.uva_kernel", None)
     with pytest.raises(FeedError, match=message):
-        feed_type(samples_of(open_shards()), CUDA, num_threads=1)
+        choose_feed(name, samples_of(open_shards()), CUDA, num_threads=1, prefetch_factor=2)
 
 
 def test_a_file_that_was_truncated_or_replaced_before_it_is_registered(
@@ -281,13 +292,13 @@ def test_a_file_that_was_truncated_or_replaced_before_it_is_registered(
     path = shards.paths[0]
     os.link(path, path.with_name("old.bin"))
     path.with_name("other.bin").replace(path)
-    opened = pages.Pages(shards, np.arange(10), CUDA)
+    opened = hold(shards, np.arange(10))
     wait_for_pages(opened)
     old = np.frombuffer(path.with_name("old.bin").read_bytes(), np.uint8)
     np.testing.assert_array_equal(opened._files[0].bytes, old)
     os.truncate(path.with_name("old.bin"), 20_000)
     with pytest.raises(FormatError, match=r"truncated .* 20,000 bytes instead of 34,096"):
-        pages.Pages(shards, np.arange(10), CUDA)
+        hold(shards, np.arange(10))
     opened.close()
 
 
@@ -311,7 +322,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
 
         feed, chosen = choice.first_that_serves(create, samples, CUDA)
         assert feed.name == chosen.name
-        return chosen
+        return chosen.name, chosen.reason
 
     return choose
 
@@ -327,7 +338,7 @@ def test_the_choice_is_the_fastest_feed_that_has_enough_memory(
         "resident",
         "229 kB fits in 25% of the 918 kB free on cuda:0",
     )
-    assert choose(labelled, 4 * pixels, 0)[0] == "pinned"
+    assert choose(labelled, 4 * pixels, 0)[0] == "disk"
     name, reason = choose(large, 100_000, ram)
     assert name == "dma"
     assert "resident: 229 kB does not fit in 25%" in reason
@@ -335,9 +346,12 @@ def test_the_choice_is_the_fastest_feed_that_has_enough_memory(
     assert choose(small, 100_000, ram)[0] == "uva"
     assert choose(small, 100_000, ram, refused=("uva",))[0] == "dma"
     name, reason = choose(large, 100_000, ram - 1)
+    assert name == "disk"
+    assert reason.count("does not fit") == 3
+    name, reason = choose(large, 100_000, ram - 1, refused=("disk",))
     assert name == "pinned"
     assert reason.count("does not fit") == 3
-    name, reason = choose(large, 10, 10**9, refused=("dma", "uva"))
+    name, reason = choose(large, 10, 10**9, refused=("dma", "uva", "disk"))
     assert name == "pinned"
     assert "dma: dma does not work here" in reason
 
@@ -349,18 +363,19 @@ def test_the_choice_counts_only_what_a_subset_uses(
 ) -> None:
     shards = Shards(make_dataset(rows=(50, 50), shape=(10, 100, 3)))
     whole, part = samples_of(shards), samples_of(shards, [60, 61, 61, 60] * 50)
-    assert choose(whole, 4 * 300_000 - 1, 0)[0] == "pinned"
+    assert choose(whole, 4 * 300_000 - 1, 0)[0] == "disk"
     assert choose(part, 4 * 6000, 0)[0] == "resident"
     assert choose(part, 0, 2 * 8192)[0] == "uva"  # rows 60 and 61 lie in one window of 8 KiB
-    assert choose(part, 0, 2 * 8192 - 1)[0] == "pinned"
+    assert choose(part, 0, 2 * 8192 - 1)[0] == "disk"
 
 
 def large_and_small(make_dataset: Callable[..., Index], add_array: Callable[..., Index]) -> Samples:
     """Images of 28 KiB, masks of 28 KiB in another order, and features of 16 bytes."""
     index = make_dataset(rows=(8,), shape=(28, 1024, 1))
-    index = add_array(index, "mask", np.zeros((8, 28, 1024), np.uint8), "mask")
+    rng = np.random.default_rng(0)
+    index = add_array(index, "mask", rng.integers(0, 99, (8, 28, 1024), np.uint8), "mask")
     index = add_array(
-        index, "features", np.zeros((5, 2)), "npy", other_rows={"features": np.arange(8) % 5}
+        index, "features", rng.random((5, 2)), "npy", other_rows={"features": np.arange(8) % 5}
     )
     row = np.arange(8)
     others = [
@@ -378,14 +393,14 @@ def test_the_choice_counts_all_arrays_that_are_used(
     samples = large_and_small(make_dataset, add_array)
     size = 2 * 8 * (28 << 10) + 2 * 16 + 8 * 8  # both rows of the features in use, and the labels
     assert choose(samples, 4 * size, 0)[0] == "resident"
-    assert choose(samples, 4 * size - 4, 0)[0] == "pinned"
+    assert choose(samples, 4 * size - 4, 0)[0] == "disk"
     ram = 2 * (2 * (4096 + 8 * (28 << 10)) + 128 + 5 * 16)
     name, reason = choose(samples, 0, ram)
     assert name == "dma"
     assert reason.startswith("467 kB fits in 50% of ")
     assert "of available RAM; uva for features; resident: " in reason
     name, reason = choose(samples, 0, ram - 2)
-    assert name == "pinned"
+    assert name == "disk"
     assert reason.count("does not fit") == 4
     name, reason = choose(samples, 0, ram, refused=("uva",))
     assert (name, reason.startswith("467 kB fits")) == ("dma", True)
@@ -412,13 +427,10 @@ def test_all_arrays_come_through_one_feed(
     make_dataset: Callable[..., Index], add_array: Callable[..., Index]
 ) -> None:
     samples = large_and_small(make_dataset, add_array)
-    rng = np.random.default_rng(0)
-    for array in samples.arrays:
-        array.shards.maps[0][:] = rng.integers(0, 99, array.shards.maps[0].shape)
     feed, chosen = choose_feed("auto", samples, CPU, num_threads=1, prefetch_factor=2)
-    assert chosen == ("cpu", "the device is cpu")
+    assert chosen == ("cpu", "the device is cpu", None)
     numbers = np.array([3, 3, 0, 7])
-    batch = feed.prepare(numbers)(1, 4)
+    batch = feed.prepare(numbers)(1, 4)()
     assert batch.pop().dtype == torch.int64  # the labels are behind all arrays
     for array, found in zip(samples.arrays, batch, strict=True):
         expected = array.shards.maps[0][array.row[numbers[1:]]]

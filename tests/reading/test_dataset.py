@@ -463,7 +463,6 @@ def test_writing_into_a_tensor_leaves_the_file_alone(path: Path) -> None:
     for column in dataset.columns.values():
         column.zero_()
     assert dataset[0][0].unique().tolist() == [7]
-    assert dataset.gather([0]).unique().tolist() == [7]
     assert {file: file.read_bytes() for file in files} == files
     assert_is(other, range(SAMPLES))
     assert_is(MemmapDataset(path), range(SAMPLES))

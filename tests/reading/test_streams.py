@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from memload import transforms
+from memload.feeds.choice import MemoryLimits
 from memload.reading import pipeline
 from memload.reading.pipeline import Pipeline
 from memload.reading.streams import SideStream
@@ -66,6 +67,7 @@ def make_pipeline(
     monkeypatch.setattr(pipeline, "choose_feed", lambda *_, **__: (feed, None))
     device, samples = torch.device("cuda", 0), SimpleNamespace()
     options: Any = {"num_threads": num_threads, "prefetch_factor": 2}
+    options |= {"batch_size": None, "limits": MemoryLimits()}
     return pipeline.make_pipeline(samples, device, "auto", transform, **options)  # type: ignore[arg-type]
 
 

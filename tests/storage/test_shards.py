@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import memload
 from memload.building.writer import ShardWriter
 from memload.errors import ChecksumError, FormatError, MissingError
+from memload.storage.file_reads import read_ahead
 from memload.storage.format import DESCRS
 from memload.storage.index import Index
-from memload.storage.mapping import address_of, will_need
 from memload.storage.shards import Shards
 
 Make = Callable[..., Index]
@@ -215,7 +215,7 @@ def test_too_many_open_files_name_the_remedy(make_dataset: Make) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
-def test_the_disk_is_asked_for_rows_first_and_as_long_as_it_has_to_be_waited_for(
+def test_rows_are_read_from_the_files_as_long_as_the_disk_has_to_be_waited_for(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = Shards(make_dataset(rows=(3, 1, 2), shape=(64, 64, 3)))
@@ -223,21 +223,21 @@ def test_the_disk_is_asked_for_rows_first_and_as_long_as_it_has_to_be_waited_for
     asked: list[int] = []
     reads = iter([0, 0, 0, 0, 0, 1] + [1] * 6)  # before and after each gather
 
-    def record(address: int, size: int) -> None:
-        asked.append((address - address_of(shards.maps[0])) // size)
-        will_need(address, size)
+    def record(descriptor: int, offset: int, size: int) -> None:
+        asked.append(size)
+        read_ahead(descriptor, offset, size)
 
-    monkeypatch.setattr("memload.storage.shards.will_need", record)
+    monkeypatch.setattr("memload.storage.shards.read_ahead", record)
     monkeypatch.setattr("memload.storage.shards.disk_reads", lambda: next(reads))
-    monkeypatch.setattr("memload.storage.shards._ASK_AFTER_READ", 2)
+    monkeypatch.setattr("memload.storage.shards._COLD_GATHERS", 2)
     # Nothing is known of the first, which shows that all is in RAM. The third one reads the disk.
-    for rows, expected_to_ask in [
-        ([0, 2], True), ([1], False), ([2], False), ([0], True), ([1], True), ([2], False)
+    for rows, sizes in [
+        ([0, 2], [12288] * 2), ([1], []), ([2], []), ([0, 1, 3], [24576, 12288]), ([1], [12288]), ([2], [])
     ]:  # fmt: skip
         asked.clear()
         found = shards.gather(np.array(rows), np.empty((len(rows), 64, 64, 3), np.uint8))
         np.testing.assert_array_equal(found, expected[rows])
-        assert asked == (rows if expected_to_ask else [])
+        assert asked == sizes
 
 
 def whole(shards: Shards) -> np.ndarray:
