@@ -7,13 +7,16 @@ The way of a batch, from top to bottom; each step calls the next one only:
       │ chunks of sample numbers
       │                         epochs.py     which samples each batch holds, for this rank
       │                         samplers.py   in what order: a function of (seed, epoch)
+      ▼ reads: one for each batch
+    ahead                       ahead.py      begins them many batches early, in order
+      │ begin                   ../feeds/        asks the disk for rows that are not in RAM
       ▼ jobs: one for each batch
-    ahead                       ahead.py      begins them early, perhaps on threads; in order
+    ahead                       ahead.py      begins them a few batches early, perhaps on threads
       ▼
     SideStream.begin            streams.py    CUDA only: on a stream of its own
       ▼
     make_batch                  batches.py    prepared once a chunk, called once a batch
-      │ fetch                   ../feeds/        rows and columns to the device
+      │ fetch                   ../feeds/        waits for rows; rows and columns to the device
       │ transform               ../transforms/   whole batches, one draw a sample
       ▼
     SideStream.hand_over        streams.py    CUDA only: the consumer's stream waits for the batch

@@ -2,7 +2,8 @@
 
     out.idx ── tensors: read ──▶ index: check ──┬─▶ rows, labels, columns     in memory
                                                 └─▶ keys: the samples' names  mapped
-    out.bin ── mapping: map ───▶ shards: check ──▶ gather rows                mapped
+    out.bin ── mapping: map ───▶ shards: check ──▶ gather rows that are in RAM
+      └─────── file_reads: read ─────────┴───────▶ gather rows that are not
 
     index: write ──▶ out.idx        (building/ writes the shards)
 
@@ -12,6 +13,7 @@
 - keys.py: the names of samples. The names of a subset are a view.
 - mapping.py: maps files into memory, and tells the kernel which pages are needed.
 - conditions.py: which samples have the values that a user asks for.
+- file_reads.py: reads parts of files, through the page cache or past it.
 - shards.py: opens and checks the shards, and gathers rows from them.
 
 Files are immutable while they are open. They are only ever replaced by renaming.
