@@ -1,11 +1,16 @@
 """Tests that need a CUDA device. They are skipped elsewhere."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from memload import Loader
+from memload.feeds import held, page_locked, registered, windows
+from memload.feeds.page_cache import PageCacheFeed
 
 HERE = Path(__file__).parent
 
@@ -30,10 +35,8 @@ def initialised() -> None:
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+def registered_addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     """The addresses registered with CUDA. Fails a test that leaves one, or that leaks memory."""
-    from memload.feeds import page_locked, registered
-
     addresses: set[int] = set()
     real_register, real_unregister = page_locked.register, page_locked.unregister
 
@@ -54,6 +57,31 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     gc.collect()
     assert not addresses
     assert _memory_in_use() == before, "bytes of the device's and of torch's page-locked memory"
+
+
+@pytest.fixture
+def wait_until_held() -> Callable[[Any], None]:
+    """A function that waits until a feed, or that of a Loader, holds all rows that it shall hold."""
+
+    def wait(owner: Any) -> None:
+        feed = owner._get_pipeline().feed if isinstance(owner, Loader) else owner
+        for one in getattr(feed, "_feeds", [feed]):
+            if isinstance(one, PageCacheFeed):
+                one._held._thread.join(30)
+                assert one._held.complete.is_set()
+
+    return wait
+
+
+@pytest.fixture
+def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A function that sets the size of windows, so that small files have several."""
+
+    def set_size(size: int) -> None:
+        for module in (windows, held, registered):
+            monkeypatch.setattr(module, "WINDOW_BYTES", size)
+
+    return set_size
 
 
 def _memory_in_use() -> tuple[int, int]:

@@ -10,13 +10,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from memload import CudaPrefetcher, Index, Loader, MemmapDataset, fast_collate, transforms
-from memload.feeds import pages
 from memload.feeds.choice import choose_feed
 from memload.reading.pipeline import samples_of
 
 SIZE = 61
 DEVICE = torch.device("cuda", 0)
-FEEDS = ("resident", "dma", "uva", "pinned", "auto")
+FEEDS = ("resident", "dma", "uva", "disk", "pinned", "auto")
 #: Element types and shapes of further arrays; rows from 1 byte to some kilobytes.
 ARRAYS = {
     "a": ("|i1", (1,)),
@@ -65,15 +64,6 @@ def on_host(tensor: torch.Tensor) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
-def wait_for_pages(loader: Loader) -> None:
-    """Wait until all pages that a Loader's feeds read are registered."""
-    feed = loader._get_pipeline().feed
-    for one in getattr(feed, "_feeds", [feed]):
-        if hasattr(one, "_pages"):
-            one._pages._thread.join(30)
-            assert one._pages.complete.is_set()
-
-
 def check_same(one: Any, other: Any) -> None:
     """Check that a batch on CUDA is one on the CPU: floats nearly, all else exactly."""
     assert one._fields == other._fields
@@ -89,14 +79,18 @@ def check_same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("batch_size", [1, 7, SIZE])
 @pytest.mark.parametrize("transform", [None, transforms.train(16)], ids=["bare", "train"])
 def test_batches_are_those_of_the_cpu(
-    path: Path, feed: Any, batch_size: int, transform: Any
+    path: Path,
+    feed: Any,
+    batch_size: int,
+    transform: Any,
+    wait_until_held: Callable[[Any], None],
 ) -> None:
     options: Any = {"shuffle": True, "seed": 5, "transform": transform}
     ours = Loader(path, batch_size, feed=feed, device=DEVICE, **options)
     theirs = Loader(path, batch_size, device="cpu", **options)
     for epoch in range(2):
-        if epoch == 1:  # the first came, at least in part, before the pages were registered
-            wait_for_pages(ours)
+        if epoch == 1:  # of the first, rows may have come from the files
+            wait_until_held(ours)
         for one, other in zip(ours, theirs, strict=True):
             assert one._fields == ("images", "labels", "mask", "ids", "features", "eyes")
             check_same(one, other)
@@ -105,7 +99,11 @@ def test_batches_are_those_of_the_cpu(
 @every_feed
 @pytest.mark.parametrize("wait", [False, True])
 def test_any_element_type_and_shape(
-    make_dataset: Callable[..., Index], add_array: Callable[..., Index], feed: Any, wait: bool
+    make_dataset: Callable[..., Index],
+    add_array: Callable[..., Index],
+    feed: Any,
+    wait: bool,
+    wait_until_held: Callable[[Any], None],
 ) -> None:
     index = make_dataset(rows=(SIZE,))
     stored = {}
@@ -115,7 +113,7 @@ def test_any_element_type_and_shape(
         index = add_array(index, name, stored[name], "npy" if number % 2 else "array")
     loader = Loader(index.path, 4, shuffle=True, columns=["index", *ARRAYS][::-1], feed=feed)
     if wait:
-        wait_for_pages(loader)
+        wait_until_held(loader)
     for batch in loader:
         for name in ARRAYS:
             expected = stored[name][on_host(batch.index)]
@@ -124,13 +122,17 @@ def test_any_element_type_and_shape(
 
 @every_feed
 def test_a_view_of_scattered_and_repeated_samples(
-    path: Path, values: dict[str, np.ndarray], feed: Any, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    values: dict[str, np.ndarray],
+    feed: Any,
+    window_bytes: Callable[[int], None],
+    wait_until_held: Callable[[Any], None],
 ) -> None:
-    monkeypatch.setattr(pages, "WINDOW_BYTES", 4096)
+    window_bytes(4096)
     dataset = MemmapDataset(path, columns=["mask", "features"])
     chosen = [50, 3, 3, 17, 60, 0]
     loader = Loader(dataset.subset(chosen), 4, feed=feed)
-    wait_for_pages(loader)
+    wait_until_held(loader)
     for _ in range(2):
         batches = list(loader)
         masks = np.concatenate([on_host(batch.mask) for batch in batches])
@@ -142,7 +144,10 @@ def test_a_view_of_scattered_and_repeated_samples(
 
 @every_feed
 def test_a_concatenation_is_a_and_then_b(
-    make_dataset: Callable[..., Index], add_array: Callable[..., Index], feed: Any
+    make_dataset: Callable[..., Index],
+    add_array: Callable[..., Index],
+    feed: Any,
+    wait_until_held: Callable[[Any], None],
 ) -> None:
     parts = []
     for name, size in (("a", 30), ("b", 17)):
@@ -153,7 +158,7 @@ def test_a_concatenation_is_a_and_then_b(
     loader = Loader(parts, 7, feed=feed, columns=["mask"])
     for wait in (False, True):
         if wait:
-            wait_for_pages(loader)
+            wait_until_held(loader)
         batches = list(loader)
         for name in ("image", "mask"):
             expected = np.concatenate(

@@ -9,17 +9,26 @@ import pytest
 import torch
 
 from memload import FeedError, FormatError, Index, Loader, MemmapDataset
-from memload.feeds import pages, pinned
-from memload.feeds.choice import choose_feed
+from memload.feeds import page_locked, registered, row_reader
+from memload.feeds.choice import MemoryLimits, choose_feed
 from memload.feeds.interface import Samples
 from memload.storage.shards import Shards
 
 DEVICE = torch.device("cuda", 0)
-#: The feeds, and the threads of each.
-FEEDS = {"resident": 2, "dma": 2, "uva": 2, "pinned": 0, "pinned on 3 threads": 3}
+#: Feeds: the name of each, its threads, and how many bytes it may hold.
+FEEDS: dict[str, tuple[Any, int, int | None]] = {
+    "resident": ("resident", 2, None),
+    "dma": ("dma", 2, None),
+    "uva": ("uva", 2, None),
+    "disk": ("disk", 2, None),
+    "disk, some rows held": ("disk", 2, 8192),
+    "disk, no row held": ("disk", 2, 0),
+    "pinned": ("pinned", 0, None),
+    "pinned on 3 threads": ("pinned", 3, None),
+}
 
 every_feed = pytest.mark.parametrize("feed_name", FEEDS)
-page_cache_feeds = pytest.mark.parametrize("feed_name", ["dma", "uva"])
+page_cache_feeds = pytest.mark.parametrize("feed_name", ["dma", "uva", "disk"])
 resident = pytest.mark.parametrize("feed_name", ["resident"])
 
 
@@ -30,9 +39,10 @@ def make_feed(feed_name: str) -> Iterator[Callable[..., Any]]:
 
     def make(shards: Shards, row: Any = None, columns: Any = ()) -> Any:
         samples = Samples(shards, np.arange(len(shards)) if row is None else np.array(row), columns)
-        name: Any = feed_name.split()[0]
+        name, num_threads, cache_bytes = FEEDS[feed_name]
+        limits = MemoryLimits(cache_bytes)
         feed, _ = choose_feed(
-            name, samples, DEVICE, num_threads=FEEDS[feed_name], prefetch_factor=2
+            name, samples, DEVICE, num_threads=num_threads, prefetch_factor=2, limits=limits
         )
         feeds.append(feed)
         return feed
@@ -50,34 +60,27 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise FeedError("CUDA refuses")
 
-    monkeypatch.setattr(pages, "register", refuse)
+    monkeypatch.setattr(registered, "register", refuse)
 
 
 @pytest.fixture
 def may_register(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An event without which no page of a file is registered."""
-    event, register = threading.Event(), pages.RegisteredFile.register
+    event, register = threading.Event(), registered.RegisteredFile.register
 
-    def register_late(*arguments: Any) -> None:
+    def register_late(*arguments: Any) -> int:
         event.wait(30)
-        register(*arguments)
+        return register(*arguments)
 
-    monkeypatch.setattr(pages.RegisteredFile, "register", register_late)
+    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
     return event
 
 
-def wait_for_pages(feed: Any) -> None:
-    """Wait until a feed's pages are registered, if it registers any."""
-    if hasattr(feed, "_pages"):
-        feed._pages._thread.join(30)
-        assert feed._pages.complete.is_set()
-
-
 def fetch(feed: Any, positions: np.ndarray) -> list[torch.Tensor]:
-    """Fetch samples as a chunk of two batches."""
-    fetch_batch = feed.prepare(positions)
-    half = len(positions) // 2
-    batches = zip(fetch_batch(0, half), fetch_batch(half, len(positions)), strict=True)
+    """Fetch samples as a chunk of two batches, which are begun before the first is fetched."""
+    begin, half = feed.prepare(positions), len(positions) // 2
+    begun = [begin(0, half), begin(half, len(positions))]
+    batches = zip(*(fetch_batch() for fetch_batch in begun), strict=True)
     return [torch.cat(tensors) for tensors in batches]
 
 
@@ -113,6 +116,7 @@ def test_samples_are_as_they_are_stored(
     shape: Any,
     descr: str,
     wait: bool,
+    wait_until_held: Callable[[Any], None],
 ) -> None:
     shards = Shards(make_dataset(rows=rows, shape=shape, descr=descr))
     row = np.random.default_rng(1).integers(0, 40, 100)
@@ -124,7 +128,7 @@ def test_samples_are_as_they_are_stored(
     )
     feed = make_feed(shards, row, columns)
     if wait:
-        wait_for_pages(feed)
+        wait_until_held(feed)
     rng = np.random.default_rng(3)
     for count in (1, 7, 100, 0, 300, 2):
         positions = rng.integers(0, 100, count)
@@ -136,53 +140,59 @@ def test_samples_are_as_they_are_stored(
 
 
 @page_cache_feeds
-def test_rows_come_through_the_cpu_if_a_window_cannot_be_registered(
+def test_rows_come_from_the_files_if_a_window_cannot_be_registered(
     make_feed: Callable[..., Any],
     make_dataset: Callable[..., Index],
     monkeypatch: pytest.MonkeyPatch,
+    window_bytes: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(pages, "WINDOW_BYTES", 4096)
-    register = pages.RegisteredFile.register
+    window_bytes(4096)
+    register = registered.RegisteredFile.register
 
-    def register_some(file: Any, window: int, device: torch.device) -> None:
+    def register_some(file: Any, window: int, size: int, device: torch.device) -> int:
         if window > 3:
             raise FeedError("CUDA refuses")
-        register(file, window, device)
+        return register(file, window, size, device)
 
-    monkeypatch.setattr(pages.RegisteredFile, "register", register_some)
+    monkeypatch.setattr(registered.RegisteredFile, "register", register_some)
     shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
     feed = make_feed(shards)
-    feed._pages._thread.join(30)
-    assert not feed._pages.complete.is_set()
+    feed._held._thread.join(30)
+    assert not feed._held.complete.is_set()
     assert "CUDA refuses" in caplog.text
     order = np.random.default_rng(0).permutation(80)
     np.testing.assert_array_equal(on_host(fetch(feed, order)[0]), stored(shards)[order])
+    assert feed.counts().hits == 6  # windows 1 to 3 have 12,288 bytes of rows of 1,860
 
 
 @page_cache_feeds
-def test_page_locked_memory_is_freed_once_all_pages_are_registered(
+def test_page_locked_memory_is_freed_once_all_rows_are_held(
     make_feed: Callable[..., Any],
     make_dataset: Callable[..., Index],
-    registered: set[int],
+    registered_addresses: set[int],
     may_register: threading.Event,
+    wait_until_held: Callable[[Any], None],
 ) -> None:
     shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
     feed = make_feed(shards)
     np.testing.assert_array_equal(on_host(fetch(feed, np.arange(50))[0]), stored(shards))
-    assert registered  # a buffer
+    assert registered_addresses  # buffers
+    assert feed.counts().hits == 0
     may_register.set()
-    wait_for_pages(feed)
+    wait_until_held(feed)
     np.testing.assert_array_equal(on_host(fetch(feed, np.arange(50))[0]), stored(shards))
-    assert len(registered) == 1  # the shard's only window
+    assert feed.counts().hits == 50
+    assert len(registered_addresses) == 1  # the shard's only window
 
 
 @page_cache_feeds
-def test_a_thread_may_still_gather_when_another_one_sees_all_pages_registered(
+def test_a_thread_may_begin_to_read_when_another_one_finds_all_rows_held(
     make_feed: Callable[..., Any],
     make_dataset: Callable[..., Index],
     may_register: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
+    wait_until_held: Callable[[Any], None],
 ) -> None:
     submitting, may_submit = threading.Event(), threading.Event()
 
@@ -192,20 +202,19 @@ def test_a_thread_may_still_gather_when_another_one_sees_all_pages_registered(
             assert may_submit.wait(30)
             return super().submit(*arguments, **options)
 
-    monkeypatch.setattr(pinned, "ThreadPoolExecutor", LateExecutor)
-    monkeypatch.setattr(pinned, "_BYTES_PER_THREAD", 1)
+    monkeypatch.setattr(row_reader, "ThreadPoolExecutor", LateExecutor)
     shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
     feed = make_feed(shards)
 
     def fetch_on_thread() -> np.ndarray:
         with torch.cuda.stream(torch.cuda.Stream()):
-            return on_host(feed.prepare(np.arange(50))(0, 50)[0])
+            return on_host(feed.prepare(np.arange(50))(0, 50)()[0])
 
     with ThreadPoolExecutor(1) as thread:
         batch = thread.submit(fetch_on_thread)
         assert submitting.wait(30)
         may_register.set()
-        wait_for_pages(feed)
+        wait_until_held(feed)
         np.testing.assert_array_equal(on_host(fetch(feed, np.arange(50))[0]), stored(shards))
         may_submit.set()
         np.testing.assert_array_equal(batch.result(), stored(shards))
@@ -228,14 +237,16 @@ def test_a_subset_of_scattered_and_repeated_rows(
     make_feed: Callable[..., Any],
     make_dataset: Callable[..., Index],
     monkeypatch: pytest.MonkeyPatch,
+    window_bytes: Callable[[int], None],
+    wait_until_held: Callable[[Any], None],
 ) -> None:
-    monkeypatch.setattr(pages, "WINDOW_BYTES", 4096)
+    window_bytes(4096)
     monkeypatch.setattr("memload.feeds.resident._STAGING_BYTES", 5000)
     shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
     for row in ([77, 3, 3, 51, 4], [79], [], np.arange(80)[::-1]):
         row = np.array(row, np.int64)
         feed = make_feed(shards, row, [np.arange(len(row)) * 2])
-        wait_for_pages(feed)
+        wait_until_held(feed)
         pixels, values = fetch(feed, np.arange(len(row))[::-1].copy())
         np.testing.assert_array_equal(on_host(pixels), stored(shards)[row[::-1]])
         assert values.tolist() == (np.arange(len(row)) * 2)[::-1].tolist()
@@ -258,7 +269,7 @@ def test_only_the_rows_of_a_subset_are_copied_to_the_device(
     assert 3 * 128 * 128 * 3 <= taken < 6 * 128 * 128 * 3
 
 
-@page_cache_feeds
+@pytest.mark.parametrize("feed_name", ["dma", "uva"])
 @pytest.mark.usefixtures("refused")
 def test_pages_that_cannot_be_registered_are_a_reason(
     make_dataset: Callable[..., Index], feed_name: Any, monkeypatch: pytest.MonkeyPatch
@@ -302,7 +313,7 @@ def test_too_little_memory_on_the_device_is_a_reason(
 
 def test_torch_works_on_after_a_refusal() -> None:
     with pytest.raises(FeedError, match="CUDA cannot page-lock 4,096 bytes"):
-        pinned.register(4096, 4096, 0)
+        page_locked.register(4096, 4096, 0)
     assert torch.ones(3, device=DEVICE).sum().item() == 3
 
 
@@ -324,24 +335,28 @@ def test_feeds_of_the_same_rows_hold_them_on_the_device_once(
 
 @every_feed
 def test_a_file_that_is_replaced_later_is_read_on(
-    make_feed: Callable[..., Any], make_dataset: Callable[..., Index]
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    wait_until_held: Callable[[Any], None],
 ) -> None:
     shards = Shards(make_dataset(rows=(12,)))
     before = shards.maps[0].copy()
     feed = make_feed(shards)
-    wait_for_pages(feed)
+    wait_until_held(feed)
     make_dataset(name="other.bin", rows=(12,), seed=9)
     shards.paths[0].with_name("other.bin").replace(shards.paths[0])
     np.testing.assert_array_equal(on_host(fetch(feed, np.arange(12))[0]), before)
 
 
-@pytest.mark.parametrize("feed_name", ["dma", "uva", "pinned"])
+@pytest.mark.parametrize("feed_name", [name for name in FEEDS if name != "resident"])
 def test_a_file_that_is_truncated_later_is_an_error(
-    make_feed: Callable[..., Any], make_dataset: Callable[..., Index]
+    make_feed: Callable[..., Any],
+    make_dataset: Callable[..., Index],
+    wait_until_held: Callable[[Any], None],
 ) -> None:
     shards = Shards(make_dataset(rows=(12, 12), shape=(50, 50, 3)))
     feed = make_feed(shards)
-    wait_for_pages(feed)
+    wait_until_held(feed)
     fetch(feed, np.arange(24))
     with shards.paths[1].open("r+b") as file:
         file.truncate(10_000)
@@ -350,7 +365,7 @@ def test_a_file_that_is_truncated_later_is_an_error(
 
 
 def test_a_buffer_is_not_used_again_before_the_copy_out_of_it_has_finished() -> None:
-    staging = pinned.Staging(DEVICE, soft_limit=2)
+    staging = page_locked.Staging(DEVICE, soft_limit=2)
     targets = [torch.empty(1 << 20, dtype=torch.uint8, device=DEVICE) for _ in range(20)]
     for number, target in enumerate(targets):
         buffer = staging.take(1 << 20)

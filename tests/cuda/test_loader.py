@@ -15,7 +15,7 @@ import torch
 from memload import Index, Loader, MemmapDataset, ShuffledSampler
 
 SIZE = 203
-FEEDS = ("resident", "dma", "uva", "pinned")
+FEEDS = ("resident", "dma", "uva", "disk", "pinned")
 
 every_feed = pytest.mark.parametrize("feed", FEEDS)
 

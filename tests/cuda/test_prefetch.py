@@ -107,7 +107,7 @@ def test_samples_made_on_the_device_come_whole(own_thread: bool) -> None:
 
 @on_both
 def test_early_exits_leave_no_memory(own_thread: bool) -> None:
-    """The fixture `registered` looks for memory that is left."""
+    """The fixture `registered_addresses` looks for memory that is left."""
     for _ in range(20):
         next(iter(CudaPrefetcher(batches_of(9), own_thread=own_thread)))
 
