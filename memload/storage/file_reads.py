@@ -125,20 +125,6 @@ def drop_behind(descriptor: int, offset: int, size: int) -> None:
     os.posix_fadvise(descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
 
 
-def read_into(descriptor: int, memory: memoryview, offset: int, needed: int) -> bool:
-    """Read into ``memory``, until at least ``needed`` bytes are there. Releases the GIL.
-
-    Returns whether they are: False if the file ends before them. Raises OSError.
-    """
-    done = 0
-    while done < needed:
-        count = os.preadv(descriptor, [memory[done:]], offset + done)
-        if not count:
-            return False
-        done += count
-    return True
-
-
 def bytes_of(array: np.ndarray) -> memoryview:
     """Return the memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8).data

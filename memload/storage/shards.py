@@ -8,14 +8,14 @@ import time
 import weakref
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.storage.file_reads import bytes_of, drop_behind, ranges_of, read_ahead, read_into
+from memload.storage.file_reads import bytes_of, drop_behind, ranges_of, read_ahead
 from memload.storage.format import HEADER_BYTES, npy_header, read_npy_header, seal_of
 from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import disk_reads, map_side_by_side
@@ -25,10 +25,8 @@ from memload.wording import counted, shape_text
 #: long as copying 8 KiB. With more shards than this, sizes are looked at once in 10 ms instead.
 _SHARDS_CHECKED_EACH_TIME = 16
 _SECONDS_BETWEEN_CHECKS = 0.01
-#: How many gathers read the files after one for which the disk was read.
+#: After a gather that read from the disk, so many gathers read the files instead of the map.
 _COLD_GATHERS = 64
-#: The part of the available RAM that rows may take in the page cache.
-KEPT_SHARE = 0.5
 
 
 class Shards:
@@ -43,9 +41,9 @@ class Shards:
 
     Shards must not change while they are open. Do not truncate or rewrite them in place; replace
     them by renaming other files. If a shard has been truncated, the next `gather` raises
-    FormatError. If it is truncated during a `gather`, the process ends with SIGBUS. With more than
-    16 shards, sizes are looked at once in 10 ms. A truncation within that time also ends the
-    process. ``memload verify`` finds rows that were rewritten.
+    FormatError. If it is truncated while a `gather` copies rows from the map, the process ends with
+    SIGBUS. With more than 16 shards, sizes are looked at once in 10 ms. A truncation within that
+    time also ends the process. ``memload verify`` finds rows that were rewritten.
     """
 
     def __init__(self, index: Index, name: str = "image") -> None:
@@ -140,7 +138,10 @@ class Shards:
         return shard, self.array.header_bytes + row_in_shard * self.array.row_bytes
 
     def gather(
-        self, rows: np.ndarray, out: np.ndarray, kept: np.ndarray | None = None
+        self,
+        rows: np.ndarray,
+        out: np.ndarray,
+        kept: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> np.ndarray:
         """Copy rows into ``out`` and return it.
 
@@ -149,14 +150,15 @@ class Shards:
         the array's dtype. Blocks while rows are read from the disk; the GIL is released meanwhile.
         Raises FormatError if a shard has been truncated or cannot be read.
 
-        Rows that are in RAM are copied from the map. If the disk was read for one of the last 64
-        gathers, rows are read from the files instead: the kernel is asked for all of them before
-        the first is copied. That keeps the disk's queue full and reads these rows only. On one
-        disk, a thread so reads 0.95 of what O_DIRECT reaches with 64, and page faults 0.1.
+        Rows that are in RAM are copied from the map. If one of the last 64 gathers read from the
+        disk, rows are read from the files instead, and what was written to the map does not show.
+        The kernel is asked for all of the rows before the first is copied. That keeps the disk
+        busy, and it reads these rows only. On one disk, one thread reaches 0.95 of the speed of
+        O_DIRECT with 64 threads this way. Page faults reach 0.1.
 
-        ``kept``, bool ``(n,)``, tells which rows may stay in the page cache once they were read. By
-        default all may. Of a file larger than RAM, only rows that always stay are found there in
-        the next epoch; see ``docs/reading.md``.
+        ``kept(rows)`` tells which rows may stay in the page cache once they were read, as bool
+        ``(n,)``. By default all may. It is called only for rows that are read from the files. Of a
+        file larger than RAM, only rows that always stay are found there in the next epoch.
         """
         shards = self.shard_of(rows)
         self.check_sizes(set(shards.tolist()))
@@ -174,44 +176,45 @@ class Shards:
             self._cold_gathers_left -= 1
         return out
 
-    def _read(self, rows: np.ndarray, out: np.ndarray, kept: np.ndarray | None) -> None:
+    def _read(
+        self, rows: np.ndarray, out: np.ndarray, kept: Callable[[np.ndarray], np.ndarray] | None
+    ) -> None:
         """Read rows from the files into ``out``, through the page cache."""
-        shard, offset = self.offsets_of(rows)
-        ranges = ranges_of(shard, offset, self.array.row_bytes)
+        row_bytes = self.array.row_bytes
+        shards, offsets = self.offsets_of(rows)
+        ranges = ranges_of(shards, offsets, row_bytes)
         parts = list(zip(*(column.tolist() for column in ranges), strict=True))
-        for file, start, size, _ in parts:
-            read_ahead(self.descriptors[file], start, size)
+        for shard, offset, size, _ in parts:
+            read_ahead(self.descriptors[shard], offset, size)
         memory = bytes_of(out)
-        for file, start, size, first in parts:
-            begin = first * self.array.row_bytes
-            self.read(file, start, memory[begin : begin + size], size, self.descriptors[file])
+        for shard, offset, size, first in parts:
+            begin = first * row_bytes
+            self.read(shard, offset, memory[begin : begin + size], size, self.descriptors[shard])
         if kept is not None:
-            for file, start in zip(shard[~kept].tolist(), offset[~kept].tolist(), strict=True):
-                drop_behind(self.descriptors[file], start, self.array.row_bytes)
+            dropped = ~kept(rows)
+            for shard, offset in zip(
+                shards[dropped].tolist(), offsets[dropped].tolist(), strict=True
+            ):
+                drop_behind(self.descriptors[shard], offset, row_bytes)
 
     def read(
         self, shard: int, offset: int, memory: memoryview, needed: int, descriptor: int
     ) -> None:
-        """Read a part of a shard through one of its descriptors, at least ``needed`` bytes of it.
+        """Read a part of a shard into ``memory``, at least ``needed`` bytes of it.
 
-        Blocks; the GIL is released. Raises FormatError that names the row and the shard if it
-        cannot be read, or ends before.
+        ``descriptor`` is an open file of the shard: for reading past the page cache, it is not the
+        one in ``descriptors``. Blocks; the GIL is released meanwhile. Raises FormatError, which
+        names the row and the shard, if it cannot be read or ends too early.
         """
-        path = self.paths[shard]
-        try:
-            is_whole = read_into(descriptor, memory, offset, needed)
-        except OSError as error:
-            row = self.starts[shard] + max(0, offset - self.array.header_bytes) // max(
-                1, self.array.row_bytes
-            )
-            raise FormatError(
-                f"{path} cannot be read at byte {offset:,}, where row {row:,} is: "
-                f"{error.strerror}. Check the disk, then restore the file or run 'memload build' "
-                "again.",
-                path=path,
-            ) from error
-        if not is_whole:
-            self._raise_truncated(shard)
+        done = 0
+        while done < needed:
+            try:
+                count = os.preadv(descriptor, [memory[done:]], offset + done)
+            except OSError as error:
+                self._raise_unreadable(shard, offset + done, error)
+            if not count:
+                self._raise_truncated(shard)
+            done += count
 
     def check_sizes(self, shards: Collection[int]) -> None:
         """Raise FormatError if one of these shards is shorter than when it was opened."""
@@ -228,13 +231,28 @@ class Shards:
         return os.lseek(self.descriptors[shard], 0, os.SEEK_END)
 
     def _raise_truncated(self, shard: int) -> NoReturn:
-        path = self.paths[shard]
+        path, size = self.paths[shard], self._size_of(shard)
         raise FormatError(
-            f"{path} was truncated while it was open: it has {self._size_of(shard):,} bytes "
-            f"instead of {self.array.shards[shard].bytes:,}. Restore it, or run 'memload build' "
-            "again. Then open the data set anew.",
+            f"{path} was truncated while it was open: it has {size:,} bytes instead of "
+            f"{self.array.shards[shard].bytes:,}, and row {self._row_at(shard, size):,} is the "
+            "first one that it lacks. Restore it, or run 'memload build' again. Then open the data "
+            "set anew.",
             path=path,
         )
+
+    def _raise_unreadable(self, shard: int, offset: int, error: OSError) -> NoReturn:
+        path = self.paths[shard]
+        raise FormatError(
+            f"{path} cannot be read at byte {offset:,}, where row {self._row_at(shard, offset):,} "
+            f"is: {error.strerror}. Check the disk, then restore the file or run 'memload build' "
+            "again.",
+            path=path,
+        ) from error
+
+    def _row_at(self, shard: int, offset: int) -> int:
+        """Return the row that has a byte of a shard. That is its first one for the header."""
+        row_in_shard = max(0, offset - self.array.header_bytes) // self.array.row_bytes
+        return self.starts[shard] + row_in_shard
 
 
 def _open(path: Path) -> int:

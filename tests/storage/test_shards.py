@@ -1,6 +1,8 @@
 """Shards: rows come back as they were written, and a file that is not what the index says is told by name."""
 
 import errno
+import itertools
+import mmap
 import os
 import resource
 import tempfile
@@ -18,7 +20,6 @@ from hypothesis import strategies as st
 import memload
 from memload.building.writer import ShardWriter
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.storage.file_reads import read_ahead
 from memload.storage.format import DESCRS
 from memload.storage.index import Index
 from memload.storage.shards import Shards
@@ -215,35 +216,13 @@ def test_too_many_open_files_name_the_remedy(make_dataset: Make) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
-def test_rows_are_read_from_the_files_as_long_as_the_disk_has_to_be_waited_for(
-    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = Shards(make_dataset(rows=(3, 1, 2), shape=(64, 64, 3)))
-    expected = np.concatenate(shards.maps).copy()
-    asked: list[int] = []
-    reads = iter([0, 0, 0, 0, 0, 1] + [1] * 6)  # before and after each gather
-
-    def record(descriptor: int, offset: int, size: int) -> None:
-        asked.append(size)
-        read_ahead(descriptor, offset, size)
-
-    monkeypatch.setattr("memload.storage.shards.read_ahead", record)
-    monkeypatch.setattr("memload.storage.shards.disk_reads", lambda: next(reads))
-    monkeypatch.setattr("memload.storage.shards._COLD_GATHERS", 2)
-    # Nothing is known of the first, which shows that all is in RAM. The third one reads the disk.
-    for rows, sizes in [
-        ([0, 2], [12288] * 2), ([1], []), ([2], []), ([0, 1, 3], [24576, 12288]), ([1], [12288]), ([2], [])
-    ]:  # fmt: skip
-        asked.clear()
-        found = shards.gather(np.array(rows), np.empty((len(rows), 64, 64, 3), np.uint8))
-        np.testing.assert_array_equal(found, expected[rows])
-        assert asked == sizes
-
-
 def whole(shards: Shards) -> np.ndarray:
-    return shards.gather(
-        np.arange(len(shards)), np.empty((len(shards), *shards.array.shape), shards.array.descr)
-    )
+    return gathered(shards, np.arange(len(shards)))
+
+
+def gathered(shards: Shards, rows: Any, **options: Any) -> np.ndarray:
+    out = np.empty((len(rows), *shards.array.shape), shards.array.descr)
+    return shards.gather(np.array(rows, np.int64), out, **options)
 
 
 READ = [
@@ -253,10 +232,17 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("rows", "size"), [((5,), 0), ((5,), 4096 + 4 * 72), ((3, 2), 4095)])
+@pytest.mark.parametrize(
+    ("rows", "size", "first_lost"),
+    [((5,), 0, 0), ((5,), 4096 + 4 * 72, 4), ((5,), 4096 + 4 * 72 - 1, 3), ((3, 2), 4095, 3)],
+)
 @pytest.mark.parametrize("read", READ, ids=["gather", "sample", "Loader"])
 def test_a_file_truncated_while_it_is_open_is_told_before_it_is_read(
-    read: Callable[[Any], Any], rows: tuple[int, ...], size: int, make_dataset: Make
+    read: Callable[[Any], Any],
+    rows: tuple[int, ...],
+    size: int,
+    first_lost: int,
+    make_dataset: Make,
 ) -> None:
     index = make_dataset(rows=rows)
     dataset = memload.MemmapDataset(index.path)
@@ -265,7 +251,8 @@ def test_a_file_truncated_while_it_is_open_is_told_before_it_is_read(
     os.truncate(shard, size)
     with pytest.raises(
         FormatError,
-        match=r"bin was truncated while it was open: it has [\d,]+ bytes instead of 4,\d+\.",
+        match=r"bin was truncated while it was open: it has [\d,]+ bytes instead of 4,\d+, and row "
+        rf"{first_lost} is the first one that it lacks\. Restore it",
     ) as caught:
         read(dataset)
     assert caught.value.path == str(shard)
@@ -281,6 +268,151 @@ def test_a_file_replaced_or_removed_while_it_is_open_is_read_on(
     assert np.array_equal(whole(shards), expected)
     shards.paths[0].unlink()
     assert np.array_equal(whole(shards), expected)
+
+
+# ---- rows that are read from the files, because they are not in RAM
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every gather look as if it had read from the disk."""
+    monkeypatch.setattr("memload.storage.shards.disk_reads", itertools.count().__next__)
+
+
+def test_rows_are_read_from_the_files_as_long_as_the_disk_is_read_and_else_from_the_map(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = iter([0, 0, 0, 0, 0, 1] + [1] * 6)  # before and after each gather
+    monkeypatch.setattr("memload.storage.shards.disk_reads", lambda: next(reads))
+    monkeypatch.setattr("memload.storage.shards._COLD_GATHERS", 2)
+    shards = Shards(make_dataset(rows=(3, 2)))
+    in_file = np.concatenate(shards.maps).copy()
+    for rows in shards.maps:
+        rows ^= 0xFF  # only the map changes
+    in_map = np.concatenate(shards.maps)
+    # Nothing is known of the first gather, which shows that all is in RAM. The third one reads.
+    for expected in (in_file, in_map, in_map, in_file, in_file, in_map):
+        np.testing.assert_array_equal(gathered(shards, [4, 0, 1]), expected[[4, 0, 1]])
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 3)),
+    st.sampled_from(DESCRS),
+    st.lists(st.tuples(st.integers(0, 99), st.integers(1, 12)), max_size=6),
+)
+@settings(max_examples=60, deadline=None, database=None)
+def test_rows_read_from_the_files_are_those_of_the_files(
+    write_dataset: Make,
+    rows: list[int],
+    shape: tuple[int, int, int],
+    descr: str,
+    runs: list[tuple[int, int]],
+) -> None:
+    """In any order, more than once, and in runs that are read together, up to 4 KiB at a time."""
+    total = sum(rows)
+    wanted = [(first + number) % total for first, count in runs for number in range(count)]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("memload.storage.shards.disk_reads", itertools.count().__next__)
+        patched.setattr("memload.storage.file_reads._MAX_READ_BYTES", 4096)
+        shards = Shards(write_dataset(Path(folder), rows=rows, shape=shape, descr=descr))
+        maps = [
+            np.memmap(path, descr, "r", 4096, (count, *shape))
+            for path, count in zip(shards.paths, rows, strict=True)
+        ]
+        np.testing.assert_array_equal(gathered(shards, wanted), np.concatenate(maps)[wanted])
+        del shards, maps
+
+
+@pytest.mark.usefixtures("cold")
+def test_rows_behind_a_foreign_header_are_read_from_the_file(
+    make_dataset: Make, add_array: Make
+) -> None:
+    values = np.random.default_rng(0).random((10, 375))
+    shards = Shards(add_array(make_dataset(rows=(10,)), "features", values, "npy"), "features")
+    np.testing.assert_array_equal(gathered(shards, [9, 0, 4, 5, 6]), values[[9, 0, 4, 5, 6]])
+
+
+@pytest.mark.usefixtures("cold")
+def test_only_rows_that_are_not_kept_are_dropped_from_the_page_cache(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards(make_dataset(rows=(3, 3), shape=(10, 500, 1)))  # 5,000 bytes a row
+    dropped: list[tuple[int, int]] = []
+
+    def record(descriptor: int, offset: int, size: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_DONTNEED:
+            dropped.append((shards.descriptors.index(descriptor), offset))
+            assert size in (2 * mmap.PAGESIZE, 3 * mmap.PAGESIZE)
+
+    monkeypatch.setattr(os, "posix_fadvise", record)
+    rows, expected = [5, 0, 1, 4, 5], whole(shards)
+    np.testing.assert_array_equal(
+        gathered(shards, rows, kept=lambda some: some < 4), expected[rows]
+    )
+    # Pages as a whole: rows 4 and 5 begin 9,096 and 14,096 bytes into shard 1.
+    assert dropped == [(1, 12288), (1, 8192), (1, 12288)]
+    dropped.clear()
+    gathered(shards, rows)
+    assert not dropped
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize(("byte", "row"), [(0, 4), (72 + 71, 5), (2 * 72, 6)])
+def test_a_row_that_the_disk_cannot_read_is_told(
+    byte: int, row: int, make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel does it: it reads as far as it can, and fails with the next call."""
+    shards, preadv = Shards(make_dataset(rows=(3, 4))), os.preadv
+    damaged = 4096 + 72 + byte
+
+    def fail(descriptor: int, buffers: Any, offset: int) -> int:
+        if descriptor != shards.descriptors[1] or offset + len(buffers[0]) <= damaged:
+            return preadv(descriptor, buffers, offset)
+        if offset == damaged:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(descriptor, [buffers[0][: damaged - offset]], offset)
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(
+        FormatError,
+        match=rf"00001-of-00002\.bin cannot be read at byte {damaged:,}, where row {row} is: "
+        r"Input/output error\. Check the disk, then restore the file",
+    ) as caught:
+        gathered(shards, [0, 1, 4, 5, 6])
+    assert caught.value.path == str(shards.paths[1])
+    np.testing.assert_array_equal(gathered(shards, [1, 3]), np.concatenate(shards.maps)[[1, 3]])
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_shard_truncated_while_it_is_read_is_told(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards, preadv = Shards(make_dataset(rows=(3, 4))), os.preadv
+
+    def truncate(descriptor: int, buffers: Any, offset: int) -> int:
+        os.truncate(shards.paths[1], 4096 + 72 + 5)
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", truncate)
+    with pytest.raises(
+        FormatError,
+        match=r"00001-of-00002\.bin was truncated while it was open: it has 4,173 bytes instead of "
+        r"4,384, and row 4 is the first one that it lacks",
+    ):
+        gathered(shards, [6, 0, 3])
+
+
+def test_without_posix_fadvise_rows_come_from_the_map(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.delattr(os, "posix_fadvise")
+    shards = Shards(make_dataset(rows=(3, 2)))
+    shards.maps[1][1] = 7
+    assert (gathered(shards, [4, 4]) == 7).all()
+    assert np.array_equal(whole(shards), np.concatenate(shards.maps))
 
 
 # ---- seals
