@@ -1,6 +1,11 @@
 """The RAM in which the Loaders of a process hold rows: they share one budget.
 
-What one Loader holds is not left for the next. Parts of files that several of them hold count once.
+    plans: windows that hold used rows ─▶ claim_all ─▶ claims: those of them that fit the budget
+                                          ▲       │
+           what other Loaders have claimed └──────┘
+
+What a Loader claims is no longer free for Loaders that are made later. If several Loaders claim the
+same part of a file, it counts once.
 """
 
 import os
@@ -10,24 +15,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memload.feeds.windows import plan_for_rows, plan_within
+from memload.feeds.windows import plan_within
 from memload.storage.shards import Shards
 
 
 class Claim:
-    """Parts of the files of one array that are to be held. Ends when it is closed or dropped."""
+    """The parts of an array's files that a Loader holds in RAM, or is about to hold.
 
-    def __init__(self, files: Sequence[tuple[int, ...]], plan: np.ndarray) -> None:
-        self.files, self.plan = files, plan
+    ``files`` identifies the files, see `identity_of`. ``plan`` is what is held of them, and
+    ``wanted_plan`` what would be held with a larger budget; see windows.py for plans. The claim
+    lasts as long as somebody refers to it.
+    """
+
+    def __init__(
+        self, files: Sequence[tuple[int, ...]], wanted_plan: np.ndarray, plan: np.ndarray
+    ) -> None:
+        self.files, self.wanted_plan, self.plan = files, wanted_plan, plan
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes would be held with a larger budget."""
+        return int(self.wanted_plan.sum())
 
     @property
     def size(self) -> int:
         """How many bytes are held."""
         return int(self.plan.sum())
-
-    def close(self) -> None:
-        """Leave the bytes to other Loaders."""
-        _claims.discard(self)
 
 
 _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
@@ -35,45 +48,61 @@ _lock = threading.Lock()
 
 
 def identity_of(descriptor: int) -> tuple[int, ...]:
-    """Return what tells an open file, in this process, from every other file."""
+    """Return what identifies an open file in this process: process, device, inode and time."""
     status = os.fstat(descriptor)
     return os.getpid(), status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def claimed_bytes() -> int:
     """Return how many bytes the Loaders of this process hold, or are about to hold."""
-    held = _held_by_file()
-    return int(sum(plan.sum() for plan in held.values()))
+    return int(sum(plan.sum() for plan in _claimed_by_file().values()))
 
 
-def claim(shards: Shards, rows: np.ndarray, budget: float) -> Claim:
-    """Claim the files of some rows (int64), as far as a budget in bytes allows.
+def claim_all(arrays: Sequence[tuple[Shards, np.ndarray]], budget: float) -> list[Claim]:
+    """Claim parts of the files of some arrays, as far as a budget in bytes allows.
+
+    ``arrays`` are the arrays of a Loader, each with the plan of what is wanted of it. If they do
+    not all fit, the same share of each is claimed.
 
     The budget is for all claims of the process together. What others have claimed of the same files
     is claimed as well, and costs nothing.
     """
-    files = [identity_of(descriptor) for descriptor in shards.descriptors]
-    wanted = plan_for_rows(shards, rows)
     with _lock:
-        held_by_file = _held_by_file()
-        left = budget - sum(plan.sum() for plan in held_by_file.values())
-        held = np.zeros_like(wanted)
-        for number, file in enumerate(files):
-            of_file = held_by_file.get(file, held[number])
-            held[number, : len(of_file)] = of_file[: held.shape[1]]
-        made = Claim(files, plan_within(wanted, held, max(0, left)))
-        _claims.add(made)
-    return made
+        claimed_by_file = _claimed_by_file()
+        left = max(0, budget - sum(int(plan.sum()) for plan in claimed_by_file.values()))
+        found = [_find_plan(shards, plan, claimed_by_file) for shards, plan in arrays]
+        costs = [
+            int((plan - np.minimum(plan, claimed)).sum())
+            for (_, plan), (_, claimed) in zip(arrays, found, strict=True)
+        ]
+        total = sum(costs)
+        to_spend = int(min(left, total))
+        claims = [
+            Claim(files, plan, plan_within(plan, claimed, to_spend * cost // max(1, total)))
+            for (_, plan), (files, claimed), cost in zip(arrays, found, costs, strict=True)
+        ]
+        _claims.update(claims)
+    return claims
 
 
-def _held_by_file() -> dict[tuple[int, ...], np.ndarray]:
+def _find_plan(
+    shards: Shards, plan: np.ndarray, claimed_by_file: dict[tuple[int, ...], np.ndarray]
+) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """Return the identities of an array's files, and what is claimed of them: a plan."""
+    files = [identity_of(descriptor) for descriptor in shards.descriptors]
+    claimed = np.zeros_like(plan)
+    for number, file in enumerate(files):
+        of_file = claimed_by_file.get(file, claimed[number])[: plan.shape[1]]
+        claimed[number, : len(of_file)] = of_file
+    return files, claimed
+
+
+def _claimed_by_file() -> dict[tuple[int, ...], np.ndarray]:
     """Return the bytes of each window of each file that are claimed by anyone."""
-    held: dict[tuple[int, ...], np.ndarray] = {}
-    for one in list(_claims):
-        for file, plan in zip(one.files, one.plan, strict=True):
-            if file in held:
-                width = max(len(plan), len(held[file]))
-                both = [np.pad(p, (0, width - len(p))) for p in (plan, held[file])]
-                plan = np.maximum(*both)
-            held[file] = plan
-    return held
+    claimed: dict[tuple[int, ...], np.ndarray] = {}
+    for claim in list(_claims):
+        for file, plan in zip(claim.files, claim.plan, strict=True):
+            both = [plan, claimed.get(file, plan)]
+            width = max(map(len, both))
+            claimed[file] = np.maximum(*(np.pad(one, (0, width - len(one))) for one in both))
+    return claimed

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from memload.errors import FeedError
+from memload.feeds.budget import claim_all
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import BatchedCopies
 from memload.feeds.interface import Feed, ReadCounts, Samples, require_cuda
@@ -113,8 +114,10 @@ def choose_feed(
             return ResidentFeed(array, device, num_threads=num_threads)
         require_cuda(name, device)
         budget = limits.in_ram() if name == "disk" else math.inf
+        plan = plan_for_rows(array.shards, array.used_rows())
+        (claim,) = claim_all([(array.shards, plan)], budget)
         copier = _copier(name, array, device)
-        return PageCacheFeed(name, array, device, copier, budget=budget, buffers=buffers)
+        return PageCacheFeed(name, array, device, copier, claim=claim, buffers=buffers)
 
     def create_all(names: Sequence[str]) -> Feed:
         return feed_of_all(names, samples, create)

@@ -7,7 +7,6 @@
 there yet is read through the page cache, to stay; what will never be held is read past it.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.feeds.budget import claim
+from memload.feeds.budget import Claim
 from memload.feeds.held import HeldRows
 from memload.feeds.interface import Begin, Fetch, ReadCounts, Samples
 from memload.feeds.row_reader import Reading, RowReader
@@ -42,7 +41,7 @@ class Copier(Protocol):
 class PageCacheFeed:
     """Brings rows to the device from registered page cache, or from the files.
 
-    ``budget`` is how many bytes may be held in RAM, for all Loaders of the process together.
+    ``claim`` says which rows are to be held in RAM.
     """
 
     def __init__(
@@ -52,16 +51,16 @@ class PageCacheFeed:
         device: torch.device,
         copier: Copier,
         *,
-        budget: float = math.inf,
+        claim: Claim,
         buffers: int,
     ) -> None:
         self.name, self.device = name, device
         self._samples, self._copier = samples, copier
         used_rows = samples.used_rows()
         self._reader = RowReader(samples.shards, device, buffers=buffers)
-        self._claim = claim(samples.shards, used_rows, budget)
-        self._held = HeldRows(samples.shards, self._claim, device, self._reader.idle)
-        self._is_kept = rows_inside(samples.shards, self._claim.plan)
+        self._claim: Claim | None = claim
+        self._held = HeldRows(samples.shards, claim, device, self._reader.idle)
+        self._is_kept = rows_inside(samples.shards, claim.plan)
         self._holds_all = bool(self._is_kept[used_rows].all())
         self._counts = ReadCounts(int(self._is_kept[used_rows].sum()), len(used_rows))
 
@@ -130,4 +129,4 @@ class PageCacheFeed:
         """See `Feed.close`."""
         self._held.close()
         self._reader.close()
-        self._claim.close()
+        self._claim = None  # what was claimed is left to other Loaders

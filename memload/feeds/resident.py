@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.budget import claim, identity_of
+from memload.feeds.budget import claim_all, identity_of
 from memload.feeds.held import HeldRows
 from memload.feeds.interface import Begin, ReadCounts, Samples, require_cuda, widest_word
 from memload.feeds.pinned import PinnedFeed
+from memload.feeds.windows import plan_for_rows
 from memload.upload import upload
 
 #: Types of the same size for those that `torch.index_select` does not take on CUDA.
@@ -117,7 +118,8 @@ def _load(
         with contextlib.suppress(FeedError):  # if the pages cannot be registered
             idle = threading.Event()
             idle.set()
-            pages = HeldRows(shards, claim(shards, used_rows, math.inf), device, idle)
+            (claim,) = claim_all([(shards, plan_for_rows(shards, used_rows))], math.inf)
+            pages = HeldRows(shards, claim, device, idle)
     if pages is None:
         _gather(samples, used_rows, rows_as_bytes, num_threads)
     else:

@@ -24,12 +24,16 @@ def window_sizes(shards: Shards) -> np.ndarray:
 
 
 def plan_for_rows(shards: Shards, rows: np.ndarray) -> np.ndarray:
-    """Return the plan that holds every window with bytes of some rows (int64)."""
-    used = np.zeros((len(shards.maps), window_sizes(shards).shape[1]), bool)
-    shard, offset = shards.offsets_of(rows)
-    used[shard, offset // WINDOW_BYTES] = True
-    used[shard, (offset + shards.array.row_bytes - 1) // WINDOW_BYTES] = True
-    return np.where(used, window_sizes(shards), 0)
+    """Return the plan that holds every window with bytes of some rows, int64 in ascending order."""
+    header_bytes, row_bytes = shards.array.header_bytes, shards.array.row_bytes
+    sizes = window_sizes(shards)
+    start = np.arange(sizes.shape[1]) * WINDOW_BYTES
+    first_row, rows_in_file = np.array(shards.starts)[:-1, None], np.diff(shards.starts)[:, None]
+    # The rows that have bytes in a window: from the one in which it begins, to its last byte.
+    first = np.clip((start - header_bytes) // row_bytes, 0, rows_in_file)
+    stop = np.clip(-((header_bytes - start - sizes) // row_bytes), 0, rows_in_file)
+    before, until = (np.searchsorted(rows, first_row + number) for number in (first, stop))
+    return np.where(until > before, sizes, 0)
 
 
 def plan_within(plan: np.ndarray, held: np.ndarray, budget: float) -> np.ndarray:

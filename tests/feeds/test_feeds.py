@@ -152,7 +152,7 @@ def test_only_windows_that_hold_rows_in_use_are_registered(
     starts = [file.address for file in opened._files]
     expected = {starts[shard] + 8192 * window for shard, window in in_use}
     assert set(registered) == expected
-    assert sum(registered.values()) == windows.plan_for_rows(shards, rows).sum()
+    assert sum(registered.values()) == windows.plan_for_rows(shards, np.unique(rows)).sum()
     offsets = [
         address - starts[row // 10]
         for row, address in zip(rows, opened.look_up(rows).addresses(), strict=True)
@@ -221,15 +221,22 @@ class Driver(SimpleNamespace):
         return (0,)
 
 
+def claim_of(shards: Shards, rows: np.ndarray, limit: float = math.inf) -> budget.Claim:
+    """Claim the windows that hold some rows."""
+    plan = windows.plan_for_rows(shards, np.unique(rows))
+    return budget.claim_all([(shards, plan)], limit)[0]
+
+
 def hold(shards: Shards, rows: np.ndarray) -> held.HeldRows:
     idle = threading.Event()
     idle.set()
-    return held.HeldRows(shards, budget.claim(shards, rows, math.inf), CUDA, idle)
+    return held.HeldRows(shards, claim_of(shards, rows), CUDA, idle)
 
 
 def feed_of(shards: Shards) -> PageCacheFeed:
     copies = BatchedCopies(CUDA, shards.array.row_bytes)
-    return PageCacheFeed("dma", samples_of(shards), CUDA, copies, buffers=2)
+    claim = claim_of(shards, np.arange(len(shards)))
+    return PageCacheFeed("dma", samples_of(shards), CUDA, copies, claim=claim, buffers=2)
 
 
 def wait_for_pages(opened: held.HeldRows) -> None:
