@@ -96,7 +96,7 @@ class PageCacheFeed:
         reading = None
         if not held.all():
             missing = rows[~held]
-            reading = self._reader.begin(missing, self._is_kept[missing], len(rows))
+            reading = self._reader.begin(missing, self._is_kept[missing])
         return partial(self._fetch, looked_up, held, reading)
 
     def _fetch(self, looked_up: WindowRows, held: np.ndarray, reading: Reading | None) -> Tensor:

@@ -25,26 +25,28 @@ class Staging:
 
     def __init__(self, device: torch.device, *, soft_limit: int) -> None:
         self._device, self._soft_limit = device, soft_limit
-        self._size = self._allocated = 0
+        self._size = 0
+        #: The finalizers of the buffers of this size, which are alive until the memory is freed.
+        self._allocated: list[weakref.finalize[..., Any]] = []
         self._lock = threading.Lock()
         #: Buffers to use again, oldest first, and the CUDA event after the copy out of each.
         self._free: deque[tuple[Tensor, Any]] = deque()
 
     def take(self, size: int) -> Tensor:
-        """Return at least ``size`` bytes, uint8, that no copy reads any more. Give them back later.
+        """Return a uint8 buffer of at least ``size`` bytes. No copy reads from it any more.
 
-        All buffers have the size of the largest batch so far. That is the first one, except with a
-        batch_sampler of the user's own.
+        Give it back with `give_back`, or drop it. All buffers have the size of the largest batch so
+        far. If a batch is larger than the first one, they get an eighth more than it needs.
         """
         with self._lock:
             if size > self._size:
                 self._free.clear()
-                self._size, self._allocated = size, 0
-            at_limit = self._allocated >= self._soft_limit
+                self._size = size + size // 8 if self._size else size
+                self._allocated = []
+            self._allocated = [buffer for buffer in self._allocated if buffer.alive]
+            at_limit = len(self._allocated) >= self._soft_limit
             if not self._free or not (at_limit or self._free[0][1].query()):
-                buffer = self._allocate()
-                self._allocated += 1
-                return buffer
+                return self._allocate()
             buffer, copied = self._free.popleft()
         copied.synchronize()
         return buffer
@@ -62,7 +64,8 @@ class Staging:
         memory = np.frombuffer(pages, np.uint8)
         with torch.cuda.device(self._device):
             register(memory.ctypes.data, memory.size, 0)
-        weakref.finalize(memory, _free, memory.ctypes.data, self._device, os.getpid())
+        address, process = memory.ctypes.data, os.getpid()
+        self._allocated.append(weakref.finalize(memory, _free, address, self._device, process))
         return torch.from_numpy(memory)
 
 

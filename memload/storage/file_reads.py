@@ -1,7 +1,6 @@
 """Read ranges of files: through the page cache, or past it as O_DIRECT does."""
 
 import ctypes
-import errno
 import mmap
 import os
 import struct
@@ -22,7 +21,7 @@ _STATX_BYTES, _MASK_OFFSET, _ALIGNMENT_OFFSET = 256, 0, 0x98
 #: ``f_type`` of file systems whose files are in RAM: tmpfs and ramfs.
 _IN_RAM = (0x01021994, 0x858458F6)
 _STATFS_BYTES = 120
-#: For file systems that do not tell their alignment. No known one asks for more.
+#: For file systems that do not report their alignment. No known one asks for more.
 _USUAL_ALIGNMENT = 4096
 
 
@@ -35,34 +34,35 @@ class DirectFile(NamedTuple):
 
 
 def open_direct(descriptor: int) -> DirectFile | None:
-    """Open a file, which is open already, for reading past the page cache. The caller closes it.
+    """Open the file of an open descriptor once more, with O_DIRECT, to read past the page cache.
 
-    Returns None where that cannot be done: on tmpfs, on some overlays and FUSE file systems, and on
-    systems other than Linux. The alignment is what the kernel says (``statx``, Linux 6.1) or, if it
-    says nothing, 4096 bytes. One read checks that it is accepted.
+    The caller closes it. Returns None where that cannot be done: on tmpfs, on some overlays and
+    FUSE file systems, and on systems other than Linux. The alignment is what the kernel reports
+    (``statx``, Linux 6.1) or, if it reports nothing, 4096 bytes. One read checks that it is
+    accepted.
     """
     if not hasattr(os, "O_DIRECT") or _is_in_ram(descriptor):
         return None
-    told = _told_alignment(descriptor)
-    if told == 0:
+    reported = _reported_alignment(descriptor)
+    if reported == 0:
         return None
-    alignment = told or _USUAL_ALIGNMENT
+    alignment = reported or _USUAL_ALIGNMENT
     try:
         # This path is the same file, also if another one has taken its name since.
         direct = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
         return None
+    memory = np.frombuffer(mmap.mmap(-1, 2 * alignment), np.uint8)
+    aligned = memory[-memory.ctypes.data % alignment :][:alignment]
     try:
-        os.preadv(direct, [mmap.mmap(-1, alignment)], 0)
-    except OSError as error:
+        os.preadv(direct, [bytes_of(aligned)], 0)
+    except OSError:
         os.close(direct)
-        if error.errno == errno.EIO:
-            raise
         return None
     return DirectFile(direct, alignment)
 
 
-def _told_alignment(descriptor: int) -> int | None:
+def _reported_alignment(descriptor: int) -> int | None:
     """Return the alignment that a file needs: 0 if it cannot be read directly, None if unknown."""
     buffer = ctypes.create_string_buffer(_STATX_BYTES)
     if not hasattr(_libc, "statx"):

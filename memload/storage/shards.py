@@ -189,7 +189,7 @@ class Shards:
         memory = bytes_of(out)
         for shard, offset, size, first in parts:
             begin = first * row_bytes
-            self.read(shard, offset, memory[begin : begin + size], size, self.descriptors[shard])
+            self.read(shard, offset, memory[begin : begin + size], size)
         if kept is not None:
             dropped = ~kept(rows)
             for shard, offset in zip(
@@ -198,23 +198,25 @@ class Shards:
                 drop_behind(self.descriptors[shard], offset, row_bytes)
 
     def read(
-        self, shard: int, offset: int, memory: memoryview, needed: int, descriptor: int
+        self, shard: int, offset: int, memory: memoryview, needed: int, direct: int | None = None
     ) -> None:
         """Read a part of a shard into ``memory``, at least ``needed`` bytes of it.
 
-        ``descriptor`` is an open file of the shard: for reading past the page cache, it is not the
-        one in ``descriptors``. Blocks; the GIL is released meanwhile. Raises FormatError, which
-        names the row and the shard, if it cannot be read or ends too early.
+        Reads through the page cache, or past it through ``direct``, a descriptor for that (see
+        `open_direct`). Blocks; the GIL is released meanwhile. Raises FormatError, which names the
+        row and the shard, if it cannot be read or ends too early.
         """
-        done = 0
-        while done < needed:
-            try:
+        done, descriptor = 0, self.descriptors[shard] if direct is None else direct
+        try:
+            while done < needed:
                 count = os.preadv(descriptor, [memory[done:]], offset + done)
-            except OSError as error:
-                self._raise_unreadable(shard, offset + done, error)
-            if not count:
-                self._raise_truncated(shard)
-            done += count
+                if not count:
+                    self._raise_truncated(shard)
+                done += count
+                # A direct read may end inside of a block, where another one cannot begin.
+                descriptor = self.descriptors[shard]
+        except OSError as error:
+            self._raise_unreadable(shard, offset + done, needed - done, error)
 
     def check_sizes(self, shards: Collection[int]) -> None:
         """Raise FormatError if one of these shards is shorter than when it was opened."""
@@ -240,14 +242,31 @@ class Shards:
             path=path,
         )
 
-    def _raise_unreadable(self, shard: int, offset: int, error: OSError) -> NoReturn:
-        path = self.paths[shard]
+    def _raise_unreadable(self, shard: int, offset: int, size: int, error: OSError) -> NoReturn:
+        path, failing = self.paths[shard], self._first_unreadable(shard, offset, size)
         raise FormatError(
-            f"{path} cannot be read at byte {offset:,}, where row {self._row_at(shard, offset):,} "
+            f"{path} cannot be read at byte {failing:,}, where row {self._row_at(shard, failing):,} "
             f"is: {error.strerror}. Check the disk, then restore the file or run 'memload build' "
             "again.",
             path=path,
         ) from error
+
+    def _first_unreadable(self, shard: int, offset: int, size: int) -> int:
+        """Return the first byte in a part of a shard that cannot be read: a direct read says none.
+
+        If all rows can be read now, it is the first byte of the part.
+        """
+        header_bytes, row_bytes = self.array.header_bytes, self.array.row_bytes
+        first_row = max(0, offset - header_bytes) // row_bytes
+        memory = bytearray(row_bytes)
+        for start in range(header_bytes + first_row * row_bytes, offset + size, row_bytes):
+            try:
+                count = os.preadv(self.descriptors[shard], [memory], start)
+            except OSError:
+                return start
+            if count < row_bytes:
+                return start + count
+        return offset
 
     def _row_at(self, shard: int, offset: int) -> int:
         """Return the row that has a byte of a shard. That is its first one for the header."""
