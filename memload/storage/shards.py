@@ -252,9 +252,10 @@ class Shards:
         ) from error
 
     def _first_unreadable(self, shard: int, offset: int, size: int) -> int:
-        """Return the first byte in a part of a shard that cannot be read: a direct read says none.
+        """Return the first byte in a part of a shard that cannot be read.
 
-        If all rows can be read now, it is the first byte of the part.
+        A direct read does not report it, so each row is read once more, through the page cache. If
+        that succeeds, it is the last byte of the part.
         """
         header_bytes, row_bytes = self.array.header_bytes, self.array.row_bytes
         first_row = max(0, offset - header_bytes) // row_bytes
@@ -266,7 +267,7 @@ class Shards:
                 return start
             if count < row_bytes:
                 return start + count
-        return offset
+        return offset + size - 1
 
     def _row_at(self, shard: int, offset: int) -> int:
         """Return the row that has a byte of a shard. That is its first one for the header."""
