@@ -245,9 +245,9 @@ class Shards:
     def _raise_unreadable(self, shard: int, offset: int, size: int, error: OSError) -> NoReturn:
         path, failing = self.paths[shard], self._first_unreadable(shard, offset, size)
         raise FormatError(
-            f"{path} cannot be read at byte {failing:,}, where row {self._row_at(shard, failing):,} "
-            f"is: {error.strerror}. Check the disk, then restore the file or run 'memload build' "
-            "again.",
+            f"{path} cannot be read at byte {failing:,}, where row "
+            f"{self._row_at(shard, failing):,} is: {error.strerror}. Check the disk, then restore "
+            "the file or run 'memload build' again.",
             path=path,
         ) from error
 
