@@ -13,21 +13,17 @@ from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import BatchedCopies
 from memload.feeds.interface import Feed, ReadCounts, Samples, require_cuda
 from memload.feeds.joined import feed_of_all
+from memload.feeds.limits import NO_LIMITS, MemoryLimits
 from memload.feeds.page_cache import Copier, PageCacheFeed
 from memload.feeds.pinned import PinnedFeed
 from memload.feeds.resident import ResidentFeed
 from memload.feeds.uva import Kernel
 from memload.feeds.windows import plan_for_rows
-from memload.machine import available_memory
-from memload.wording import parse_size, size_text
+from memload.wording import size_text
 
 FeedName = Literal["auto", "resident", "dma", "uva", "disk", "pinned", "cpu"]
 FEEDS: tuple[str, ...] = get_args(FeedName)
 
-#: The part of the device's free memory that samples may take. The rest is for the model.
-RESIDENT_SHARE = 0.25
-#: The part of the available RAM that may be registered, and so kept in the page cache.
-REGISTERED_SHARE = 0.5
 #: From rows of this size on, the copy engines are about as fast as a kernel (44.9 against 46.8 GB/s
 #: at 27 KiB on one H200).
 DMA_ROW_BYTES = 28 << 10
@@ -46,39 +42,6 @@ class Choice(NamedTuple):
         return text if self.counts is None else f"{text}; {self.counts}"
 
 
-class MemoryLimits(NamedTuple):
-    """How many bytes the rows of Loaders may take: in RAM, and on the device. None: by default."""
-
-    cache: int | None = None
-    resident: int | None = None
-
-    @classmethod
-    def of(cls, cache: int | str | None, resident: int | str | None) -> "MemoryLimits":
-        """Return the limits of two sizes, such as ``"64GB"``. Raises ValueError."""
-        given = {"cache_bytes": cache, "resident_bytes": resident}
-        sizes = [None if size is None else _size(name, size) for name, size in given.items()]
-        return cls(*sizes)
-
-    def in_ram(self) -> float:
-        """Return the limit in RAM: by default, half of what is available."""
-        return REGISTERED_SHARE * available_memory() if self.cache is None else self.cache
-
-
-#: Nothing is given: see `MemoryLimits`.
-_NO_LIMITS = MemoryLimits()
-
-
-def _size(name: str, size: int | str) -> int:
-    """Return a number of bytes. Raises ValueError that names the argument."""
-    try:
-        found = parse_size(size)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    if found < 0:
-        raise ValueError(f"{name} must be at least 0, not {size!r}.")
-    return found
-
-
 def choose_feed(
     name: FeedName,
     samples: Samples,
@@ -87,7 +50,7 @@ def choose_feed(
     num_threads: int,
     prefetch_factor: int,
     buffers: int = 4,
-    limits: MemoryLimits = _NO_LIMITS,
+    limits: MemoryLimits = NO_LIMITS,
 ) -> tuple[Feed, Choice]:
     """Create the feed with this name, or choose one; return it with the reason.
 
@@ -101,7 +64,8 @@ def choose_feed(
     Several arrays count together. Each is then read by ``dma`` or ``uva`` as its own rows are large
     or small. A feed that was asked for by name serves all of them.
 
-    Raises FeedError if the named feed cannot serve these samples on this device.
+    Raises FeedError if the named feed cannot serve these samples on this device, and ValueError
+    for a limit without effect.
     """
 
     def create(name: str, array: Samples) -> Feed:
@@ -113,7 +77,7 @@ def choose_feed(
         if name == "resident":
             return ResidentFeed(array, device, num_threads=num_threads)
         require_cuda(name, device)
-        budget = limits.in_ram() if name == "disk" else math.inf
+        budget = limits.in_ram(name).size if name == "disk" else math.inf
         plan = plan_for_rows(array.shards, array.used_rows())
         (claim,) = claim_all([(array.shards, plan)], budget)
         copier = _copier(name, array, device)
@@ -127,6 +91,7 @@ def choose_feed(
     else:
         asked_for = Choice(name, "asked for")
         choice = Choice("cpu", f"the device is {device}") if name == "auto" else asked_for
+        limits.check_effect(choice.name)
         feed = create_all([choice.name] * len(samples.arrays))
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice
@@ -146,34 +111,26 @@ def first_that_serves(
     create: Callable[[Sequence[str]], Feed],
     samples: Samples,
     device: torch.device,
-    limits: MemoryLimits = _NO_LIMITS,
+    limits: MemoryLimits = NO_LIMITS,
 ) -> tuple[Feed, Choice]:
     """Return the fastest feed that has enough memory and can be created, and the reason.
 
     ``create`` takes the name of a feed for each array. The choice has that of the images, and the
     reason tells which arrays have another.
     """
-    free = _free_memory(device)
-    memory = available_memory()
     used = [(array, array.used_rows()) for array in samples.arrays]
     to_copy = sum(len(rows) * array.shards.array.row_bytes for array, rows in used)
     to_copy += sum(column.nbytes for column in samples.columns)
     to_register = sum(int(plan_for_rows(array.shards, rows).sum()) for array, rows in used)
-    ram = limits.in_ram()
-    on_device = f"{RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
-    in_memory = f"{REGISTERED_SHARE:.0%} of the {size_text(memory)} of available RAM"
-    if limits.cache is not None:
-        in_memory = f"cache_bytes={limits.cache:,}"
-    candidates = [(("resident",) * len(used), to_copy, RESIDENT_SHARE * free, on_device)]
-    for names in _from_page_cache(samples):
-        candidates.append((names, to_register, ram, in_memory))
-    # As many rows as fit are held, which may be none.
-    candidates.append((("disk",) * len(used), 0, math.inf, in_memory))
+    on_device, ram = limits.on_device(device), limits.in_ram("disk")
+    candidates = [(("resident",) * len(used), to_copy, on_device)]
+    candidates += [(names, to_register, ram) for names in _from_page_cache(samples)]
+    candidates.append((("disk",) * len(used), 0, ram))
     refusals: list[str] = []
-    for names, size, limit, limit_in_words in candidates:
+    for names, size, limit in candidates:
         described = _describe(names, samples)
-        if size > limit:
-            refusals.append(f"{described}: {size_text(size)} does not fit in {limit_in_words}")
+        if size > limit.size:
+            refusals.append(f"{described}: {size_text(size)} does not fit in {limit.text}")
             continue
         try:
             feed = create(names)
@@ -181,7 +138,7 @@ def first_that_serves(
             refusals.append(f"{described}: {str(error).removesuffix('.')}")
             continue
         others = [described.removeprefix(f"{names[0]} with ")] if described != names[0] else []
-        reasons = [f"{size_text(size)} fits in {limit_in_words}", *others, *refusals]
+        reasons = [f"{size_text(size)} fits in {limit.text}", *others, *refusals]
         return feed, Choice(names[0], "; ".join(reasons))
     return create(["pinned"] * len(used)), Choice("pinned", "; ".join(refusals))
 
@@ -227,9 +184,3 @@ def _describe(names: Sequence[str], samples: Samples) -> str:
     if not others:
         return names[0]
     return f"{names[0]} with {names[arrays.index(others[0])]} for {', '.join(others)}"
-
-
-def _free_memory(device: torch.device) -> int:
-    """Return the bytes of the device's memory that torch can still hand out."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

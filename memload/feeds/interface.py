@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,32 +20,77 @@ Fetch = Callable[[], list[Tensor]]
 Begin = Callable[[int, int], Fetch]
 
 
-class ReadCounts:
-    """Where a feed has found the rows that it served. Thread-safe."""
+class ReadCounts(NamedTuple):
+    """Where a feed has found the rows that it served so far.
 
-    def __init__(self, rows_held: int, rows: int) -> None:
-        #: How many rows are to be held in RAM, of those that the samples use.
-        self.rows_held, self.rows = rows_held, rows
+    >>> print(ReadCounts(2000, rows_held=1000, rows_to_hold=1000, served=50, hits=24))
+    1,000 of 2,000 rows are held; of 50 rows so far, 24 came from memory and 26 from the files
+    """
+
+    #: How many rows the samples use.
+    rows: int
+    #: How many of them are held in memory now, and how many will be.
+    rows_held: int
+    rows_to_hold: int
+    #: How many of those that are held are in the memory of the device.
+    rows_on_device: int = 0
+    #: Rows served so far, and how many of them were in memory already. None: that is not known.
+    served: int = 0
+    hits: int | None = 0
+    #: Bytes read from the files, and the seconds during which that went on.
+    bytes_read: int = 0
+    seconds_reading: float = 0.0
+    #: Why fewer rows are held than was planned; empty if nothing is wrong.
+    problem: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.rows_held:,} of {self.rows:,} rows are held"
+        if self.rows_on_device:
+            text += f", {self.rows_on_device:,} of them on the device"
+        if self.rows_to_hold > self.rows_held:
+            text += f", and {self.rows_to_hold - self.rows_held:,} more will be"
+        if self.served:
+            text += f"; of {self.served:,} rows so far"
+            if self.hits is None:
+                text += f", {size_text(self.bytes_read)} came from the files"
+            else:
+                missed = self.served - self.hits
+                text += f", {self.hits:,} came from memory and {missed:,} from the files"
+        if self.seconds_reading:
+            rate = size_text(int(self.bytes_read / self.seconds_reading))
+            text += f" ({size_text(self.bytes_read)} at {rate}/s)"
+        return f"{text}; {self.problem}" if self.problem else text
+
+    @classmethod
+    def of_all(cls, counts: "Sequence[ReadCounts]") -> "ReadCounts":
+        """Return the counts of several feeds, which read at the same time, as those of one."""
+        hits = [one.hits for one in counts if one.hits is not None]
+        return cls(
+            rows=sum(one.rows for one in counts),
+            rows_held=sum(one.rows_held for one in counts),
+            rows_to_hold=sum(one.rows_to_hold for one in counts),
+            rows_on_device=sum(one.rows_on_device for one in counts),
+            served=sum(one.served for one in counts),
+            hits=sum(hits) if len(hits) == len(counts) else None,
+            bytes_read=sum(one.bytes_read for one in counts),
+            seconds_reading=max(one.seconds_reading for one in counts),
+            problem="; ".join(dict.fromkeys(one.problem for one in counts if one.problem)),
+        )
+
+
+class HitCounter:
+    """Counts the rows of batches, on any number of threads."""
+
+    def __init__(self) -> None:
         #: How many rows were served, and how many of them were in memory already.
         self.served = self.hits = 0
-        #: What was read from the files, in bytes, and the seconds during which that went on.
-        self.bytes_read, self.seconds_read = 0, 0.0
         self._lock = threading.Lock()
 
-    def note(self, served: int, hits: int) -> None:
+    def add(self, served: int, hits: int) -> None:
         """Count the rows of a batch."""
         with self._lock:
             self.served += served
             self.hits += hits
-
-    def __str__(self) -> str:
-        text = f"{self.rows_held:,} of {self.rows:,} rows held in RAM"
-        if self.served:
-            text += f", {self.hits:,} of {self.served:,} rows served from there"
-        if self.seconds_read:
-            rate = size_text(int(self.bytes_read / self.seconds_read))
-            text += f", {size_text(self.bytes_read)} read at {rate}/s"
-        return text
 
 
 @dataclass(frozen=True)
@@ -116,7 +161,7 @@ class Feed(Protocol):
         """
 
     def counts(self) -> ReadCounts | None:
-        """Return where rows were found; None if the feed does not count them."""
+        """Return where rows were found so far; None if the feed does not count them."""
 
     def close(self) -> None:
         """Wait for copies under way, then free memory and threads. Batches stay valid."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from memload.feeds.budget import Claim
 from memload.feeds.held import HeldRows
-from memload.feeds.interface import Begin, Fetch, ReadCounts, Samples
+from memload.feeds.interface import Begin, Fetch, HitCounter, ReadCounts, Samples
 from memload.feeds.row_reader import Reading, RowReader
 from memload.feeds.windows import WindowRows, rows_inside
 from memload.upload import upload
@@ -62,7 +62,8 @@ class PageCacheFeed:
         self._held = HeldRows(samples.shards, claim, device, self._reader.idle)
         self._is_kept = rows_inside(samples.shards, claim.plan)
         self._holds_all = bool(self._is_kept[used_rows].all())
-        self._counts = ReadCounts(int(self._is_kept[used_rows].sum()), len(used_rows))
+        self._num_rows, self._num_kept = len(used_rows), int(self._is_kept[used_rows].sum())
+        self._counter = HitCounter()
 
     def prepare(self, samples: np.ndarray) -> Begin:
         """See `Feed.prepare`. Threads read the rows that are not held; fetching waits for them."""
@@ -84,7 +85,7 @@ class PageCacheFeed:
             if copy_held is None:
                 copy_held = self._copier.prepare(looked_up.addresses(), looked_up.before_boundary)
                 self._reader.release()  # what other threads have begun goes on
-            self._counts.note(stop - start, stop - start)
+            self._counter.add(stop - start, stop - start)
             return self._copy(copy_held, start, stop)
 
         return begin
@@ -92,7 +93,7 @@ class PageCacheFeed:
     def _begin_reading(self, rows: np.ndarray, looked_up: WindowRows) -> Callable[[], Tensor]:
         """Begin to read the rows that are not held; return what fetches all of them."""
         held = looked_up.are_held()
-        self._counts.note(len(rows), int(held.sum()))
+        self._counter.add(len(rows), int(held.sum()))
         reading = None
         if not held.all():
             missing = rows[~held]
@@ -121,9 +122,15 @@ class PageCacheFeed:
 
     def counts(self) -> ReadCounts:
         """See `Feed.counts`."""
-        self._counts.bytes_read = self._reader.bytes_read
-        self._counts.seconds_read = self._reader.seconds_read
-        return self._counts
+        return ReadCounts(
+            self._num_rows,
+            rows_held=self._num_kept,
+            rows_to_hold=self._num_kept,
+            served=self._counter.served,
+            hits=self._counter.hits,
+            bytes_read=self._reader.bytes_read,
+            seconds_reading=self._reader.seconds_read,
+        )
 
     def close(self) -> None:
         """See `Feed.close`."""

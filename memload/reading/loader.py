@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 from memload import ranks
-from memload.feeds.choice import Choice, FeedName, MemoryLimits
+from memload.feeds.choice import Choice, FeedName
+from memload.feeds.limits import MemoryLimits
 from memload.machine import available_cores
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.arguments import (
@@ -195,6 +196,7 @@ class Loader:
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
         self._limits = MemoryLimits.of(cache_bytes, resident_bytes)
+        self._limits.check_effect(feed)
         # `_next` is where the next iteration begins. `_current` is the position of the newest
         # iteration from its first batch on, and None again once that iteration has ended. It stays
         # when a loop is left early. `state_dict` returns `_current`, else `_next`.

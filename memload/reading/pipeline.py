@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memload.feeds.choice import Choice, FeedName, MemoryLimits, choose_feed, pinned_callers
+from memload.feeds.choice import Choice, FeedName, choose_feed, pinned_callers
 from memload.feeds.interface import Feed, Samples
+from memload.feeds.limits import MemoryLimits
 from memload.reading.columns import column_values, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.streams import SideStream

@@ -1,0 +1,106 @@
+"""How much memory rows may take: in RAM, for all Loaders of a process, and on the device."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memload.machine import available_memory
+from memload.wording import parse_size, size_text
+
+#: The part of the device's free memory that samples may take. The rest is for the model.
+RESIDENT_SHARE = 0.25
+#: The part of the available RAM that may be registered with CUDA. The system cannot reclaim that.
+REGISTERED_SHARE = 0.5
+#: The part of the available RAM in which rows may stay as ordinary page cache, which it can.
+PAGE_CACHE_SHARE = 0.8
+
+#: The feeds on which each argument of a Loader has an effect.
+_FEEDS_WITH = {
+    "cache_bytes": ("auto", "dma", "uva", "disk", "pinned", "cpu"),
+    "resident_bytes": ("auto", "resident", "disk"),
+}
+
+
+class Limit(NamedTuple):
+    """A limit in bytes, and how a sentence names it."""
+
+    size: float
+    text: str
+
+
+class MemoryLimits(NamedTuple):
+    """The limits that a Loader was given, in bytes. None: the default."""
+
+    cache: int | None = None
+    resident: int | None = None
+
+    @classmethod
+    def of(cls, cache_bytes: int | str | None, resident_bytes: int | str | None) -> "MemoryLimits":
+        """Return the limits that the arguments of a Loader set, such as ``"64GB"``.
+
+        Raises TypeError or ValueError for what is no size.
+        """
+        given = {"cache_bytes": cache_bytes, "resident_bytes": resident_bytes}
+        sizes = [None if size is None else _bytes_of(name, size) for name, size in given.items()]
+        return cls(*sizes)
+
+    def check_effect(self, feed: str) -> None:
+        """Raise ValueError if a limit was given that has no effect on a feed."""
+        for (name, feeds), size in zip(_FEEDS_WITH.items(), self, strict=True):
+            if size is not None and feed not in feeds:
+                raise ValueError(
+                    f"{name} has no effect on feed={feed!r}. Leave it out, or use one of the feeds "
+                    f"{', '.join(feeds)}."
+                )
+
+    def in_ram(self, feed: str) -> Limit:
+        """Return the limit of rows that a feed holds in RAM.
+
+        By default, ``dma`` and ``uva`` have none, since they are asked for by name.
+        """
+        if self.cache is not None:
+            return Limit(self.cache, f"the {size_text(self.cache)} of cache_bytes")
+        if feed in ("dma", "uva"):
+            return Limit(math.inf, "the available RAM")
+        share = REGISTERED_SHARE if feed == "disk" else PAGE_CACHE_SHARE
+        available = available_memory()
+        if not available and feed != "disk":  # the system does not report it
+            return Limit(math.inf, "the available RAM")
+        text = f"{share:.0%} of the {size_text(available)} of available RAM"
+        return Limit(share * available, text)
+
+    def on_device(self, device: torch.device) -> Limit:
+        """Return the limit of samples in the memory of a CUDA device."""
+        if self.resident is not None:
+            return Limit(self.resident, f"the {size_text(self.resident)} of resident_bytes")
+        free = _free_memory(device)
+        return Limit(
+            RESIDENT_SHARE * free, f"{RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
+        )
+
+
+#: Nothing was given.
+NO_LIMITS = MemoryLimits()
+
+
+def _bytes_of(name: str, size: Any) -> int:
+    """Return a number of bytes. Raises TypeError or ValueError that names the argument."""
+    if isinstance(size, bool) or not isinstance(size, int | np.integer | str):
+        raise TypeError(
+            f"{name} must be a whole number of bytes or a text such as '64GB', not {size!r}."
+        )
+    try:
+        found = parse_size(size if isinstance(size, str) else int(size))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if found < 0:
+        raise ValueError(f"{name} must be at least 0, not {size!r}.")
+    return found
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the bytes of the device's memory that torch can still hand out."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
