@@ -50,15 +50,17 @@ class ReadCounts(NamedTuple):
         if self.rows_to_hold > self.rows_held:
             text += f", and {self.rows_to_hold - self.rows_held:,} more will be"
         if self.served:
-            text += f"; of {self.served:,} rows so far"
             if self.hits is None:
-                text += f", {size_text(self.bytes_read)} came from the files"
+                text += f"; {self.served:,} rows so far"
             else:
                 missed = self.served - self.hits
-                text += f", {self.hits:,} came from memory and {missed:,} from the files"
+                text += (
+                    f"; of {self.served:,} rows so far, {self.hits:,} came from memory and "
+                    f"{missed:,} from the files"
+                )
         if self.seconds_reading:
             rate = size_text(int(self.bytes_read / self.seconds_reading))
-            text += f" ({size_text(self.bytes_read)} at {rate}/s)"
+            text += f"; {size_text(self.bytes_read)} read at {rate}/s"
         return f"{text}; {self.problem}" if self.problem else text
 
     @classmethod

@@ -3,7 +3,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,13 +15,12 @@ import pytest
 import torch
 
 from memload import FeedError, FormatError, Index
-from memload.feeds import budget, choice, held, pinned, windows
+from memload.feeds import budget, held, pinned, windows
 from memload.feeds import registered as registered_files
-from memload.feeds.choice import FEEDS, choose_feed, pinned_callers
+from memload.feeds.choice import choose_feed
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import BatchedCopies
 from memload.feeds.interface import Samples, widest_word
-from memload.feeds.joined import feed_of_all
 from memload.feeds.page_cache import PageCacheFeed
 from memload.machine import available_memory
 from memload.storage.shards import Shards
@@ -43,25 +42,6 @@ def samples_of(shards: Shards, row: Any = None, columns: Any = ()) -> Samples:
 
 def stored(shards: Shards) -> np.ndarray:
     return np.concatenate(shards.maps)
-
-
-@pytest.mark.parametrize("name", FEEDS)
-def test_every_feed_serves_the_cpu_or_says_why_not(
-    name: Any, open_shards: Callable[[], Shards]
-) -> None:
-    samples = samples_of(open_shards())
-    if name in ("auto", "cpu"):
-        feed, chosen = choose_feed(name, samples, CPU, num_threads=1, prefetch_factor=2)
-        assert feed.name == chosen.name == "cpu"
-        np.testing.assert_array_equal(
-            feed.prepare(np.arange(12))(0, 12)()[0].numpy(), stored(samples.shards)
-        )
-        feed.close()
-    else:
-        with pytest.raises(FeedError, match=f"feed='{name}' needs a CUDA device, .* is cpu"):
-            choose_feed(name, samples, CPU, num_threads=1, prefetch_factor=2)
-    with pytest.raises(FeedError, match=r"feed='cpu' needs device='cpu', .* is cuda:0"):
-        choose_feed("cpu", samples, CUDA, num_threads=1, prefetch_factor=2)
 
 
 def test_a_batch_on_the_cpu_has_the_rows_and_columns_of_its_samples(
@@ -100,7 +80,7 @@ def test_words_are_as_wide_as_rows_allow() -> None:
     assert widest_word(24, 100) == torch.int32  # rows begin at byte 100
 
 
-# Which windows are registered, and which feed is chosen. CUDA is replaced by functions that record.
+# Which windows are registered. CUDA is replaced by functions that record.
 
 
 class Stream:
@@ -307,147 +287,6 @@ def test_a_file_that_was_truncated_or_replaced_before_it_is_registered(
     with pytest.raises(FormatError, match=r"truncated .* 20,000 bytes instead of 34,096"):
         hold(shards, np.arange(10))
     opened.close()
-
-
-@pytest.fixture
-def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
-    """A function that chooses a feed as on a CUDA device, with so much free memory and RAM."""
-
-    def choose(
-        samples: Samples, free: int, memory: int, refused: tuple[str, ...] = ()
-    ) -> tuple[str, str]:
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-        monkeypatch.setattr(choice, "available_memory", lambda: memory)
-
-        def create(names: Sequence[str]) -> Any:
-            for name in names:
-                if name in refused:
-                    raise FeedError(f"{name} does not work here")
-            return SimpleNamespace(name=names[0])
-
-        feed, chosen = choice.first_that_serves(create, samples, CUDA)
-        assert feed.name == chosen.name
-        return chosen.name, chosen.reason
-
-    return choose
-
-
-def test_the_choice_is_the_fastest_feed_that_has_enough_memory(
-    choose: Callable[..., tuple[str, str]], make_dataset: Callable[..., Index]
-) -> None:
-    large = samples_of(Shards(make_dataset("large.bin", rows=(8,), shape=(28, 1024, 1))))
-    small = samples_of(Shards(make_dataset("small.bin", rows=(8,), shape=(28, 1023, 1))))
-    labelled = samples_of(large.shards, columns=[np.zeros(8, np.int8)])
-    pixels, ram = 8 * (28 << 10), 2 * (4096 + 8 * (28 << 10))
-    assert choose(large, 4 * pixels, 0) == (
-        "resident",
-        "229 kB fits in 25% of the 918 kB free on cuda:0",
-    )
-    assert choose(labelled, 4 * pixels, 0)[0] == "disk"
-    name, reason = choose(large, 100_000, ram)
-    assert name == "dma"
-    assert "resident: 229 kB does not fit in 25%" in reason
-    assert choose(large, 100_000, ram, refused=("dma",))[0] == "uva"
-    assert choose(small, 100_000, ram)[0] == "uva"
-    assert choose(small, 100_000, ram, refused=("uva",))[0] == "dma"
-    name, reason = choose(large, 100_000, ram - 1)
-    assert name == "disk"
-    assert reason.count("does not fit") == 3
-    name, reason = choose(large, 100_000, ram - 1, refused=("disk",))
-    assert name == "pinned"
-    assert reason.count("does not fit") == 3
-    name, reason = choose(large, 10, 10**9, refused=("dma", "uva", "disk"))
-    assert name == "pinned"
-    assert "dma: dma does not work here" in reason
-
-
-def test_the_choice_counts_only_what_a_subset_uses(
-    choose: Callable[..., tuple[str, str]],
-    make_dataset: Callable[..., Index],
-    registered: dict[int, int],
-) -> None:
-    shards = Shards(make_dataset(rows=(50, 50), shape=(10, 100, 3)))
-    whole, part = samples_of(shards), samples_of(shards, [60, 61, 61, 60] * 50)
-    assert choose(whole, 4 * 300_000 - 1, 0)[0] == "disk"
-    assert choose(part, 4 * 6000, 0)[0] == "resident"
-    assert choose(part, 0, 2 * 8192)[0] == "uva"  # rows 60 and 61 lie in one window of 8 KiB
-    assert choose(part, 0, 2 * 8192 - 1)[0] == "disk"
-
-
-def large_and_small(make_dataset: Callable[..., Index], add_array: Callable[..., Index]) -> Samples:
-    """Images of 28 KiB, masks of 28 KiB in another order, and features of 16 bytes."""
-    index = make_dataset(rows=(8,), shape=(28, 1024, 1))
-    rng = np.random.default_rng(0)
-    index = add_array(index, "mask", rng.integers(0, 99, (8, 28, 1024), np.uint8), "mask")
-    index = add_array(
-        index, "features", rng.random((5, 2)), "npy", other_rows={"features": np.arange(8) % 5}
-    )
-    row = np.arange(8)
-    others = [
-        Samples(Shards(index, "mask"), row[::-1], ()),
-        Samples(Shards(index, "features"), np.array([4, 1] * 4), ()),
-    ]
-    return Samples(Shards(index), row, [np.zeros(8, np.int64)], others)
-
-
-def test_the_choice_counts_all_arrays_that_are_used(
-    choose: Callable[..., tuple[str, str]],
-    make_dataset: Callable[..., Index],
-    add_array: Callable[..., Index],
-) -> None:
-    samples = large_and_small(make_dataset, add_array)
-    size = 2 * 8 * (28 << 10) + 2 * 16 + 8 * 8  # both rows of the features in use, and the labels
-    assert choose(samples, 4 * size, 0)[0] == "resident"
-    assert choose(samples, 4 * size - 4, 0)[0] == "disk"
-    ram = 2 * (2 * (4096 + 8 * (28 << 10)) + 128 + 5 * 16)
-    name, reason = choose(samples, 0, ram)
-    assert name == "dma"
-    assert reason.startswith("467 kB fits in 50% of ")
-    assert "of available RAM; uva for features; resident: " in reason
-    name, reason = choose(samples, 0, ram - 2)
-    assert name == "disk"
-    assert reason.count("does not fit") == 4
-    name, reason = choose(samples, 0, ram, refused=("uva",))
-    assert (name, reason.startswith("467 kB fits")) == ("dma", True)
-    assert "; dma with uva for features: uva does not work here" in reason
-    name, reason = choose(samples, 0, ram, refused=("dma",))
-    assert name == "uva"
-    assert "of available RAM; resident: " in reason
-
-
-def test_a_feed_that_cannot_serve_an_array_closes_those_of_the_others() -> None:
-    closed = []
-
-    def create(name: str, samples: Any) -> Any:
-        if samples == "mask":
-            raise FeedError("no")
-        return SimpleNamespace(name=name, close=lambda: closed.append(samples))
-
-    with pytest.raises(FeedError, match="no"):
-        feed_of_all(["dma", "dma"], SimpleNamespace(arrays=("image", "mask")), create)  # type: ignore[arg-type]
-    assert closed == ["image"]
-
-
-def test_all_arrays_come_through_one_feed(
-    make_dataset: Callable[..., Index], add_array: Callable[..., Index]
-) -> None:
-    samples = large_and_small(make_dataset, add_array)
-    feed, chosen = choose_feed("auto", samples, CPU, num_threads=1, prefetch_factor=2)
-    assert chosen == ("cpu", "the device is cpu", None)
-    numbers = np.array([3, 3, 0, 7])
-    batch = feed.prepare(numbers)(1, 4)()
-    assert batch.pop().dtype == torch.int64  # the labels are behind all arrays
-    for array, found in zip(samples.arrays, batch, strict=True):
-        expected = array.shards.maps[0][array.row[numbers[1:]]]
-        np.testing.assert_array_equal(found.numpy(), expected)
-    feed.close()
-
-
-def test_pinned_fetches_on_the_consumers_thread_if_there_are_no_others() -> None:
-    assert pinned_callers(0, 2) == 0
-    assert [pinned_callers(number, 2) for number in (1, 6, 12)] == [1, 6, 6]
 
 
 # The memory that is available.
