@@ -1,0 +1,753 @@
+"""Rows from the disk on CUDA: the feed "disk", and "dma" and "uva" while files are cold."""
+
+import errno
+import gc
+import itertools
+import os
+import pickle
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memload import FormatError, Index, Loader, MemmapDataset, ShuffledSampler, transforms
+from memload.feeds import registered, row_reader
+
+SIZE = 203
+SHARDS = (100, 80, 23)
+SHAPE = (31, 33, 3)  # rows of 3,069 bytes
+ROW_BYTES = 31 * 33 * 3
+#: The feeds, and how much of the files each may hold in RAM: bytes, or a share of them.
+FEEDS: dict[str, tuple[str, float | int | None]] = {
+    "dma": ("dma", None),
+    "uva": ("uva", None),
+    "disk, nothing held": ("disk", 0),
+    "disk, one byte": ("disk", 1),
+    "disk, one page": ("disk", 4096),
+    "disk, half": ("disk", 0.5),
+    "disk, all": ("disk", 1.0),
+    "disk, by default": ("disk", None),
+}
+
+every_feed = pytest.mark.parametrize("feed", FEEDS)
+#: Rows may have to be read in every epoch.
+some_read = pytest.mark.parametrize("feed", ["disk, nothing held", "disk, half"])
+
+
+def files_of(index: Index) -> list[Path]:
+    return [index.path.with_name(shard.file) for array in index.arrays for shard in array.shards]
+
+
+def options_of(feed: str, index: Index) -> dict[str, Any]:
+    """Return the arguments of a Loader for one of FEEDS."""
+    name, held = FEEDS[feed]
+    if isinstance(held, float):
+        held = int(held * sum(path.stat().st_size for path in files_of(index)))
+    return {"feed": name, "cache_bytes": held}
+
+
+def chill(index: Index) -> Index:
+    """Write the files of a data set to the disk, and remove them from the page cache."""
+    for path in files_of(index):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return index
+
+
+def stored(index: Index, name: str = "image") -> np.ndarray:
+    """Return all rows of an array."""
+    shards = index.array(name).shards
+    return np.concatenate([np.load(index.path.with_name(shard.file)) for shard in shards])
+
+
+def on_host(tensor: torch.Tensor) -> np.ndarray:
+    assert tensor.is_cuda
+    return tensor.cpu().numpy()
+
+
+def check(batch: Any, expected: np.ndarray) -> list[int]:
+    """Check that the images of a batch are those of its samples. Returns their numbers."""
+    numbers = batch.index.tolist()
+    np.testing.assert_array_equal(on_host(batch.images.permute(0, 2, 3, 1)), expected[numbers])
+    return [int(number) for number in numbers]
+
+
+def check_epoch(loader: Loader, expected: np.ndarray) -> list[int]:
+    """Check an epoch of a Loader that has the column ``index``. Returns the order of samples."""
+    return list(itertools.chain(*(check(batch, expected) for batch in loader)))
+
+
+@pytest.fixture
+def index(make_dataset: Callable[..., Index], window_bytes: Callable[[int], None]) -> Index:
+    """A data set of three shards and 24 windows, and cold."""
+    window_bytes(32768)
+    return chill(make_dataset(rows=SHARDS, shape=SHAPE))
+
+
+@pytest.fixture
+def expected(index: Index) -> np.ndarray:
+    """The images of `index`, which is cold."""
+    images = stored(index)
+    chill(index)
+    return images
+
+
+# Exactness.
+
+
+@every_feed
+@pytest.mark.parametrize(
+    ("shape", "descr", "rows", "window"),
+    [
+        ((4, 6, 3), "|u1", (300, 200, 100), 8192),
+        ((3, 5, 1), "<i2", (700,), 4096),
+        ((7, 11, 3), "<i4", (57, 1, 90), 4096),
+        ((16, 32, 2), "<f4", (64, 64), 4096),  # rows of 4,096 bytes
+        ((37, 41, 3), "<f4", (9, 21), 65536),
+        ((95, 100, 3), "|u1", (17, 13), 32768),  # just below 28 KiB
+        ((96, 100, 3), "|u1", (17, 13), 32768),  # just above 28 KiB
+        ((113, 127, 3), "|u1", (11, 8), 65536),
+        ((419, 837, 3), "|u1", (3, 4), 1 << 21),  # above 1 MiB
+    ],
+    ids=str,
+)
+def test_every_row_is_as_it_is_stored(
+    make_dataset: Callable[..., Index],
+    window_bytes: Callable[[int], None],
+    wait_until_held: Callable[[Any], None],
+    feed: str,
+    shape: Any,
+    descr: str,
+    rows: Any,
+    window: int,
+) -> None:
+    window_bytes(window)
+    index = make_dataset(rows=rows, shape=shape, descr=descr)
+    expected = stored(index)
+    options = options_of(feed, chill(index))
+    loader = Loader(index.path, 13, shuffle=True, columns=["index"], **options)
+    for epoch in range(2):
+        if epoch:
+            wait_until_held(loader)
+        assert sorted(check_epoch(loader, expected)) == list(range(sum(rows)))
+
+
+def random_dataset(rng: np.random.Generator, make_dataset: Callable[..., Index]) -> Index:
+    shape = (*rng.integers(1, 120, 2).tolist(), int(rng.integers(1, 5)))
+    descr = str(rng.choice(["|u1", "|u1", "<u2", "<i4", "<f2", "<f4"]))
+    row_bytes = int(np.prod(shape)) * np.dtype(descr).itemsize
+    total = int(np.clip(2_000_000 // row_bytes, 3, 300))
+    cuts = np.unique(rng.integers(1, total, int(rng.integers(0, 5))))
+    rows = np.diff(np.concatenate([[0], cuts, [total]])).tolist()
+    return make_dataset(rows=rows, shape=shape, descr=descr, seed=int(rng.integers(99)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_data_sets_budgets_and_orders(
+    make_dataset: Callable[..., Index], window_bytes: Callable[[int], None], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    index = random_dataset(rng, make_dataset)
+    expected, row_bytes = stored(index), index.array("image").row_bytes
+    window_bytes(4096 * int(-(-row_bytes // 4096) + rng.integers(0, 9)))
+    total = len(expected)
+    size = sum(path.stat().st_size for path in files_of(index))
+    chosen = rng.integers(0, total, total) if rng.random() < 0.4 else np.arange(total)
+    feed = str(rng.choice(["disk", "disk", "disk", "dma", "uva"]))
+    options: dict[str, Any] = {
+        "shuffle": bool(rng.random() < 0.7),
+        "cache_bytes": int(rng.choice([0, 1, 4096, rng.integers(size), size, 10 * size])),
+        "prefetch_factor": int(rng.integers(1, 4)),
+        "num_threads": int(rng.integers(0, 4)),
+    }
+    if feed == "disk":
+        options["resident_bytes"] = int(rng.choice([0, row_bytes, rng.integers(size), 10 * size]))
+    if rng.random() < 0.7:
+        chill(index)
+    dataset = MemmapDataset(index.path, columns=["index"]).subset(chosen.tolist())
+    loader = Loader(dataset, int(rng.choice([1, 7, 32, 64, 1000])), feed=feed, **options)
+    for _ in range(2):
+        assert sorted(check_epoch(loader, expected[chosen])) == list(range(total))
+        if rng.random() < 0.5:
+            chill(index)
+
+
+@every_feed
+def test_masks_and_features_beside_images(
+    make_dataset: Callable[..., Index],
+    add_array: Callable[..., Index],
+    window_bytes: Callable[[int], None],
+    wait_until_held: Callable[[Any], None],
+    feed: str,
+) -> None:
+    """Masks, and features in an NPY file with a header of 128 bytes and in another order."""
+    window_bytes(32768)
+    rng = np.random.default_rng(4)
+    masks = rng.integers(0, 60_000, (SIZE, 31, 33)).astype("<u2")
+    features, row = rng.random((SIZE + 7, 401)), rng.integers(0, SIZE + 7, SIZE)
+    index = add_array(make_dataset(rows=SHARDS, shape=SHAPE), "mask", masks, "mask")
+    index = add_array(index, "features", features, "npy", other_rows={"features": row})
+    images, options = stored(index), options_of(feed, index)
+    chill(index)
+    loader = Loader(index.path, 13, shuffle=True, columns=["mask", "features", "index"], **options)
+    for epoch in range(2):
+        if epoch:
+            wait_until_held(loader)
+        for batch in loader:
+            numbers = check(batch, images)
+            np.testing.assert_array_equal(on_host(batch.mask), masks[numbers])
+            np.testing.assert_array_equal(on_host(batch.features), features[row[numbers]])
+
+
+@every_feed
+def test_a_view_of_scattered_and_repeated_samples(
+    index: Index, expected: np.ndarray, wait_until_held: Callable[[Any], None], feed: str
+) -> None:
+    chosen = [199, 3, 3, 4, 5, 100, 99, 202, 0, 179, 180, 3]
+    dataset = MemmapDataset(index.path, columns=["index"]).subset(chosen)
+    loader = Loader(dataset, 8, **options_of(feed, index))
+    for epoch in range(2):
+        if epoch:
+            wait_until_held(loader)
+        assert check_epoch(loader, expected[chosen]) == list(range(12))
+
+
+@every_feed
+def test_batches_of_any_size_with_repeated_samples(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    batches = [[0], [5, 5, 5], list(range(SIZE)), [7, 100, 99, 7], [202] * 40, [1, 0], [-1]] * 3
+    loader = Loader(index.path, batch_sampler=batches, columns=["index"], **options_of(feed, index))
+    for _ in range(2):
+        seen = [check(batch, expected) for batch in loader]
+        assert seen == [[number % SIZE for number in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("in_ram", [0.0, 0.3])
+@pytest.mark.parametrize("on_device", [0.0, 0.4, 1.0])
+def test_rows_are_held_in_ram_and_on_the_device(
+    index: Index,
+    expected: np.ndarray,
+    wait_until_held: Callable[[Any], None],
+    in_ram: float,
+    on_device: float,
+) -> None:
+    loader = Loader(
+        index.path,
+        8,
+        shuffle=True,
+        columns=["index"],
+        feed="disk",
+        cache_bytes=int(in_ram * SIZE * ROW_BYTES),
+        resident_bytes=int(on_device * SIZE * ROW_BYTES),
+    )
+    for epoch in range(2):
+        if epoch:
+            wait_until_held(loader)
+        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+
+
+# Order and resuming.
+
+
+@every_feed
+@pytest.mark.parametrize("num_threads", [0, 3])
+def test_the_order_is_that_of_the_sampler(
+    index: Index, expected: np.ndarray, feed: str, num_threads: int
+) -> None:
+    options = options_of(feed, index) | {"num_threads": num_threads}
+    loader = Loader(index.path, 7, shuffle=True, seed=3, columns=["index"], **options)
+    for epoch in (0, 1, 5):
+        loader.set_epoch(epoch)
+        order = ShuffledSampler(SIZE, seed=3).take(epoch, np.arange(SIZE))
+        assert check_epoch(loader, expected) == order.tolist()
+
+
+@some_read
+def test_an_epoch_is_resumed_with_other_batches(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    options = options_of(feed, index) | {"shuffle": True, "seed": 2, "columns": ["index"]}
+    loader = Loader(index.path, 9, **options)
+    batches = iter(loader)
+    seen = [*check(next(batches), expected), *check(next(batches), expected)]
+    state = loader.state_dict()
+    del batches
+    resumed = Loader(index.path, 31, prefetch_factor=1, **options)
+    resumed.load_state_dict(state)
+    seen += check_epoch(resumed, expected)
+    assert seen == ShuffledSampler(SIZE, seed=2).take(0, np.arange(SIZE)).tolist()
+
+
+@some_read
+def test_a_pickled_loader_reads_the_same_rows(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    loader = Loader(index.path, 9, shuffle=True, columns=["index"], **options_of(feed, index))
+    batches = iter(loader)
+    seen = check(next(batches), expected)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert seen + check_epoch(copy, expected) == seen + list(
+        itertools.chain(*(check(batch, expected) for batch in batches))
+    )
+    assert copy.feed.counts.rows_held == loader.feed.counts.rows_held
+
+
+@some_read
+def test_static_buffers_hold_each_batch_in_turn(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    options = options_of(feed, index) | {"shuffle": True, "drop_last": True}
+    loader = Loader(index.path, 10, static_buffers=True, columns=["index"], **options)
+    addresses = set()
+    for _ in range(2):
+        for batch in loader:
+            torch.cuda._sleep(1_000_000)
+            check(batch, expected)
+            addresses.add(batch.images.data_ptr())
+    assert len(addresses) == 1
+
+
+# Streams, and a consumer that is behind.
+
+
+@every_feed
+@pytest.mark.parametrize("batch_size", [2, 40])
+def test_no_row_is_overwritten_while_the_consumer_is_behind(
+    index: Index, expected: np.ndarray, feed: str, batch_size: int
+) -> None:
+    options = options_of(feed, index) | {"shuffle": True, "seed": 1, "prefetch_factor": 1}
+    loader = Loader(index.path, batch_size, columns=["index"], **options)
+    sums = []
+    for _ in range(3):
+        for images, numbers in loader:
+            torch.cuda._sleep(1_000_000)  # the next batches have long been asked for
+            sums.append((images.double().sum((1, 2, 3)), numbers.clone()))
+    torch.cuda.synchronize()
+    found = torch.cat([total for total, _ in sums]).cpu().numpy()
+    numbers = torch.cat([numbers for _, numbers in sums]).tolist()
+    np.testing.assert_array_equal(found, expected.astype(float).sum((1, 2, 3))[numbers])
+
+
+@some_read
+def test_batches_that_are_held_stay_as_they_are(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    loader = Loader(index.path, 4, shuffle=True, columns=["index"], **options_of(feed, index))
+    batches = [*loader, *loader]
+    del loader
+    gc.collect()
+    assert len(batches) == 2 * -(-SIZE // 4)
+    for batch in batches:
+        check(batch, expected)
+
+
+@some_read
+def test_a_transform_runs_on_the_loaders_stream(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    streams = set()
+
+    def halve(images: torch.Tensor) -> torch.Tensor:
+        streams.add(torch.cuda.current_stream().cuda_stream)
+        return images.float() / 2
+
+    loader = Loader(index.path, 16, transform=halve, **options_of(feed, index))
+    for _ in range(2):
+        images = torch.cat([batch.images for batch in loader])
+        np.testing.assert_array_equal(on_host(images), expected.transpose(0, 3, 1, 2) / 2)
+    assert len(streams) == 1
+    assert torch.cuda.current_stream().cuda_stream not in streams
+
+
+@some_read
+def test_transforms_of_memload_give_what_they_give_on_the_cpu(index: Index, feed: str) -> None:
+    options: Any = {"shuffle": True, "seed": 5, "transform": transforms.train(16)}
+    ours = Loader(index.path, 16, **options, **options_of(feed, index))
+    theirs = Loader(index.path, 16, device="cpu", **options)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.images.cpu(), other.images, rtol=1e-4, atol=1e-4)
+        assert one.labels.tolist() == other.labels.tolist()
+
+
+# Several Loaders, iterators, ranks and processes.
+
+
+@some_read
+def test_ranks_hold_the_same_rows_and_see_every_sample(
+    index: Index,
+    expected: np.ndarray,
+    wait_until_held: Callable[[Any], None],
+    registered_addresses: set[int],
+    feed: str,
+) -> None:
+    options = options_of(feed, index) | {"shuffle": True, "columns": ["index"]}
+    loaders = [Loader(index.path, 8, rank=rank, num_replicas=2, **options) for rank in range(2)]
+    wait_until_held(loaders[0])
+    held_by_one = set(registered_addresses)
+    wait_until_held(loaders[1])
+    assert registered_addresses == held_by_one
+    seen = [check_epoch(loader, expected) for loader in loaders]
+    assert len(seen[0]) == len(seen[1])
+    assert set(seen[0] + seen[1]) == set(range(SIZE))
+    counts = [loader.feed.counts for loader in loaders]
+    assert counts[0].rows_held == counts[1].rows_held
+
+
+@some_read
+def test_iterators_on_two_threads(index: Index, expected: np.ndarray, feed: str) -> None:
+    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+
+    def epoch(_: int) -> list[int]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return check_epoch(loader, expected)
+
+    with ThreadPoolExecutor(2) as threads:
+        for seen in threads.map(epoch, range(4)):
+            assert sorted(seen) == list(range(SIZE))
+
+
+def test_training_and_validation_together_stay_within_the_budget(
+    make_dataset: Callable[..., Index],
+    window_bytes: Callable[[int], None],
+    wait_until_held: Callable[[Any], None],
+) -> None:
+    window_bytes(32768)
+    paths = [make_dataset(f"{name}.bin", rows=SHARDS, shape=SHAPE, seed=3) for name in "ab"]
+    expected = stored(paths[0])
+    size = sum(path.stat().st_size for path in files_of(paths[0]))
+    budget = size * 3 // 2
+    loaders = [
+        Loader(chill(one).path, 8, shuffle=True, columns=["index"], feed="disk", cache_bytes=budget)
+        for one in paths
+    ]
+    for epoch in range(2):
+        for one, other in zip(*loaders, strict=True):
+            check(one, expected)
+            check(other, expected)
+        if not epoch:
+            for loader in loaders:
+                wait_until_held(loader)
+    training, validation = (loader.feed.counts for loader in loaders)
+    assert training.rows_held == SIZE
+    assert SIZE // 3 < validation.rows_held < SIZE // 2 + 1
+    assert size < registered.registered_bytes() <= budget
+
+
+def test_a_loader_that_is_gone_leaves_its_budget_to_the_next(index: Index) -> None:
+    options = options_of("disk, half", index)
+    first = Loader(index.path, 8, **options)
+    held = first.feed.counts.rows_held
+    assert 0 < held < SIZE
+    del first
+    gc.collect()
+    assert Loader(index.path, 8, **options).feed.counts.rows_held == held
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("disk, one page", "dma"), ("disk, one page", "uva"), ("disk, half", "disk, all"),
+     ("disk, all", "disk, half"), ("dma", "disk, nothing held")],
+)  # fmt: skip
+def test_loaders_that_hold_different_parts_of_one_file(
+    index: Index,
+    expected: np.ndarray,
+    wait_until_held: Callable[[Any], None],
+    first: str,
+    second: str,
+) -> None:
+    one, other = (
+        Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+        for feed in (first, second)
+    )
+    for epoch in range(2):
+        for both in zip(one, other, strict=True):
+            for batch in both:
+                check(batch, expected)
+        if not epoch:
+            wait_until_held(one)
+            wait_until_held(other)
+    del one, both
+    gc.collect()
+    assert sorted(check_epoch(other, expected)) == list(range(SIZE))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"  # of fork, from Python 3.12 on
+)
+@every_feed
+def test_a_fork_does_no_harm(index: Index, expected: np.ndarray, feed: str) -> None:
+    loader = Loader(index.path, 4, shuffle=True, columns=["index"], **options_of(feed, index))
+    batches = iter(loader)
+    seen = check(next(batches), expected)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            next(batches)
+        except RuntimeError as error:
+            del batches, loader
+            gc.collect()
+            status = 0 if "forked child" in str(error) else 2
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    seen += list(itertools.chain(*(check(batch, expected) for batch in batches)))
+    assert sorted(seen) == list(range(SIZE))
+    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+
+
+# Ends, early or not.
+
+
+@every_feed
+def test_early_exits_leave_nothing(index: Index, expected: np.ndarray, feed: str) -> None:
+    """Fixtures look for threads, descriptors, maps and memory that are left."""
+    loader = Loader(index.path, 5, shuffle=True, columns=["index"], **options_of(feed, index))
+    for _ in range(20):
+        check(next(iter(loader)), expected)
+    for exits in range(4):
+        other = Loader(index.path, 5, columns=["index"], **options_of(feed, index))
+        batches = iter(other)
+        for _ in range(exits):
+            check(next(batches), expected)
+        del other, batches
+    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+
+
+@some_read
+def test_a_loader_may_be_dropped_while_it_is_iterated(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    batches = iter(Loader(index.path, 4, columns=["index"], **options_of(feed, index)))
+    seen = check(next(batches), expected)
+    gc.collect()
+    for batch in batches:
+        seen += check(batch, expected)
+    assert seen == list(range(SIZE))
+
+
+# Errors, and what cannot be had.
+
+
+@pytest.fixture
+def bad_row(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Path]]:
+    """A row that the disk cannot read, and the file that holds it: reading raises EIO."""
+    row_in_shard, path = 50, files_of(index)[1]
+    bad_byte, inode = 4096 + row_in_shard * ROW_BYTES + 5, path.stat().st_ino
+    preadv = os.preadv
+
+    def fail(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        if os.fstat(descriptor).st_ino == inode and offset <= bad_byte < offset + size:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(descriptor, buffers, offset, *flags)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", fail)
+        yield SHARDS[0] + row_in_shard, path
+
+
+@pytest.mark.parametrize("feed", ["dma", "uva", "disk, nothing held"])
+def test_a_row_that_cannot_be_read_is_an_error_after_the_batches_before_it(
+    index: Index,
+    expected: np.ndarray,
+    bad_row: tuple[int, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    feed: str,
+) -> None:
+    may_register = threading.Event()
+    register = registered.RegisteredFile.register
+
+    def register_late(*arguments: Any) -> Any:
+        may_register.wait(30)
+        return register(*arguments)
+
+    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
+    row, path = bad_row
+    # A sample alone in its batch, and not beside one that is read too.
+    order = [*range(0, row - 8, 10), row, *range(row + 8, SIZE)]
+    loader = Loader(index.path, 1, sampler=order, columns=["index"], **options_of(feed, index))
+    seen = []
+
+    def read() -> None:
+        for batch in loader:
+            seen.extend(check(batch, expected))
+
+    with pytest.raises(FormatError, match="cannot be read") as caught:
+        read()
+    assert seen == order[: order.index(row)]
+    assert f"row {row}" in str(caught.value)
+    assert caught.value.path == path
+    assert os.strerror(errno.EIO) in str(caught.value)
+    del caught
+    may_register.set()
+    others = [number for number in order if number != row]
+    loader = Loader(index.path, 8, sampler=others, columns=["index"], **options_of(feed, index))
+    assert check_epoch(loader, expected) == others
+
+
+@some_read
+def test_after_a_read_error_the_loader_goes_on(
+    index: Index, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, feed: str
+) -> None:
+    loader = Loader(index.path, 4, shuffle=True, columns=["index"], **options_of(feed, index))
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "preadv", fail)
+            with pytest.raises(FormatError, match=r"cannot be read.*row \d+"):
+                list(loader)
+        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+
+
+@every_feed
+def test_a_file_that_is_truncated_while_it_is_open_is_an_error(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    path = files_of(index)[1]
+    loader = Loader(index.path, 1, shuffle=True, columns=["index"], **options_of(feed, index))
+    batches = iter(loader)
+    for _ in range(5):
+        check(next(batches), expected)
+    os.truncate(path, 50_000)
+    with pytest.raises(FormatError, match="truncated") as caught:
+        list(batches)
+    assert caught.value.path == path
+    del batches, caught
+    with pytest.raises(FormatError, match="truncated"):
+        list(loader)
+
+
+@every_feed
+def test_windows_that_cannot_be_registered_are_a_warning(
+    index: Index,
+    expected: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    feed: str,
+) -> None:
+    register, windows = registered.register, itertools.count()
+
+    def refuse(address: int, size: int, flags: int) -> None:
+        if next(windows) > 2:  # the first is the probe
+            flags = 1 << 30  # CUDA refuses it
+        register(address, size, flags)
+
+    monkeypatch.setattr(registered, "register", refuse)
+    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+    for epoch in range(2):
+        if epoch:
+            loader._get_pipeline().feed._held._thread.join(30)  # type: ignore[attr-defined]
+        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    refused = next(windows) > 3
+    assert len(warned) == refused
+    assert not refused or "cannot be registered with CUDA" in warned[0].getMessage()
+    counts = loader.feed.counts
+    assert counts is not None
+    assert counts.hits < counts.served if refused else counts.hits <= counts.served
+
+
+@pytest.fixture
+def without_direct_reads(tmp_path: Path, write_dataset: Callable[..., Index]) -> Iterator[Index]:
+    """A data set on tmpfs, whose files cannot be read past the page cache."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("needs /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield write_dataset(Path(folder), rows=SHARDS, shape=SHAPE)
+
+
+def test_a_file_system_without_direct_reads_serves_and_says_so_once(
+    without_direct_reads: Index,
+    window_bytes: Callable[[int], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    window_bytes(32768)
+    index, expected = without_direct_reads, stored(without_direct_reads)
+    for feed in ("disk, nothing held", "disk, half"):
+        loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+        for _ in range(2):
+            assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "O_DIRECT" in warned[0].getMessage()
+
+
+@every_feed
+def test_files_are_read_through_the_page_cache_where_direct_reads_fail(
+    index: Index, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, feed: str
+) -> None:
+    monkeypatch.setattr(row_reader, "open_direct", lambda descriptor: None)
+    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+    for _ in range(2):
+        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+
+
+# What is reported.
+
+
+@every_feed
+def test_the_counts_add_up(
+    index: Index, expected: np.ndarray, wait_until_held: Callable[[Any], None], feed: str
+) -> None:
+    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+    wait_until_held(loader)
+    for epoch in (1, 2):
+        check_epoch(loader, expected)
+        counts = loader.feed.counts
+        assert counts is not None
+        assert (counts.rows, counts.served) == (SIZE, epoch * SIZE)
+        assert counts.hits == epoch * counts.rows_held
+        missing = epoch * (SIZE - counts.rows_held)
+        assert missing * ROW_BYTES <= counts.bytes_read <= missing * (ROW_BYTES + 2 * 4096)
+        assert (counts.seconds_read > 0) == (missing > 0)
+    share = {"disk, nothing held": 0, "disk, one byte": 0, "disk, one page": 0, "disk, half": 0.5}
+    assert abs(counts.rows_held - share.get(feed, 1) * SIZE) < 3
+    assert f"{counts.rows_held} of {SIZE} rows held in RAM" in str(loader.feed)
+
+
+def test_the_first_batches_of_a_cold_file_are_counted_as_read(
+    index: Index, monkeypatch: pytest.MonkeyPatch, wait_until_held: Callable[[Any], None]
+) -> None:
+    may_register = threading.Event()
+    register = registered.RegisteredFile.register
+
+    def register_late(*arguments: Any) -> Any:
+        may_register.wait(30)
+        return register(*arguments)
+
+    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
+    loader = Loader(index.path, 8, shuffle=True, feed="dma")
+    list(loader)
+    counts = loader.feed.counts
+    assert counts is not None
+    assert (counts.rows_held, counts.served, counts.hits) == (SIZE, SIZE, 0)
+    may_register.set()
+    wait_until_held(loader)
+    list(loader)
+    counts = loader.feed.counts
+    assert counts is not None
+    assert (counts.served, counts.hits) == (2 * SIZE, SIZE)
+
+
+def test_a_file_beyond_both_budgets_is_read_from_the_disk(
+    index: Index, expected: np.ndarray
+) -> None:
+    loader = Loader(
+        index.path, 8, shuffle=True, columns=["index"], cache_bytes=65536, resident_bytes=0
+    )
+    assert loader.feed.name == "disk"
+    assert "65,536" in loader.feed.reason or "65.5 kB" in loader.feed.reason
+    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
