@@ -10,8 +10,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from memload import CudaPrefetcher, Index, Loader, MemmapDataset, fast_collate, transforms
-from memload.feeds.choice import choose_feed
-from memload.reading.pipeline import samples_of
 
 SIZE = 61
 DEVICE = torch.device("cuda", 0)
@@ -203,19 +201,13 @@ def test_no_mask_is_overwritten_while_the_consumer_is_behind(
 
 
 def test_rows_of_each_array_decide_between_dma_and_uva(
-    make_dataset: Callable[..., Index],
-    add_array: Callable[..., Index],
-    monkeypatch: pytest.MonkeyPatch,
+    make_dataset: Callable[..., Index], add_array: Callable[..., Index]
 ) -> None:
-    monkeypatch.setattr("memload.feeds.choice.RESIDENT_SHARE", 0.0)
     index = make_dataset(rows=(9,), shape=(100, 100, 3))
     masks = np.random.default_rng(0).integers(0, 256, (9, 100, 100)).astype(np.uint8)
-    dataset = MemmapDataset(add_array(index, "mask", masks, "mask").path)
-    samples = samples_of(dataset, ["mask", "label"])
-    feed, choice = choose_feed("auto", samples, DEVICE, num_threads=1, prefetch_factor=2)
-    assert choice.name == feed.name == "dma"
-    assert "; uva for mask; " in choice.reason
-    feed.close()
+    loader = Loader(add_array(index, "mask", masks, "mask").path, resident_bytes=0)
+    assert loader.feed.name == "dma"
+    assert "uva for mask; " in loader.feed.reason
 
 
 @every_feed

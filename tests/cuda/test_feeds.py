@@ -10,8 +10,9 @@ import torch
 
 from memload import FeedError, FormatError, Index, Loader, MemmapDataset
 from memload.feeds import page_locked, registered, row_reader
-from memload.feeds.choice import MemoryLimits, choose_feed
+from memload.feeds.choice import choose_feed
 from memload.feeds.interface import Samples
+from memload.feeds.limits import MemoryLimits
 from memload.storage.shards import Shards
 
 DEVICE = torch.device("cuda", 0)
@@ -272,14 +273,14 @@ def test_only_the_rows_of_a_subset_are_copied_to_the_device(
 @pytest.mark.parametrize("feed_name", ["dma", "uva"])
 @pytest.mark.usefixtures("refused")
 def test_pages_that_cannot_be_registered_are_a_reason(
-    make_dataset: Callable[..., Index], feed_name: Any, monkeypatch: pytest.MonkeyPatch
+    make_dataset: Callable[..., Index], feed_name: Any
 ) -> None:
     shards = Shards(make_dataset(rows=(12,), shape=(100, 100, 3)))
     samples = Samples(shards, np.arange(12), ())
+    options: Any = {"num_threads": 1, "prefetch_factor": 2, "limits": MemoryLimits(resident=0)}
     with pytest.raises(FeedError, match=r"cannot be registered with CUDA.*feed='pinned'"):
         choose_feed(feed_name, samples, DEVICE, num_threads=1, prefetch_factor=2)
-    monkeypatch.setattr("memload.feeds.choice.RESIDENT_SHARE", 0.0)
-    feed, choice = choose_feed("auto", samples, DEVICE, num_threads=1, prefetch_factor=2)
+    feed, choice = choose_feed("auto", samples, DEVICE, **options)
     assert choice.name == "pinned"
     assert "dma: the pages of" in choice.reason
     np.testing.assert_array_equal(on_host(fetch(feed, np.arange(12))[0]), shards.maps[0])
