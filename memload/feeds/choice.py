@@ -1,32 +1,22 @@
 """Which feed serves some samples on some device, and why."""
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 
 from memload.errors import FeedError
-from memload.feeds.budget import claim_all
-from memload.feeds.cpu import CpuFeed
-from memload.feeds.dma import BatchedCopies
-from memload.feeds.interface import Feed, ReadCounts, Samples, require_cuda
-from memload.feeds.joined import feed_of_all
-from memload.feeds.limits import NO_LIMITS, MemoryLimits
-from memload.feeds.page_cache import Copier, PageCacheFeed
-from memload.feeds.pinned import PinnedFeed
-from memload.feeds.resident import ResidentFeed
-from memload.feeds.uva import Kernel
-from memload.feeds.windows import plan_for_rows
+from memload.feeds.factory import DMA_ROW_BYTES, FeedFactory
+from memload.feeds.interface import Feed, ReadCounts, Samples
+from memload.feeds.limits import NO_LIMITS, MemoryLimits, claim_ram, room_in_ram, room_on_device
+from memload.storage.file_reads import open_direct
 from memload.wording import size_text
 
 FeedName = Literal["auto", "resident", "dma", "uva", "disk", "pinned", "cpu"]
 FEEDS: tuple[str, ...] = get_args(FeedName)
-
-#: From rows of this size on, the copy engines are about as fast as a kernel (44.9 against 46.8 GB/s
-#: at 27 KiB on one H200).
-DMA_ROW_BYTES = 28 << 10
 
 
 class Choice(NamedTuple):
@@ -34,7 +24,7 @@ class Choice(NamedTuple):
 
     name: str
     reason: str
-    #: Where rows were found so far, of feeds that read from the disk.
+    #: Where rows were found so far, if the feed counts that.
     counts: ReadCounts | None = None
 
     def __str__(self) -> str:
@@ -56,55 +46,31 @@ def choose_feed(
 
     On CUDA, ``"auto"`` is the first of these that can serve:
 
-    - ``resident``, if the used rows and the columns fit in a quarter of the device's free memory;
+    - ``resident``, if the used rows and the columns fit in a quarter of the device's free memory,
+      or in ``resident_bytes``;
     - ``dma``, or ``uva`` for rows below 28 KiB, if the windows of the files that hold used rows fit
-      in half of the available RAM (of the container's, if it has a limit);
+      in half of the available RAM (of the container's, if it has a limit), or in ``cache_bytes``.
+      RAM in which other Loaders of this process hold rows of other files does not count;
+    - ``disk``, if they do not fit, and the files can be read past the page cache;
     - ``pinned``.
 
     Several arrays count together. Each is then read by ``dma`` or ``uva`` as its own rows are large
     or small. A feed that was asked for by name serves all of them.
 
-    Raises FeedError if the named feed cannot serve these samples on this device, and ValueError
-    for a limit without effect.
+    ``buffers`` is for how many batches rows may be on their way from the disk. Raises FeedError if
+    the named feed cannot serve these samples on this device, and ValueError for a limit that has no
+    effect.
     """
-
-    def create(name: str, array: Samples) -> Feed:
-        if name == "cpu":
-            return CpuFeed(array, device, keep=num_threads * prefetch_factor + 2)
-        if name == "pinned":
-            callers = max(1, pinned_callers(num_threads, prefetch_factor))
-            return PinnedFeed(array, device, num_threads=num_threads, callers=callers)
-        if name == "resident":
-            return ResidentFeed(array, device, num_threads=num_threads)
-        require_cuda(name, device)
-        budget = limits.in_ram(name).size if name == "disk" else math.inf
-        plan = plan_for_rows(array.shards, array.used_rows())
-        (claim,) = claim_all([(array.shards, plan)], budget)
-        copier = _copier(name, array, device)
-        return PageCacheFeed(name, array, device, copier, claim=claim, buffers=buffers)
-
-    def create_all(names: Sequence[str]) -> Feed:
-        return feed_of_all(names, samples, create)
-
+    factory = FeedFactory(samples, device, limits, num_threads, prefetch_factor, buffers)
     if name == "auto" and device.type == "cuda":
-        feed, choice = first_that_serves(create_all, samples, device, limits)
+        feed, choice = first_that_serves(factory.create, samples, device, limits)
     else:
         asked_for = Choice(name, "asked for")
         choice = Choice("cpu", f"the device is {device}") if name == "auto" else asked_for
         limits.check_effect(choice.name)
-        feed = create_all([choice.name] * len(samples.arrays))
+        feed = factory.create([choice.name] * len(samples.arrays))
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice
-
-
-def pinned_callers(num_threads: int, prefetch_factor: int) -> int:
-    """Return how many of ``num_threads`` threads fetch batches of `PinnedFeed` at once.
-
-    The other threads help them. 0 means that the consumer's own thread fetches, if
-    ``num_threads=0``. On an H200's host, 8 threads reached 274,000 images/s with 5 batches at once,
-    and 198,000 with 3.
-    """
-    return min(num_threads, 3 * prefetch_factor)
 
 
 def first_that_serves(
@@ -118,48 +84,64 @@ def first_that_serves(
     ``create`` takes the name of a feed for each array. The choice has that of the images, and the
     reason tells which arrays have another.
     """
-    used = [(array, array.used_rows()) for array in samples.arrays]
-    to_copy = sum(len(rows) * array.shards.array.row_bytes for array, rows in used)
-    to_copy += sum(column.nbytes for column in samples.columns)
-    to_register = sum(int(plan_for_rows(array.shards, rows).sum()) for array, rows in used)
-    on_device, ram = limits.on_device(device), limits.in_ram("disk")
-    candidates = [(("resident",) * len(used), to_copy, on_device)]
-    candidates += [(names, to_register, ram) for names in _from_page_cache(samples)]
-    candidates.append((("disk",) * len(used), 0, ram))
     refusals: list[str] = []
-    for names, size, limit in candidates:
+    for names, reason, refusal in _candidates(samples, device, limits):
         described = _describe(names, samples)
-        if size > limit.size:
-            refusals.append(f"{described}: {size_text(size)} does not fit in {limit.text}")
-            continue
-        try:
-            feed = create(names)
-        except FeedError as error:
-            refusals.append(f"{described}: {str(error).removesuffix('.')}")
-            continue
-        others = [described.removeprefix(f"{names[0]} with ")] if described != names[0] else []
-        reasons = [f"{size_text(size)} fits in {limit.text}", *others, *refusals]
-        return feed, Choice(names[0], "; ".join(reasons))
-    return create(["pinned"] * len(used)), Choice("pinned", "; ".join(refusals))
+        if not refusal:
+            try:
+                feed = create(names)
+            except FeedError as error:
+                refusal = str(error).removesuffix(".")
+            else:
+                others = [described.removeprefix(f"{names[0]} with ")] * (described != names[0])
+                return feed, Choice(names[0], "; ".join([reason, *others, *refusals]))
+        refusals.append(f"{described}: {refusal}")
+    feed = create(["pinned"] * len(samples.arrays))
+    return feed, Choice("pinned", "; ".join(refusals))
 
 
-def _copier(name: str, samples: Samples, device: torch.device) -> Copier:
-    """Return what copies rows for a feed. For "disk" it is the faster one that there is."""
-    array = samples.shards.array
+class _Candidate(NamedTuple):
+    """A feed for each array, why to take these, and why not. Without a refusal, they are tried."""
 
-    def kernel() -> Copier:
-        return Kernel(device, array.row_bytes, array.header_bytes)
+    names: Sequence[str]
+    reason: str
+    refusal: str = ""
 
-    def copies() -> Copier:
-        return BatchedCopies(device, array.row_bytes)
 
-    if name != "disk":
-        return kernel() if name == "uva" else copies()
-    fast, slow = (copies, kernel) if array.row_bytes >= DMA_ROW_BYTES else (kernel, copies)
-    try:
-        return fast()
-    except FeedError:
-        return slow()
+def _candidates(
+    samples: Samples, device: torch.device, limits: MemoryLimits
+) -> Iterator[_Candidate]:
+    """Yield the feeds that ``"auto"`` considers, the fastest first."""
+    number = len(samples.arrays)
+    on_device = room_on_device(samples, limits.on_device(device))
+    refusal = "" if on_device.is_enough else on_device.text
+    yield _Candidate(["resident"] * number, on_device.text, refusal)
+
+    limit = limits.in_ram("disk")
+    in_ram = room_in_ram(claim_ram(samples, limit), limit)
+    from_page_cache = _from_page_cache(samples)
+    if in_ram.is_enough:
+        yield from (_Candidate(names, in_ram.text) for names in from_page_cache)
+        return
+    refusal = _why_not_direct(samples)
+    if refusal:
+        yield _Candidate(from_page_cache[0], "", in_ram.text)
+    held = "all of it is read from the disk"
+    if in_ram.held:
+        held = f"{size_text(in_ram.held)} of it are held there and the rest is read from the disk"
+    yield _Candidate(["disk"] * number, f"{in_ram.text}, so {held}", refusal)
+
+
+def _why_not_direct(samples: Samples) -> str:
+    """Return why the used rows cannot be read past the page cache; empty if they can."""
+    for array in samples.arrays:
+        shards = array.shards
+        for number in np.unique(shards.shard_of(array.used_rows())).tolist():
+            direct = open_direct(shards.descriptors[number])
+            if direct is None:
+                return f"{shards.paths[number]} cannot be read past the page cache (O_DIRECT)"
+            os.close(direct.descriptor)
+    return ""
 
 
 def _from_page_cache(samples: Samples) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from memload.feeds.interface import Begin, Feed, Fetch, ReadCounts, Samples
+from memload.feeds.interface import Begin, Feed, Fetch, ReadCounts
 
 
 class JoinedFeed:
@@ -46,18 +46,15 @@ def _fetch_all(fetches: Sequence[Fetch]) -> list[Tensor]:
     return [pixels, *(fetch_rows()[0] for fetch_rows in fetch_others), *columns]
 
 
-def feed_of_all(
-    feed_names: Sequence[str], samples: Samples, create: Callable[[str, Samples], Feed]
-) -> Feed:
-    """Return a feed of all arrays of the samples, which has one feed for each.
+def feed_of_all(creators: Sequence[Callable[[], Feed]]) -> Feed:
+    """Return a feed of all arrays of some samples, from functions that create a feed of each.
 
-    ``feed_names`` are the names of these feeds, such as ``"pinned"``. If one cannot be
-    created, the others are closed.
+    If one cannot be created, the others are closed.
     """
     with contextlib.ExitStack() as opened:
         feeds = []
-        for name, array in zip(feed_names, samples.arrays, strict=True):
-            feeds.append(create(name, array))
+        for create in creators:
+            feeds.append(create())
             opened.callback(feeds[-1].close)
         opened.pop_all()
     return JoinedFeed(feeds) if len(feeds) > 1 else feeds[0]

@@ -1,11 +1,15 @@
-"""How much memory rows may take: in RAM, for all Loaders of a process, and on the device."""
+"""How much memory rows may take, in RAM and on the device, and whether samples fit in that."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from memload.feeds.budget import Claim, claim_all, claimed_bytes
+from memload.feeds.interface import Samples
+from memload.feeds.windows import plan_for_rows
 from memload.machine import available_memory
 from memload.wording import parse_size, size_text
 
@@ -83,6 +87,46 @@ class MemoryLimits(NamedTuple):
 
 #: Nothing was given.
 NO_LIMITS = MemoryLimits()
+
+
+class Room(NamedTuple):
+    """How many bytes some samples need, how many of them a limit allows, and a sentence on it."""
+
+    needed: int
+    held: int
+    text: str
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether all of it is allowed."""
+        return self.held == self.needed
+
+
+def room_on_device(samples: Samples, limit: Limit) -> Room:
+    """Return the room in the device's memory, where all samples are held or none."""
+    needed = sum(column.nbytes for column in samples.columns)
+    for array in samples.arrays:
+        needed += len(array.used_rows()) * array.shards.array.row_bytes
+    held = needed if needed <= limit.size else 0
+    verb = "fits" if held else "does not fit"
+    return Room(needed, held, f"{size_text(needed)} {verb} in {limit.text}")
+
+
+def room_in_ram(claims: Sequence[Claim], limit: Limit) -> Room:
+    """Return the room in RAM for what was claimed within a limit that all Loaders share."""
+    needed, held = sum(claim.wanted for claim in claims), sum(claim.size for claim in claims)
+    verb = "fits" if held == needed else "does not fit"
+    text = f"{size_text(needed)} {verb} in {limit.text}"
+    if others := claimed_bytes() - held:
+        text += f" beside the {size_text(others)} of other Loaders"
+    return Room(needed, held, text)
+
+
+def claim_ram(samples: Samples, limit: Limit) -> list[Claim]:
+    """Claim RAM for the used rows of every array. It is free again when the claims are dropped."""
+    plans = [plan_for_rows(array.shards, array.used_rows()) for array in samples.arrays]
+    shards = [array.shards for array in samples.arrays]
+    return claim_all(list(zip(shards, plans, strict=True)), limit.size)
 
 
 def _bytes_of(name: str, size: Any) -> int:

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memload.feeds.choice import Choice, FeedName, choose_feed, pinned_callers
+from memload.feeds.choice import Choice, FeedName, choose_feed
+from memload.feeds.factory import pinned_callers
 from memload.feeds.interface import Feed, Samples
 from memload.feeds.limits import MemoryLimits
 from memload.reading.columns import column_values, split_names

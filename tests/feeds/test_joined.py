@@ -1,6 +1,7 @@
 """Several arrays of the same samples."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +20,13 @@ CPU = torch.device("cpu")
 def test_a_feed_that_cannot_serve_an_array_closes_those_of_the_others() -> None:
     closed = []
 
-    def create(name: str, samples: Any) -> Any:
-        if samples == "mask":
+    def create(array: str) -> Any:
+        if array == "mask":
             raise FeedError("no")
-        return SimpleNamespace(name=name, close=lambda: closed.append(samples))
+        return SimpleNamespace(close=lambda: closed.append(array))
 
     with pytest.raises(FeedError, match="no"):
-        feed_of_all(["dma", "dma"], SimpleNamespace(arrays=("image", "mask")), create)  # type: ignore[arg-type]
+        feed_of_all([partial(create, "image"), partial(create, "mask")])
     assert closed == ["image"]
 
 
