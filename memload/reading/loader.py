@@ -438,11 +438,21 @@ class Loader:
                     self.transform,
                     num_threads=self.num_threads,
                     prefetch_factor=self.prefetch_factor,
-                    batch_size=None if self.batch_sampler is not None else self.batch_size,
+                    batch_size=self._known_batch_size(),
                     limits=self._limits,
                 )
                 weakref.finalize(self, self._pipeline.feed.close)
             return self._pipeline
+
+    def _known_batch_size(self) -> int | None:
+        """Return how many samples a batch has. None: a batch_sampler makes them and does not say.
+
+        torch's has an attribute for that.
+        """
+        if self.batch_sampler is None:
+            return self.batch_size
+        size = getattr(self.batch_sampler, "batch_size", None)
+        return size if isinstance(size, int) else None
 
 
 def _warn_if_empty(schedule: OrderBatches | IterableBatches) -> None:

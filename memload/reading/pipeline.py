@@ -1,5 +1,6 @@
 """How batches get to the device: the feed, their stream, and how many are in flight."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,14 +8,18 @@ import torch
 
 from memload.feeds.choice import Choice, FeedName, choose_feed
 from memload.feeds.factory import pinned_callers
-from memload.feeds.interface import Feed, Samples
+from memload.feeds.interface import Feed, ReadCounts, Samples
 from memload.feeds.limits import MemoryLimits
 from memload.reading.columns import column_values, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.streams import SideStream
 
-#: Bytes to read from the disk ahead: several times what a fast disk reads in one of its seeks.
+#: Bytes that are read from the disk ahead of the batch that is copied next. That gives a disk that
+#: reads 2 GB/s work for 60 ms.
 _READ_AHEAD_BYTES = 128 << 20
+#: Bytes of the batches that are read ahead, including those of their rows that are in RAM. While
+#: none is there yet, so much memory is page-locked.
+_PAGE_LOCKED_BYTES = 512 << 20
 _MIN_READS_AHEAD, _MAX_READS_AHEAD = 2, 32
 
 
@@ -32,7 +37,7 @@ class Pipeline(NamedTuple):
     num_threads: int
     #: Batches that are begun at a time, counting the one that is handed out next.
     in_flight: int
-    #: Batches before those for which the disk is asked, counting the one that is begun next.
+    #: Batches that are read from the disk ahead of those, counting the one that is begun next.
     reads_ahead: int = 1
 
 
@@ -61,27 +66,29 @@ def make_pipeline(
 ) -> Pipeline:
     """Choose the feed, and with it all else. Raises FeedError if a given feed cannot serve.
 
-    ============================ ============= =================================== =======
-    feed                         num_threads   in_flight                           stream
-    ============================ ============= =================================== =======
-    cpu                          num_threads   num_threads × prefetch_factor       current
-    cpu, num_threads=0           0             1                                   current
-    resident, no transform       0             1                                   current
-    resident, dma, uva           0             1 + prefetch_factor                 side
-    pinned                       callers       1 + max(callers, prefetch_factor)   side
-    pinned, num_threads=0        0             1                                   side
-    ============================ ============= =================================== =======
+    ======================== =========== ================================= =========== =======
+    feed                     num_threads in_flight                         reads_ahead stream
+    ======================== =========== ================================= =========== =======
+    cpu                      num_threads num_threads × prefetch_factor     1           current
+    cpu, num_threads=0       0           1                                 1           current
+    resident, no transform   0           1                                 1           current
+    resident                 0           1 + prefetch_factor               1           side
+    dma, uva, disk           0           1 + prefetch_factor               2 to 32     side
+    pinned                   callers     1 + max(callers, prefetch_factor) 1           side
+    pinned, num_threads=0    0           1                                 1           side
+    ======================== =========== ================================= =========== =======
 
     ``callers`` are the threads that fetch from the feed "pinned"; others help them to gather.
+    ``batch_size`` is None if it is not known. Then rows of 2 batches are read ahead.
     """
-    reads_ahead = _batches_to_read_ahead(samples, batch_size)
+    batch_bytes = sum(array.shards.array.row_bytes for array in samples.arrays) * (batch_size or 0)
     feed, choice = choose_feed(
         feed_name,
         samples,
         device,
         num_threads=num_threads,
         prefetch_factor=prefetch_factor,
-        buffers=reads_ahead + prefetch_factor + 1,
+        buffers=_max_reads_ahead(batch_bytes) + prefetch_factor + 1,
         limits=limits,
     )
     if feed.name == "cpu":
@@ -91,7 +98,10 @@ def make_pipeline(
         # Its one kernel takes less time than a handover between streams.
         return Pipeline(feed, choice, None, 0, 1)
     side = SideStream(device, prefetch_factor, waits=not _uses_only_own_tensors(transform))
+    if feed.name == "resident":
+        return Pipeline(feed, choice, side, 0, 1 + prefetch_factor)
     if feed.name != "pinned":
+        reads_ahead = _reads_ahead(batch_bytes, feed.counts())
         return Pipeline(feed, choice, side, 0, 1 + prefetch_factor, reads_ahead)
     if num_threads == 0:
         return Pipeline(feed, choice, side, 0, 1)
@@ -99,16 +109,23 @@ def make_pipeline(
     return Pipeline(feed, choice, side, callers, 1 + max(callers, prefetch_factor))
 
 
-def _batches_to_read_ahead(samples: Samples, batch_size: int | None) -> int:
-    """Return for how many batches rows are read from the disk before they are copied.
+def _reads_ahead(batch_bytes: int, counts: ReadCounts | None) -> int:
+    """Return how many batches are read ahead: the more, the fewer of their rows have to be read.
 
-    ``batch_size`` is None if it is not known.
+    If all rows are to be held, batches are read ahead only until that is so, as if none were held.
     """
-    if batch_size is None:
+    share_to_read = 1.0
+    if counts is not None and counts.rows_to_hold < counts.rows:
+        share_to_read = 1 - counts.rows_to_hold / counts.rows
+    wanted = math.ceil(_READ_AHEAD_BYTES / max(1, batch_bytes * share_to_read))
+    return min(max(wanted, _MIN_READS_AHEAD), _max_reads_ahead(batch_bytes))
+
+
+def _max_reads_ahead(batch_bytes: int) -> int:
+    """Return for how many batches rows are read ahead at most. 0 bytes: they are not known."""
+    if not batch_bytes:
         return _MIN_READS_AHEAD
-    batch_bytes = batch_size * sum(array.shards.array.row_bytes for array in samples.arrays)
-    wanted = -(-_READ_AHEAD_BYTES // max(1, batch_bytes))
-    return min(max(wanted, _MIN_READS_AHEAD), _MAX_READS_AHEAD)
+    return min(max(_PAGE_LOCKED_BYTES // batch_bytes, _MIN_READS_AHEAD), _MAX_READS_AHEAD)
 
 
 def _uses_only_own_tensors(transform: Any) -> bool:
