@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
+from memload.feeds.budget import Claim
 from memload.feeds.buffers import BufferPool
+from memload.feeds.gathered import GatheredRows
 from memload.feeds.interface import Begin, ReadCounts, Samples
 
 
@@ -17,18 +19,21 @@ class CpuFeed:
     """Copies rows on the caller's threads; several threads may fetch at once.
 
     The memory of a batch is used again once nothing refers to the batch any more. At most ``keep``
-    unused buffers are held.
+    unused buffers are held. ``claim`` says which rows stay in the page cache, see `GatheredRows`.
     """
 
     name: ClassVar[str] = "cpu"
 
-    def __init__(self, samples: Samples, device: torch.device, *, keep: int) -> None:
+    def __init__(
+        self, samples: Samples, device: torch.device, *, keep: int, claim: Claim | None = None
+    ) -> None:
         if device.type != "cpu":
             raise FeedError(
                 f"feed='cpu' needs device='cpu', but the device is {device}. Use another feed or "
                 "device."
             )
         self._samples, self.device = samples, device
+        self._rows = GatheredRows(samples.shards, samples.used_rows(), claim)
         self._pool = BufferPool(keep)
 
     def prepare(self, samples: np.ndarray) -> Begin:
@@ -39,14 +44,14 @@ class CpuFeed:
         def fetch(start: int, stop: int) -> list[Tensor]:
             shape = self._samples.shape(stop - start)
             pixels = self._pool.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-            self._samples.shards.gather(rows[start:stop], pixels.numpy())
+            self._rows.gather(rows[start:stop], pixels.numpy())
             return [pixels, *(torch.from_numpy(column[start:stop].copy()) for column in columns)]
 
         return lambda start, stop: partial(fetch, start, stop)
 
-    def counts(self) -> ReadCounts | None:
+    def counts(self) -> ReadCounts:
         """See `Feed.counts`."""
-        return None
+        return self._rows.counts()
 
     def close(self) -> None:
         """See `Feed.close`."""

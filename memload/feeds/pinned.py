@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memload.feeds.budget import Claim
+from memload.feeds.gathered import GatheredRows
 from memload.feeds.interface import Begin, ReadCounts, Samples, require_cuda
 from memload.feeds.page_locked import Staging
 from memload.machine import starting_threads
@@ -24,17 +26,25 @@ class PinnedFeed:
 
     ``callers`` is how many threads of the caller fetch batches at once, at least 1. The feed adds
     ``num_threads - callers`` helper threads, and divides them evenly among the callers. Threads
-    start, and page-locked memory is allocated, with the first batch.
+    start, and page-locked memory is allocated, with the first batch. ``claim`` says which rows stay
+    in the page cache, see `GatheredRows`.
     """
 
     name: ClassVar[str] = "pinned"
 
     def __init__(
-        self, samples: Samples, device: torch.device, *, num_threads: int, callers: int
+        self,
+        samples: Samples,
+        device: torch.device,
+        *,
+        num_threads: int,
+        callers: int,
+        claim: Claim | None = None,
     ) -> None:
         require_cuda(self.name, device)
         self._samples, self.device, self._callers = samples, device, callers
         self._helpers = max(0, num_threads - callers)
+        self._rows = GatheredRows(samples.shards, samples.used_rows(), claim)
         self._pool, self._staging = self._new_resources()
 
     def prepare(self, samples: np.ndarray) -> Begin:
@@ -48,9 +58,9 @@ class PinnedFeed:
 
         return lambda start, stop: partial(fetch, start, stop)
 
-    def counts(self) -> ReadCounts | None:
+    def counts(self) -> ReadCounts:
         """See `Feed.counts`."""
-        return None
+        return self._rows.counts()
 
     def fetch_rows(self, rows: np.ndarray) -> Tensor:
         """Return the pixels of rows on the device, ``(N, H, W, C)``."""
@@ -82,7 +92,7 @@ class PinnedFeed:
 
     def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Gather rows on this thread and on helpers."""
-        gather, pool = self._samples.shards.gather, self._pool
+        gather, pool = self._rows.gather, self._pool
         parts = 1 + math.ceil(self._helpers / self._callers)
         parts = min(parts, max(1, out.nbytes // _BYTES_PER_THREAD))
         ends = [len(rows) * part // parts for part in range(parts + 1)]

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -14,6 +15,9 @@ from torch.utils.data import Dataset
 from memload.editing.columns import column_of, replace_columns
 from memload.editing.export import ExportReport, ImageFormat, export
 from memload.editing.report import check_index_output
+from memload.feeds.budget import claim_all
+from memload.feeds.gathered import pages_of_rows, rows_of_claim
+from memload.feeds.limits import NO_LIMITS
 from memload.reading.columns import INDEX, choose_names
 from memload.reading.origin import (
     Concatenation,
@@ -53,14 +57,31 @@ class _Rows:
         return self._maps[shard][row]
 
 
+class _PageCache:
+    """What stays in the page cache when `MemmapDataset.gather` reads rows of an array."""
+
+    def __init__(self, dataset: "MemmapDataset", name: str) -> None:
+        self._dataset, self._name = dataset, name
+
+    def which_stay(self, rows: np.ndarray) -> np.ndarray | None:
+        """See `PageCache.which_stay` of shards.py."""
+        stays = self._dataset._rows_that_stay(self._name)
+        return None if stays is None else stays[rows]
+
+    def reading(self) -> AbstractContextManager[None]:
+        """See `PageCache.reading` of shards.py."""
+        return nullcontext()
+
+
 class MemmapDataset(Dataset[Any]):
     """The samples of a data set: ``dataset[i]`` is ``(image, label)``, neither decoded nor copied.
 
     ``image`` is a tensor ``(C, H, W)``: uint8, or uint16 for pictures built with mode I;16, or the
     dtype of the arrays that were built. Its memory is channels-last (``H × W × C``) and is the
     mapped file itself. It can be written to. That changes neither the file nor what other processes
-    see, but this process sees the change until it opens the data set again. Clone an image before
-    you work on it in place.
+    see. In this process, ``dataset[i]`` shows the change until the data set is opened again.
+    `gather` and the batches of a `Loader` may be read from the file, and then do not show it. Clone
+    an image before you work on it in place.
 
     The image is followed by all else that belongs to the sample: the ``label``, then the rows of
     other arrays, such as a mask ``(H, W)``, then the values of other columns, each in their order.
@@ -129,6 +150,7 @@ class MemmapDataset(Dataset[Any]):
         """
         self.index = index if chosen is None else index.subset(chosen)
         self._whole_index, self._chosen, self._opened = index, chosen, opened
+        self._staying: dict[str, np.ndarray | None] = {}
         for name in _LISTS:  # those of the data set that this is a view of
             vars(self).pop(name, None)
         #: every column of the data set by name, tensors ``(n, …)``
@@ -329,9 +351,14 @@ class MemmapDataset(Dataset[Any]):
         ``indices`` are integers (a sequence, array or tensor); negative ones count from the end.
         ``out`` is a contiguous CPU tensor of the data set's dtype; without it, memory is allocated.
         ``name`` is that of another array whose rows to copy instead: ``(n, H, W)`` for masks, and
-        ``(n, …)`` for other arrays. Blocks while pages are read from the disk; the GIL is released
+        ``(n, …)`` for other arrays. Blocks while rows are read from the disk; the GIL is released
         meanwhile. Raises IndexError, ValueError and TypeError, and FormatError if a shard has been
-        truncated.
+        truncated or cannot be read.
+
+        If all rows of the samples, in all arrays that are open, fit in 80 % of the RAM that was
+        available when the disk was first read, they stay in the page cache. Of larger data sets the
+        first rows that fit stay, and the others are dropped from it once they were copied. Then the
+        same rows are found in RAM in every epoch, and nothing else is pushed out.
 
         >>> masks = dataset.gather(range(32), name="mask")
         """
@@ -352,8 +379,25 @@ class MemmapDataset(Dataset[Any]):
                 f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, {layout}, but "
                 f"{shape} of {dtype} on cpu, contiguous, is needed"
             )
-        shards.gather(self.index.rows_of(name)[positions], out.numpy())
+        shards.gather(self.index.rows_of(name)[positions], out.numpy(), _PageCache(self, name))
         return out
+
+    def _rows_that_stay(self, name: str) -> np.ndarray | None:
+        """Return which rows of an array stay in the page cache: bool (all rows). None: all.
+
+        It is found out when rows are first read from the disk.
+        """
+        if name not in self._staying:
+            arrays = {
+                name: (rows.shards, np.unique(self.index.rows_of(name)))
+                for name, rows in self._opened.items()
+            }
+            plans = [(shards, pages_of_rows(shards, used)) for shards, used in arrays.values()]
+            # The claims end here: what a data set gathers takes no room from a Loader.
+            claims = claim_all(plans, NO_LIMITS.in_ram("cpu").size)
+            for (opened, (shards, used)), claim in zip(arrays.items(), claims, strict=True):
+                self._staying[opened] = rows_of_claim(shards, used, claim)
+        return self._staying[name]
 
     def subset(self, indices: Any) -> "MemmapDataset":
         """Return a view of some samples, in the order given. No pixel is copied.
@@ -460,7 +504,16 @@ class MemmapDataset(Dataset[Any]):
         return export(self.index, output, format=format, num_threads=num_threads, progress=progress)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened_again = ("index", "columns", "arrays", "_whole_index", "_image", "_opened", *_LISTS)
+        opened_again = (
+            "index",
+            "columns",
+            "arrays",
+            "_whole_index",
+            "_image",
+            "_opened",
+            "_staying",
+            *_LISTS,
+        )
         return {name: value for name, value in vars(self).items() if name not in opened_again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 _MAP_FIXED = 0x10
 #: Linux 5.14 and later.
 _MADV_POPULATE_READ = 22
+#: The unit of ``ru_inblock``, whatever the blocks of the disk are.
+_BLOCK_BYTES = 512
 #: Why the kernel cannot provide a page: the file has shrunk, or the disk fails.
 _UNAVAILABLE = (errno.EFAULT, errno.EIO)
 
@@ -87,6 +89,16 @@ def disk_reads() -> int:
         return 0
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_inblock + usage.ru_majflt
+
+
+def bytes_read() -> int:
+    """Return how many bytes this thread has read from disks. Linux only, else 0.
+
+    It counts what was asked for, too, and is 0 for some network file systems.
+    """
+    if sys.platform != "linux":
+        return 0
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock * _BLOCK_BYTES
 
 
 def forget(mapped: np.ndarray) -> None:

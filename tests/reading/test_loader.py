@@ -838,7 +838,7 @@ def test_a_loader_says_what_it_is_and_what_feeds_it(
     with caplog.at_level("INFO", logger="memload"):
         cpu = Loader(path, 4, device="cpu", transform=transforms.Normalize("imagenet"))
         assert cpu.feed.name == "cpu"
-    assert [str(cpu.feed) in record.message for record in caplog.records] == [True]
+    assert [f"cpu: {cpu.feed.reason}" in record.message for record in caplog.records] == [True]
     assert "\n    transform=Normalize(mean=(0.485, " in repr(cpu)
     assert "\n    device='cpu', feed='cpu',\n" in repr(cpu)
     assert cpu.device == torch.device("cpu")

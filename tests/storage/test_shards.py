@@ -6,8 +6,12 @@ import mmap
 import os
 import resource
 import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -333,6 +337,19 @@ def test_rows_behind_a_foreign_header_are_read_from_the_file(
     np.testing.assert_array_equal(gathered(shards, [9, 0, 4, 5, 6]), values[[9, 0, 4, 5, 6]])
 
 
+class FirstRows:
+    """Keeps the rows below a number in the page cache."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def which_stay(self, rows: np.ndarray) -> np.ndarray:
+        return rows < self._count
+
+    def reading(self) -> nullcontext[None]:
+        return nullcontext()
+
+
 @pytest.mark.usefixtures("cold")
 def test_only_rows_that_are_not_kept_are_dropped_from_the_page_cache(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
@@ -347,9 +364,7 @@ def test_only_rows_that_are_not_kept_are_dropped_from_the_page_cache(
 
     monkeypatch.setattr(os, "posix_fadvise", record)
     rows, expected = [5, 0, 1, 4, 5], whole(shards)
-    np.testing.assert_array_equal(
-        gathered(shards, rows, kept=lambda some: some < 4), expected[rows]
-    )
+    np.testing.assert_array_equal(gathered(shards, rows, cache=FirstRows(4)), expected[rows])
     # Pages as a whole: rows 4 and 5 begin 9,096 and 14,096 bytes into shard 1.
     assert dropped == [(1, 12288), (1, 8192), (1, 12288)]
     dropped.clear()
@@ -401,6 +416,32 @@ def test_a_shard_truncated_while_it_is_read_is_told(
         r"4,384, and row 4 is the first one that it lacks",
     ):
         gathered(shards, [6, 0, 3])
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_child_that_is_forked_while_a_thread_asks_for_rows_reads_on(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards(make_dataset())
+    expected, asks, asked = whole(shards), threading.Event(), threading.Event()
+
+    def ask(*_: object) -> None:
+        asks.set()
+        assert asked.wait(30)
+
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        monkeypatch.setattr(os, "posix_fadvise", ask)
+        under_way = pool.submit(whole, shards)
+        assert asks.wait(30)
+        child = os.fork()
+        if not child:
+            monkeypatch.undo()
+            is_right = np.array_equal(whole(shards), expected)
+            os._exit(0 if is_right else 1)
+        asked.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        np.testing.assert_array_equal(under_way.result(), expected)
 
 
 def test_without_posix_fadvise_rows_come_from_the_map(
