@@ -38,14 +38,12 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,7 @@ import harness
 import numpy as np
 import torch
 from contenders import CONTENDERS, CORES, SIDE, Contender, Job
-from harness import Child, ChildError, move
+from harness import Ask, ChildError, move
 from pictures import EQUAL, find_jpegs, planes, psnr
 from PIL import Image
 from report import tables
@@ -63,9 +61,6 @@ USUAL = {"count": 4096, "batch": 256, "workers": CORES, "rounds": 5, "seconds": 
 OPTIONS = {"images": None, **USUAL, "timeout": 120.0, "only": [], "python": [], "folder": None}
 COLUMNS = ("images/s", "memload / it", "cores")
 CHECKED = 64  #: pictures of which the pixels are looked at
-#: A request to a child process; it returns figures by name.
-Ask = Callable[[str], dict[str, Any]]
-
 # What a child process does
 
 
@@ -148,43 +143,14 @@ def child(title: str, job: Job, seconds: float) -> None:
 # What the parent does
 
 
-@contextlib.contextmanager
-def started(title: str, job: Job, options: argparse.Namespace) -> Iterator[Ask]:
-    """Start a process that builds or reads, in a session of its own with all that it starts.
-
-    Requests raise ChildError with the last line of its stderr.
-    """
-    pythons = dict(entry.split("=", 1) for entry in options.python)
-    python = next((path for word, path in pythons.items() if word in title), sys.executable)
+def started(
+    title: str, job: Job, options: argparse.Namespace
+) -> contextlib.AbstractContextManager[Ask]:
+    """Start a process that builds or reads."""
+    python = harness.interpreter(title, options.python)
     described = json.dumps(asdict(job), default=str)
     command = [python, __file__, "--serve", title, described, options.seconds]
-    # Not below the job's folder: workers have sockets here, whose paths may have 107 characters.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
-        caches = ("HF_HOME", "DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER")
-        environment = dict.fromkeys((*caches, "TMPDIR"), own) | {"HF_HUB_OFFLINE": "1"}
-        errors = Path(own) / "errors"
-        with errors.open("w") as stderr:
-            settings: Any = {"env": environment, "stderr": stderr, "start_new_session": True}
-            process = Child(command, harness.HERE.parent, **settings)
-
-        def ask(request: str | None) -> dict[str, Any]:
-            try:
-                if request is None:
-                    return process.answer(options.timeout)
-                answers = process.measure(request, options.timeout)
-            except ChildError as error:
-                raise ChildError((errors.read_text().splitlines() or [error])[-1]) from None
-            return {name.partition(" › ")[2]: value for name, value in answers.items()}
-
-        try:
-            ask(None)
-            yield ask
-        finally:  # let it clear away after itself, then end whatever is left
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.close(10)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.process.pid, signal.SIGKILL)
-            process.process.wait()
+    return harness.started(command, options.timeout)
 
 
 def usable(path: Path) -> bool:
@@ -253,8 +219,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, An
                 results[name] |= ask("open")
                 ways[name] = functools.partial(ask, "round")
             except (ChildError, OSError) as error:
-                # no paths of this machine: they say nothing to others
-                results[name] = {"error": re.sub(r"(?:/[^\s/:'\"]+)+/", "", str(error))[:200]}
+                results[name] = {"error": harness.without_folders(str(error))}
             print(f"{name}: {results[name]}", file=sys.stderr)
         rounds = harness.measure(ways, options.rounds)
     first = next(iter(results))

@@ -185,8 +185,8 @@ def build_ffcv(job: Job) -> None:
     write_ffcv(job, Numbered(job.files, lambda path: resized(Image.open(path), SIDE)))
 
 
-def read_ffcv(job: Job) -> Iterable[Any]:
-    """Return FFCV's Loader with the page cache, as it recommends for data that fits in memory."""
+def read_ffcv(job: Job, *, fits_in_memory: bool = True) -> Iterable[Any]:
+    """Return FFCV's Loader, as it recommends for data that fits in memory, or that does not."""
     from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import Squeeze, ToDevice, ToTensor, ToTorchImage
@@ -197,8 +197,8 @@ def read_ffcv(job: Job) -> Iterable[Any]:
         str(job.built / "data.beton"),
         batch_size=job.batch,
         num_workers=job.workers,
-        order=OrderOption.RANDOM,
-        os_cache=True,
+        order=OrderOption.RANDOM if fits_in_memory else OrderOption.QUASI_RANDOM,
+        os_cache=fits_in_memory,
         drop_last=False,
         pipelines={
             "image": [SimpleRGBImageDecoder(), ToTensor(), *move, ToTorchImage()],

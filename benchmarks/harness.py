@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -133,10 +134,15 @@ def figures(name: str, way: Way) -> dict[str, float]:
     return {name: found}
 
 
-def measure(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
-    """Measure all ways in turn, for so many rounds after a first one, which is left out."""
+def measure(
+    ways: Mapping[str, Way], rounds: int, *, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Measure all ways in turn, for so many rounds after a first one, which is left out.
+
+    ``warm_up=False`` is without that first round.
+    """
     found: dict[str, list[float]] = {}
-    for number in range(rounds + 1):
+    for number in range(0 if warm_up else 1, rounds + 1):
         for name, way in ways.items():
             for figure, value in figures(name, way).items():
                 found.setdefault(figure, []).extend([value] if number else [])
@@ -243,6 +249,56 @@ class Child:
         return self.process.wait(patience)
 
 
+#: A request to a process; it returns figures by name. Raises ChildError.
+Ask = Callable[[str], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def started(command: Sequence[object], timeout: float) -> Iterator[Ask]:
+    """Start a process that serves requests, in a session of its own with all that it starts.
+
+    Requests raise ChildError with the last line of its stderr.
+    """
+    # Not below the benchmark's folder: workers have sockets here, whose paths may have 107 characters.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
+        caches = ("HF_HOME", "DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER")
+        environment = dict.fromkeys((*caches, "TMPDIR"), own) | {"HF_HUB_OFFLINE": "1"}
+        errors = Path(own) / "errors"
+        with errors.open("w") as stderr:
+            settings: Any = {"env": environment, "stderr": stderr, "start_new_session": True}
+            process = Child(command, HERE.parent, **settings)
+
+        def ask(request: str | None) -> dict[str, Any]:
+            try:
+                if request is None:
+                    return process.answer(timeout)
+                answers = process.measure(request, timeout)
+            except ChildError as error:
+                raise ChildError((errors.read_text().splitlines() or [error])[-1]) from None
+            return {name.partition(" › ")[2]: value for name, value in answers.items()}
+
+        try:
+            ask(None)
+            yield ask
+        finally:  # let it clear away after itself, then end whatever is left
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.close(10)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.process.pid, signal.SIGKILL)
+            process.process.wait()
+
+
+def interpreter(title: str, pythons: Sequence[str]) -> str:
+    """Return the Python for what has this title, of entries ``WORD=PATH``; else this one."""
+    entries = dict(entry.split("=", 1) for entry in pythons)
+    return next((path for word, path in entries.items() if word in title), sys.executable)
+
+
+def without_folders(error: str) -> str:
+    """Return the beginning of an error without paths of this machine, which say nothing to others."""
+    return re.sub(r"(?:/[^\s/:'\"]+)+/", "", error)[:200]
+
+
 def run_python(*arguments: object) -> str:
     """Run Python in a new process, with the memload that is measured; return what it prints."""
     # -P: without it, Python would look for memload in the current folder first
@@ -304,6 +360,45 @@ def rate_behind(
         return count / seconds
 
     return way
+
+
+def timed(run: Callable[[], int]) -> dict[str, float]:
+    """Measure something once that returns a number of images: images a second, and cores.
+
+    The device is waited for, before the clock starts and before it stops.
+    """
+    wait_for_device()
+    cpu, start = cpu_seconds(), time.perf_counter()
+    images = run()
+    wait_for_device()
+    seconds = time.perf_counter() - start
+    return {"images/s": images / seconds, "cores": (cpu_seconds() - cpu) / seconds}
+
+
+def take(loader: Iterable[Any], count: int, least_seconds: float = 0.0) -> dict[str, float]:
+    """Measure a loop over batches, in as many epochs as it takes to have so many images.
+
+    It ends there, within an epoch, or later when so many seconds have passed.
+    """
+    epochs = []  # left when the clock has stopped
+
+    def run() -> int:
+        taken, end = 0, time.perf_counter() + least_seconds
+        while True:
+            epochs.append(iter(loader))
+            for batch in epochs[-1]:
+                taken += len(batch[0])
+                if taken >= count and time.perf_counter() >= end:
+                    return taken
+
+    return timed(run)
+
+
+def wait_for_device() -> None:
+    """Wait for all that the GPU was given, if one is used."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def count_images(found: Any) -> int:
