@@ -85,9 +85,8 @@ class Bench:
         self.count = options.images // 4
         if options.device == "cuda":
             self.count = min(options.rows, options.images)
-        #: Limits of this round, in images/s: of the disk by the number of threads, and others.
-        self.direct: dict[int, float] = {}
-        self.sequential = self.bus = math.nan
+        #: The limits of this round in images/s.
+        self.direct = self.sequential = self.bus = math.nan
         #: Ends what the ways of a table have opened.
         self.opened = contextlib.ExitStack()
         #: What is told of a way beside its figures: versions, or why it is missing.
@@ -98,16 +97,23 @@ class Bench:
         options = {"shuffle": True, "seed": next(_seeds), "device": self.options.device} | options
         return memload.Loader(self.path, self.options.batch, **options)
 
-    def read_directly(self, threads: int) -> Figures:
-        """Read random rows past the page cache."""
-        rows = np.random.default_rng().permutation(self.options.images)[: self.count]
-        found = timed(partial(read_directly, self.path, rows, self.row_bytes, threads))
-        self.direct[threads] = found["images/s"]
-        return found
+    def read_directly(self) -> Figures:
+        """Read random rows past the page cache, by each number of threads; set the limit."""
+        found = {}
+        for threads in DIRECT_THREADS:
+            rows = np.random.default_rng().permutation(self.options.images)[: self.count]
+            read = partial(read_directly, self.path, rows, self.row_bytes, threads)
+            found[f"bare O_DIRECT, {threads} threads"] = timed(read)
+        self.direct = max(figures["images/s"] for figures in found.values())
+        return {
+            f"{name} › {figure}": value
+            for name, figures in found.items()
+            for figure, value in against(self.direct, figures).items()
+        }
 
     def disk(self, share_held: float = 0.0) -> float:
         """Return the limit of this round, if a share of the rows need not come from the disk."""
-        return max(self.direct.values()) / (1 - share_held)
+        return self.direct / (1 - share_held)
 
     def read_sequentially(self) -> Figures:
         """Read the file from start to end."""
@@ -150,14 +156,6 @@ def against(limit: float, found: Figures) -> Figures:
 
 
 # Ways
-
-
-def limits(bench: Bench) -> dict[str, Way]:
-    """Return bare reads of random rows."""
-    return {
-        f"bare O_DIRECT, {threads} threads": cold(bench.path, partial(bench.read_directly, threads))
-        for threads in DIRECT_THREADS
-    }
 
 
 def first_rows(bench: Bench, **options: Any) -> Way:
@@ -216,6 +214,11 @@ def fill(loader: memload.Loader, share: float) -> None:
     raise RuntimeError(
         f"Of {served} rows, only {hits} came from RAM, which should hold {share:.0%}."
     )
+
+
+def limits(bench: Bench) -> dict[str, Way]:
+    """Return bare reads of random rows. They leave the page cache as it is."""
+    return {"": bench.read_directly}
 
 
 # Tables
@@ -298,15 +301,7 @@ def half_held_on_cpu(bench: Bench) -> dict[str, Way]:
         f"Loader, half held, {threads} threads": held(bench, 0.5, limit, num_threads=threads)
         for threads in (2, 4, 8)
     }
-    return limits_beside_held(bench) | loaders
-
-
-def limits_beside_held(bench: Bench) -> dict[str, Way]:
-    """Return bare reads of random rows, where pages that are held stay in RAM."""
-    return {
-        f"bare O_DIRECT, {threads} threads": partial(bench.read_directly, threads)
-        for threads in DIRECT_THREADS
-    }
+    return limits(bench) | loaders
 
 
 def rows_on_cuda(bench: Bench) -> dict[str, Way]:
@@ -321,7 +316,7 @@ def most_held_on_cuda(bench: Bench) -> dict[str, Way]:
         return min(bench.disk(0.9), bench.bus)
 
     return {
-        **limits_beside_held(bench),
+        **limits(bench),
         "one large copy": bench.copy_over_the_bus,
         "disk, 90 % held": held(bench, 0.9, limit, feed="disk"),
     }
@@ -330,7 +325,7 @@ def most_held_on_cuda(bench: Bench) -> dict[str, Way]:
 def less_held_on_cuda(bench: Bench) -> dict[str, Way]:
     """Return reading from a file larger than RAM, with nothing and with half of the rows in RAM."""
     return {
-        **limits_beside_held(bench),
+        **limits(bench),
         # this one first: Loaders of a process share what they hold
         "disk, nothing held": held(bench, 0.0, bench.disk, feed="disk"),
         "disk, half held": held(bench, 0.5, partial(bench.disk, 0.5), feed="disk"),

@@ -3,7 +3,8 @@
 Noise of 224×224×3 in batches of 256, and of 32×32×3 in batches of 2,048; random order, pages warm,
 whole epochs with the loop included, the device waited for at the end, images a second. Limits: one
 copy from page-locked memory of the bytes of a batch; `torch.index_select` of a batch on the device;
-for `pinned`, one thread that gathers into two page-locked buffers in turn and copies them.
+for `pinned`, one thread that gathers into two page-locked buffers in turn and copies them. `disk`
+holds all rows in RAM here; `cold.py` has larger files.
 
 "host time a step" is what the caller of a resident Loader spends in asking for a batch, the device
 never waited for; the first step of an epoch is left out, and the slowest 2 % of the others.
@@ -16,6 +17,7 @@ Loaders beside them, is `--batches` batches a worker. With workers the clock sta
 batch of each, so that no start is in it. `--quick` leaves this table out.
 """
 
+import inspect
 import itertools
 import os
 import time
@@ -39,6 +41,8 @@ OTHERS = "what else there is, behind the first batch of each worker, 224×224×3
 LARGE, SMALL = "224×224×3, batch 256", "32×32×3, batch 2,048"
 #: The feeds, with the number of threads where it is not the Loader's own choice.
 FEEDS = {"dma": None, "uva": None, "resident": None}
+if "cache_bytes" in inspect.signature(memload.Loader).parameters:  # not in older versions
+    FEEDS["disk"] = None
 PINNED = {"pinned, 1 thread": 1, "pinned, 12 threads": 12}
 LIMITS = {"resident": "index_select", "pinned, 1 thread": "gather and copy"}
 LEAST_SECONDS = 0.25
@@ -96,7 +100,7 @@ def feeding(path: Path, batch: int, feeds: dict[str, int | None]) -> dict[str, W
     dataset, found = memload.MemmapDataset(path), limits(path, batch)
     for name, threads in feeds.items():
         loader = open_loader(dataset, batch, name.partition(",")[0], threads)
-        if name in ("dma", "uva"):
+        if name in ("dma", "uva", "disk"):
             settle(loader)
         found[name] = rate(lambda loader=loader: loader, torch.cuda.synchronize, LEAST_SECONDS)
     return found

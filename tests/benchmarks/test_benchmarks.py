@@ -16,7 +16,9 @@ BENCHMARKS = ROOT / "benchmarks"
 TINY = {
     "async_prefetch --toy --samples 4 --batches 4": ["made on the device", "DataLoader"],
     "build --images 12 --side 32": ["memload", "bare", "ratio"],
-    "cold --images 64 --part 32 --side 16 --batch 8": ["np.take", "Loader / np.take, 1 thread"],
+    "cold --device cpu --images 64 --small 64 --side 16 --batch 8": [
+        *("the first quarter of a cold file", "a file larger than RAM")
+    ],
     "collate --images 64 --side 16 --batch 8": ["fast_collate", "ratio"],
     "loader --images 64 --side 16": ["np.take", "one thread / np.take"],
     "masks --images 64 --side 16 --batch 8": [
