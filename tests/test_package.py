@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -88,6 +89,15 @@ def test_the_public_names_exist_are_described_and_seen_by_type_checkers() -> Non
     assert not {path.stem for path in PACKAGE.iterdir()} & set(memload.__all__)  # hides no module
     with pytest.raises(AttributeError, match="module 'memload' has no attribute 'MemapDataset'"):
         memload.MemapDataset  # noqa: B018
+
+
+def test_the_description_of_a_folder_names_every_file() -> None:
+    missing = []
+    for package in PACKAGE.glob("*/**/__init__.py"):
+        text = ast.get_docstring(ast.parse(package.read_text())) or ""
+        others = {path.stem for path in package.parent.glob("*.py")} - {"__init__"}
+        missing += [name for name in others if not re.search(rf"\b{name}\b", text)]
+    assert missing == []
 
 
 def test_a_star_import_brings_every_public_name() -> None:

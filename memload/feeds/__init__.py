@@ -20,12 +20,13 @@ The way of a row from the disk to the GPU, with dma, uva and disk. Each name is 
     row_reader: threads read rows that are not held ─▶ page-locked (page_locked) ─┘   copies both
 
 - choice.py: which feed serves some samples on some device, and why.
+- factory.py: creates feeds by their names.
+- limits.py: how much memory rows may take, by default and as a Loader was told.
 - interface.py: what a feed is given, and what it promises.
 - cpu.py, pinned.py, resident.py: the feeds of these names.
 - page_cache.py: the feeds dma, uva and disk. Begin here to follow a row.
 - dma.py, uva.py: how they copy a batch: by the GPU's copy engines, or by a kernel.
 - uva_kernel.py: the kernel of uva.py. Importing it imports Triton.
-- limits.py: how much memory rows may take, by default and as a Loader was told.
 - budget.py: the RAM that all Loaders of a process share.
 - windows.py: which parts of the files are held. Arithmetic only.
 - held.py: brings these parts into RAM while training runs.
