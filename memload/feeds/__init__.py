@@ -24,6 +24,7 @@ The way of a row from the disk to the GPU, with dma, uva and disk. Each name is 
 - limits.py: how much memory rows may take, by default and as a Loader was told.
 - interface.py: what a feed is given, and what it promises.
 - cpu.py, pinned.py, resident.py: the feeds of these names.
+- gathered.py: which rows stay in the page cache when cpu.py and pinned.py gather them.
 - page_cache.py: the feeds dma, uva and disk. Begin here to follow a row.
 - dma.py, uva.py: how they copy a batch: by the GPU's copy engines, or by a kernel.
 - uva_kernel.py: the kernel of uva.py. Importing it imports Triton.
