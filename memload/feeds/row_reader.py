@@ -42,8 +42,8 @@ class Reading:
     def wait(self) -> None:
         """Block until all rows are there. Call it once.
 
-        Raises FormatError if a row cannot be read, and CancelledError if the reader was closed
-        before it was.
+        Raises FormatError if a row cannot be read, and RuntimeError if the reader was closed before
+        all were.
         """
         parts, self.parts = self.parts, []
         wait(parts)
@@ -105,6 +105,7 @@ class RowReader:
         self.idle.set()
         #: How many bytes were read from the files.
         self.bytes_read = 0
+        self._is_closed = False
         self._lock = threading.Lock()
         self._parts_begun = 0
         self._seconds_read = self._busy_since = 0.0
@@ -176,6 +177,8 @@ class RowReader:
         try:
             if reading() is None:
                 return
+            if self._is_closed:
+                raise RuntimeError("The feed was closed before these rows were read.")
             cached = [read for read in reads if read.is_kept or self._direct[read.file] is None]
             for read in cached:
                 read_ahead(self._shards.descriptors[read.file], read.offset, read.needed)
@@ -225,10 +228,15 @@ class RowReader:
         self._threads, self._staging = self._new_resources()
 
     def close(self) -> None:
-        """Let the threads end, after the part that each is at. What was not begun is not read."""
+        """Let the threads end, after the part of a batch that each is at.
+
+        What no thread has begun is not read: waiting for it then raises RuntimeError, and so does
+        `begin`.
+        """
+        self._is_closed = True
         # A thread of the pool may happen to collect a dropped Loader. It must not wait for itself.
         is_outside = not threading.current_thread().name.startswith(_THREAD_NAME)
-        self._threads.shutdown(wait=is_outside, cancel_futures=True)
+        self._threads.shutdown(wait=is_outside)
 
     def _new_resources(self) -> tuple[ThreadPoolExecutor, Staging]:
         """Return what starts threads and allocates page-locked memory when it is first used."""
