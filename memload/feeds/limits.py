@@ -50,6 +50,11 @@ class MemoryLimits(NamedTuple):
         sizes = [None if size is None else _bytes_of(name, size) for name, size in given.items()]
         return cls(*sizes)
 
+    def as_arguments(self) -> str:
+        """Return what was given, such as ``, cache_bytes=64_000_000_000``."""
+        given = zip(_FEEDS_WITH, self, strict=True)
+        return "".join(f", {name}={size:_}" for name, size in given if size is not None)
+
     def check_effect(self, feed: str) -> None:
         """Raise ValueError if a limit was given that has no effect on a feed."""
         for (name, feeds), size in zip(_FEEDS_WITH.items(), self, strict=True):

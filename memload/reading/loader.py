@@ -81,18 +81,35 @@ class Loader:
       chosen if they take at most a quarter of the free memory there.
     - ``"dma"`` has the device's copy engines fetch rows from the page cache. It is chosen if the
       files take at most half of the available RAM (of the container, if that has a limit) and their
-      pages can be registered with CUDA. Processes share these pages. They are registered in the
-      background. Until all of them are, batches take the way of ``"pinned"``.
+      pages can be registered with CUDA. Processes share these pages.
     - ``"uva"`` has a kernel fetch them. It is chosen for rows below 28 KiB, also for some arrays
       beside ``"dma"`` for the others.
+    - ``"disk"`` holds as many rows as fit in the page cache, always the same ones, and reads the
+      others from the disk, past the page cache. It is chosen for files that are too large for
+      ``"dma"``, if their file system can do that (O_DIRECT).
     - ``"pinned"`` has ``num_threads`` threads copy rows to page-locked memory, and sends them from
-      there.
+      there. It is chosen for all else.
+
+    **Cold files.** A file need not be in RAM when training begins. With ``"dma"``, ``"uva"`` and
+    ``"disk"``, threads read the rows of the next batches from the disk, and one more thread brings
+    in the rest of what is to be held. It leaves the disk to the rows that are waited for. So the
+    first batches come at the speed of the disk, and later ones at that of the bus.
+
+    **Memory.** ``cache_bytes`` is how much RAM may hold rows, for all Loaders of the process
+    together: a number of bytes, or a text such as ``"64GB"``. By default, that is half of the
+    available RAM, and 80 % of it for ``"cpu"`` and ``"pinned"``, whose rows the system can drop. If
+    not all rows fit, the same rows stay in every epoch. ``resident_bytes`` is how much of the
+    device's memory may hold rows: all of them with ``"resident"``, and with ``"disk"`` some beyond
+    those in RAM (by default none). A limit that has no effect raises ValueError, such as
+    ``resident_bytes`` on the CPU. ``docs/memory.md`` has examples.
 
     **Prefetching.** On the CPU, ``num_threads × prefetch_factor`` batches are made ahead by
     ``num_threads`` threads. On CUDA, ``prefetch_factor`` batches are made ahead on a stream of the
     Loader's own. ``"pinned"`` makes as many ahead as its threads gather at once, up to ``3 ×
     prefetch_factor``. ``"resident"`` without a transform makes none ahead, because one kernel takes
-    less time than a handover between streams. On the CPU and with ``"pinned"``, ``num_threads=0``
+    less time than a handover between streams. ``"dma"``, ``"uva"`` and ``"disk"`` read the rows of
+    2 to 32 further batches from the disk, about 128 MiB of those that are not in RAM. A sampler of
+    your own is asked for its numbers as early. On the CPU and with ``"pinned"``, ``num_threads=0``
     makes each batch on your thread when you ask for it.
 
     **Streams.** A batch is ready for the CUDA stream that is current when you ask for it. If you
@@ -133,7 +150,7 @@ class Loader:
     batch. Nothing is read to get there, except from an iterable of your own. That has to give the
     same numbers again: seed it.
 
-    **Memory.** A batch belongs to whoever holds it. Its memory is reused when nothing refers to it
+    **Batches.** A batch belongs to whoever holds it. Its memory is reused when nothing refers to it
     any more. Several iterators may be used at once, also on several threads. One that is left early
     leaves no threads behind. In a forked child, iterate anew: an iterator from before the fork
     raises RuntimeError.
@@ -179,6 +196,8 @@ class Loader:
         check_integer("prefetch_factor", prefetch_factor, 1)
         check_integer("num_threads", num_threads, 0)
         check_settings(seed, feed, transform)
+        self._limits = MemoryLimits.of(cache_bytes, resident_bytes)
+        self._limits.check_effect(feed)
         if static_buffers and not (drop_last or batch_sampler is not None):
             raise ValueError("static_buffers needs batches of one size. Use drop_last=True.")
         ranks.resolve(rank, num_replicas)  # raises ValueError
@@ -195,8 +214,6 @@ class Loader:
             self._order = ShuffledSampler(size, seed=seed) if shuffle else SequentialSampler(size)
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
-        self._limits = MemoryLimits.of(cache_bytes, resident_bytes)
-        self._limits.check_effect(feed)
         # `_next` is where the next iteration begins. `_current` is the position of the newest
         # iteration from its first batch on, and None again once that iteration has ended. It stays
         # when a loop is left early. `state_dict` returns `_current`, else `_next`.
@@ -245,7 +262,17 @@ class Loader:
 
     @property
     def feed(self) -> Choice:
-        """How samples get to the device: its ``name``, and the ``reason`` why it was chosen."""
+        """How samples get to the device: its ``name``, and the ``reason`` why it was chosen.
+
+        ``counts`` says where the rows of the batches so far were found; see
+        `memload.feeds.interface.ReadCounts`. It is None for a feed that does not count them.
+
+        >>> print(loader.feed)
+        disk: 252 GB does not fit in 50% of the 240 GB of available RAM, so 120 GB of it are held
+        there and the rest is read from the disk; resident: ...; 800,000 of 1,680,000 rows are held;
+        of 20,480 rows so far, 9,728 came from memory and 10,752 from the files; 1.62 GB read at
+        2.05 GB/s
+        """
         pipeline = self._get_pipeline()
         return pipeline.choice._replace(counts=pipeline.feed.counts())
 
@@ -269,7 +296,7 @@ class Loader:
             f"{self.dataset!r}",
             f"batch_size={self.batch_size}, order={self._order_text()}",
             f"transform={self.transform!r}".replace("\n", "\n    "),
-            f"device={device!r}, feed={feed!r}",
+            f"device={device!r}, feed={feed!r}{self._limits.as_arguments()}",
         ]
         return "Loader(" + "".join(f"\n    {line}," for line in lines) + "\n)"
 

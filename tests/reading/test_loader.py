@@ -140,9 +140,11 @@ def test_the_numbers_of_samples_come_as_a_column(path: Path) -> None:
 
 
 def test_a_loader_and_its_batches_can_be_pickled(path: Path) -> None:
-    loader = Loader(path, 4, shuffle=True, seed=2, columns=["number", "label"])
+    columns = ["number", "label"]
+    loader = Loader(path, 4, shuffle=True, seed=2, columns=columns, cache_bytes="5GB")
     batch = next(iter(loader))
     copied = pickle.loads(pickle.dumps(loader))
+    assert "feed='auto', cache_bytes=5_000_000_000,\n" in repr(copied)
     assert copied.state_dict() == loader.state_dict()
     assert flat(visits(copied)) == shuffled(0, seed=2)[4:]
     again = pickle.loads(pickle.dumps(batch))
@@ -732,6 +734,19 @@ os.kept = iterators  # which is deleted after the modules of memload were
         ({"rank": 2, "num_replicas": 2}, ValueError, "rank must be at least 0 and less than num"),
         ({"columns": ["nothing"]}, ValueError, "columns names 'nothing', which the data set"),
         ({"feed": "gpu"}, ValueError, "feed: there is no 'gpu'. Choose one of auto, resident, "),
+        ({"cache_bytes": 1.5}, TypeError, "cache_bytes must be a whole number of bytes or a text"),
+        ({"resident_bytes": -1}, ValueError, "resident_bytes must be at least 0, not -1."),
+        (
+            {"cache_bytes": 1, "feed": "resident"},
+            ValueError,
+            "cache_bytes has no effect on feed='resident'. Leave it out, or use one of the feeds "
+            "auto, dma, uva, disk, pinned, cpu.",
+        ),
+        (
+            {"resident_bytes": "1GB", "device": "cpu"},
+            ValueError,
+            "resident_bytes has no effect on feed='cpu'. Leave it out, or use one of the feeds aut",
+        ),
         ({"device": "gpu"}, ValueError, "device: 'gpu' is not supported."),
         ({"device": "meta"}, ValueError, "device: 'meta' is not supported."),
         ({"transform": 3}, TypeError, "transform must be a function of images, not 3."),
