@@ -56,7 +56,7 @@ def size_text(size: int) -> str:
     """
     value, unit = float(size), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
+        if value < 999.5:  # three digits are shown: 999.5 would be 1e+03
             break
         value, unit = value / 1000, larger
     return f"{value:.3g} {unit}" if unit != "bytes" else f"{size} bytes"

@@ -31,6 +31,8 @@ def test_long_lists_and_names_are_cut_and_hostile_ones_escaped() -> None:
         (999, "999 bytes"),
         (1000, "1 kB"),
         (51_123_456, "51.1 MB"),
+        (999_499_999, "999 MB"),
+        (999_950_848, "1 GB"),
         (2 * 10**15, "2e+03 TB"),
     ],
 )
