@@ -10,6 +10,7 @@ from memload.errors import FeedError
 from memload.feeds.budget import Claim
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import BatchedCopies
+from memload.feeds.gathered import pages_of_rows
 from memload.feeds.interface import Feed, Samples, require_cuda
 from memload.feeds.joined import feed_of_all
 from memload.feeds.limits import MemoryLimits, claim_ram, room_in_ram, room_on_device
@@ -45,16 +46,14 @@ class FeedFactory:
 
     def _claims(self, name: str) -> Sequence[Claim | None]:
         """Claim RAM for a feed. Raises FeedError if it needs more than a limit that was given."""
-        none = [None] * len(self.samples.arrays)
         if name != "cpu":
             require_cuda(name, self.device)
-        if name == "resident" and self.limits.resident is not None:
-            room = room_on_device(self.samples, self.limits.on_device(self.device))
-            if not room.is_enough:
-                raise FeedError(f"feed='resident': {room.text}. Use feed='auto' or fewer samples.")
-        if name in ("cpu", "pinned", "resident"):
-            return none
+        if name == "resident":
+            self._check_room_on_device()
+            return [None] * len(self.samples.arrays)
         limit = self.limits.in_ram(name)
+        if name in ("cpu", "pinned"):  # which keep single pages
+            return claim_ram(self.samples, limit, pages_of_rows)
         claims = claim_ram(self.samples, limit)
         room = room_in_ram(claims, limit)
         if name != "disk" and not room.is_enough:
@@ -63,16 +62,23 @@ class FeedFactory:
             )
         return claims
 
+    def _check_room_on_device(self) -> None:
+        """Raise FeedError if ``resident_bytes`` was given and the samples need more."""
+        room = room_on_device(self.samples, self.limits.on_device(self.device))
+        if self.limits.resident is not None and not room.is_enough:
+            raise FeedError(f"feed='resident': {room.text}. Use feed='auto' or fewer samples.")
+
     def _create_one(self, name: str, array: Samples, claim: Claim | None) -> Feed:
-        """Create the feed of one array."""
+        """Create the feed of one array. Only ``resident`` needs no claim."""
         device, num_threads = self.device, self.num_threads
-        if name == "cpu":
-            return CpuFeed(array, device, keep=num_threads * self.prefetch_factor + 2)
-        if name == "pinned":
-            callers = max(1, pinned_callers(num_threads, self.prefetch_factor))
-            return PinnedFeed(array, device, num_threads=num_threads, callers=callers)
         if claim is None:
             return ResidentFeed(array, device, num_threads=num_threads)
+        if name == "cpu":
+            keep = num_threads * self.prefetch_factor + 2
+            return CpuFeed(array, device, keep=keep, claim=claim)
+        if name == "pinned":
+            callers = max(1, pinned_callers(num_threads, self.prefetch_factor))
+            return PinnedFeed(array, device, num_threads=num_threads, callers=callers, claim=claim)
         copier = _copier(name, array, device)
         return PageCacheFeed(name, array, device, copier, claim=claim, buffers=self.buffers)
 

@@ -44,20 +44,19 @@ class ReadCounts(NamedTuple):
     problem: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.rows_held:,} of {self.rows:,} rows are held"
+        place = "are held" if self.hits is not None else "stay in the page cache"
+        text = f"{self.rows_held:,} of {self.rows:,} rows {place}"
         if self.rows_on_device:
             text += f", {self.rows_on_device:,} of them on the device"
         if self.rows_to_hold > self.rows_held:
             text += f", and {self.rows_to_hold - self.rows_held:,} more will be"
-        if self.served:
-            if self.hits is None:
-                text += f"; {self.served:,} rows so far"
-            else:
-                missed = self.served - self.hits
-                text += (
-                    f"; of {self.served:,} rows so far, {self.hits:,} came from memory and "
-                    f"{missed:,} from the files"
-                )
+        if self.served and self.hits is None:
+            text += f"; {self.served:,} rows so far"
+        elif self.served:
+            text += (
+                f"; of {self.served:,} rows so far, {self.hits:,} came from memory and "
+                f"{self.served - (self.hits or 0):,} from the files"
+            )
         if self.seconds_reading:
             rate = size_text(int(self.bytes_read / self.seconds_reading))
             text += f"; {size_text(self.bytes_read)} read at {rate}/s"

@@ -94,7 +94,9 @@ def test_counts_are_told_in_a_sentence() -> None:
     assert str(read).endswith("and 26 from the files; 3 GB read at 1.5 GB/s")
     assert str(read._replace(problem="RAM runs short")).endswith("; RAM runs short")
     unknown = read._replace(hits=None)
-    assert str(unknown).endswith("; 50 rows so far; 3 GB read at 1.5 GB/s")
+    assert str(unknown) == (
+        "1,000 of 2,000 rows stay in the page cache; 50 rows so far; 3 GB read at 1.5 GB/s"
+    )
 
 
 def test_counts_of_several_arrays_are_added_and_they_are_read_at_the_same_time() -> None:
