@@ -1,5 +1,6 @@
 """Rows copied by the device's own copy engines, from any memory that it can read."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ class BatchedCopies:
         order = self._driver.CUmemcpySrcAccessOrder
         self._attributes.srcAccessOrder = order.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
-    def prepare(self, addresses: np.ndarray, before_boundary: np.ndarray) -> CopyRows:
+    def prepare(self, addresses: np.ndarray, before_boundary: Callable[[], np.ndarray]) -> CopyRows:
         """See `Copier.prepare`."""
+        in_first_window = before_boundary()
 
         def copy_rows(start: int, stop: int, out: Tensor) -> None:
-            self._start_copies(addresses[start:stop], before_boundary[start:stop], out)
+            self._start_copies(addresses[start:stop], in_first_window[start:stop], out)
 
         return copy_rows
 

@@ -1,13 +1,11 @@
-"""Rows that are held in memory: in registered page cache, and in the device's own memory.
+"""Rows that are held in memory, so that the device reads them from there in every epoch.
 
-    claim: which windows ─▶ a thread reads and registers them ─▶ table: addresses for the device
+    claim ─▶ a thread reads windows into the page cache and registers them ─▶ table of rows
 
-Until a window is there, its rows are read from the file like all others. The thread leaves the disk
-to rows that are waited for, so that the first batches are not slower than the disk.
+Until a row is there, it is read from the file like all others. While batches wait for rows from the
+disk, the thread hardly reads, so it does not slow them down.
 """
 
-import contextlib
-import ctypes
 import logging
 import threading
 import time
@@ -16,14 +14,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from memload.errors import FeedError, FormatError
-from memload.feeds.budget import Claim
+from memload.feeds import windows
+from memload.feeds.budget import Claim, reserve_bytes
 from memload.feeds.registered import RegisteredFile, registered_bytes, shared_file
-from memload.feeds.windows import WINDOW_BYTES, WindowRows, WindowTable, window_sizes
+from memload.feeds.row_ranges import FoundRows, RowRanges, RowTable
+from memload.feeds.row_reader import RowReader
+from memload.feeds.windows import pieces_of
 from memload.machine import available_memory, starting_threads
-from memload.storage.mapping import disk_reads, fault_in
+from memload.storage.mapping import disk_reads
 from memload.storage.shards import Shards
 from memload.wording import size_text
 
@@ -31,9 +31,6 @@ from memload.wording import size_text
 _STEP_BYTES = 32 << 20
 #: While rows are waited for, the thread reads for this share of the time.
 _BUSY_SHARE = 0.05
-#: RAM that is left to everything else. With 3 GB left beside what was held, a host kept running;
-#: with less, its OOM killer struck.
-RESERVE_BYTES = 3 << 30
 #: How long `HeldRows.close` waits for the thread, which may be reading from a slow disk.
 _CLOSE_SECONDS = 30.0
 
@@ -41,71 +38,98 @@ logger = logging.getLogger("memload")
 
 
 class HeldRows:
-    """The windows of an array that a claim names, held in registered page cache.
+    """The rows of an array that a claim names, held in memory that the device reads.
 
-    A thread brings them in, one after another. ``complete`` is set once all are there. If one
-    cannot be registered, or RAM runs short, the thread ends with a warning. The rows of the windows
-    that are missing are then read from the files.
+    A thread brings them in, in the order of the files. It ends early if pages cannot be registered
+    or RAM runs short. Then a warning says why, and ``problem`` as well. The rows that are missing
+    are read from the files.
 
-    ``idle`` is set while nobody waits for the disk. Raises FeedError if pages cannot be registered.
+    ``reader`` knows whether rows are waited for. If not a single page can be registered, this
+    raises FeedError, or holds nothing if that is ``allowed_to_fail``.
     """
 
     def __init__(
-        self, shards: Shards, claim: Claim, device: torch.device, idle: threading.Event
+        self,
+        shards: Shards,
+        claim: Claim,
+        device: torch.device,
+        reader: RowReader,
+        *,
+        allowed_to_fail: bool = False,
     ) -> None:
         shards.check_sizes(range(len(shards.maps)))
-        if shards.array.row_bytes > WINDOW_BYTES:
-            raise FeedError(
-                f"rows of {shards.array.row_bytes:,} bytes are too large to register: the limit is "
-                f"{WINDOW_BYTES:,} bytes. Use feed='pinned'."
-            )
-        self.complete = threading.Event()
-        self.table = WindowTable(shards)
-        self._shards, self._device = shards, device
-        expected = zip(shards.paths, shards.descriptors, shards.array.shards, strict=True)
-        self._files = [
-            shared_file(path, descriptor, shard.bytes) for path, descriptor, shard in expected
-        ]
-        self._files[0].probe(device)
-        stop = threading.Event()
-        filler = _Filler(self._files, claim.plan, device, self.table, idle, stop, self.complete)
+        self._device, self._state = device, _State(shards, claim)
+        self._files: list[RegisteredFile] = []
+        try:
+            self._files = _open_files(shards, claim.plan, device)
+        except FeedError as error:
+            if not allowed_to_fail:
+                raise
+            self._state.give_up(error)
+        filler = _Filler(self._files, device, reader, self._state)
         self._thread = threading.Thread(target=filler.run, name="memload-register", daemon=True)
         with starting_threads("use feed='pinned' with num_threads=0"):
             self._thread.start()
-        self._stop_thread = weakref.finalize(self, _stop, stop, self._thread)
+        self._stop_thread = weakref.finalize(self, _stop, self._state.stop, self._thread)
 
-    def look_up(self, rows: np.ndarray) -> WindowRows:
-        """Return where rows (int64) lie, for reading on the current stream.
+    @property
+    def problem(self) -> str:
+        """Why less is held than was claimed; empty if nothing is wrong."""
+        return self._state.problem
 
-        Before the pages are unregistered, `close` waits for that stream.
+    def is_complete(self) -> bool:
+        """Return whether the thread has ended: no more rows will be held."""
+        return self._state.complete.is_set()
+
+    def find(self, rows: np.ndarray) -> FoundRows:
+        """Return where rows (int64) are held by now. See `read_on_current_stream`."""
+        return self._state.table.ranges.find(rows)
+
+    def count(self, rows: np.ndarray | None) -> tuple[int, int]:
+        """Return how many of some rows, ascending, are held by now, and how many are to be held.
+
+        ``None`` stands for all rows of the array.
         """
+        return self._state.table.ranges.count(rows), self._state.kept.count(rows)
+
+    def are_kept(self, rows: np.ndarray) -> np.ndarray:
+        """Return which rows are to be held in the page cache: bool. They are read through it."""
+        return self._state.kept.find(rows).are_held
+
+    def read_on_current_stream(self) -> None:
+        """Announce copies on the current stream. Pages are only unregistered when it is done."""
         stream = torch.cuda.current_stream(self._device)
         for file in self._files:
             file.readers.add(stream)
-        return self.table.look_up(rows)
-
-    def copy_all(self, out: Tensor) -> None:
-        """Copy all rows of all files, as bytes, into ``out`` (uint8), on the current stream."""
-        stream, copied = torch.cuda.current_stream(self._device), 0
-        header_bytes = self._shards.array.header_bytes
-        for file, sizes in zip(self._files, window_sizes(self._shards), strict=True):
-            file.readers.add(stream)
-            for window in np.flatnonzero(sizes).tolist():
-                with contextlib.suppress(FeedError):  # then it is copied more slowly
-                    _fault_in(file, window * WINDOW_BYTES, int(sizes[window]))
-                    file.register(window, int(sizes[window]), self._device)
-                first = max(window * WINDOW_BYTES, header_bytes)
-                size = window * WINDOW_BYTES + int(sizes[window]) - first
-                # Made from the address, as torch warns of arrays that cannot be written to.
-                window_bytes = (ctypes.c_uint8 * size).from_address(file.address + first)
-                pixels = torch.from_numpy(np.ctypeslib.as_array(window_bytes))
-                out[copied : copied + size].copy_(pixels, non_blocking=True)
-                copied += size
 
     def close(self) -> None:
         """Stop the thread and drop the files. The last Loader of a file unregisters its pages."""
         self._stop_thread()
         self._files = []
+
+
+class _State:
+    """What the thread tells: which rows are held by now, and what went wrong."""
+
+    def __init__(self, shards: Shards, claim: Claim) -> None:
+        self.shards, self.plan = shards, claim.plan
+        self._claim = weakref.ref(claim)  # it ends when its feed is closed
+        self.table = RowTable(shards)
+        #: What is to be held in the page cache.
+        self.kept = RowRanges(shards, pieces_of(claim.plan))
+        #: The part of the plan that is held by now.
+        self.held = np.zeros_like(claim.plan)
+        self.problem = ""
+        self.stop, self.complete = threading.Event(), threading.Event()
+
+    def give_up(self, error: Exception) -> None:
+        """Hold nothing more in RAM, and leave the rest of the claim to other Loaders."""
+        self.plan, self.kept = self.held, RowRanges(self.shards, pieces_of(self.held))
+        if (claim := self._claim()) is not None:
+            claim.plan = self.held
+        # As text: a log record may be kept, and the traceback would keep the files.
+        self.problem = str(error)
+        logger.warning("%s", self.problem)
 
 
 class _Filler:
@@ -114,72 +138,83 @@ class _Filler:
     def __init__(
         self,
         files: Sequence[RegisteredFile],
-        plan: np.ndarray,
         device: torch.device,
-        table: WindowTable,
-        idle: threading.Event,
-        stop: threading.Event,
-        complete: threading.Event,
+        reader: RowReader,
+        state: _State,
     ) -> None:
-        self._files, self._plan, self._device, self._table = files, plan, device, table
-        self._idle, self._stop, self._complete = idle, stop, complete
-        self._reserve = min(RESERVE_BYTES, (available_memory() - registered_bytes()) // 2)
+        self._files, self._device, self._reader, self._state = files, device, reader, state
+        self._reserve = reserve_bytes(available_memory() - registered_bytes())
 
     def run(self) -> None:
-        """Bring in all windows of the plan, unless stopped."""
+        """Bring in all that is claimed, unless stopped."""
         try:
-            for number, window in np.argwhere(self._plan).tolist():
-                size = int(self._plan[number, window])
-                file = self._files[number]
-                self._check_memory(size)
-                for start in range(0, size, _STEP_BYTES):
-                    step = min(_STEP_BYTES, size - start)
-                    self._in_turn(_fault_in, file, window * WINDOW_BYTES + start, step)
-                    if self._stop.is_set():
-                        return
-                held = file.register(window, size, self._device)
-                self._table.add(number, window, file.address + window * WINDOW_BYTES, held)
-            self._complete.set()
+            self._register_windows()
         except (FeedError, FormatError) as error:
             # The rows are read from the files, which raises an error for those that cannot be.
-            # As text: a log record may be kept, and the traceback would keep the files.
-            logger.warning("%s", str(error))
+            self._state.give_up(error)
+        if not self._state.stop.is_set():
+            self._state.complete.set()
+
+    def _register_windows(self) -> None:
+        state, plan = self._state, self._state.plan
+        for number, window in np.argwhere(plan).tolist():
+            size, start, file = (
+                int(plan[number, window]),
+                window * windows.WINDOW_BYTES,
+                self._files[number],
+            )
+            self._check_memory(size)
+            for position in range(start, start + size, _STEP_BYTES):
+                step = min(_STEP_BYTES, start + size - position)
+                self._in_turn(file.fault_in, position, step)
+                if state.stop.is_set():
+                    return
+            held = file.register(window, size, self._device)
+            state.held[number, window] = held
+            state.table.add(number, start, start + held, file.address + start)
 
     def _in_turn(self, read: Callable[..., None], *arguments: object) -> None:
-        """Read a part. If it came from the disk, leave the disk to rows that are waited for."""
+        """Read a part. If it came from the disk, pause until no batch waits for rows.
+
+        The pause takes at most 19 times as long as the read.
+        """
         reads_before, begun = disk_reads(), time.monotonic()
         read(*arguments)
         if disk_reads() > reads_before:
             took = time.monotonic() - begun
             end = time.monotonic() + took * (1 / _BUSY_SHARE - 1)
-            while not self._stop.is_set() and time.monotonic() < end:
-                if self._idle.wait(min(0.1, took)):
+            while not self._state.stop.is_set() and time.monotonic() < end:
+                if self._reader.idle.wait(min(0.1, took)):
                     return
 
     def _check_memory(self, size: int) -> None:
         """Raise FeedError if the system would be left with too little RAM."""
-        left = available_memory() - registered_bytes()
-        if left and left - size < self._reserve:
+        available = available_memory()
+        if not available:  # the system does not report it
+            return
+        left = max(0, available - registered_bytes())
+        if left - size < self._reserve:
             raise FeedError(
-                f"{size_text(registered_bytes())} of rows are held in RAM, and no more of them: "
-                f"only {size_text(left)} of RAM are available, and {size_text(self._reserve)} are "
-                "left to other uses. The other rows are read from the disk."
+                f"No more rows are held in RAM than {size_text(registered_bytes())}: "
+                f"{size_text(left)} are left, of which {size_text(self._reserve)} stay free for "
+                "other uses. The other rows are read from the disk in every epoch. Use a smaller "
+                "cache_bytes to avoid this warning."
             )
 
 
-def _fault_in(file: RegisteredFile, start: int, size: int) -> None:
-    """Read a part of a file into the page cache. Raises FormatError.
-
-    The pages are read now, as CUDA would read them while it holds a lock that kernels need.
-    """
-    try:
-        fault_in(file.address + start, size)
-    except OSError as error:  # touching the pages would end the process
-        raise FormatError(
-            f"{file.path} cannot be read: {error.strerror}. Check the disk, then restore the "
-            "file or run 'memload build' again.",
-            path=file.path,
-        ) from error
+def _open_files(shards: Shards, plan: np.ndarray, device: torch.device) -> list[RegisteredFile]:
+    """Return the files of an array if a plan holds parts of them. Raises FeedError."""
+    if not plan.any():
+        return []
+    if shards.array.row_bytes > windows.WINDOW_BYTES:
+        raise FeedError(
+            f"rows of {shards.array.row_bytes:,} bytes are too large to register: the limit is "
+            f"{windows.WINDOW_BYTES:,} bytes. Use feed='pinned'."
+        )
+    expected = zip(shards.paths, shards.descriptors, shards.array.shards, strict=True)
+    files = [shared_file(path, descriptor, shard.bytes) for path, descriptor, shard in expected]
+    files[0].probe(device)
+    return files
 
 
 def _stop(stop: threading.Event, thread: threading.Thread) -> None:

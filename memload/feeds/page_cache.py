@@ -1,10 +1,11 @@
-"""Feeds whose device reads the page cache by itself, and the files where it cannot: dma, uva, disk.
+"""The feeds dma, uva and disk: the device copies rows from the page cache, others from the files.
 
     rows of a batch ─┬─ held: registered page cache ──────────────────────┬─▶ one batched copy
                      └─ others: threads read them into page-locked memory ─┘   or kernel
 
-``dma`` and ``uva`` hold all rows that are used. ``disk`` holds as many as fit a budget. What is not
-there yet is read through the page cache, to stay; what will never be held is read past it.
+``dma`` and ``uva`` hold all rows that the samples use. ``disk`` holds as many as fit a budget. A
+row that is to be held, but is not there yet, is read through the page cache, where it stays. A row
+that will never be held is read past the page cache.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from torch import Tensor
 from memload.feeds.budget import Claim
 from memload.feeds.held import HeldRows
 from memload.feeds.interface import Begin, Fetch, HitCounter, ReadCounts, Samples
+from memload.feeds.row_ranges import FoundRows
 from memload.feeds.row_reader import Reading, RowReader
-from memload.feeds.windows import WindowRows, rows_inside
 from memload.upload import upload
 
 #: ``copy_rows(start, stop, out)`` copies rows ``start`` to ``stop`` of those that it was made for
@@ -30,18 +31,19 @@ CopyRows = Callable[[int, int, Tensor], None]
 class Copier(Protocol):
     """Copies rows from addresses that the device can read: `BatchedCopies` or `Kernel`."""
 
-    def prepare(self, addresses: np.ndarray, before_boundary: np.ndarray) -> CopyRows:
-        """Return a function that copies some of the rows at these addresses.
+    def prepare(self, addresses: np.ndarray, before_boundary: Callable[[], np.ndarray]) -> CopyRows:
+        """Return a function that copies some of the rows at these addresses, int64 ``(n,)``.
 
-        ``before_boundary`` says how many bytes of each row lie in one registration if it lies in
-        two, else 0.
+        A row may begin in one registered window and end in the next. ``before_boundary()`` is how
+        many of its bytes lie in the first, or 0 if it lies in one window: int64 ``(n,)``.
         """
 
 
 class PageCacheFeed:
-    """Brings rows to the device from registered page cache, or from the files.
+    """Brings rows to the device from memory that it reads by itself, or from the files.
 
-    ``claim`` says which rows are to be held in RAM.
+    ``claim`` says which rows are to be held. If pages cannot be registered, ``disk`` holds none in
+    RAM, and `counts` has the reason. For ``dma`` and ``uva`` that raises FeedError.
     """
 
     def __init__(
@@ -57,57 +59,70 @@ class PageCacheFeed:
         self.name, self.device = name, device
         self._samples, self._copier = samples, copier
         used_rows = samples.used_rows()
+        self._num_rows = len(used_rows)
+        self._used_rows = None if self._num_rows == len(samples.shards) else used_rows
         self._reader = RowReader(samples.shards, device, buffers=buffers)
         self._claim: Claim | None = claim
-        self._held = HeldRows(samples.shards, claim, device, self._reader.idle)
-        self._is_kept = rows_inside(samples.shards, claim.plan)
-        self._holds_all = bool(self._is_kept[used_rows].all())
-        self._num_rows, self._num_kept = len(used_rows), int(self._is_kept[used_rows].sum())
+        self._held = HeldRows(
+            samples.shards, claim, device, self._reader, allowed_to_fail=name == "disk"
+        )
+        self._is_filled = self._holds_all = False
         self._counter = HitCounter()
 
     def prepare(self, samples: np.ndarray) -> Begin:
         """See `Feed.prepare`. Threads read the rows that are not held; fetching waits for them."""
+        self._held.read_on_current_stream()
         rows = self._samples.row[samples]
         columns = [upload(column[samples], self.device) for column in self._samples.columns]
-        looked_up = self._held.look_up(rows)
-        copy_held: CopyRows | None = None  # once all rows are held
+        copy_held = self._prepare_copies(rows) if self._all_are_held() else None
 
         def begin(start: int, stop: int) -> Fetch:
-            if self._holds_all and self._held.complete.is_set():
+            if self._all_are_held():
                 fetch_rows: Callable[[], Tensor] = partial(fetch_held, start, stop)
             else:
-                some = slice(start, stop)
-                fetch_rows = self._begin_reading(rows[some], looked_up[some])
+                fetch_rows = self._begin_reading(rows[start:stop])
             return lambda: [fetch_rows(), *(column[start:stop] for column in columns)]
 
         def fetch_held(start: int, stop: int) -> Tensor:
             nonlocal copy_held
-            if copy_held is None:
-                copy_held = self._copier.prepare(looked_up.addresses(), looked_up.before_boundary)
-                self._reader.release()  # what other threads have begun goes on
+            if copy_held is None:  # since `prepare`, the last rows were brought in
+                copy_held = self._prepare_copies(rows)
             self._counter.add(stop - start, stop - start)
             return self._copy(copy_held, start, stop)
 
         return begin
 
-    def _begin_reading(self, rows: np.ndarray, looked_up: WindowRows) -> Callable[[], Tensor]:
-        """Begin to read the rows that are not held; return what fetches all of them."""
-        held = looked_up.are_held()
-        self._counter.add(len(rows), int(held.sum()))
-        reading = None
-        if not held.all():
-            missing = rows[~held]
-            reading = self._reader.begin(missing, self._is_kept[missing])
-        return partial(self._fetch, looked_up, held, reading)
+    def _all_are_held(self) -> bool:
+        """Return whether all rows that the samples use are held, so that none is read any more."""
+        if not self._is_filled and self._held.is_complete():
+            self._holds_all = self._held.count(self._used_rows)[0] == self._num_rows
+            self._is_filled = True
+            self._reader.release()  # buffers for whole batches; what was begun goes on
+        return self._holds_all
 
-    def _fetch(self, looked_up: WindowRows, held: np.ndarray, reading: Reading | None) -> Tensor:
-        addresses, before_boundary = looked_up.addresses(), looked_up.before_boundary
+    def _prepare_copies(self, rows: np.ndarray) -> CopyRows:
+        found = self._held.find(rows)
+        return self._copier.prepare(found.addresses(), found.before_boundary)
+
+    def _begin_reading(self, rows: np.ndarray) -> Callable[[], Tensor]:
+        """Begin to read the rows that are not held; return what fetches all of them."""
+        found = self._held.find(rows)
+        is_missing = ~found.are_held
+        num_missing = int(is_missing.sum())
+        self._counter.add(len(rows), len(rows) - num_missing)
+        reading = None
+        if num_missing:
+            missing = rows[is_missing]
+            reading = self._reader.begin(missing, self._held.are_kept(missing))
+        return partial(self._fetch, found, reading)
+
+    def _fetch(self, found: FoundRows, reading: Reading | None) -> Tensor:
+        addresses = found.addresses()
         if reading is not None:
             reading.wait()
-            addresses[~held] = reading.addresses
-            before_boundary = np.where(held, before_boundary, 0)
-        copy_rows = self._copier.prepare(addresses, before_boundary)
-        pixels = self._copy(copy_rows, 0, len(held))
+            addresses[~found.are_held] = reading.addresses
+        copy_rows = self._copier.prepare(addresses, found.before_boundary)
+        pixels = self._copy(copy_rows, 0, len(addresses))
         if reading is not None:
             reading.give_back()
         return pixels
@@ -122,18 +137,21 @@ class PageCacheFeed:
 
     def counts(self) -> ReadCounts:
         """See `Feed.counts`."""
+        rows_held, rows_to_hold = self._held.count(self._used_rows)
         return ReadCounts(
             self._num_rows,
-            rows_held=self._num_kept,
-            rows_to_hold=self._num_kept,
+            rows_held=rows_held,
+            rows_to_hold=rows_to_hold,
             served=self._counter.served,
             hits=self._counter.hits,
             bytes_read=self._reader.bytes_read,
             seconds_reading=self._reader.seconds_read,
+            problem=self._held.problem,
         )
 
     def close(self) -> None:
         """See `Feed.close`."""
         self._held.close()
         self._reader.close()
+        self._reader.release()
         self._claim = None  # what was claimed is left to other Loaders

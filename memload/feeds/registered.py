@@ -13,23 +13,30 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memload.errors import FeedError
+from memload.errors import FeedError, FormatError
+from memload.feeds import windows
 from memload.feeds.budget import identity_of
 from memload.feeds.page_locked import register, unregister
-from memload.feeds.windows import WINDOW_BYTES
+from memload.storage.mapping import fault_in
 
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable (for all devices), cudaHostRegisterReadOnly
 
 
 class RegisteredFile:
-    """One shard, mapped shared and read-only, and how much of each window is registered."""
+    """One shard, mapped shared and read-only, and how much of each window is registered.
+
+    Raises FeedError if the file cannot be mapped.
+    """
 
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path = path
-        mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        try:
+            mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise FeedError(f"{path} cannot be mapped: {error.strerror}.") from error
         self.bytes = np.frombuffer(mapped, np.uint8)
         self.address = self.bytes.ctypes.data
-        #: How many bytes of each window are registered, by the window.
+        #: How many bytes are registered of each window, by where it begins in the file.
         self.registered: dict[int, int] = {}
         #: The streams that may be reading the pages.
         self.readers: set[torch.cuda.Stream] = set()
@@ -45,16 +52,38 @@ class RegisteredFile:
                 self._register(0, min(mmap.PAGESIZE, len(self.bytes)))
                 unregister(self.address)
 
+    def fault_in(self, start: int, size: int) -> None:
+        """Read a part of the file into the page cache. Raises FormatError.
+
+        The pages are read now, as CUDA would read them while it holds a lock that kernels need.
+        """
+        try:
+            fault_in(self.address + start, size)
+        except OSError as error:  # touching the pages would end the process
+            raise FormatError(
+                f"{self.path} cannot be read: {error.strerror}. Check the disk, then restore the "
+                "file or run 'memload build' again.",
+                path=self.path,
+            ) from error
+
     def register(self, window: int, size: int, device: torch.device) -> int:
         """Register the first bytes of a window, whose pages are in RAM. Returns how many are.
 
-        A window that is registered already stays as it is. Raises FeedError.
+        A window that is registered already is not registered again, even if it was with fewer
+        bytes. Raises FeedError.
         """
+        start = window * windows.WINDOW_BYTES
         with self._lock, torch.cuda.device(device):
-            if window not in self.registered:
-                self._register(window * WINDOW_BYTES, size)
-                self.registered[window] = size
-        return min(size, self.registered[window])
+            if start not in self.registered:
+                self._register(start, size)
+                self.registered[start] = size
+        return min(size, self.registered[start])
+
+    def unregister(self, window: int) -> None:
+        """Undo `register`. Nobody else uses the file, and no copy from the window is under way."""
+        with self._lock:
+            if self.registered.pop(window * windows.WINDOW_BYTES, 0):
+                unregister(self.address + window * windows.WINDOW_BYTES)
 
     def _register(self, start: int, size: int) -> None:
         try:
@@ -77,11 +106,7 @@ def shared_file(path: Path, descriptor: int, size: int) -> RegisteredFile:
     with _files_lock:
         file = _files.get(identity)
         if file is None:
-            try:
-                file = RegisteredFile(path, descriptor, size)
-            except OSError as error:
-                raise FeedError(f"{path} cannot be mapped: {error.strerror}.") from error
-            _files[identity] = file
+            file = _files[identity] = RegisteredFile(path, descriptor, size)
         return file
 
 
@@ -97,5 +122,5 @@ def _unregister_all(
         return
     for stream in readers:
         stream.synchronize()
-    for window in registered:
-        unregister(mapped.ctypes.data + window * WINDOW_BYTES)
+    for start in registered:
+        unregister(mapped.ctypes.data + start)

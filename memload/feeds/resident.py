@@ -1,8 +1,8 @@
 """All samples in the device's memory, where each batch is gathered."""
 
 import contextlib
+import ctypes
 import hashlib
-import math
 import threading
 import weakref
 from functools import partial
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.budget import claim_all, identity_of
-from memload.feeds.held import HeldRows
+from memload.feeds import windows
+from memload.feeds.budget import identity_of
 from memload.feeds.interface import Begin, ReadCounts, Samples, require_cuda, widest_word
 from memload.feeds.pinned import PinnedFeed
-from memload.feeds.windows import plan_for_rows
+from memload.feeds.registered import RegisteredFile
+from memload.feeds.windows import window_sizes
+from memload.storage.shards import Shards
 from memload.upload import upload
 
 #: Types of the same size for those that `torch.index_select` does not take on CUDA.
@@ -113,20 +115,45 @@ def _load(
     word = widest_word(row_bytes)
     rows = torch.empty((len(used_rows), row_bytes // word.itemsize), dtype=word, device=device)
     rows_as_bytes = rows.view(torch.uint8).view(len(used_rows), row_bytes)
-    pages = None
+    is_copied = False
     if len(used_rows) == len(shards):
         with contextlib.suppress(FeedError):  # if the pages cannot be registered
-            idle = threading.Event()
-            idle.set()
-            (claim,) = claim_all([(shards, plan_for_rows(shards, used_rows))], math.inf)
-            pages = HeldRows(shards, claim, device, idle)
-    if pages is None:
+            _copy_files(shards, rows_as_bytes.view(-1))
+            is_copied = True
+    if not is_copied:
         _gather(samples, used_rows, rows_as_bytes, num_threads)
-    else:
-        with contextlib.closing(pages):
-            pages.copy_all(rows_as_bytes.view(-1))
     torch.cuda.current_stream(device).synchronize()
     return rows
+
+
+def _copy_files(shards: Shards, out: Tensor) -> None:
+    """Copy all rows of all files, as bytes, into ``out`` (uint8), on the current stream.
+
+    Each window is registered while it is copied, and the next one is read meanwhile. So little RAM
+    is page-locked, also if the files are larger than RAM. Raises FeedError if no page can be.
+    """
+    stream, copied = torch.cuda.current_stream(out.device), 0
+    header_bytes = shards.array.header_bytes
+    expected = zip(shards.paths, shards.descriptors, window_sizes(shards), strict=True)
+    for path, descriptor, sizes in expected:
+        file = RegisteredFile(path, descriptor, int(sizes.sum()))
+        file.probe(out.device)
+        file.readers.add(stream)
+        for window, size in enumerate(sizes[sizes > 0].tolist()):
+            start = window * windows.WINDOW_BYTES
+            file.fault_in(start, size)
+            with contextlib.suppress(FeedError):  # then it is copied more slowly
+                file.register(window, size, out.device)
+            stream.synchronize()
+            file.unregister(window - 1)
+            first = max(start, header_bytes)
+            # Made from the address, as torch warns of arrays that cannot be written to.
+            window_bytes = (ctypes.c_uint8 * (start + size - first)).from_address(
+                file.address + first
+            )
+            pixels = torch.from_numpy(np.ctypeslib.as_array(window_bytes))
+            out[copied : copied + len(pixels)].copy_(pixels, non_blocking=True)
+            copied += len(pixels)
 
 
 def _gather(samples: Samples, rows: np.ndarray, out: Tensor, num_threads: int) -> None:

@@ -1,5 +1,6 @@
 """Rows read by a kernel over the bus, from any memory that the device can read."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Kernel:
         self._device, self._row_bytes = device, row_bytes
         self._word = widest_word(row_bytes, header_bytes)
 
-    def prepare(self, addresses: np.ndarray, before_boundary: np.ndarray) -> CopyRows:
+    def prepare(self, addresses: np.ndarray, before_boundary: Callable[[], np.ndarray]) -> CopyRows:
         """See `Copier.prepare`. A kernel may read across registrations."""
         on_device = upload(addresses, self._device)
         words = self._row_bytes // self._word.itemsize

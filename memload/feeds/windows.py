@@ -1,4 +1,4 @@
-"""Which parts of an array's files are held in memory, in windows of 256 MiB.
+"""Which parts of an array's files are held in RAM, in windows of 256 MiB.
 
 A plan says how many bytes of each window are held, from its beginning: int64 (files, windows of the
 largest file). The same budget gives the same plan in every process, so the ranks of a host hold the
@@ -49,73 +49,8 @@ def plan_within(plan: np.ndarray, held: np.ndarray, budget: float) -> np.ndarray
     return np.asarray(free + whole_pages, np.int64)
 
 
-class WindowTable:
-    """Where the windows of an array's files are held, as addresses that the device can read."""
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
-        shape = window_sizes(shards).shape
-        #: The address of the first byte of each window; and how many bytes from there are held.
-        self._address = np.zeros(shape, np.int64)
-        self._held = np.zeros(shape, np.int64)
-
-    def add(self, file: int, window: int, address: int, size: int) -> None:
-        """Say that the first ``size`` bytes of a window are held from an address on."""
-        self._address[file, window] = address
-        self._held[file, window] = size  # last: other threads may be looking
-
-    def look_up(self, rows: np.ndarray) -> "WindowRows":
-        """Return where rows (int64) lie in the windows."""
-        shard, offset = self._shards.offsets_of(rows)
-        return WindowRows(self, shard, offset, self._shards.array.row_bytes)
-
-
-class WindowRows:
-    """Some rows, and where they lie in the windows of a table."""
-
-    def __init__(
-        self, table: WindowTable, shard: np.ndarray, offset: np.ndarray, row_bytes: int
-    ) -> None:
-        self._table, self._shard, self._offset = table, shard, offset
-        last = offset + row_bytes - 1
-        self._first_window, self._last_window = offset // WINDOW_BYTES, last // WINDOW_BYTES
-        self._end = last + 1 - self._last_window * WINDOW_BYTES
-        #: How many bytes of each row lie in its first window if it has two, else 0.
-        self.before_boundary = np.where(
-            self._last_window > self._first_window, self._last_window * WINDOW_BYTES - offset, 0
-        )
-
-    def __len__(self) -> int:
-        return len(self._shard)
-
-    def __getitem__(self, rows: "slice | np.ndarray") -> "WindowRows":
-        some = object.__new__(WindowRows)
-        some._table = self._table
-        for name in ("_shard", "_offset", "_first_window", "_last_window", "_end"):
-            setattr(some, name, getattr(self, name)[rows])
-        some.before_boundary = self.before_boundary[rows]
-        return some
-
-    def are_held(self) -> np.ndarray:
-        """Return which rows can be read from memory now: bool ``(n,)``."""
-        address, held = self._table._address, self._table._held
-        first, last = (self._shard, self._first_window), (self._shard, self._last_window)
-        crosses = self._last_window > self._first_window
-        follows = (held[first] == WINDOW_BYTES) & (
-            address[last]
-            == address[first] + (self._last_window - self._first_window) * WINDOW_BYTES
-        )
-        return np.asarray((self._end <= held[last]) & (~crosses | follows))
-
-    def addresses(self) -> np.ndarray:
-        """Return the address of each row, int64 ``(n,)``; only of those that are held."""
-        address = self._table._address[self._shard, self._first_window]
-        return np.asarray(address + self._offset - self._first_window * WINDOW_BYTES)
-
-
-def rows_inside(shards: Shards, plan: np.ndarray) -> np.ndarray:
-    """Return which rows lie inside of what a plan holds: bool (rows of the array)."""
-    table = WindowTable(shards)
-    for file, window in np.argwhere(plan).tolist():
-        table.add(file, window, window * WINDOW_BYTES, int(plan[file, window]))
-    return table.look_up(np.arange(len(shards))).are_held()
+def pieces_of(plan: np.ndarray) -> np.ndarray:
+    """Return what a plan holds as pieces of files, see `RowRanges`, with offsets as addresses."""
+    file, window = np.nonzero(plan)
+    start = window * WINDOW_BYTES
+    return np.stack([file, start, start + plan[file, window], start], 1)

@@ -1,7 +1,6 @@
 """Tests that need a CUDA device. They are skipped elsewhere."""
 
 import gc
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from memload import Loader
-from memload.feeds import page_locked, registered
+from memload.feeds import page_locked, registered, windows
 from memload.feeds.page_cache import PageCacheFeed
 
 HERE = Path(__file__).parent
@@ -70,7 +69,7 @@ def wait_until_held() -> Callable[[Any], None]:
         for one in getattr(feed, "_feeds", [feed]):
             if isinstance(one, PageCacheFeed):
                 one._held._thread.join(30)
-                assert one._held.complete.is_set()
+                assert one._held.is_complete()
 
     return wait
 
@@ -80,9 +79,7 @@ def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A function that sets the size of windows, so that small files have several."""
 
     def set_size(size: int) -> None:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("memload.feeds.") and hasattr(module, "WINDOW_BYTES"):
-                monkeypatch.setattr(module, "WINDOW_BYTES", size)
+        monkeypatch.setattr(windows, "WINDOW_BYTES", size)
 
     return set_size
 

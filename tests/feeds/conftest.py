@@ -1,12 +1,24 @@
-"""Samples in several arrays."""
+"""Samples in several arrays, and CUDA without a device."""
 
+import ctypes
+import math
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from memload import Index
+from memload import FeedError, Index
+from memload.feeds import page_locked, registered, windows
+from memload.feeds.budget import claim_all
+from memload.feeds.dma import BatchedCopies
 from memload.feeds.interface import Samples
+from memload.feeds.page_cache import PageCacheFeed
+from memload.feeds.windows import plan_for_rows
 from memload.storage.shards import Shards
 
 
@@ -31,3 +43,122 @@ def large_and_small(
         return Samples(Shards(index), row, [np.zeros(8, np.int64)], others)
 
     return open_samples
+
+
+class Stream:
+    """A CUDA stream that has nothing to do."""
+
+    cuda_stream = 0
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, stream: "Stream") -> None:
+        pass
+
+
+class FakeCuda:
+    """Stands in for CUDA: the device is the CPU, and windows have 8 KiB.
+
+    Copies happen at once. They fail if a row is not in memory that the device may read.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        #: The registered pages of files, and the page-locked memory: address and size.
+        self.pages: dict[int, int] = {}
+        self.page_locked: dict[int, int] = {}
+        #: How many bytes of files may be registered.
+        self.limit = math.inf
+        #: How many rows were copied from pages, and how many from page-locked memory.
+        self.copied_from_pages = self.copied_from_page_locked = 0
+        #: What stands in for NVIDIA's bindings.
+        self.driver = SimpleNamespace(
+            CUmemcpyAttributes=SimpleNamespace,
+            CUdeviceptr=int,
+            CUstream=int,
+            CUmemcpySrcAccessOrder=SimpleNamespace(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM=1),
+            cuDriverGetVersion=lambda: (0, 12080),
+            cuMemcpyBatchAsync=self._copy,
+        )
+
+    def register(self, address: int, size: int, flags: int) -> None:
+        if not flags:
+            self.page_locked[address] = size
+        elif sum(self.pages.values()) + size > self.limit:
+            raise FeedError("CUDA refuses")
+        else:
+            self.pages[address] = size
+
+    def unregister(self, address: int) -> None:
+        (self.pages if address in self.pages else self.page_locked).pop(address)
+
+    def _copy(self, targets: Any, sources: Any, sizes: Any, *_: Any) -> tuple[int]:
+        for target, source, size in zip(targets, sources, sizes, strict=True):
+            self.copied_from_pages += _holds(self.pages, source, size)
+            self.copied_from_page_locked += _holds(self.page_locked, source, size)
+            assert _holds(self.pages | self.page_locked, source, size)
+            ctypes.memmove(target, source, size)
+        return (0,)
+
+    def feed(
+        self, shards: Shards, name: str = "disk", *, limit: float = math.inf, rows: Any = None
+    ) -> PageCacheFeed:
+        """Return a feed of some rows of an array, by default of all."""
+        row = np.arange(len(shards)) if rows is None else np.array(rows, np.int64)
+        (claim,) = claim_all([(shards, plan_for_rows(shards, np.unique(row)))], limit)
+        copies = BatchedCopies(self.device, shards.array.row_bytes)
+        samples = Samples(shards, row, ())
+        return PageCacheFeed(name, samples, self.device, copies, claim=claim, buffers=2)
+
+    def fetch(self, feed: PageCacheFeed, samples: Any) -> np.ndarray:
+        """Return the pixels of a batch."""
+        (pixels,) = feed.prepare(np.array(samples))(0, len(samples))()
+        return pixels.numpy()
+
+    def wait(self, feed: PageCacheFeed) -> None:
+        """Wait until no more rows will be held."""
+        feed._held._thread.join(30)
+        assert feed._held.is_complete()
+
+
+def _holds(memory: dict[int, int], address: int, size: int) -> bool:
+    """Return whether a part of memory lies in one of several, by address and size."""
+    return any(start <= address <= start + held - size for start, held in memory.items())
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """CUDA without a device."""
+    fake = FakeCuda()
+    for module in (page_locked, registered):
+        monkeypatch.setattr(module, "register", fake.register)
+        monkeypatch.setattr(module, "unregister", fake.unregister)
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 2 * 4096)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.driver))
+    return fake
+
+
+class _Event:
+    """A CUDA event that has happened."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def record(self, stream: Stream) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
