@@ -61,7 +61,9 @@ def choose_feed(
     the named feed cannot serve these samples on this device, and ValueError for a limit that has no
     effect.
     """
-    factory = FeedFactory(samples, device, limits, num_threads, prefetch_factor, buffers)
+    factory = FeedFactory(
+        samples, device, limits, num_threads, prefetch_factor, buffers, by_name=name != "auto"
+    )
     if name == "auto" and device.type == "cuda":
         feed, choice = first_that_serves(factory.create, samples, device, limits)
     else:

@@ -34,6 +34,8 @@ class FeedFactory:
     num_threads: int
     prefetch_factor: int
     buffers: int
+    #: Whether a feed may serve without what makes it fast: if it was asked for by name.
+    by_name: bool
 
     def create(self, names: Sequence[str]) -> Feed:
         """Create a feed that serves each array by the feed of that name. Raises FeedError."""
@@ -80,7 +82,15 @@ class FeedFactory:
             callers = max(1, pinned_callers(num_threads, self.prefetch_factor))
             return PinnedFeed(array, device, num_threads=num_threads, callers=callers, claim=claim)
         copier = _copier(name, array, device)
-        return PageCacheFeed(name, array, device, copier, claim=claim, buffers=self.buffers)
+        return PageCacheFeed(
+            name,
+            array,
+            device,
+            copier,
+            claim=claim,
+            buffers=self.buffers,
+            may_hold_nothing=self.by_name and name == "disk",
+        )
 
 
 def pinned_callers(num_threads: int, prefetch_factor: int) -> int:

@@ -45,7 +45,7 @@ class HeldRows:
     are read from the files.
 
     ``reader`` knows whether rows are waited for. If not a single page can be registered, this
-    raises FeedError, or holds nothing if that is ``allowed_to_fail``.
+    raises FeedError or, with ``may_hold_nothing``, holds nothing.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class HeldRows:
         device: torch.device,
         reader: RowReader,
         *,
-        allowed_to_fail: bool = False,
+        may_hold_nothing: bool = False,
     ) -> None:
         shards.check_sizes(range(len(shards.maps)))
         self._device, self._state = device, _State(shards, claim)
@@ -63,7 +63,7 @@ class HeldRows:
         try:
             self._files = _open_files(shards, claim.plan, device)
         except FeedError as error:
-            if not allowed_to_fail:
+            if not may_hold_nothing:
                 raise
             self._state.give_up(error)
         filler = _Filler(self._files, device, reader, self._state)

@@ -42,8 +42,8 @@ class Copier(Protocol):
 class PageCacheFeed:
     """Brings rows to the device from memory that it reads by itself, or from the files.
 
-    ``claim`` says which rows are to be held. If pages cannot be registered, ``disk`` holds none in
-    RAM, and `counts` has the reason. For ``dma`` and ``uva`` that raises FeedError.
+    ``claim`` says which rows are to be held. If pages cannot be registered, that raises FeedError.
+    With ``may_hold_nothing``, no row is held then, and `counts` has the reason.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class PageCacheFeed:
         *,
         claim: Claim,
         buffers: int,
+        may_hold_nothing: bool = False,
     ) -> None:
         self.name, self.device = name, device
         self._samples, self._copier = samples, copier
@@ -64,7 +65,7 @@ class PageCacheFeed:
         self._reader = RowReader(samples.shards, device, buffers=buffers)
         self._claim: Claim | None = claim
         self._held = HeldRows(
-            samples.shards, claim, device, self._reader, allowed_to_fail=name == "disk"
+            samples.shards, claim, device, self._reader, may_hold_nothing=may_hold_nothing
         )
         self._is_filled = self._holds_all = False
         self._counter = HitCounter()

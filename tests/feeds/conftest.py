@@ -110,7 +110,15 @@ class FakeCuda:
         (claim,) = claim_all([(shards, plan_for_rows(shards, np.unique(row)))], limit)
         copies = BatchedCopies(self.device, shards.array.row_bytes)
         samples = Samples(shards, row, ())
-        return PageCacheFeed(name, samples, self.device, copies, claim=claim, buffers=2)
+        return PageCacheFeed(
+            name,
+            samples,
+            self.device,
+            copies,
+            claim=claim,
+            buffers=2,
+            may_hold_nothing=name == "disk",
+        )
 
     def fetch(self, feed: PageCacheFeed, samples: Any) -> np.ndarray:
         """Return the pixels of a batch."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memload import FeedError, Index
-from memload.feeds import choice, factory, held, limits, windows
+from memload.feeds import choice, factory, limits, windows
 from memload.feeds.budget import Claim
 from memload.feeds.choice import FEEDS, choose_feed
 from memload.feeds.factory import pinned_callers
@@ -245,8 +245,16 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[Created]:
     found: list[Created] = []
 
     def create(
-        name: str, samples: Samples, device: Any, copier: Any, *, claim: Claim, buffers: int
+        name: str,
+        samples: Samples,
+        device: Any,
+        copier: Any,
+        *,
+        claim: Claim,
+        buffers: int,
+        may_hold_nothing: bool,
     ) -> Any:
+        assert may_hold_nothing == (name == "disk")
         array = samples.shards.array.name
         found.append(Created(name, array, claim.size, claim.wanted, buffers))
         return SimpleNamespace(name=name, device=device, close=lambda: None)
@@ -315,11 +323,10 @@ def test_a_limit_of_device_memory_is_refused_where_there_is_no_such_memory(
 def test_rows_that_are_too_large_to_register_are_gathered_by_threads(
     machine: Machine, make_dataset: Callable[..., Index], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (windows, held):
-        monkeypatch.setattr(module, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 4096)
     monkeypatch.setattr(factory, "_copier", lambda *arguments: None)
     samples = samples_of(Shards(make_dataset(shape=(40, 40, 3))))
-    machine.set_up(0, 0)
+    machine.set_up(0, 40_000)
     feed, chosen = choose_feed("auto", samples, CUDA, num_threads=1, prefetch_factor=2)
     feed.close()
     assert chosen.name == "pinned"
