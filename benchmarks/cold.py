@@ -429,7 +429,12 @@ def main() -> None:
                     continue
                 if table.short_of_ram and (left := ram_to_leave(bench)) is not None:
                     limited.enter_context(limited_ram(left))
-                results[title] = measure(bench, table)
+                try:
+                    results[title] = measure(bench, table)
+                except (RuntimeError, ChildError, memload.MemloadError) as error:
+                    # the other tables are worth having
+                    results[title] = {"error": harness.without_folders(str(error))}
+                    left_out.append(f"not {title}")
                 for shown in tables({title: results[title]}):
                     print(shown.title, shown.markdown(), sep="\n\n", file=sys.stderr, flush=True)
     shown = ("images", "rows", "side", "batch", "rounds", "device")
