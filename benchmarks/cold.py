@@ -59,7 +59,7 @@ from memory import limited_ram
 from report import tables
 
 import memload
-from memload.machine import available_memory
+from memload.machine import available_memory  # not public, but ab.py does not run this benchmark
 
 USUAL = {"images": 60_000, "small": 400_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5}
 OPTIONS = {**USUAL, "only": [], "python": [], "timeout": 600.0, "data": None}
@@ -273,20 +273,20 @@ def orders_on_cpu(bench: Bench) -> dict[str, Way]:
     """Return random order and blocks of neighbours, for the first quarter of two cold files."""
     options = bench.options
     small = noise_dataset(bench.folder, options.small, min(32, options.side))
-    files = ((bench.path, options.images, options.batch), (small, options.small, 8 * options.batch))
     found: dict[str, Way] = {}
-    for path, images, batch in files:
-        name = f"rows of {3 * np.load(path, mmap_mode='r').shape[1] ** 2:,} bytes"
-        for kind in (memload.ShuffledSampler, memload.BlockShuffledSampler):
-
-            def run(
-                path: Path = path, batch: int = batch, kind: Any = kind, n: int = images
-            ) -> Figures:
-                sampler = kind(n, seed=next(_seeds))
-                return take(memload.Loader(path, batch, sampler=sampler, device="cpu"), n // 4)
-
-            found[f"{name}, {kind.__name__}"] = cold(path, run)
+    for path, batch in ((bench.path, options.batch), (small, 8 * options.batch)):
+        images, side = np.load(path, mmap_mode="r").shape[:2]
+        for order in (memload.ShuffledSampler, memload.BlockShuffledSampler):
+            name = f"rows of {3 * side**2:,} bytes, {order.__name__}"
+            found[name] = cold(path, partial(in_order, path, order, images, batch))
     return found
+
+
+def in_order(path: Path, order: Any, images: int, batch: int) -> Figures:
+    """Read the first quarter of a file in an order."""
+    sampler = order(images, seed=next(_seeds))
+    loader = memload.Loader(path, batch, sampler=sampler, device="cpu")
+    return take(loader, images // 4)
 
 
 def epoch_on_cpu(bench: Bench) -> dict[str, Way]:
@@ -408,39 +408,52 @@ def described(bench: Bench) -> str:
     return text
 
 
+def measure_all(bench: Bench) -> tuple[dict[str, Any], list[str]]:
+    """Measure the tables that are asked for; return their figures, and which ones failed."""
+    results: dict[str, Any] = {}
+    failed: list[str] = []
+    checks: list[Callable[[], None]] = []  # that RAM is still taken away
+    with contextlib.ExitStack() as taken_away:
+        for title, table in TABLES[bench.options.device].items():
+            if bench.options.only and not any(word in title for word in bench.options.only):
+                continue
+            try:
+                if table.short_of_ram and (left := ram_to_leave(bench)) is not None:
+                    checks.append(taken_away.enter_context(limited_ram(left)))
+                results[title] = measure(bench, table)
+                for check in checks:
+                    check()
+            except (RuntimeError, ChildError, memload.MemloadError) as error:
+                # the other tables are worth having
+                results[title] = {"error": harness.without_folders(str(error))}
+                failed.append(title)
+            for shown in tables({title: results[title]}):
+                print(shown.title, shown.markdown(), sep="\n\n", file=sys.stderr, flush=True)
+    return results, failed
+
+
 def main() -> None:
     """Measure all tables of a device."""
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
     options = harness.parse_options({**OPTIONS, "device": devices}, {"rounds": 3})
     if options.device == "cuda":
         harness.need_cuda("--device cpu reads to memory.")
-    left_out = harness.partial(options, USUAL)
-    left_out += ["--quick"] * (options.quick and options.device == "cpu")
-    left_out += [f"--only {shlex.join(options.only)}"] * bool(options.only)
-    results = {}
     with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as temporary:
         folder = options.data or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        bench, limited = Bench(options, folder), contextlib.ExitStack()
+        bench = Bench(options, folder)
         parameters = {"ram": described(bench)}
-        with limited:
-            for title, table in TABLES[options.device].items():
-                if options.only and not any(word in title for word in options.only):
-                    continue
-                if table.short_of_ram and (left := ram_to_leave(bench)) is not None:
-                    limited.enter_context(limited_ram(left))
-                try:
-                    results[title] = measure(bench, table)
-                except (RuntimeError, ChildError, memload.MemloadError) as error:
-                    # the other tables are worth having
-                    results[title] = {"error": harness.without_folders(str(error))}
-                    left_out.append(f"not {title}")
-                for shown in tables({title: results[title]}):
-                    print(shown.title, shown.markdown(), sep="\n\n", file=sys.stderr, flush=True)
+        results, failed = measure_all(bench)
+    left_out = harness.partial(options, USUAL)
+    left_out += ["--quick"] * (options.quick and options.device == "cpu")
+    left_out += [f"--only {shlex.join(options.only)}"] * bool(options.only)
+    left_out += [f"without {title}" for title in failed]
     shown = ("images", "rows", "side", "batch", "rounds", "device")
     parameters |= {name: getattr(options, name) for name in shown} | {"pages": "cold"}
     harness.record("cold", options, results, parameters, left_out)
     print(json.dumps({"parameters": parameters, "results": results}, indent=1, ensure_ascii=False))
+    if failed:
+        sys.exit(f"Not measured: {', '.join(failed)}.")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +23,20 @@ _CHUNK_BYTES = 256 << 20
 
 
 @contextlib.contextmanager
-def limited_ram(left: int) -> Iterator[None]:
+def limited_ram(left: int) -> Iterator[Callable[[], None]]:
     """Leave so many bytes of RAM: a child process holds the others, and is always ended.
 
     Should RAM run short all the same, it is that process which ends, by itself or by the kernel.
-    Then what was measured is void: raises RuntimeError.
+    Then what was measured is void, and the function that is yielded raises RuntimeError.
     """
     command = [sys.executable, __file__, str(max(0, available_memory() - left))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as child:
         try:
-            child.stdout.readline()  # all is held, or the process has ended
+            if not child.stdout.readline():  # it has ended before all was held
+                child.wait()
             check(child)
-            yield
-            check(child)
+            yield partial(check, child)
         finally:
             child.kill()
 
