@@ -1,6 +1,7 @@
 """Read ranges of files: through the page cache, or past it as O_DIRECT does."""
 
 import ctypes
+import errno
 import mmap
 import os
 import struct
@@ -56,9 +57,10 @@ def open_direct(descriptor: int) -> DirectFile | None:
     aligned = memory[-memory.ctypes.data % alignment :][:alignment]
     try:
         os.preadv(direct, [bytes_of(aligned)], 0)
-    except OSError:
-        os.close(direct)
-        return None
+    except OSError as error:
+        if error.errno != errno.EIO:  # a disk that fails says so again when rows are read
+            os.close(direct)
+            return None
     return DirectFile(direct, alignment)
 
 

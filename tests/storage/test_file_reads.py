@@ -1,4 +1,5 @@
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Callable
@@ -163,6 +164,19 @@ def test_a_file_system_that_refuses_to_open_or_to_read_is_not_read_directly(
         patch.setattr(os, "open", refuse)
         assert open_direct(descriptor) is None
     os.close(descriptor)
+
+
+@needs_direct
+def test_a_disk_that_fails_now_may_still_be_read_directly(
+    path: Path, on_disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    file = open_file(path)
+    assert file is not None
+    os.close(file.descriptor)
 
 
 @needs_direct
