@@ -143,7 +143,10 @@ class _Filler:
         state: _State,
     ) -> None:
         self._files, self._device, self._reader, self._state = files, device, reader, state
+        self._step = _STEP_BYTES
         self._reserve = reserve_bytes(available_memory() - registered_bytes())
+        #: How much may be registered, and until when, before the available RAM is looked at again.
+        self._unchecked, self._next_check = 0, 0.0
 
     def run(self) -> None:
         """Bring in all that is claimed, unless stopped."""
@@ -164,31 +167,49 @@ class _Filler:
                 self._files[number],
             )
             self._check_memory(size)
-            for position in range(start, start + size, _STEP_BYTES):
-                step = min(_STEP_BYTES, start + size - position)
-                self._in_turn(file.fault_in, position, step)
-                if state.stop.is_set():
-                    return
+            self._read(file, start, start + size)
+            if state.stop.is_set():
+                return
             held = file.register(window, size, self._device)
             state.held[number, window] = held
             state.table.add(number, start, start + held, file.address + start)
 
-    def _in_turn(self, read: Callable[..., None], *arguments: object) -> None:
+    def _read(self, file: RegisteredFile, start: int, stop: int) -> None:
+        """Bring a part of a file into RAM. Where it is there already, steps become larger.
+
+        Each step waits for the GIL, for milliseconds while another thread is busy in Python.
+        """
+        while start < stop and not self._state.stop.is_set():
+            step = min(self._step, stop - start)
+            from_disk = self._in_turn(file.fault_in, start, step)
+            self._step = _STEP_BYTES if from_disk else 2 * step
+            start += step
+
+    def _in_turn(self, read: Callable[..., None], *arguments: object) -> bool:
         """Read a part. If it came from the disk, pause until no batch waits for rows.
 
-        The pause takes at most 19 times as long as the read.
+        The pause takes at most 19 times as long as the read. Returns whether it did.
         """
         reads_before, begun = disk_reads(), time.monotonic()
         read(*arguments)
-        if disk_reads() > reads_before:
-            took = time.monotonic() - begun
-            end = time.monotonic() + took * (1 / _BUSY_SHARE - 1)
-            while not self._state.stop.is_set() and time.monotonic() < end:
-                if self._reader.idle.wait(min(0.1, took)):
-                    return
+        if disk_reads() == reads_before:
+            return False
+        took = time.monotonic() - begun
+        end = time.monotonic() + took * (1 / _BUSY_SHARE - 1)
+        while not self._state.stop.is_set() and time.monotonic() < end:
+            if self._reader.idle.wait(min(0.1, took)):
+                break
+        return True
 
     def _check_memory(self, size: int) -> None:
-        """Raise FeedError if the system would be left with too little RAM."""
+        """Raise FeedError if the system would be left with too little RAM.
+
+        To look at it takes 27 ms while another thread is busy in Python: each file that is read
+        gives up the GIL. So that is done once a second, or when half of what was left is used.
+        """
+        self._unchecked -= size
+        if self._unchecked >= 0 and time.monotonic() < self._next_check:
+            return
         available = available_memory()
         if not available:  # the system does not report it
             return
@@ -200,6 +221,8 @@ class _Filler:
                 "other uses. The other rows are read from the disk in every epoch. Use a smaller "
                 "cache_bytes to avoid this warning."
             )
+        self._unchecked = (left - size - self._reserve) // 2
+        self._next_check = time.monotonic() + 1
 
 
 def _open_files(shards: Shards, plan: np.ndarray, device: torch.device) -> list[RegisteredFile]:

@@ -279,8 +279,9 @@ class SlowDisk:
 
     def __init__(self, *, is_busy: bool, clock_runs: bool = True) -> None:
         self.seconds = 0.0
-        #: When each part was read.
+        #: When each part was read, and how large it was.
         self.times: list[float] = []
+        self.sizes: list[int] = []
         self.is_busy, self.clock_runs = is_busy, clock_runs
         self.waited = threading.Event()
         self.idle = SimpleNamespace(wait=self.wait)
@@ -289,7 +290,7 @@ class SlowDisk:
         return self.seconds
 
     def fault_in(self, start: int, size: int) -> None:
-        assert size <= 4096
+        self.sizes.append(size)
         self.times.append(self.seconds)
         self.seconds += 1
 
@@ -318,6 +319,7 @@ def test_files_are_read_at_once_while_no_batch_waits_for_rows(
     rows._thread.join(30)
     assert rows.is_complete()
     assert disk.times == list(range(16))
+    assert max(disk.sizes) == 4096
     rows.close()
 
 
@@ -340,7 +342,8 @@ def test_what_is_in_ram_already_is_brought_in_without_pauses(
     monkeypatch.setattr(held, "disk_reads", lambda: 7)
     rows = disk.hold(open_shards(), cuda, monkeypatch)
     rows._thread.join(30)
-    assert disk.times == list(range(16))
+    assert disk.times == list(range(9))
+    assert disk.sizes == [4096, 4096, *[8192] * 6, 64_096 - 7 * 8192]
     assert not disk.waited.is_set()
     rows.close()
 
