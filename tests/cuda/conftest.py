@@ -70,6 +70,7 @@ def wait_until_held() -> Callable[[Any], None]:
             if isinstance(one, PageCacheFeed):
                 one._held._thread.join(30)
                 assert one._held.is_complete()
+                assert not one._held.problem
 
     return wait
 

@@ -166,14 +166,14 @@ def test_random_data_sets_budgets_and_orders(
     total = len(expected)
     size = sum(path.stat().st_size for path in files_of(index))
     chosen = rng.integers(0, total, total) if rng.random() < 0.4 else np.arange(total)
-    feed = str(rng.choice(["disk", "disk", "disk", "dma", "uva"]))
+    feed: Any = str(rng.choice(["disk", "disk", "disk", "auto", "dma", "uva"]))
     options: dict[str, Any] = {
         "shuffle": bool(rng.random() < 0.7),
-        "cache_bytes": int(rng.choice([0, 1, 4096, rng.integers(size), size, 10 * size])),
         "prefetch_factor": int(rng.integers(1, 4)),
         "num_threads": int(rng.integers(0, 4)),
     }
-    if feed == "disk":
+    if feed in ("disk", "auto"):
+        options["cache_bytes"] = int(rng.choice([0, 1, 4096, rng.integers(size), size, 10 * size]))
         options["resident_bytes"] = int(rng.choice([0, row_bytes, rng.integers(size), 10 * size]))
     if rng.random() < 0.7:
         chill(index)
