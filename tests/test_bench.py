@@ -14,7 +14,11 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from memload import bench
+from memload.bench import run, setting, stages
+from memload.bench.report import line_of
+from memload.bench.stages import Stage, measure_in_turn
 from memload.cli import main
+from memload.feeds.choice import Choice
 from memload.storage.index import Index
 
 Make = Callable[..., Index]
@@ -24,19 +28,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("matplotlib_fonts")]
 @pytest.fixture(autouse=True)
 def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as possible, on the CPU."""
-    times = {"_SECONDS": 0, "_SLOW_SECONDS": 0.01, "_ROUNDS": 2, "_SLOW_ROUNDS": 1}
+    times = {"SECONDS": 0, "SLOW_SECONDS": 0.01, "ROUNDS": 2, "SLOW_ROUNDS": 1}
     for name, value in times.items():
-        monkeypatch.setattr(bench, name, value)
+        monkeypatch.setattr(stages, name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(bench, "available_cores", lambda: 2)
+    monkeypatch.setattr(setting, "available_cores", lambda: 2)
 
 
-def run(*arguments: object) -> Result:
+def run_bench(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["bench", *map(str, arguments)])
 
 
 def results_of(*arguments: object) -> dict[str, dict[str, Any]]:
-    done = run(*arguments, "--json")
+    done = run_bench(*arguments, "--json")
     assert done.exit_code == 0, done.output
     return {line["subject"]: line for line in json.loads(done.stdout)["results"]}
 
@@ -72,13 +76,13 @@ def test_every_stage_has_a_rate_or_a_reason(output: Path, folder: Path) -> None:
 def test_json_has_all_facts_the_table_a_heading_and_notes_and_the_plot_is_a_picture(
     output: Path, tmp_path: Path
 ) -> None:
-    found = json.loads(run(output, "--json").stdout)
+    found = json.loads(run_bench(output, "--json").stdout)
     facts = ("samples", "sampled", "shape", "dtype", "bytes", "batch_size", "rounds", "feed")
     expected = [12, 12, [16, 16, 3], "uint8", 12 * 768, 8, 2, "cpu: the device is cpu"]
     assert [found[name] for name in facts] == expected
     assert found["machine"].keys() >= {"cpu", "cores", "system"}
     assert found["versions"]["torch"] == torch.__version__
-    done = run(output, "--plot", tmp_path / "speed.png")
+    done = run_bench(output, "--plot", tmp_path / "speed.png")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("out.bin: 12 samples of 16×16×3 uint8; batches of 8, medians of")
     assert 'feed="auto" takes cpu: the device is cpu.' in done.stdout
@@ -87,14 +91,15 @@ def test_json_has_all_facts_the_table_a_heading_and_notes_and_the_plot_is_a_pict
 
 
 def test_the_share_is_the_median_over_the_rounds_and_the_slowest_limit_counts() -> None:
-    limits = [bench.Stage(name, lambda: lambda: 0.0) for name in ("slow", "fast")]
+    limits = [Stage(name, lambda: lambda: 0.0) for name in ("slow", "fast")]
     limits[0].rates, limits[1].rates = [2.0, 10.0, 4.0], [100.0, 5.0, 100.0]
-    stage = bench.Stage("stage", lambda: iter([1.0, 9.0, 4.0]).__next__, limits)
-    bench._measure_in_turn([stage], 3)
-    line = bench._line(stage, row_bytes=1_000_000_000)
+    stage = Stage("stage", lambda: iter([1.0, 9.0, 4.0]).__next__, limits)
+    measure_in_turn([stage], 3)
+    line = line_of(stage, row_bytes=1_000_000_000)
     assert (line.images_s, line.gb_s, line.rounds) == (4.0, 4.0, 3)
     assert (line.limit, line.limit_images_s, line.share) == ("slow", 4.0, 0.9)
-    assert any("differ by more than 40 %: stage." in note for note in bench._notes([line], None))
+    notes = run._notes([stage], [line], Choice("cpu", "no reason"))
+    assert any("differ by more than 40 %: stage." in note for note in notes)
 
 
 def test_a_part_of_a_large_data_set_is_measured_and_nothing_is_changed(
@@ -105,9 +110,9 @@ def test_a_part_of_a_large_data_set_is_measured_and_nothing_is_changed(
         return files, torch.get_num_threads(), torch.get_rng_state().tolist(), dict(os.environ)
 
     make_dataset(rows=(30, 30), shape=(8, 8, 3), columns={"label": np.arange(60) % 3})
-    monkeypatch.setattr(bench, "_SAMPLE_BYTES", 40 * 8 * 8 * 3)
+    monkeypatch.setattr(setting, "_SAMPLE_BYTES", 40 * 8 * 8 * 3)
     before = state()
-    done = run(tmp_path / "made.bin")
+    done = run_bench(tmp_path / "made.bin")
     assert "60 samples" in done.stdout
     assert "measured on 40 of them" in done.stdout
     assert state() == before
@@ -142,7 +147,7 @@ def test_what_cannot_be_measured_is_a_line_with_the_reason(
     reasons = {subject: line["reason"] for subject, line in results.items()}
     assert "cannot drop pages" in reasons["disk cold, random order"]
     assert "cannot identify image file" in reasons["JPEGs in a DataLoader, 2 workers"]
-    done = run(output, "--images", tmp_path)  # where none of the images is
+    done = run_bench(output, "--images", tmp_path)  # where none of the images is
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "Give the folder that out.idx was built from" in done.stderr
 
@@ -161,6 +166,6 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(
     monkeypatch.setattr(bench, "measure", None)
     if name == "speed.png":
         monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
-    done = run(output, "--plot", tmp_path / name)
+    done = run_bench(output, "--plot", tmp_path / name)
     assert (done.exit_code, done.stdout) == (1, "")
     assert message in done.stderr

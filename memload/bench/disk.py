@@ -1,0 +1,126 @@
+"""Reading what is not in RAM, beside the limit of the disk."""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from memload.bench import stages
+from memload.bench.direct import is_direct, read_past_cache
+from memload.bench.loading import disk_loader, make_loader
+from memload.bench.setting import BLOCK_BYTES, Setting
+from memload.bench.stages import Measurement, Stage, rate
+from memload.errors import MemloadError
+from memload.feeds.limits import NO_LIMITS, Limit, Room, claim_ram, room_in_ram
+from memload.reading.dataset import MemmapDataset
+from memload.reading.pipeline import samples_of
+from memload.storage.mapping import forget
+
+
+def disk_stages(setting: Setting, auto: str) -> list[Stage]:
+    """Return the stages of reading from the disk. ``auto`` is the feed that a Loader chooses.
+
+    The limit is what the disk itself reaches. Where files cannot be read past the page cache, it is
+    reading them from start to end. If rows are held, a Loader may be faster than that.
+    """
+    limit = Stage(
+        "random rows, past the page cache", partial(read_past_cache, setting), reported=False
+    )
+    if not is_direct(setting.cold_sample):
+        in_order = partial(_cold, setting, _read_in_order)
+        limit = Stage("reading from start to end, cold", in_order, reported=False)
+    at_random = partial(_cold, setting, _read_at_random)
+    found = [limit, Stage("disk cold, random order", at_random, [limit])]
+    if setting.device.type == "cuda":
+        found.append(disk_loader("feed disk, nothing held", setting, 0, [limit]))
+    if auto == "disk":
+        found += _stages_of_auto(setting, limit)
+    return found
+
+
+def _stages_of_auto(setting: Setting, limit: Stage) -> list[Stage]:
+    """Return the stages of the feed "disk", holding the same share as of the whole data set."""
+    room = _room(setting.dataset, NO_LIMITS.in_ram("disk"))
+    share = room.held / room.needed
+    cache_bytes = int(share * _room(setting.cold_sample, Limit(math.inf, "")).needed)
+    feed = disk_loader(f"feed disk, {share:.0%} held", setting, cache_bytes, [limit])
+    transform = setting.transform()
+    name = f"Loader, disk, {setting.transform_name}"
+    return [feed, disk_loader(name, setting, cache_bytes, [feed], transform)]
+
+
+def _room(dataset: MemmapDataset, limit: Limit) -> Room:
+    """Return how much of the rows of a data set fits in RAM."""
+    samples = samples_of(dataset, dataset.sample_names)
+    return room_in_ram(claim_ram(samples, limit), limit)
+
+
+def _cold(setting: Setting, read: Callable[[Setting], Iterable[float]]) -> Measurement:
+    """Return what measures reading from the disk. ``read`` yields how many images it has read.
+
+    Raises MemloadError if pages cannot be dropped from RAM.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        raise MemloadError("this system cannot drop pages from its cache")
+    blocks = _blocks(setting.cold_sample)
+
+    def measurement() -> float:
+        _drop(setting.cold_sample, blocks)
+        return rate(read(setting), stages.SLOW_SECONDS)
+
+    _drop(setting.cold_sample, blocks)
+    path, offset, size = blocks[0]
+    with path.open("rb") as file, suppress(OSError):  # which says that the page is not in RAM
+        if os.preadv(file.fileno(), [bytearray(1)], offset + size // 2, os.RWF_NOWAIT):
+            raise MemloadError(
+                "its pages stay in RAM: the disk is in memory, or another process maps them"
+            )
+    return measurement
+
+
+#: A path, and the offset and size of a part of the file.
+Block = tuple[Path, int, int]
+
+
+def _blocks(sample: MemmapDataset) -> list[Block]:
+    """Return the part of the files that holds a sample, divided into blocks."""
+    shards, row_bytes = sample.shards, sample.shards.array.row_bytes
+    header_bytes = shards.array.header_bytes
+    first, last = int(sample.index.row.min()), int(sample.index.row.max())
+    blocks = []
+    for path, start, stop in zip(shards.paths, shards.starts, shards.starts[1:], strict=False):
+        begin = header_bytes + (max(start, first) - start) * row_bytes
+        end = header_bytes + (min(stop, last + 1) - start) * row_bytes
+        for offset in range(begin, end, BLOCK_BYTES):
+            blocks.append((path, offset, min(BLOCK_BYTES, end - offset)))
+    return blocks
+
+
+def _drop(sample: MemmapDataset, blocks: Sequence[Block]) -> None:
+    """Remove the pages of a sample from RAM, unless another process maps them."""
+    for pixels in sample.shards.maps:
+        forget(pixels)
+    for path, offset, size in blocks:
+        with path.open("rb") as file:
+            os.fsync(file)  # pages that are not written yet would stay
+            os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
+
+
+def _read_in_order(setting: Setting) -> Iterator[float]:
+    def read(block: Block) -> float:
+        path, offset, size = block
+        return np.fromfile(path, np.uint8, size, offset=offset).nbytes / setting.row_bytes
+
+    with ThreadPoolExecutor(setting.threads) as pool:
+        yield from pool.map(read, _blocks(setting.cold_sample))
+
+
+def _read_at_random(setting: Setting) -> Iterator[float]:
+    batch_size = min(64, setting.batch_size)  # of larger ones, too few would be read in a second
+    loader = make_loader(setting.cold_sample, batch_size, device="cpu")  # now, before the time runs
+    return (len(batch[0]) for batch in loader)

@@ -1,0 +1,111 @@
+"""Measures all stages of a data set on this machine."""
+
+import platform
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from memload import inspection
+from memload.bench import stages
+from memload.bench.decoding import decoding_stage
+from memload.bench.disk import disk_stages
+from memload.bench.loading import make_loader
+from memload.bench.memory import memory_stages
+from memload.bench.report import Line, Report, line_of
+from memload.bench.setting import Setting
+from memload.bench.stages import Stage, measure_in_turn
+from memload.feeds.choice import Choice, first_that_serves
+from memload.feeds.interface import Feed
+from memload.machine import available_cores
+from memload.reading.dataset import MemmapDataset
+from memload.reading.pipeline import samples_of
+
+
+def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
+    """Measure on at most 512 MiB of a data set, for less than a minute. On the disk, on 2 GiB.
+
+    ``images`` is the folder that the data set was built from; its images are then decoded in a
+    DataLoader, too. Other arrays, such as masks, are left out. Drops the pages that it measures on
+    from the page cache. Raises FormatError, FeedError, ValueError and OSError.
+    """
+    start = time.perf_counter()
+    dataset = MemmapDataset(path)
+    dataset.sample_names = tuple(name for name in dataset.sample_names if name in dataset.columns)
+    setting = Setting(dataset)
+    # DataLoader's workers are forked before there are other threads. Pages are dropped from RAM
+    # while no GPU has them registered.
+    decoding = [] if images is None else [decoding_stage(setting, Path(images))]
+    measure_in_turn(decoding, stages.SLOW_ROUNDS)
+    choice = _choose_feed(setting)
+    disk = disk_stages(setting, choice.name)
+    measure_in_turn(disk, stages.SLOW_ROUNDS)
+    memory = memory_stages(setting, choice.name)
+    measure_in_turn(memory, stages.ROUNDS)
+    reported = [stage for stage in [*disk, *memory, *decoding] if stage.reported]
+    lines = [line_of(stage, setting.row_bytes) for stage in reported]
+    array = dataset.shards.array
+    facts = {
+        "path": str(path),
+        "samples": len(dataset),
+        "sampled": len(setting.sample),
+        "shape": list(array.shape),
+        "dtype": np.dtype(array.descr).name,
+        "bytes": len(dataset.shards) * array.row_bytes,
+        "batch_size": setting.batch_size,
+        "rounds": max(line.rounds for line in lines),
+        "feed": str(choice),
+        "threads": setting.threads,
+        "seconds": time.perf_counter() - start,
+        "machine": _machine(),
+        "versions": inspection.environment(),
+        "notes": list(_notes(reported, lines, choice)),
+    }
+    return Report(facts, lines)
+
+
+def _notes(reported: Sequence[Stage], lines: Sequence[Line], choice: Choice) -> Iterator[str]:
+    yield "Share: the median, over the rounds, of a rate divided by its limit in the same round."
+    yield f'feed="auto" takes {choice}.'
+    for stage in reported:
+        if stage.subject.startswith("Loader") and stage.counts is not None:
+            yield f"{stage.subject}: {stage.counts}."
+    uneven = [
+        line.subject
+        for line in lines
+        if line.upper_quartile - line.lower_quartile > 0.4 * (line.images_s or 0)
+    ]
+    if uneven:
+        yield (
+            f"The rounds of these differ by more than 40 %: {'; '.join(uneven)}. If other "
+            "processes are running, end them and measure again."
+        )
+
+
+def _choose_feed(setting: Setting) -> Choice:
+    """Choose as ``feed="auto"`` does for the whole data set, of which only a sample is loaded."""
+    if setting.device.type == "cpu":
+        return Choice("cpu", "the device is cpu")
+
+    def create(names: Sequence[str]) -> Feed:
+        # A Loader stands for its feed here: `first_that_serves` looks only at whether making it
+        # raises, and returns it unused.
+        return cast("Feed", make_loader(setting.sample, 1, device=setting.device, feed=names[0]))
+
+    samples = samples_of(setting.dataset, setting.dataset.sample_names)
+    return first_that_serves(create, samples, setting.device)[1]
+
+
+def _machine() -> dict[str, Any]:
+    """Return the processor, its cores, the system and the GPU, ready for JSON."""
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search("model name\\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    cpu = model[1] if model else platform.machine()
+    facts = {"cpu": cpu, "cores": available_cores(), "system": platform.platform()}
+    if torch.cuda.is_available():
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return facts
