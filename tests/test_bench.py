@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,14 @@ import torch
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from memload import bench
-from memload.bench import run, setting, stages
+from memload import Loader, MemmapDataset, bench
+from memload.bench import direct, disk, loading, run, setting, stages
 from memload.bench.report import line_of
 from memload.bench.stages import Stage, measure_in_turn
 from memload.cli import main
+from memload.feeds import limits
 from memload.feeds.choice import Choice
+from memload.storage.file_reads import DirectFile
 from memload.storage.index import Index
 
 Make = Callable[..., Index]
@@ -88,6 +91,76 @@ def test_json_has_all_facts_the_table_a_heading_and_notes_and_the_plot_is_a_pict
     assert 'feed="auto" takes cpu: the device is cpu.' in done.stdout
     with Image.open(tmp_path / "speed.png") as picture:
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 3  # bars, text and marks
+
+
+@pytest.mark.parametrize("has_direct_reads", [True, False])
+def test_the_limit_of_the_disk_is_direct_reads_or_else_sequential_ones(
+    has_direct_reads: bool, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_direct(descriptor: int) -> DirectFile | None:
+        return DirectFile(os.dup(descriptor), 512) if has_direct_reads else None
+
+    monkeypatch.setattr(direct, "open_direct", open_direct)
+    monkeypatch.setattr(disk, "_check_cold", lambda path, offset: None)  # also where /tmp is in RAM
+    line = results_of(output)["disk cold, random order"]
+    name = "random rows, past the page cache" if has_direct_reads else "reading from start to end"
+    assert line["limit"].startswith(name)
+    assert min(line["limit_images_s"], line["share"]) > 0
+
+
+def test_all_rows_are_read_past_the_page_cache_in_random_order(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_dataset(rows=(30, 30), shape=(8, 8, 3))
+    sample = MemmapDataset(index.path)
+    files = [DirectFile(descriptor, 512) for descriptor in sample.shards.descriptors]
+    parts = direct._parts(sample, files)
+    assert {part.offset % 512 for part in parts} == {0}
+    assert [part.size for part in parts] != sorted(part.size for part in parts)
+    _, offsets = sample.shards.offsets_of(np.arange(60))
+    for offset in offsets.tolist():
+        assert any(part.offset <= offset < part.offset + part.size for part in parts)
+    assert sum(direct._read_directly(parts, 3)) == 60
+
+
+class FakeDisk:
+    """Makes Loaders on the CPU in place of those with feed="disk", and notes their arguments."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cache_bytes: list[int] = []
+        monkeypatch.setattr(loading, "make_loader", self.make)
+
+    def make(self, sample: MemmapDataset, batch_size: int, **options: Any) -> Loader:
+        assert (options["device"].type, options["feed"]) == ("cuda", "disk")
+        self.cache_bytes.append(options["cache_bytes"])
+        return Loader(sample, batch_size, device="cpu")
+
+
+def test_the_feed_disk_is_measured_with_nothing_held_and_with_the_share_that_auto_holds(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeDisk(monkeypatch)
+    measured = setting.Setting(MemmapDataset(make_dataset(rows=(100,), shape=(10, 100, 3)).path))
+    measured.device = torch.device("cuda")
+    size = 4096 + 100 * 3000
+    monkeypatch.setattr(limits, "available_memory", lambda: size)  # half of which may be held
+    found = {stage.subject: stage for stage in disk.disk_stages(measured, "disk")}
+    assert list(found)[2:] == [
+        "feed disk, nothing held",
+        "feed disk, 50% held",
+        "Loader, disk, train(10)",
+    ]
+    measure_in_turn(list(found.values())[2:], 1)
+    assert fake.cache_bytes[0] == 0
+    assert fake.cache_bytes[1:] == pytest.approx([size / 2] * 2, abs=4096)
+    lines = [line_of(stage, 3000) for stage in found.values()]
+    assert [line.counts and line.counts["rows"] for line in lines[2:]] == [100, 100, 100]
+    assert all(line.images_s for line in lines[2:])
+    notes = list(run._notes(list(found.values()), lines, Choice("disk", "why not")))
+    assert notes[1] == 'feed="auto" takes disk: why not.'
+    assert re.match(
+        r"Loader, disk, train\(10\): \d+ of 100 rows stay in the page cache; ", notes[2]
+    )
 
 
 def test_the_share_is_the_median_over_the_rounds_and_the_slowest_limit_counts() -> None:

@@ -75,12 +75,17 @@ def _cold(setting: Setting, read: Callable[[Setting], Iterable[float]]) -> Measu
 
     _drop(setting.cold_sample, blocks)
     path, offset, size = blocks[0]
-    with path.open("rb") as file, suppress(OSError):  # which says that the page is not in RAM
-        if os.preadv(file.fileno(), [bytearray(1)], offset + size // 2, os.RWF_NOWAIT):
+    _check_cold(path, offset + size // 2)
+    return measurement
+
+
+def _check_cold(path: Path, offset: int) -> None:
+    """Raise MemloadError if a page is in RAM."""
+    with path.open("rb") as file, suppress(OSError):  # which says that it is not
+        if os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT):
             raise MemloadError(
                 "its pages stay in RAM: the disk is in memory, or another process maps them"
             )
-    return measurement
 
 
 #: A path, and the offset and size of a part of the file.

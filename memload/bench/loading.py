@@ -1,8 +1,7 @@
 """Stages that iterate over a Loader."""
 
-import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,10 @@ from memload.reading.loader import Loader
 
 #: Seconds to wait, at most, until a Loader holds what it is to hold.
 _FILL_SECONDS = 10.0
+#: Batches of a Loader that come before the clock starts: those that are read ahead, and more.
+_BATCHES_BEFORE = 8
+#: How often each sample comes in an epoch of the feed "disk".
+_EPOCHS_IN_ONE = 16
 
 
 def make_loader(sample: MemmapDataset, batch_size: int, **options: Any) -> Loader:
@@ -53,23 +56,29 @@ def disk_loader(
     """Return a stage that loads samples with the feed "disk", once it holds what it is to hold."""
 
     def prepare() -> Measurement:
-        options = {"device": setting.device, "feed": "disk", "cache_bytes": cache_bytes}
-        size = setting.batch_size
-        loader = make_loader(setting.cold_sample, size, transform=transform, **options)
+        # Samples come again, so that no epoch ends while it is measured.
+        positions = np.tile(np.arange(len(setting.cold_sample)), _EPOCHS_IN_ONE)
+        loader = make_loader(
+            setting.cold_sample.subset(positions),
+            setting.batch_size,
+            device=setting.device,
+            feed="disk",
+            cache_bytes=cache_bytes,
+            transform=transform,
+        )
         end = time.monotonic() + _FILL_SECONDS
         while not _is_filled(loader) and time.monotonic() < end:
             time.sleep(0.05)
 
-        def counts() -> Iterator[float]:
-            for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
-                yield len(batch[0])
-
         def measurement() -> float:
-            found = rate(counts(), stages.SLOW_SECONDS)
+            batches = iter(loader)
+            for _ in range(_BATCHES_BEFORE):
+                next(batches)
+            found = rate((len(batch[0]) for batch in batches), stages.SLOW_SECONDS)
             stage.counts = loader.feed.counts
             return found
 
-        measurement()  # kernels are compiled, and memory is page-locked
+        measurement()  # compiles kernels and page-locks memory
         return measurement
 
     stage = Stage(subject, prepare, limits)

@@ -50,6 +50,8 @@ class Report:
         part = ""
         if facts["sampled"] < facts["samples"]:
             part = f", measured on {facts['sampled']:,} of them"
+        if facts["sampled_on_disk"] > facts["sampled"]:
+            part += f" and on the disk on {facts['sampled_on_disk']:,}"
         return (
             f"{Path(facts['path']).name}: {facts['samples']:,} samples of {shape} {facts['dtype']}"
             f"{part}; batches of {facts['batch_size']:,}, medians of {facts['rounds']} rounds, "

@@ -53,6 +53,7 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
         "path": str(path),
         "samples": len(dataset),
         "sampled": len(setting.sample),
+        "sampled_on_disk": len(setting.cold_sample),
         "shape": list(array.shape),
         "dtype": np.dtype(array.descr).name,
         "bytes": len(dataset.shards) * array.row_bytes,
