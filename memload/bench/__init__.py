@@ -10,8 +10,9 @@ A `Stage` is one line of the report, or the limit of another one.
 - setting.py: what is measured on: samples, batches, and the device.
 - stages.py: stages, and how they are measured.
 - decoding.py: decoding the source files.
-- disk.py: reading what is not in RAM.
+- disk.py: reading what is not in RAM, and direct.py: the limit of that.
 - memory.py: everything that is in RAM, on its way to the model.
+- loading.py: the stages of disk.py and memory.py that iterate over a Loader.
 - report.py: the report.
 """
 
