@@ -29,7 +29,8 @@ The way of a row from the disk to the GPU, with dma, uva and disk. Each name is 
 - dma.py, uva.py: how they copy a batch: by the GPU's copy engines, or by a kernel.
 - uva_kernel.py: the kernel of uva.py. Importing it imports Triton.
 - budget.py: the RAM that all Loaders of a process share.
-- windows.py: which parts of the files are held. Arithmetic only.
+- windows.py: which parts of the files are held, 256 MiB at a time. Arithmetic only.
+- row_ranges.py: which rows lie in memory by now, and where. Arithmetic only.
 - held.py: brings these parts into RAM while training runs.
 - registered.py: registers them with CUDA, so that the GPU can read them.
 - row_reader.py: reads the other rows from the files, many at a time.
