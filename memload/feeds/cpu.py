@@ -24,16 +24,14 @@ class CpuFeed:
 
     name: ClassVar[str] = "cpu"
 
-    def __init__(
-        self, samples: Samples, device: torch.device, *, keep: int, claim: Claim | None = None
-    ) -> None:
+    def __init__(self, samples: Samples, device: torch.device, *, keep: int, claim: Claim) -> None:
         if device.type != "cpu":
             raise FeedError(
                 f"feed='cpu' needs device='cpu', but the device is {device}. Use another feed or "
                 "device."
             )
         self._samples, self.device = samples, device
-        self._rows = GatheredRows(samples.shards, samples.used_rows(), claim)
+        self._rows = GatheredRows(samples, claim)
         self._pool = BufferPool(keep)
 
     def prepare(self, samples: np.ndarray) -> Begin:

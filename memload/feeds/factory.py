@@ -10,7 +10,7 @@ from memload.errors import FeedError
 from memload.feeds.budget import Claim
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import BatchedCopies
-from memload.feeds.gathered import pages_of_rows
+from memload.feeds.gathered import claim_pages
 from memload.feeds.interface import Feed, Samples, require_cuda
 from memload.feeds.joined import feed_of_all
 from memload.feeds.limits import MemoryLimits, claim_ram, room_in_ram, room_on_device
@@ -55,7 +55,7 @@ class FeedFactory:
             return [None] * len(self.samples.arrays)
         limit = self.limits.in_ram(name)
         if name in ("cpu", "pinned"):  # which keep single pages
-            return claim_ram(self.samples, limit, pages_of_rows)
+            return claim_pages(self.samples, limit.size)
         claims = claim_ram(self.samples, limit)
         room = room_in_ram(claims, limit)
         if name != "disk" and not room.is_enough:

@@ -5,7 +5,7 @@ and the others are dropped behind the read. A row that stays is found in RAM in 
 kernel alone would keep what was used last, of which a new order finds little: with room for half of
 the rows 15 %, where rows that stay are found 50 %.
 
-    used rows ─▶ pages_of_rows ─▶ a plan ─▶ claim_all ─▶ a claim ─▶ rows_of_claim
+    samples ─▶ claim_pages: a claim for each array ─▶ rows_of_claim: which of its rows stay
 """
 
 import mmap
@@ -16,11 +16,26 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from memload.feeds.budget import Claim
-from memload.feeds.interface import ReadCounts
-from memload.feeds.windows import WINDOW_BYTES, window_sizes
+from memload.feeds.budget import Claim, claim_all, claimed_bytes
+from memload.feeds.interface import ReadCounts, Samples
+from memload.feeds.windows import WINDOW_BYTES, plan_for_rows, window_sizes
 from memload.storage.mapping import bytes_read
 from memload.storage.shards import Shards
+
+
+def claim_pages(samples: Samples, budget: float) -> list[Claim]:
+    """Claim page cache for the used rows of every array, as far as a budget in bytes allows.
+
+    See `claim_all`. Single pages are claimed, or whole windows if these fit. That takes 1 ms for
+    1.28 million rows, where looking for their pages takes 130.
+    """
+    used = [(array.shards, array.used_rows()) for array in samples.arrays]
+    plans = [plan_for_rows(shards, rows) for shards, rows in used]
+    if sum(int(plan.sum()) for plan in plans) > budget - claimed_bytes():
+        plans = [pages_of_rows(shards, rows) for shards, rows in used]
+    return claim_all(
+        [(array.shards, plan) for array, plan in zip(samples.arrays, plans, strict=True)], budget
+    )
 
 
 def pages_of_rows(shards: Shards, rows: np.ndarray) -> np.ndarray:
@@ -28,54 +43,62 @@ def pages_of_rows(shards: Shards, rows: np.ndarray) -> np.ndarray:
 
     Unlike `plan_for_rows`, it counts the pages with bytes of these rows, not whole windows.
     """
-    shard, window, size = _new_pages(shards, rows)
     plan = np.zeros_like(window_sizes(shards))
-    np.add.at(plan, (shard, window), size)
+    window, size = _new_pages(shards, rows, plan.shape[1])
+    if len(rows):
+        first = np.flatnonzero(np.diff(window, prepend=-1))
+        plan.reshape(-1)[window[first]] = np.add.reduceat(size, first)
     return plan
 
 
-def _new_pages(shards: Shards, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each row its shard, the window in which it begins, and the bytes of its pages.
+def _new_pages(
+    shards: Shards, rows: np.ndarray, windows_per_file: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row the window in which it begins, and the bytes of its pages.
 
-    A page that the row before it has as well does not count.
+    Windows are counted through all files. A page that the row before has as well does not count.
     """
-    shard, offset = shards.offsets_of(rows)
+    rows_of_file = np.diff(np.searchsorted(rows, shards.starts))
+    file = np.repeat(np.arange(len(rows_of_file)), rows_of_file)
+    offset = rows - np.repeat(shards.starts[:-1], rows_of_file)
+    offset = shards.array.header_bytes + offset * shards.array.row_bytes
     first = offset // mmap.PAGESIZE
-    last = (offset + shards.array.row_bytes - 1) // mmap.PAGESIZE
-    last_before = np.full(len(rows), -1)
-    last_before[1:] = np.where(shard[1:] == shard[:-1], last[:-1], -1)
-    pages = last - np.maximum(first, last_before + 1) + 1
-    return shard, offset // WINDOW_BYTES, pages * mmap.PAGESIZE
+    stop = (offset + (shards.array.row_bytes - 1)) // mmap.PAGESIZE + 1
+    stop_before = np.zeros_like(stop)
+    stop_before[1:] = stop[:-1]
+    stop_before[np.searchsorted(rows, shards.starts[:-1])[rows_of_file > 0]] = 0
+    pages = stop - np.maximum(first, stop_before)
+    return file * windows_per_file + offset // WINDOW_BYTES, pages * mmap.PAGESIZE
 
 
 def rows_of_claim(shards: Shards, used: np.ndarray, claim: Claim) -> np.ndarray | None:
     """Return which rows a claim keeps in the page cache: bool (rows of the array). None: all.
 
-    ``used`` are the rows for which it was made: int64, each once, in ascending order. Its plan is
-    one of `pages_of_rows`. Of each window, the first rows stay, as many as fit.
+    ``used`` are the rows for which it was made: int64, each once, in ascending order. Of each
+    window, the first rows stay, as many as fit.
     """
     if claim.size >= claim.wanted:
         return None
-    shard, window, size = _new_pages(shards, used)
-    number = shard * claim.plan.shape[1] + window
+    window, size = _new_pages(shards, used, claim.plan.shape[1])
     end = np.cumsum(size)
-    first_of_window = np.searchsorted(number, number)
-    end_in_window = end - (end - size)[first_of_window]
+    first = np.searchsorted(window, window)  # the first row of each row's window
+    end_in_window = end - (end - size)[first]
     stays = np.zeros(len(shards), bool)
-    stays[used] = end_in_window <= claim.plan[shard, window]
+    stays[used] = end_in_window <= claim.plan.reshape(-1)[window]
     return stays
 
 
 class GatheredRows:
-    """Gathers the rows of an array, and keeps those of a claim in the page cache. Thread-safe.
+    """Gathers rows of samples, and keeps those of a claim in the page cache. Thread-safe.
 
-    ``used`` are the rows that the samples use: int64, each once, in ascending order. Without a
-    claim, all of them stay.
+    The claim is that of `claim_pages` for the array of the samples. It lasts as long as this.
+    Without one, all rows stay.
     """
 
-    def __init__(self, shards: Shards, used: np.ndarray, claim: Claim | None) -> None:
-        self._shards, self._claim = shards, claim
-        self._stays = None if claim is None else rows_of_claim(shards, used, claim)
+    def __init__(self, samples: Samples, claim: Claim | None) -> None:
+        used = samples.used_rows()
+        self._shards, self._claim = samples.shards, claim
+        self._stays = None if claim is None else rows_of_claim(samples.shards, used, claim)
         self._rows = self._rows_to_stay = len(used)
         if self._stays is not None:
             self._rows_to_stay = int(self._stays.sum())

@@ -1,7 +1,7 @@
 """How much memory rows may take, in RAM and on the device, and whether samples fit in that."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ from memload.feeds.budget import Claim, claim_all, claimed_bytes
 from memload.feeds.interface import Samples
 from memload.feeds.windows import plan_for_rows
 from memload.machine import available_memory
-from memload.storage.shards import Shards
 from memload.wording import parse_size, size_text
 
 #: The part of the device's free memory that samples may take. The rest is for the model.
@@ -26,9 +25,6 @@ _FEEDS_WITH = {
     "cache_bytes": ("auto", "dma", "uva", "disk", "pinned", "cpu"),
     "resident_bytes": ("auto", "resident", "disk"),
 }
-
-
-PlanOf = Callable[[Shards, np.ndarray], np.ndarray]
 
 
 class Limit(NamedTuple):
@@ -131,13 +127,10 @@ def room_in_ram(claims: Sequence[Claim], limit: Limit) -> Room:
     return Room(needed, held, text)
 
 
-def claim_ram(samples: Samples, limit: Limit, plan_of: PlanOf = plan_for_rows) -> list[Claim]:
-    """Claim RAM for the used rows of every array. It is free again when the claims are dropped.
-
-    ``plan_of(shards, rows)`` returns what is wanted for some rows; see windows.py for plans.
-    """
+def claim_ram(samples: Samples, limit: Limit) -> list[Claim]:
+    """Claim RAM for the used rows of every array. It is free again when the claims are dropped."""
     shards = [array.shards for array in samples.arrays]
-    plans = [plan_of(array.shards, array.used_rows()) for array in samples.arrays]
+    plans = [plan_for_rows(array.shards, array.used_rows()) for array in samples.arrays]
     return claim_all(list(zip(shards, plans, strict=True)), limit.size)
 
 

@@ -44,7 +44,7 @@ class PinnedFeed:
         require_cuda(self.name, device)
         self._samples, self.device, self._callers = samples, device, callers
         self._helpers = max(0, num_threads - callers)
-        self._rows = GatheredRows(samples.shards, samples.used_rows(), claim)
+        self._rows = GatheredRows(samples, claim)
         self._pool, self._staging = self._new_resources()
 
     def prepare(self, samples: np.ndarray) -> Begin:

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -15,8 +16,8 @@ from torch.utils.data import Dataset
 from memload.editing.columns import column_of, replace_columns
 from memload.editing.export import ExportReport, ImageFormat, export
 from memload.editing.report import check_index_output
-from memload.feeds.budget import claim_all
-from memload.feeds.gathered import pages_of_rows, rows_of_claim
+from memload.feeds.gathered import claim_pages, rows_of_claim
+from memload.feeds.interface import Samples
 from memload.feeds.limits import NO_LIMITS
 from memload.reading.columns import INDEX, choose_names
 from memload.reading.origin import (
@@ -389,14 +390,14 @@ class MemmapDataset(Dataset[Any]):
         """
         if name not in self._staying:
             arrays = {
-                name: (rows.shards, np.unique(self.index.rows_of(name)))
+                name: Samples(rows.shards, self.index.rows_of(name), ())
                 for name, rows in self._opened.items()
             }
-            plans = [(shards, pages_of_rows(shards, used)) for shards, used in arrays.values()]
+            first, *others = arrays.values()
             # The claims end here: what a data set gathers takes no room from a Loader.
-            claims = claim_all(plans, NO_LIMITS.in_ram("cpu").size)
-            for (opened, (shards, used)), claim in zip(arrays.items(), claims, strict=True):
-                self._staying[opened] = rows_of_claim(shards, used, claim)
+            claims = claim_pages(replace(first, others=others), NO_LIMITS.in_ram("cpu").size)
+            for (opened, array), claim in zip(arrays.items(), claims, strict=True):
+                self._staying[opened] = rows_of_claim(array.shards, array.used_rows(), claim)
         return self._staying[name]
 
     def subset(self, indices: Any) -> "MemmapDataset":

@@ -300,7 +300,7 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         advice = "Check its permissions."
         if error.errno == errno.EMFILE:
@@ -310,6 +310,11 @@ def _open(path: Path) -> int:
             )
         message = f"{path} cannot be opened: {error.strerror}. {advice}"
         raise FormatError(message, path=path) from error
+    if hasattr(os, "posix_fadvise"):
+        # Read what is asked for and no more. By itself, the kernel reads ahead of what it takes for
+        # a sequence: 4 to 11 % more than the rows, which nobody would then drop.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return descriptor
 
 
 def _close(descriptors: list[int]) -> None:

@@ -13,6 +13,7 @@ from memload import FeedError, Index
 from memload.feeds import pinned
 from memload.feeds.choice import choose_feed
 from memload.feeds.cpu import CpuFeed
+from memload.feeds.gathered import claim_pages
 from memload.feeds.interface import Samples, widest_word
 from memload.machine import available_memory
 from memload.storage.shards import Shards
@@ -40,7 +41,9 @@ def test_a_batch_on_the_cpu_has_the_rows_and_columns_of_its_samples(
     open_shards: Callable[[], Shards],
 ) -> None:
     shards, row, column = open_shards(), [3, 3, 11, 0], np.array([[5], [6], [7], [8]])
-    begin = CpuFeed(samples_of(shards, row, [column]), CPU, keep=1).prepare(np.array([2, 0, 3]))
+    samples = samples_of(shards, row, [column])
+    (claim,) = claim_pages(samples, 1 << 30)
+    begin = CpuFeed(samples, CPU, keep=1, claim=claim).prepare(np.array([2, 0, 3]))
     pixels, values = begin(1, 3)()
     np.testing.assert_array_equal(pixels.numpy(), stored(shards)[[3, 0]])
     assert values.tolist() == [[5], [8]]

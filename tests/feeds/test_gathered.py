@@ -1,6 +1,7 @@
 """Which rows stay in the page cache, and what the feeds that gather rows count."""
 
 import itertools
+import math
 import mmap
 import os
 from collections.abc import Callable
@@ -12,9 +13,9 @@ import torch
 
 from memload import FormatError, Index, MemmapDataset
 from memload.feeds import gathered, pinned, windows
-from memload.feeds.budget import claim_all, claimed_bytes
+from memload.feeds.budget import claimed_bytes
 from memload.feeds.cpu import CpuFeed
-from memload.feeds.gathered import GatheredRows, pages_of_rows, rows_of_claim
+from memload.feeds.gathered import GatheredRows, claim_pages, pages_of_rows, rows_of_claim
 from memload.feeds.interface import Samples
 from memload.storage.shards import Shards
 
@@ -41,6 +42,11 @@ def open_shards(make_dataset: Make) -> Callable[[], Shards]:
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every gather look as if it had read from the disk."""
     monkeypatch.setattr("memload.storage.shards.disk_reads", itertools.count().__next__)
+
+
+def gathered_rows(shards: Shards) -> GatheredRows:
+    samples = Samples(shards, np.arange(40), ())
+    return GatheredRows(samples, claim_pages(samples, math.inf)[0])
 
 
 def pages_with(shards: Shards, rows: Any) -> set[tuple[int, int]]:
@@ -72,7 +78,7 @@ def test_the_first_rows_that_fit_stay(
 ) -> None:
     shards = open_shards()
     used = np.array(rows, np.int64)
-    (claim,) = claim_all([(shards, pages_of_rows(shards, used))], pages * PAGE)
+    (claim,) = claim_pages(Samples(shards, used, ()), pages * PAGE)
     stays = rows_of_claim(shards, used, claim)
     if stays is None:
         assert pages >= len(pages_with(shards, rows))
@@ -86,7 +92,7 @@ def test_the_first_rows_that_fit_stay(
 def test_rows_that_another_loader_keeps_cost_nothing(open_shards: Callable[[], Shards]) -> None:
     shards = open_shards()
     used, budget = np.arange(40), 12 * PAGE
-    claims = [claim_all([(shards, pages_of_rows(shards, used))], budget)[0] for _ in range(2)]
+    claims = [claim_pages(Samples(shards, used, ()), budget)[0] for _ in range(2)]
     first, second = (rows_of_claim(shards, used, claim) for claim in claims)
     assert first is not None
     assert np.array_equal(first, second)
@@ -114,7 +120,7 @@ def test_a_feed_drops_the_rows_that_do_not_stay(
     shards = open_shards()
     used = np.arange(0, 40, 2)
     samples = Samples(shards, used, ())
-    (claim,) = claim_all([(shards, pages_of_rows(shards, used))], 11 * PAGE)
+    (claim,) = claim_pages(samples, 11 * PAGE)
     stays = rows_of_claim(shards, used, claim)
     assert stays is not None
     order = np.random.default_rng(0).permutation(20)
@@ -139,16 +145,15 @@ def test_a_feed_drops_the_rows_that_do_not_stay(
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize("budget", [None, 1 << 30])
+@pytest.mark.parametrize("budget", [31 * PAGE, 32 * PAGE, 1 << 30])
 def test_nothing_is_dropped_if_all_rows_fit(
-    budget: int | None, open_shards: Callable[[], Shards], dropped: list[tuple[int, int]]
+    budget: int, open_shards: Callable[[], Shards], dropped: list[tuple[int, int]]
 ) -> None:
     shards = open_shards()
     used = np.arange(40)
-    claim = None
-    if budget is not None:
-        (claim,) = claim_all([(shards, pages_of_rows(shards, used))], budget)
-    feed = CpuFeed(Samples(shards, used, ()), CPU, keep=1, claim=claim)
+    samples = Samples(shards, used, ())
+    (claim,) = claim_pages(samples, budget)
+    feed = CpuFeed(samples, CPU, keep=1, claim=claim)
     pixels = feed.prepare(used)(0, 40)()[0].numpy()
     np.testing.assert_array_equal(pixels, np.concatenate(shards.maps))
     assert not dropped
@@ -163,7 +168,7 @@ def test_bytes_and_time_of_reads_are_counted_across_threads(
     bytes_so_far, seconds = itertools.count(0, 1000), itertools.count(0, 2)
     monkeypatch.setattr(gathered, "bytes_read", bytes_so_far.__next__)
     monkeypatch.setattr("time.monotonic", seconds.__next__)
-    rows = GatheredRows(shards, np.arange(40), None)
+    rows = gathered_rows(shards)
     with rows.reading(), rows.reading():  # as by two threads at the same time
         pass
     with rows.reading():
@@ -176,7 +181,7 @@ def test_bytes_and_time_of_reads_are_counted_across_threads(
 @pytest.mark.usefixtures("cold")
 def test_a_failed_read_ends_its_time(open_shards: Callable[[], Shards]) -> None:
     shards = open_shards()
-    rows = GatheredRows(shards, np.arange(40), None)
+    rows = gathered_rows(shards)
     out = np.empty((1, *shards.array.shape), np.uint8)
     os.truncate(shards.paths[1], 4096)
     with pytest.raises(FormatError, match=r"row 20 is the first one that it lacks"):
