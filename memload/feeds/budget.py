@@ -1,8 +1,9 @@
-"""The RAM in which the Loaders of a process hold rows: they share one budget.
+"""The memory in which the Loaders of a process hold rows: they share a budget of RAM.
 
     plans: windows that hold used rows ─▶ claim_all ─▶ claims: those of them that fit the budget
-                                          ▲       │
-           what other Loaders have claimed └──────┘
+                                          ▲       │      │
+           what other Loaders have claimed└───────┘      ▼
+                                             hold_on_device: further rows, on a GPU
 
 What a Loader claims is no longer free for Loaders that are made later. If several Loaders claim the
 same part of a file, it counts once.
@@ -13,10 +14,13 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from memload.feeds.windows import plan_within
+from memload.feeds.row_ranges import RowRanges
+from memload.feeds.windows import pieces_of, plan_within
 from memload.machine import available_memory
 from memload.storage.shards import Shards
 
@@ -49,9 +53,15 @@ class Claim:
     """
 
     def __init__(
-        self, files: Sequence[tuple[int, ...]], wanted_plan: np.ndarray, plan: np.ndarray
+        self,
+        shards: Shards,
+        files: Sequence[tuple[int, ...]],
+        wanted_plan: np.ndarray,
+        plan: np.ndarray,
     ) -> None:
-        self.files, self.wanted_plan, self.plan = files, wanted_plan, plan
+        self.shards, self.files, self.wanted_plan, self.plan = shards, files, wanted_plan, plan
+        #: What is held on a device besides.
+        self.on_device: DeviceClaim | None = None
 
     @property
     def wanted(self) -> int:
@@ -62,6 +72,19 @@ class Claim:
     def size(self) -> int:
         """How many bytes are held."""
         return int(self.plan.sum())
+
+
+class DeviceClaim(NamedTuple):
+    """Rows of an array that are held in the memory of a device.
+
+    ``ranges`` are int64 ``(n, 2)``: the first row of each range, and the row behind the last.
+    Claims with the same ``key`` share the memory, of ``size`` bytes.
+    """
+
+    device: torch.device
+    key: tuple[object, ...]
+    ranges: np.ndarray
+    size: int
 
 
 _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
@@ -99,11 +122,59 @@ def claim_all(arrays: Sequence[tuple[Shards, np.ndarray]], budget: float) -> lis
         total = sum(costs)
         to_spend = int(min(left, total))
         claims = [
-            Claim(files, plan, plan_within(plan, claimed, to_spend * cost // max(1, total)))
-            for (_, plan), (files, claimed), cost in zip(arrays, found, costs, strict=True)
+            Claim(shards, files, plan, plan_within(plan, claimed, to_spend * cost // max(1, total)))
+            for (shards, plan), (files, claimed), cost in zip(arrays, found, costs, strict=True)
         ]
         _claims.update(claims)
     return claims
+
+
+def hold_on_device(claims: Sequence[Claim], limit: int, device: torch.device) -> None:
+    """Claim the memory of a device for rows that are not held in RAM, up to a limit in bytes.
+
+    ``claims`` are those of all arrays of a Loader. If not all rows fit, the first ones are taken,
+    the same share of each array. The limit is for all Loaders of the process together. What another
+    one holds of the same array, besides the same rows in RAM, costs nothing.
+    """
+    with _lock:
+        on_device = [one.on_device for one in list(_claims) if one.on_device is not None]
+        claimed = {one.key: one for one in on_device if one.device == device}
+        rest = [_rows_beyond_ram(claim) for claim in claims]
+        keys = [
+            (device, *claim.files, ranges.tobytes())
+            for claim, ranges in zip(claims, rest, strict=True)
+        ]
+        sizes = [_bytes_of(claim, ranges) for claim, ranges in zip(claims, rest, strict=True)]
+        costs = [0 if key in claimed else size for key, size in zip(keys, sizes, strict=True)]
+        left = max(0, limit - sum(one.size for one in claimed.values()))
+        to_spend = min(left, sum(costs))
+        for claim, key, ranges, cost in zip(claims, keys, rest, costs, strict=True):
+            if key in claimed:
+                claim.on_device = claimed[key]
+            elif cost:
+                row_bytes = claim.shards.array.row_bytes
+                some = _first_rows(ranges, to_spend * cost // sum(costs) // row_bytes)
+                if len(some):
+                    claim.on_device = DeviceClaim(device, key, some, _bytes_of(claim, some))
+
+
+def _rows_beyond_ram(claim: Claim) -> np.ndarray:
+    """Return the rows of wanted windows that are not held in RAM: ranges."""
+    wanted = RowRanges(claim.shards, pieces_of(claim.wanted_plan))
+    return wanted.without(RowRanges(claim.shards, pieces_of(claim.plan)))
+
+
+def _first_rows(ranges: np.ndarray, number: int) -> np.ndarray:
+    """Return the ranges of the first rows of ranges."""
+    size = ranges[:, 1] - ranges[:, 0]
+    before = np.cumsum(size) - size
+    stop = np.minimum(ranges[:, 1], ranges[:, 0] + number - before)
+    some = before < number
+    return np.stack([ranges[some, 0], stop[some]], 1)
+
+
+def _bytes_of(claim: Claim, ranges: np.ndarray) -> int:
+    return int((ranges[:, 1] - ranges[:, 0]).sum()) * claim.shards.array.row_bytes
 
 
 def _find_plan(

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from memload.errors import FeedError
-from memload.feeds.budget import Claim
+from memload.feeds.budget import Claim, hold_on_device
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.dma import BatchedCopies
 from memload.feeds.gathered import claim_pages
@@ -62,6 +62,8 @@ class FeedFactory:
             raise FeedError(
                 f"feed={name!r} holds all rows in RAM, but {room.text}. Use feed='disk'."
             )
+        if name == "disk" and self.limits.resident is not None:
+            hold_on_device(claims, self.limits.resident, self.device)
         return claims
 
     def _check_room_on_device(self) -> None:

@@ -1,6 +1,7 @@
 """Rows that are held in memory, so that the device reads them from there in every epoch.
 
-    claim ─▶ a thread reads windows into the page cache and registers them ─▶ table of rows
+    claim ─▶ a thread ─┬─ windows: into the page cache, and registered ─┬─▶ table of rows
+                       └─ further rows: to the device ──────────────────┘
 
 Until a row is there, it is read from the file like all others. While batches wait for rows from the
 disk, the thread hardly reads, so it does not slow them down.
@@ -11,13 +12,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from memload.errors import FeedError, FormatError
 from memload.feeds import windows
-from memload.feeds.budget import Claim, reserve_bytes
+from memload.feeds.budget import Claim, DeviceClaim, reserve_bytes
+from memload.feeds.device_rows import DeviceRows, shared_rows
 from memload.feeds.registered import RegisteredFile, registered_bytes, shared_file
 from memload.feeds.row_ranges import FoundRows, RowRanges, RowTable
 from memload.feeds.row_reader import RowReader
@@ -60,13 +63,18 @@ class HeldRows:
         shards.check_sizes(range(len(shards.maps)))
         self._device, self._state = device, _State(shards, claim)
         self._files: list[RegisteredFile] = []
+        self._on_device: DeviceRows | None = None
         try:
             self._files = _open_files(shards, claim.plan, device)
         except FeedError as error:
             if not may_hold_nothing:
                 raise
             self._state.give_up(error)
-        filler = _Filler(self._files, device, reader, self._state)
+        if claim.on_device is not None:
+            self._on_device = self._state.allocate(claim.on_device)
+            if self._on_device is None:
+                claim.on_device = None
+        filler = _Filler(self._files, self._on_device, device, reader, self._state)
         self._thread = threading.Thread(target=filler.run, name="memload-register", daemon=True)
         with starting_threads("use feed='pinned' with num_threads=0"):
             self._thread.start()
@@ -85,27 +93,38 @@ class HeldRows:
         """Return where rows (int64) are held by now. See `read_on_current_stream`."""
         return self._state.table.ranges.find(rows)
 
-    def count(self, rows: np.ndarray | None) -> tuple[int, int]:
-        """Return how many of some rows, ascending, are held by now, and how many are to be held.
-
-        ``None`` stands for all rows of the array.
-        """
-        return self._state.table.ranges.count(rows), self._state.kept.count(rows)
+    def count(self, rows: np.ndarray | None) -> "HeldCounts":
+        """Count how many of some rows, ascending, are held. None: of all rows of the array."""
+        state, planned = self._state, self._state.planned_on_device
+        to_hold = state.kept.count(rows) + (0 if planned is None else planned.count(rows))
+        return HeldCounts(
+            state.table.ranges.count(rows), to_hold, state.on_device.ranges.count(rows)
+        )
 
     def are_kept(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows are to be held in the page cache: bool. They are read through it."""
         return self._state.kept.find(rows).are_held
 
     def read_on_current_stream(self) -> None:
-        """Announce copies on the current stream. Pages are only unregistered when it is done."""
+        """Announce copies on the current stream. Memory is only freed when it is done."""
         stream = torch.cuda.current_stream(self._device)
         for file in self._files:
             file.readers.add(stream)
+        if self._on_device is not None:
+            self._on_device.readers.add(stream)
 
     def close(self) -> None:
-        """Stop the thread and drop the files. The last Loader of a file unregisters its pages."""
+        """Stop the thread and let go of the memory. The last Loader that shares it frees it."""
         self._stop_thread()
-        self._files = []
+        self._files, self._on_device = [], None
+
+
+class HeldCounts(NamedTuple):
+    """Numbers of rows: held by now, to be held in the end, and held on the device by now."""
+
+    now: int
+    planned: int
+    on_device: int
 
 
 class _State:
@@ -115,7 +134,10 @@ class _State:
         self.shards, self.plan = shards, claim.plan
         self._claim = weakref.ref(claim)  # it ends when its feed is closed
         self.table = RowTable(shards)
-        #: What is to be held in the page cache.
+        #: The part of it that is on the device.
+        self.on_device = RowTable(shards)
+        #: What is to be held in the page cache, and on the device.
+        self.planned_on_device: RowRanges | None = None
         self.kept = RowRanges(shards, pieces_of(claim.plan))
         #: The part of the plan that is held by now.
         self.held = np.zeros_like(claim.plan)
@@ -128,21 +150,41 @@ class _State:
         if (claim := self._claim()) is not None:
             claim.plan = self.held
         # As text: a log record may be kept, and the traceback would keep the files.
-        self.problem = str(error)
-        logger.warning("%s", self.problem)
+        self.warn(str(error))
+
+    def warn(self, problem: str) -> None:
+        """Say what went wrong."""
+        self.problem = f"{self.problem} {problem}".strip()
+        logger.warning("%s", problem)
+
+    def allocate(self, claim: DeviceClaim) -> DeviceRows | None:
+        """Return memory on the device for what is claimed there; None if there is too little."""
+        try:
+            rows = shared_rows(self.shards, claim)
+        except torch.OutOfMemoryError:
+            free, _ = torch.cuda.mem_get_info(claim.device)
+            self.warn(
+                f"No rows are held on {claim.device}: they need {size_text(claim.size)} of its "
+                f"memory, of which {size_text(free)} are free. Use a smaller resident_bytes."
+            )
+            return None
+        self.planned_on_device = rows.ranges
+        return rows
 
 
 class _Filler:
-    """Reads windows from the disk, registers them, and adds them to a table."""
+    """Reads windows from the disk, registers them, and adds them to a table. Then the device."""
 
     def __init__(
         self,
         files: Sequence[RegisteredFile],
+        on_device: DeviceRows | None,
         device: torch.device,
         reader: RowReader,
         state: _State,
     ) -> None:
         self._files, self._device, self._reader, self._state = files, device, reader, state
+        self._on_device = on_device
         self._step = _STEP_BYTES
         self._reserve = reserve_bytes(available_memory() - registered_bytes())
         #: How much may be registered, and until when, before the available RAM is looked at again.
@@ -150,11 +192,12 @@ class _Filler:
 
     def run(self) -> None:
         """Bring in all that is claimed, unless stopped."""
-        try:
-            self._register_windows()
-        except (FeedError, FormatError) as error:
-            # The rows are read from the files, which raises an error for those that cannot be.
-            self._state.give_up(error)
+        for bring_in in (self._register_windows, self._copy_to_device):
+            try:
+                bring_in()
+            except (FeedError, FormatError) as error:
+                # The rows are read from the files, which raises an error for those that cannot be.
+                self._state.give_up(error)
         if not self._state.stop.is_set():
             self._state.complete.set()
 
@@ -173,6 +216,18 @@ class _Filler:
             held = file.register(window, size, self._device)
             state.held[number, window] = held
             state.table.add(number, start, start + held, file.address + start)
+
+    def _copy_to_device(self) -> None:
+        state, rows = self._state, self._on_device
+        if rows is None or state.stop.is_set():
+            return
+        buffer = rows.allocate_buffer(self._reader)
+        for step in rows.steps():
+            self._in_turn(rows.bring_in, step, self._reader, buffer)
+            if state.stop.is_set():
+                return
+            for table in (state.on_device, state.table):
+                table.add(*step)
 
     def _read(self, file: RegisteredFile, start: int, stop: int) -> None:
         """Bring a part of a file into RAM. Where it is there already, steps become larger.

@@ -1,6 +1,6 @@
 """The feeds dma, uva and disk: the device copies rows from the page cache, others from the files.
 
-    rows of a batch ─┬─ held: registered page cache ──────────────────────┬─▶ one batched copy
+    rows of a batch ─┬─ held: registered page cache, or on the device ────┬─▶ one batched copy
                      └─ others: threads read them into page-locked memory ─┘   or kernel
 
 ``dma`` and ``uva`` hold all rows that the samples use. ``disk`` holds as many as fit a budget. A
@@ -96,7 +96,7 @@ class PageCacheFeed:
     def _all_are_held(self) -> bool:
         """Return whether all rows that the samples use are held, so that none is read any more."""
         if not self._is_filled and self._held.is_complete():
-            self._holds_all = self._held.count(self._used_rows)[0] == self._num_rows
+            self._holds_all = self._held.count(self._used_rows).now == self._num_rows
             self._is_filled = True
             self._reader.release()  # buffers for whole batches; what was begun goes on
         return self._holds_all
@@ -138,11 +138,12 @@ class PageCacheFeed:
 
     def counts(self) -> ReadCounts:
         """See `Feed.counts`."""
-        rows_held, rows_to_hold = self._held.count(self._used_rows)
+        held = self._held.count(self._used_rows)
         return ReadCounts(
             self._num_rows,
-            rows_held=rows_held,
-            rows_to_hold=rows_to_hold,
+            rows_held=held.now,
+            rows_to_hold=held.planned,
+            rows_on_device=held.on_device,
             served=self._counter.served,
             hits=self._counter.hits,
             bytes_read=self._reader.bytes_read,

@@ -88,6 +88,17 @@ class FoundRows:
         return np.asarray(np.where(crosses, in_window, 0))
 
 
+def pieces_of_rows(shards: Shards, ranges: np.ndarray, address: int) -> np.ndarray:
+    """Return ranges of rows as pieces that lie in memory one behind the other, from an address on.
+
+    ``ranges`` are int64 ``(n, 2)``: the first row of each, and the row behind the last. Each lies
+    in one file.
+    """
+    file, start = shards.offsets_of(ranges[:, 0])
+    size = (ranges[:, 1] - ranges[:, 0]) * shards.array.row_bytes
+    return np.stack([file, start, start + size, address + np.cumsum(size) - size], 1)
+
+
 def _join(pieces: np.ndarray) -> np.ndarray:
     """Return pieces in the order of files, as one where they follow one another in memory too."""
     if not len(pieces):

@@ -3,6 +3,7 @@
 import ctypes
 import math
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from memload import FeedError, Index
-from memload.feeds import page_locked, registered, windows
-from memload.feeds.budget import claim_all
+from memload.feeds import device_rows, page_locked, registered, windows
+from memload.feeds.budget import claim_all, hold_on_device
 from memload.feeds.dma import BatchedCopies
 from memload.feeds.interface import Samples
 from memload.feeds.page_cache import PageCacheFeed
@@ -71,8 +72,11 @@ class FakeCuda:
         self.page_locked: dict[int, int] = {}
         #: How many bytes of files may be registered.
         self.limit = math.inf
-        #: How many rows were copied from pages, and how many from page-locked memory.
-        self.copied_from_pages = self.copied_from_page_locked = 0
+        #: How many copies came from pages, from page-locked memory, and from the device's own.
+        self.copied_from_pages = self.copied_from_page_locked = self.copied_on_device = 0
+        #: The tensors of rows on the device, and how many bytes it has for them.
+        self.on_device: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+        self.device_bytes = math.inf
         #: What stands in for NVIDIA's bindings.
         self.driver = SimpleNamespace(
             CUmemcpyAttributes=SimpleNamespace,
@@ -94,20 +98,36 @@ class FakeCuda:
     def unregister(self, address: int) -> None:
         (self.pages if address in self.pages else self.page_locked).pop(address)
 
+    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
+        if size > self.device_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        memory = torch.empty(size, dtype=torch.uint8)
+        self.on_device.add(memory)
+        return memory
+
     def _copy(self, targets: Any, sources: Any, sizes: Any, *_: Any) -> tuple[int]:
+        on_device = {memory.data_ptr(): len(memory) for memory in self.on_device}
         for target, source, size in zip(targets, sources, sizes, strict=True):
             self.copied_from_pages += _holds(self.pages, source, size)
             self.copied_from_page_locked += _holds(self.page_locked, source, size)
-            assert _holds(self.pages | self.page_locked, source, size)
+            self.copied_on_device += _holds(on_device, source, size)
+            assert _holds(self.pages | self.page_locked | on_device, source, size)
             ctypes.memmove(target, source, size)
         return (0,)
 
     def feed(
-        self, shards: Shards, name: str = "disk", *, limit: float = math.inf, rows: Any = None
+        self,
+        shards: Shards,
+        name: str = "disk",
+        *,
+        limit: float = math.inf,
+        resident: int = 0,
+        rows: Any = None,
     ) -> PageCacheFeed:
-        """Return a feed of some rows of an array, by default of all."""
+        """Return a feed of some rows of an array, by default of all, with limits of memory."""
         row = np.arange(len(shards)) if rows is None else np.array(rows, np.int64)
         (claim,) = claim_all([(shards, plan_for_rows(shards, np.unique(row)))], limit)
+        hold_on_device([claim], resident, self.device)
         copies = BatchedCopies(self.device, shards.array.row_bytes)
         samples = Samples(shards, row, ())
         return PageCacheFeed(
@@ -143,6 +163,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     for module in (page_locked, registered):
         monkeypatch.setattr(module, "register", fake.register)
         monkeypatch.setattr(module, "unregister", fake.unregister)
+    monkeypatch.setattr(device_rows, "_allocate", fake.allocate)
     monkeypatch.setattr(windows, "WINDOW_BYTES", 2 * 4096)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
