@@ -1,6 +1,8 @@
 """Tests that need a CUDA device. They are skipped elsewhere."""
 
 import gc
+import operator
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,10 +56,18 @@ def registered_addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     gc.collect()
     before = _memory_in_use()
     yield addresses
-    gc.collect()
+    deadline = time.monotonic() + 5  # for threads that have been told to end
+    while _is_left(addresses, before) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not addresses
     for now, then in zip(_memory_in_use(), before, strict=True):
         assert now <= then, "bytes of the device's and of torch's page-locked memory"
+
+
+def _is_left(addresses: set[int], before: tuple[int, int]) -> bool:
+    """Return whether memory is registered or in use that was not before."""
+    gc.collect()
+    return bool(addresses) or any(map(operator.gt, _memory_in_use(), before))
 
 
 @pytest.fixture
