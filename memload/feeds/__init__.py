@@ -33,6 +33,7 @@ The way of a row from the disk to the GPU, with dma, uva and disk. Each name is 
 - row_ranges.py: which rows lie in memory by now, and where. Arithmetic only.
 - held.py: brings these parts into RAM while training runs.
 - registered.py: registers them with CUDA, so that the GPU can read them.
+- device_rows.py: rows of the feed disk that are held in the device's own memory.
 - row_reader.py: reads the other rows from the files, many at a time.
 - page_locked.py: memory that the GPU can read, for the rows of row_reader.py and pinned.py.
 - joined.py: several arrays, such as images and masks: a feed for each.
