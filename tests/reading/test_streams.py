@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memload import transforms
-from memload.feeds.choice import MemoryLimits
+from memload.feeds.limits import NO_LIMITS
 from memload.reading import pipeline
 from memload.reading.pipeline import Pipeline
 from memload.reading.streams import SideStream
@@ -59,15 +59,13 @@ def batches(side: Any, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]
     return asked
 
 
-def make_pipeline(
-    name: str, monkeypatch: pytest.MonkeyPatch, *, num_threads: int = 2, transform: Any = None
-) -> Pipeline:
+def make_pipeline(monkeypatch: pytest.MonkeyPatch, transform: Any) -> Pipeline:
     """Return the pipeline with a feed that cannot be made here."""
-    feed: Any = SimpleNamespace(name=name)
+    feed: Any = SimpleNamespace(name="dma", counts=lambda: None)
     monkeypatch.setattr(pipeline, "choose_feed", lambda *_, **__: (feed, None))
-    device, samples = torch.device("cuda", 0), SimpleNamespace()
-    options: Any = {"num_threads": num_threads, "prefetch_factor": 2}
-    options |= {"batch_size": None, "limits": MemoryLimits()}
+    device, samples = torch.device("cuda", 0), SimpleNamespace(arrays=())
+    options: Any = {"num_threads": 2, "prefetch_factor": 2}
+    options |= {"batch_size": None, "limits": NO_LIMITS}
     return pipeline.make_pipeline(samples, device, "auto", transform, **options)  # type: ignore[arg-type]
 
 
@@ -115,32 +113,6 @@ class OwnTransform(transforms.Transform):
 def test_only_transforms_of_memload_need_not_wait_for_the_consumer(
     transform: Any, waits: bool, cuda: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make_pipeline("dma", monkeypatch, transform=transform)
+    made = make_pipeline(monkeypatch, transform)
     second = batches(made.side_stream, cuda, 2)[1]
     assert (("event 1", "recorded") in second) == waits
-
-
-@pytest.mark.parametrize(
-    ("feed", "num_threads", "transform", "expected"),
-    [
-        ("cpu", 3, None, (False, 3, 6)),
-        ("cpu", 0, None, (False, 0, 1)),
-        ("resident", 3, None, (False, 0, 1)),
-        ("resident", 3, str, (True, 0, 3)),
-        ("dma", 3, None, (True, 0, 3)),
-        ("pinned", 4, None, (True, 4, 5)),
-        ("pinned", 1, None, (True, 1, 3)),
-        ("pinned", 0, None, (True, 0, 1)),
-    ],
-)
-def test_a_feed_decides_on_stream_threads_and_batches_in_flight(
-    feed: str,
-    num_threads: int,
-    transform: Any,
-    expected: tuple[bool, int, int],
-    cuda: Recorded,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = make_pipeline(feed, monkeypatch, num_threads=num_threads, transform=transform)
-    has_side_stream = made.side_stream is not None
-    assert (has_side_stream, made.num_threads, made.in_flight) == expected
