@@ -9,7 +9,6 @@ What a Loader claims is no longer free for Loaders that are made later. If sever
 same part of a file, it counts once.
 """
 
-import math
 import os
 import threading
 import weakref
@@ -21,7 +20,6 @@ import torch
 
 from memload.feeds.row_ranges import RowRanges
 from memload.feeds.windows import pieces_of, plan_within
-from memload.machine import available_memory
 from memload.storage.shards import Shards
 
 #: RAM that is left to everything else. With 3 GB left beside what was held, a host kept running;
@@ -32,16 +30,6 @@ RESERVE_BYTES = 3 << 30
 def reserve_bytes(available: int) -> int:
     """Return how much of the available RAM stays free for other uses: 3 GiB, at most half of it."""
     return min(RESERVE_BYTES, available // 2)
-
-
-def holdable_bytes() -> float:
-    """Return the most that the Loaders of this process may hold, with what they hold already.
-
-    What they hold counts as available, as page cache does. Infinite if the system does not report
-    how much RAM is available.
-    """
-    available = available_memory()
-    return available - reserve_bytes(available) if available else math.inf
 
 
 class Claim:

@@ -67,9 +67,10 @@ def choose_feed(
     if name == "auto" and device.type == "cuda":
         feed, choice = first_that_serves(factory.create, samples, device, limits)
     else:
-        asked_for = Choice(name, "asked for")
-        choice = Choice("cpu", f"the device is {device}") if name == "auto" else asked_for
-        limits.check_effect(choice.name)
+        chosen = "cpu" if name == "auto" else name
+        reason = f"the device is {device}" if name == "auto" else "asked for"
+        limits.check_effect(chosen)
+        choice = Choice(chosen, "; ".join(filter(None, [reason, limits.cut_down(chosen)])))
         feed = factory.create([choice.name] * len(samples.arrays))
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memload.feeds.budget import Claim, claim_all, claimed_bytes
+from memload.feeds.budget import Claim, claim_all, claimed_bytes, reserve_bytes
 from memload.feeds.interface import Samples
 from memload.feeds.windows import plan_for_rows
 from memload.machine import available_memory
@@ -67,18 +67,32 @@ class MemoryLimits(NamedTuple):
     def in_ram(self, feed: str) -> Limit:
         """Return the limit of rows that a feed holds in RAM.
 
-        By default, ``dma`` and ``uva`` have none, since they are asked for by name.
+        By default, ``dma`` and ``uva`` have none, since they are asked for by name. What was given
+        is cut down if less than that is available, so that the system does not run out of RAM.
         """
+        available = available_memory()
         if self.cache is not None:
+            most = available - reserve_bytes(available)
+            if available and most < self.cache:
+                return Limit(most, f"the {size_text(most)} to which cache_bytes was cut down")
             return Limit(self.cache, f"the {size_text(self.cache)} of cache_bytes")
         if feed in ("dma", "uva"):
             return Limit(math.inf, "the available RAM")
         share = REGISTERED_SHARE if feed == "disk" else PAGE_CACHE_SHARE
-        available = available_memory()
         if not available and feed != "disk":  # the system does not report it
             return Limit(math.inf, "the available RAM")
         text = f"{share:.0%} of the {size_text(available)} of available RAM"
         return Limit(share * available, text)
+
+    def cut_down(self, feed: str) -> str:
+        """Return why less RAM may be taken than was given; empty if that is not so."""
+        limit = self.in_ram(feed).size
+        if self.cache is None or limit == self.cache:
+            return ""
+        return (
+            f"cache_bytes={self.cache:_} was cut down to {size_text(int(limit))}, so that enough "
+            f"of the {size_text(available_memory())} of available RAM is left to other uses"
+        )
 
     def on_device(self, device: torch.device) -> Limit:
         """Return the limit of samples in the memory of a CUDA device."""

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from memload import Index
-from memload.feeds import budget, windows
-from memload.feeds.budget import Claim, claim_all, claimed_bytes, holdable_bytes
+from memload.feeds import windows
+from memload.feeds.budget import Claim, claim_all, claimed_bytes, reserve_bytes
 from memload.feeds.windows import plan_for_rows
 from memload.storage.shards import Shards
 
@@ -92,11 +92,6 @@ def test_the_same_share_of_each_array_is_claimed(
     assert [one.size for one in everything] == [1_204_096, 404_096]
 
 
-def test_ram_is_left_to_other_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def holdable(available: int) -> float:
-        monkeypatch.setattr(budget, "available_memory", lambda: available)
-        return holdable_bytes()
-
-    assert holdable(64 << 30) == 61 << 30
-    assert holdable(4 << 30) == 2 << 30
-    assert holdable(0) == math.inf  # the system does not report it
+def test_three_gib_of_ram_are_left_to_other_uses_or_half_of_it() -> None:
+    assert reserve_bytes(64 << 30) == 3 << 30
+    assert reserve_bytes(4 << 30) == 2 << 30

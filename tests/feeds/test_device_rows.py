@@ -1,5 +1,6 @@
 """The feed disk holds rows beyond those in RAM in the device's own memory."""
 
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -117,13 +118,12 @@ def test_a_device_without_enough_memory_is_left_alone_with_a_warning(
 def test_rows_on_the_device_are_served_while_others_are_still_brought_in(
     cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped_at: list[Any] = []
+    steps = itertools.count()
     in_turn = held._Filler._in_turn
 
     def stop_later(filler: Any, read: Any, *arguments: Any) -> bool:
-        if len(stopped_at) == 3:
+        if next(steps) == 3:
             filler._state.stop.set()
-        stopped_at.append(arguments)
         return in_turn(filler, read, *arguments)
 
     monkeypatch.setattr(held._Filler, "_in_turn", stop_later)

@@ -74,6 +74,24 @@ def test_by_default_a_part_of_the_available_ram_is_the_limit(
         assert given.in_ram(feed) == (7 * 10**9, "the 7 GB of cache_bytes")
 
 
+def test_a_limit_beyond_the_available_ram_is_cut_down_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "available_memory", lambda: 60 << 30)
+    given = MemoryLimits.of("500GB", None)
+    for feed in ("disk", "cpu", "pinned", "dma", "uva"):
+        size, text = given.in_ram(feed)
+        assert (size, text) == (57 << 30, "the 61.2 GB to which cache_bytes was cut down")
+        assert given.cut_down(feed) == (
+            "cache_bytes=500_000_000_000 was cut down to 61.2 GB, so that enough of the 64.4 GB of "
+            "available RAM is left to other uses"
+        )
+    assert not MemoryLimits.of(57 << 30, None).cut_down("disk")
+    assert not NO_LIMITS.cut_down("disk")
+    monkeypatch.setattr(limits, "available_memory", lambda: 0)  # the system does not report it
+    assert given.in_ram("disk").size == 500 * 10**9
+
+
 def test_rows_may_stay_in_the_page_cache_where_the_system_does_not_report_its_ram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
