@@ -3,8 +3,11 @@
 import errno
 import gc
 import itertools
+import json
 import os
 import pickle
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+import memload
 from memload import FormatError, Index, Loader, MemmapDataset, ShuffledSampler, transforms
 from memload.feeds import registered, row_reader
 
@@ -23,21 +27,25 @@ SIZE = 203
 SHARDS = (100, 80, 23)
 SHAPE = (31, 33, 3)  # rows of 3,069 bytes
 ROW_BYTES = 31 * 33 * 3
-#: The feeds, and how much of the files each may hold in RAM: bytes, or a share of them.
-FEEDS: dict[str, tuple[str, float | int | None]] = {
-    "dma": ("dma", None),
-    "uva": ("uva", None),
-    "disk, nothing held": ("disk", 0),
-    "disk, one byte": ("disk", 1),
-    "disk, one page": ("disk", 4096),
-    "disk, half": ("disk", 0.5),
-    "disk, all": ("disk", 1.0),
-    "disk, by default": ("disk", None),
+#: The feeds, and how much of the files each may hold in RAM and on the device: bytes, or a share.
+FEEDS: dict[str, tuple[str, float | int | None, float | None]] = {
+    "dma": ("dma", None, None),
+    "uva": ("uva", None, None),
+    "disk, nothing held": ("disk", 0, None),
+    "disk, one byte": ("disk", 1, None),
+    "disk, one page": ("disk", 4096, None),
+    "disk, half": ("disk", 0.5, None),
+    "disk, some in RAM and some on the device": ("disk", 0.3, 0.3),
+    "disk, half on the device": ("disk", 0, 0.5),
+    "disk, all": ("disk", 1.0, None),
+    "disk, by default": ("disk", None, None),
 }
 
 every_feed = pytest.mark.parametrize("feed", FEEDS)
 #: Rows may have to be read in every epoch.
-some_read = pytest.mark.parametrize("feed", ["disk, nothing held", "disk, half"])
+some_read = pytest.mark.parametrize(
+    "feed", ["disk, nothing held", "disk, half", "disk, some in RAM and some on the device"]
+)
 
 
 def files_of(index: Index) -> list[Path]:
@@ -46,10 +54,12 @@ def files_of(index: Index) -> list[Path]:
 
 def options_of(feed: str, index: Index) -> dict[str, Any]:
     """Return the arguments of a Loader for one of FEEDS."""
-    name, held = FEEDS[feed]
-    if isinstance(held, float):
-        held = int(held * sum(path.stat().st_size for path in files_of(index)))
-    return {"feed": name, "cache_bytes": held}
+    name, *limits = FEEDS[feed]
+    size = sum(path.stat().st_size for path in files_of(index))
+    cache_bytes, resident_bytes = (
+        int(limit * size) if isinstance(limit, float) else limit for limit in limits
+    )
+    return {"feed": name, "cache_bytes": cache_bytes, "resident_bytes": resident_bytes}
 
 
 def chill(index: Index) -> Index:
@@ -245,19 +255,38 @@ def test_rows_are_held_in_ram_and_on_the_device(
     in_ram: float,
     on_device: float,
 ) -> None:
-    loader = Loader(
-        index.path,
-        8,
-        shuffle=True,
-        columns=["index"],
-        feed="disk",
-        cache_bytes=int(in_ram * SIZE * ROW_BYTES),
-        resident_bytes=int(on_device * SIZE * ROW_BYTES),
-    )
-    for epoch in range(2):
-        if epoch:
-            wait_until_held(loader)
-        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    limits = {
+        "cache_bytes": int(in_ram * SIZE * ROW_BYTES),
+        "resident_bytes": int(on_device * SIZE) * ROW_BYTES,
+    }
+    loader = Loader(index.path, 8, shuffle=True, columns=["index"], feed="disk", **limits)
+    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    wait_until_held(loader)
+    before = counts_of(loader)
+    rows_in_ram = before.rows_held - before.rows_on_device
+    assert abs(rows_in_ram - in_ram * SIZE) < 3
+    assert before.rows_on_device == min(int(on_device * SIZE), SIZE - rows_in_ram)
+    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    after = counts_of(loader)
+    assert after.hits - before.hits == before.rows_held
+    assert (after.bytes_read > before.bytes_read) == (before.rows_held < SIZE)
+
+
+def test_loaders_of_the_same_rows_hold_them_on_the_device_once(
+    index: Index, expected: np.ndarray, wait_until_held: Callable[[Any], None]
+) -> None:
+    options = options_of("disk, half on the device", index)
+    one = Loader(index.path, 8, columns=["index"], **options)
+    wait_until_held(one)
+    torch.cuda.synchronize()
+    allocated = torch.cuda.memory_allocated()
+    other = Loader(index.path, 8, columns=["index"], **options)
+    wait_until_held(other)
+    assert counts_of(other).rows_on_device == counts_of(one).rows_on_device > 0
+    assert torch.cuda.memory_allocated() == allocated
+    del one
+    gc.collect()
+    assert check_epoch(other, expected) == list(range(SIZE))
 
 
 # Order and resuming.
@@ -405,6 +434,50 @@ def test_ranks_hold_the_same_rows_and_see_every_sample(
     assert set(seen[0] + seen[1]) == set(range(SIZE))
     counts = [counts_of(loader) for loader in loaders]
     assert counts[0].rows_held == counts[1].rows_held
+
+
+#: Reads an epoch as rank 1 of 2; prints the samples, and which rows are held.
+RANK = """
+import json, sys
+import numpy as np
+from memload import Loader
+from memload.feeds import windows
+
+windows.WINDOW_BYTES = 32768
+path, size, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+loader = Loader(path, 8, rank=1, num_replicas=2, columns=["index"], **options)
+loader._get_pipeline().feed._held._thread.join(30)
+sums = [[int(x) for x in batch.images.double().sum((1, 2, 3)).tolist()] for batch in loader]
+held = loader._get_pipeline().feed._held.find(np.arange(size)).are_held.tolist()
+print(json.dumps([sum(sums, []), held]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_hold_the_same_rows(
+    index: Index, expected: np.ndarray, wait_until_held: Callable[[Any], None]
+) -> None:
+    options = options_of("disk, half", index)
+    arguments = [str(index.path), str(SIZE), json.dumps(options)]
+    paths = [str(Path(memload.__file__).parents[1]), *sys.path]
+    ours = Loader(index.path, 8, rank=0, num_replicas=2, columns=["index"], **options)
+    wait_until_held(ours)
+    ended = subprocess.run(
+        [sys.executable, "-c", RANK, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert ended.stderr == ""
+    found, held = json.loads(ended.stdout)
+    seen = check_epoch(ours, expected)
+    others = sorted(set(range(SIZE)) - set(seen))
+    assert sorted(found) == sorted(expected[others].sum((1, 2, 3), dtype=int).tolist())
+    rows = ours._get_pipeline().feed._held.find(np.arange(SIZE))  # type: ignore[attr-defined]
+    assert held == rows.are_held.tolist()
+    assert 0 < sum(held) < SIZE
 
 
 @some_read
@@ -668,6 +741,26 @@ def test_windows_that_cannot_be_registered_are_a_warning(
     assert counts.hits < counts.served if refused else counts.hits <= counts.served
 
 
+def test_when_ram_runs_short_no_more_rows_are_held(
+    index: Index,
+    expected: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    available = 600_000  # of which half stays free
+    monkeypatch.setattr("memload.feeds.held.available_memory", lambda: available)
+    loader = Loader(index.path, 8, shuffle=True, columns=["index"], feed="dma")
+    for epoch in range(2):
+        if epoch:
+            loader._get_pipeline().feed._held._thread.join(30)  # type: ignore[attr-defined]
+        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    assert 0 < registered.registered_bytes() <= available // 2
+    counts = counts_of(loader)
+    assert 0 < counts.rows_held == counts.rows_to_hold < SIZE
+    assert "RAM" in counts.problem
+    assert counts.problem in caplog.text
+
+
 @pytest.fixture
 def without_direct_reads(tmp_path: Path, write_dataset: Callable[..., Index]) -> Iterator[Index]:
     """A data set on tmpfs, whose files cannot be read past the page cache."""
@@ -693,6 +786,16 @@ def test_a_file_system_without_direct_reads_serves_and_says_so_once(
     assert "O_DIRECT" in warned[0].getMessage()
 
 
+def test_without_direct_reads_a_file_beyond_both_budgets_goes_through_threads(
+    without_direct_reads: Index,
+) -> None:
+    index, expected = without_direct_reads, stored(without_direct_reads)
+    loader = Loader(index.path, 8, columns=["index"], cache_bytes=65536, resident_bytes=0)
+    assert loader.feed.name == "pinned"
+    assert "page cache" in loader.feed.reason
+    assert check_epoch(loader, expected) == list(range(SIZE))
+
+
 @every_feed
 def test_files_are_read_through_the_page_cache_where_direct_reads_fail(
     index: Index, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, feed: str
@@ -712,17 +815,20 @@ def test_the_counts_add_up(
 ) -> None:
     loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
     wait_until_held(loader)
+    before = counts_of(loader)
+    share = {"disk, one byte": 0, "disk, one page": 0}
+    limits = [limit for limit in FEEDS[feed][1:] if limit is not None] or [1]
+    assert abs(before.rows_held - share.get(feed, sum(limits)) * SIZE) < 3
     for epoch in (1, 2):
         check_epoch(loader, expected)
         counts = counts_of(loader)
-        assert (counts.rows, counts.served) == (SIZE, epoch * SIZE)
-        assert counts.hits == epoch * counts.rows_held
-        missing = epoch * (SIZE - counts.rows_held)
-        assert missing * ROW_BYTES <= counts.bytes_read <= missing * (ROW_BYTES + 2 * 4096)
-        assert (counts.seconds_reading > 0) == (missing > 0)
-    share = {"disk, nothing held": 0, "disk, one byte": 0, "disk, one page": 0, "disk, half": 0.5}
-    assert abs(counts.rows_held - share.get(feed, 1) * SIZE) < 3
-    assert f"{counts.rows_held} of {SIZE} rows " in str(loader.feed)
+        assert (counts.rows, counts.rows_held) == (SIZE, before.rows_held)
+        assert (counts.served, counts.hits) == (epoch * SIZE, epoch * before.rows_held)
+        missing = epoch * (SIZE - before.rows_held)
+        bytes_read = counts.bytes_read - before.bytes_read
+        assert missing * ROW_BYTES <= bytes_read <= missing * (ROW_BYTES + 2 * 4096)
+        assert (counts.seconds_reading > before.seconds_reading) == (missing > 0)
+    assert f"{before.rows_held} of {SIZE} rows " in str(loader.feed)
 
 
 def test_the_first_batches_of_a_cold_file_are_counted_as_read(
