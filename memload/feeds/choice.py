@@ -129,10 +129,12 @@ def _candidates(
     refusal = _why_not_direct(samples)
     if refusal:
         yield _Candidate(from_page_cache[0], "", in_ram.text)
-    held = "all of it is read from the disk"
-    if in_ram.held:
-        held = f"{size_text(in_ram.held)} of it are held there and the rest is read from the disk"
-    yield _Candidate(["disk"] * number, f"{in_ram.text}, so {held}", refusal)
+    held = f"{size_text(in_ram.held)} of it are held there" if in_ram.held else ""
+    if limits.resident:
+        beyond = f"up to {size_text(limits.resident)} on {device}"
+        held = f"{held}, {beyond}" if held else f"{beyond} are held"
+    rest = f"{held}, and the rest is read" if held else "all of it is read"
+    yield _Candidate(["disk"] * number, f"{in_ram.text}, so {rest} from the disk", refusal)
 
 
 def _why_not_direct(samples: Samples) -> str:

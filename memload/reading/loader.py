@@ -269,9 +269,9 @@ class Loader:
 
         >>> print(loader.feed)
         disk: 252 GB does not fit in 50% of the 240 GB of available RAM, so 120 GB of it are held
-        there and the rest is read from the disk; resident: ...; 800,000 of 1,680,000 rows are held;
-        of 20,480 rows so far, 9,728 came from memory and 10,752 from the files; 1.62 GB read at
-        2.05 GB/s
+        there, and the rest is read from the disk; resident: 252 GB does not fit in 25% of the 139
+        GB free on cuda:0; 800,000 of 1,680,000 rows are held; of 20,480 rows so far, 9,728 came
+        from memory and 10,752 from the files; 1.62 GB read at 2.05 GB/s
         """
         pipeline = self._get_pipeline()
         return pipeline.choice._replace(counts=pipeline.feed.counts())

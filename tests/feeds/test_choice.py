@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memload import FeedError, Index
-from memload.feeds import choice, factory, limits, windows
+from memload.feeds import budget, choice, factory, limits, windows
 from memload.feeds.budget import Claim
 from memload.feeds.choice import FEEDS, choose_feed
 from memload.feeds.factory import pinned_callers
@@ -64,7 +64,8 @@ class Machine(NamedTuple):
             ("memory_allocated", 0),
         ):
             self.monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-        self.monkeypatch.setattr(limits, "available_memory", lambda: ram)
+        for module in (limits, budget):
+            self.monkeypatch.setattr(module, "available_memory", lambda: ram)
         self.monkeypatch.setattr(choice, "open_direct", open_direct)
 
     def choose(
@@ -118,7 +119,7 @@ def test_the_choice_is_the_fastest_feed_that_has_enough_memory(
     assert machine.choose(small, 100_000, ram, refused=["uva"])[0] == "dma"
     assert machine.choose(large, 100_000, ram // 2) == (
         "disk",
-        "233 kB does not fit in 50% of the 233 kB of available RAM, so 115 kB of it are held there "
+        "233 kB does not fit in 50% of the 233 kB of available RAM, so 115 kB of it are held there, "
         f"and the rest is read from the disk; {not_resident}",
     )
     assert machine.choose(large, 100_000, 0)[1].startswith(
@@ -165,8 +166,34 @@ def test_limits_that_were_given_replace_shares_of_what_is_available(
     assert choose(304_096) == ("uva", f"304 kB fits in the 304 kB of cache_bytes; {not_resident}")
     assert choose("200 kB") == (
         "disk",
-        "304 kB does not fit in the 200 kB of cache_bytes, so 197 kB of it are held there and the "
+        "304 kB does not fit in the 200 kB of cache_bytes, so 197 kB of it are held there, and the "
         f"rest is read from the disk; {not_resident}",
+    )
+
+
+def test_rows_on_the_device_are_part_of_the_reason(
+    machine: Machine, make_dataset: Callable[..., Index]
+) -> None:
+    samples = samples_of(Shards(make_dataset(rows=(100,), shape=(10, 100, 3))))
+    for cache, held in (
+        ("200kB", "197 kB of it are held there, up to 100 kB on cuda:0, and the "),
+        (0, "up to 100 kB on cuda:0 are held, and the rest is read from the disk"),
+    ):
+        given = MemoryLimits.of(cache, "100kB")
+        name, reason = machine.choose(samples, 10**9, 10**9, given=given)
+        assert name == "disk"
+        assert f"of cache_bytes, so {held}" in reason
+
+
+def test_more_ram_than_can_be_spared_is_not_held(
+    machine: Machine, make_dataset: Callable[..., Index]
+) -> None:
+    samples = samples_of(Shards(make_dataset(rows=(100,), shape=(10, 100, 3))))
+    given = MemoryLimits.of("5GB", 0)
+    name, reason = machine.choose(samples, 0, 400_000, given=given)
+    assert name == "disk"
+    assert reason.startswith(
+        "304 kB does not fit in the 200 kB of RAM that can be spared of the 5 GB of cache_bytes, so"
     )
 
 
