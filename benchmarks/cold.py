@@ -13,15 +13,16 @@ That they are gone is checked with mincore(). Where rows are held, none are drop
 until all of them are in RAM. "in RAM" then is the share of the rows that came from there (on the
 CPU: of the file's pages, before the clock starts).
 
-**Limits.** Bare O_DIRECT reads of as many random rows, by 8, 16, 32 and 64 threads in each round;
-the best of the round counts, which is hard on what is compared with it. Where a share of the rows is
-held in RAM, the disk has to bring only the others, so the limit is that many times higher: 2 times
-with half of the rows, 10 times with 90 %, but at most what the bus carries (one large copy from
-page-locked memory). The limit of a whole first epoch is one sequential read of the file. Cores are
-CPU time of the process and its workers over the time.
+**Limits.** Bare O_DIRECT reads of as many random rows, by 8, 16, 32 and 64 threads in each round.
+The number of threads counts whose median is the best. Where a share of the rows is held in RAM, the
+disk has to bring only the others, so the limit is that many times higher: 2 times with half of the
+rows, 10 times with 90 %, but at most what the bus carries (one large copy from page-locked memory).
+The limit of a whole first epoch is one sequential read of the file. Ratios are taken within each
+round, and each round has another order, as some disks are faster after a pause. Cores are CPU time
+of the process and its workers over the time.
 
 **Larger than RAM.** If the file is not larger than the RAM of the machine, a child process holds
-RAM, until half of the file and 4 GB are left. The parameters say which. That process is the first
+RAM, until half of the file and 5 GB are left. The parameters say which. That process is the first
 that the kernel would end, and it gives way by itself. 90 % are held without it, as their rest is
 read past the page cache in any case.
 
@@ -29,8 +30,8 @@ On the CPU, beside it: FFCV and LitData read as many of the same rows from files
 they are installed for the Python that ``--python`` names (`cold_contenders.py`); and
 `BlockShuffledSampler` is set beside `ShuffledSampler`, for rows of 150,528 and of 3,072 bytes.
 
-``--only`` takes the tables whose titles contain a word, or a part of one. ``--quick`` has three
-rounds and no contenders.
+The first table has ``--rounds``, the others half as many. ``--only`` takes the tables whose titles
+contain a word, or a part of one. ``--quick`` has three rounds and no contenders.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ import itertools
 import json
 import math
 import shlex
+import statistics
 import sys
 import tempfile
 import time
@@ -61,18 +63,28 @@ from report import tables
 import memload
 from memload.machine import available_memory  # not public, but ab.py does not run this benchmark
 
-USUAL = {"images": 60_000, "small": 400_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5}
+USUAL = {"images": 70_000, "small": 400_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5}
 OPTIONS = {**USUAL, "only": [], "python": [], "timeout": 600.0, "data": None}
-DIRECT_THREADS = (8, 16, 32, 64)
-#: RAM that is left beside what is held. With less than 3 GB, a machine came to its OOM killer;
-#: memload leaves as much to others, and uses some of the rest.
-BESIDE_HELD = 4_000_000_000
+#: RAM that is left beside what is held. With less than 3 GB, a machine came to its OOM killer.
+#: memload leaves that much to others. The rest is for page-locked memory and for CUDA.
+BESIDE_HELD = 5_000_000_000
 #: Within so many epochs, all rows that are to be held have to be in RAM.
 EPOCHS_UNTIL_HELD = 10
-SEQUENTIAL = "read from start to end"
+#: The names of limits.
+DIRECT = {threads: f"bare O_DIRECT, {threads} threads" for threads in (8, 16, 32, 64)}
+SEQUENTIAL, BUS = "read from start to end", "one large copy"
 
 Figures = dict[str, float]
+#: The figures of all rounds by name, as in ``"read from start to end › images/s"``.
+Rounds = dict[str, list[float]]
 _seeds = itertools.count()
+
+
+class Measured(NamedTuple):
+    """A way, and what it could reach at most in each round, if there is a limit."""
+
+    way: Way
+    limit: Callable[[Rounds], list[float]] | None = None
 
 
 class Bench:
@@ -86,8 +98,6 @@ class Bench:
         self.count = options.images // 4
         if options.device == "cuda":
             self.count = min(options.rows, options.images)
-        #: The limits of this round in images/s.
-        self.direct = self.sequential = self.bus = math.nan
         #: Ends what the ways of a table have opened.
         self.opened = contextlib.ExitStack()
         #: What is told of a way beside its figures: versions, or why it is missing.
@@ -98,45 +108,58 @@ class Bench:
         options = {"shuffle": True, "seed": next(_seeds), "device": self.options.device} | options
         return memload.Loader(self.path, self.options.batch, **options)
 
-    def read_directly(self) -> Figures:
-        """Read random rows past the page cache, by each number of threads; set the limit."""
-        found = {}
-        for threads in DIRECT_THREADS:
-            rows = np.random.default_rng().permutation(self.options.images)[: self.count]
-            read = partial(read_directly, self.path, rows, self.row_bytes, threads)
-            found[f"bare O_DIRECT, {threads} threads"] = timed(read)
-        self.direct = max(figures["images/s"] for figures in found.values())
-        return {
-            f"{name} › {figure}": value
-            for name, figures in found.items()
-            for figure, value in against(self.direct, figures).items()
-        }
 
-    def disk(self, share_held: float = 0.0) -> float:
-        """Return the limit of this round, if a share of the rows need not come from the disk."""
-        return self.direct / (1 - share_held)
-
-    def read_sequentially(self) -> Figures:
-        """Read the file from start to end."""
-
-        def read() -> int:
-            read_from_start_to_end(self.path)
-            return int(self.options.images)
-
-        found = timed(read)
-        self.sequential = found["images/s"]
-        return found
-
-    def copy_over_the_bus(self) -> Figures:
-        """Copy large page-locked memory to the device."""
-        memory = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
-        out = torch.empty_like(memory, device=self.options.device)
-        found = timed(lambda: out.copy_(memory).numel() // self.row_bytes)
-        self.bus = found["images/s"]
-        return found
+# Limits
 
 
-# Measuring
+def bare_reads(bench: Bench) -> dict[str, Measured]:
+    """Return reads of random rows past the page cache, which they leave as it is."""
+
+    def read(threads: int) -> Figures:
+        rows = np.random.default_rng().permutation(bench.options.images)[: bench.count]
+        return timed(partial(read_directly, bench.path, rows, bench.row_bytes, threads))
+
+    return {name: Measured(partial(read, threads), disk()) for threads, name in DIRECT.items()}
+
+
+def disk(share_held: float = 0.0) -> Callable[[Rounds], list[float]]:
+    """Return the limit where a share of the rows need not come from the disk."""
+
+    def limit(found: Rounds) -> list[float]:
+        rates = [found[f"{name} › images/s"] for name in DIRECT.values()]
+        return [rate / (1 - share_held) for rate in max(rates, key=statistics.median)]
+
+    return limit
+
+
+def disk_and_bus(found: Rounds) -> list[float]:
+    """Return the limit with 90 % of the rows in RAM."""
+    return list(map(min, disk(0.9)(found), found[f"{BUS} › images/s"]))
+
+
+def one_read(found: Rounds) -> list[float]:
+    """Return the limit of whole epochs."""
+    return found[f"{SEQUENTIAL} › images/s"]
+
+
+def read_sequentially(bench: Bench) -> Measured:
+    """Return one read of the file from start to end."""
+
+    def read() -> int:
+        read_from_start_to_end(bench.path)
+        return int(bench.options.images)
+
+    return Measured(cold(bench.path, lambda: timed(read)))
+
+
+def copy_over_the_bus(bench: Bench) -> Figures:
+    """Copy large page-locked memory to the device."""
+    memory = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    out = torch.empty_like(memory, device=bench.options.device)
+    return timed(lambda: out.copy_(memory).numel() // bench.row_bytes)
+
+
+# Ways
 
 
 def cold(path: Path, run: Callable[[], Figures]) -> Way:
@@ -150,25 +173,16 @@ def cold(path: Path, run: Callable[[], Figures]) -> Way:
     return way
 
 
-def against(limit: float, found: Figures) -> Figures:
-    """Return figures beside a limit in images/s."""
-    rate = found.pop("images/s")
-    return {"images/s": rate, "limit": limit, "of the limit": rate / limit, **found}
-
-
-# Ways
-
-
-def first_rows(bench: Bench, **options: Any) -> Way:
+def first_rows(bench: Bench, **options: Any) -> Measured:
     """Return a way that reads the first rows of a cold file."""
 
     def run() -> Figures:
-        return against(bench.disk(), take(bench.loader(**options), bench.count))
+        return take(bench.loader(**options), bench.count)
 
-    return cold(bench.path, run)
+    return Measured(cold(bench.path, run), disk())
 
 
-def first_epoch(bench: Bench, **options: Any) -> Way:
+def first_epoch(bench: Bench, **options: Any) -> Measured:
     """Return a way that opens a cold file and reads a whole epoch of it."""
 
     def run() -> Figures:
@@ -178,12 +192,14 @@ def first_epoch(bench: Bench, **options: Any) -> Way:
             opened.append(bench.loader(**options))  # "resident" reads the file here
             return harness.count_images(opened[0])
 
-        return against(bench.sequential, timed(epoch))
+        return timed(epoch)
 
-    return cold(bench.path, run)
+    return Measured(cold(bench.path, run), one_read)
 
 
-def held(bench: Bench, share: float, limit: Callable[[], float], **options: Any) -> Way:
+def held(
+    bench: Bench, share: float, limit: Callable[[Rounds], list[float]], **options: Any
+) -> Measured:
     """Return a way that reads with a share of the rows in RAM, where they are from the start."""
     size = int(share * bench.options.images * bench.row_bytes)
     opened: list[memload.Loader] = []
@@ -200,9 +216,9 @@ def held(bench: Bench, share: float, limit: Callable[[], float], **options: Any)
         after = counts(loader)
         if after.hits is not None:
             in_ram = (after.hits - before.hits) / (after.served - before.served)
-        return against(limit(), found) | {"in RAM": in_ram}
+        return found | {"in RAM": in_ram}
 
-    return way
+    return Measured(way, limit)
 
 
 def counts(loader: memload.Loader) -> Any:
@@ -220,15 +236,10 @@ def fill(loader: memload.Loader, share: float) -> None:
     raise RuntimeError(f"{share:.0%} of the rows should be held. {loader.feed}.")
 
 
-def limits(bench: Bench) -> dict[str, Way]:
-    """Return bare reads of random rows. They leave the page cache as it is."""
-    return {"": bench.read_directly}
-
-
 # Tables
 
 
-def quarter_on_cpu(bench: Bench) -> dict[str, Way]:
+def quarter_on_cpu(bench: Bench) -> dict[str, Measured]:
     """Return the first quarter of a cold file, beside other libraries."""
 
     def take_from_map() -> Figures:
@@ -240,21 +251,21 @@ def quarter_on_cpu(bench: Bench) -> dict[str, Way]:
                 np.take(pixels, rows[start : start + bench.options.batch], axis=0)
             return len(rows)
 
-        return against(bench.disk(), timed(run))
+        return timed(run)
 
-    loaders = {
-        f"Loader, {threads} threads": first_rows(bench, num_threads=threads)
-        for threads in (2, 4, 8)
+    return {
+        **bare_reads(bench),
+        **{f"Loader, {n} threads": first_rows(bench, num_threads=n) for n in (2, 4, 8)},
+        "np.take from the memory map, a twentieth of the rows": Measured(
+            cold(bench.path, take_from_map), disk()
+        ),
+        **contenders(bench),
     }
-    taken = {
-        "np.take from the memory map, a twentieth of the rows": cold(bench.path, take_from_map)
-    }
-    return {**limits(bench), **loaders, **taken, **contenders(bench)}
 
 
-def contenders(bench: Bench) -> dict[str, Way]:
+def contenders(bench: Bench) -> dict[str, Measured]:
     """Return other libraries' ways of reading as many of the same rows."""
-    found: dict[str, Way] = {}
+    found: dict[str, Measured] = {}
     for title in () if bench.options.quick else CONTENDERS:
         built = bench.folder / f"{title.partition(',')[0]}-{bench.path.stem}"
         job = Job(bench.folder, built, bench.options.batch, CORES, "cpu", bench.options.images)
@@ -266,25 +277,20 @@ def contenders(bench: Bench) -> dict[str, Way]:
         except (ChildError, OSError) as error:
             bench.notes[name] = {"error": harness.without_folders(str(error))}
         else:
-            found[name] = partial(ask_beside, bench, ask)
+            found[name] = Measured(partial(ask, "read"), disk())
     return found
 
 
-def ask_beside(bench: Bench, ask: harness.Ask) -> Figures:
-    """Return the figures of another process beside the limit."""
-    return against(bench.disk(), ask("read"))
-
-
-def orders_on_cpu(bench: Bench) -> dict[str, Way]:
+def orders_on_cpu(bench: Bench) -> dict[str, Measured]:
     """Return random order and blocks of neighbours, for the first quarter of two cold files."""
     options = bench.options
     small = noise_dataset(bench.folder, options.small, min(32, options.side))
-    found: dict[str, Way] = {}
+    found: dict[str, Measured] = {}
     for path, batch in ((bench.path, options.batch), (small, 8 * options.batch)):
         images, side = np.load(path, mmap_mode="r").shape[:2]
         for order in (memload.ShuffledSampler, memload.BlockShuffledSampler):
             name = f"rows of {3 * side**2:,} bytes, {order.__name__}"
-            found[name] = cold(path, partial(in_order, path, order, images, batch))
+            found[name] = Measured(cold(path, partial(in_order, path, order, images, batch)))
     return found
 
 
@@ -295,84 +301,79 @@ def in_order(path: Path, order: Any, images: int, batch: int) -> Figures:
     return take(loader, images // 4)
 
 
-def epoch_on_cpu(bench: Bench) -> dict[str, Way]:
+def epoch_on_cpu(bench: Bench) -> dict[str, Measured]:
     """Return the whole first epoch of a cold file that fits in RAM."""
-    return {SEQUENTIAL: cold(bench.path, bench.read_sequentially), "Loader": first_epoch(bench)}
+    return {SEQUENTIAL: read_sequentially(bench), "Loader": first_epoch(bench)}
 
 
-def half_held_on_cpu(bench: Bench) -> dict[str, Way]:
+def half_held_on_cpu(bench: Bench) -> dict[str, Measured]:
     """Return reading from a file larger than RAM."""
-    limit = partial(bench.disk, 0.5)
-    loaders = {
-        f"Loader, half held, {threads} threads": held(bench, 0.5, limit, num_threads=threads)
+    return bare_reads(bench) | {
+        f"Loader, half held, {threads} threads": held(bench, 0.5, disk(0.5), num_threads=threads)
         for threads in (2, 4, 8)
     }
-    return limits(bench) | loaders
 
 
-def rows_on_cuda(bench: Bench) -> dict[str, Way]:
+def rows_on_cuda(bench: Bench) -> dict[str, Measured]:
     """Return the first rows of a cold file."""
-    return limits(bench) | {feed: first_rows(bench, feed=feed) for feed in ("dma", "pinned")}
+    return bare_reads(bench) | {feed: first_rows(bench, feed=feed) for feed in ("dma", "pinned")}
 
 
-def most_held_on_cuda(bench: Bench) -> dict[str, Way]:
+def most_held_on_cuda(bench: Bench) -> dict[str, Measured]:
     """Return reading with 90 % of the rows in RAM."""
-
-    def limit() -> float:
-        return min(bench.disk(0.9), bench.bus)
-
     return {
-        **limits(bench),
-        "one large copy": bench.copy_over_the_bus,
-        "disk, 90 % held": held(bench, 0.9, limit, feed="disk"),
+        **bare_reads(bench),
+        BUS: Measured(partial(copy_over_the_bus, bench)),
+        "disk, 90 % held": held(bench, 0.9, disk_and_bus, feed="disk"),
     }
 
 
-def less_held_on_cuda(bench: Bench) -> dict[str, Way]:
+def less_held_on_cuda(bench: Bench) -> dict[str, Measured]:
     """Return reading from a file larger than RAM, with nothing and with half of the rows in RAM."""
     return {
-        **limits(bench),
-        # this one first: Loaders of a process share what they hold
-        "disk, nothing held": held(bench, 0.0, bench.disk, feed="disk"),
-        "disk, half held": held(bench, 0.5, partial(bench.disk, 0.5), feed="disk"),
+        **bare_reads(bench),
+        # opened first: Loaders of a process share what they hold
+        "disk, nothing held": held(bench, 0.0, disk(), feed="disk"),
+        "disk, half held": held(bench, 0.5, disk(0.5), feed="disk"),
     }
 
 
 def epochs_on_cuda(
     feeds: tuple[str, ...], share_held: float | None, bench: Bench
-) -> dict[str, Way]:
+) -> dict[str, Measured]:
     """Return whole first epochs of a cold file."""
     options: dict[str, Any] = {}
     if share_held is not None:
         options["cache_bytes"] = int(share_held * bench.options.images * bench.row_bytes)
     loaders = {feed: first_epoch(bench, feed=feed, **options) for feed in feeds}
-    return {SEQUENTIAL: cold(bench.path, bench.read_sequentially)} | loaders
+    return {SEQUENTIAL: read_sequentially(bench)} | loaders
 
 
 class Table(NamedTuple):
-    """Ways that are measured in turn."""
+    """Ways that are measured in turn, from which rounds."""
 
-    ways: Callable[[Bench], dict[str, Way]]
+    ways: Callable[[Bench], dict[str, Measured]]
     short_of_ram: bool = False  #: measured with a file larger than RAM
-    whole_epochs: bool = False  #: measured in half as many rounds, none of them left out
+    warm_up: bool = True
+    all_rounds: bool = False  #: instead of half of them
 
 
 TABLES = {
     "cpu": {
-        "the first quarter of a cold file": Table(quarter_on_cpu),
-        "the whole first epoch of a cold file that fits": Table(epoch_on_cpu, whole_epochs=True),
+        "the first quarter of a cold file": Table(quarter_on_cpu, all_rounds=True),
+        "the whole first epoch of a cold file that fits": Table(epoch_on_cpu, warm_up=False),
         "orders, the first quarter of cold files": Table(orders_on_cpu),
         "a file larger than RAM": Table(half_held_on_cpu, short_of_ram=True),
     },
     "cuda": {
-        "the first rows of a cold file": Table(rows_on_cuda),
+        "the first rows of a cold file": Table(rows_on_cuda, all_rounds=True),
         "most rows held": Table(most_held_on_cuda),
         "whole first epochs of a cold file that fits": Table(
-            partial(epochs_on_cuda, ("dma", "pinned", "resident"), None), whole_epochs=True
+            partial(epochs_on_cuda, ("dma", "pinned", "resident"), None), warm_up=False
         ),
         "a file larger than RAM": Table(less_held_on_cuda, short_of_ram=True),
         "whole first epochs of a cold file larger than RAM": Table(
-            partial(epochs_on_cuda, ("disk", "pinned"), 0.5), short_of_ram=True, whole_epochs=True
+            partial(epochs_on_cuda, ("disk", "pinned"), 0.5), short_of_ram=True, warm_up=False
         ),
     },
 }
@@ -380,17 +381,24 @@ TABLES = {
 
 def measure(bench: Bench, table: Table) -> dict[str, Any]:
     """Measure the ways of a table; return their figures."""
-    rounds = bench.options.rounds
+    rounds = bench.options.rounds if table.all_rounds else math.ceil(bench.options.rounds / 2)
     with bench.opened:
         bench.notes.clear()
         drop_from_page_cache(bench.path)
-        ways = table.ways(bench)
-        if table.whole_epochs:
-            found = harness.measure(ways, math.ceil(rounds / 2), warm_up=False)
-        else:
-            found = harness.measure(ways, rounds)
+        measured = table.ways(bench)
+        ways = {name: one.way for name, one in measured.items()}
+        found = harness.measure(ways, rounds, warm_up=table.warm_up, shuffled=True)
     gc.collect()
-    results = harness.nested({name: harness.spread(values) for name, values in found.items()})
+    results: dict[str, Any] = {}
+    for name, one in measured.items():
+        of_way = {
+            figure.split(" › ")[1]: found[figure] for figure in found if f"{name} › " in figure
+        }
+        if one.limit is not None:
+            rates, limit = of_way.pop("images/s"), one.limit(found)
+            ratio = harness.divide(rates, limit)
+            of_way = {"images/s": rates, "limit": limit, "of the limit": ratio} | of_way
+        results[name] = {figure: harness.spread(values) for figure, values in of_way.items()}
     for name, notes in bench.notes.items():
         results[name] = results.get(name, {}) | notes
     return results

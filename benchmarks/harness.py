@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import platform
+import random
 import re
 import select
 import signal
@@ -135,17 +136,21 @@ def figures(name: str, way: Way) -> dict[str, float]:
 
 
 def measure(
-    ways: Mapping[str, Way], rounds: int, *, warm_up: bool = True
+    ways: Mapping[str, Way], rounds: int, *, warm_up: bool = True, shuffled: bool = False
 ) -> dict[str, list[float]]:
     """Measure all ways in turn, for so many rounds after a first one, which is left out.
 
-    ``warm_up=False`` is without that first round.
+    ``warm_up=False`` is without that first round. ``shuffled`` takes the ways in another order in
+    each round but the first; these orders are the same in each run.
     """
     found: dict[str, list[float]] = {}
+    order, generator = list(ways), random.Random(0)
     for number in range(0 if warm_up else 1, rounds + 1):
-        for name, way in ways.items():
-            for figure, value in figures(name, way).items():
+        for name in order:
+            for figure, value in figures(name, ways[name]).items():
                 found.setdefault(figure, []).extend([value] if number else [])
+        if shuffled:
+            generator.shuffle(order)
         print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
     return found
 
