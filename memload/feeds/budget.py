@@ -79,6 +79,16 @@ _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
+def _begin_in_child() -> None:
+    """Forget the claims of the parent process, and a lock that one of its threads may hold."""
+    global _lock  # noqa: PLW0603  # there is no other way to renew it
+    _lock = threading.Lock()
+    _claims.clear()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+
+
 def identity_of(descriptor: int) -> tuple[int, ...]:
     """Return what identifies an open file in this process: process, device, inode and time."""
     status = os.fstat(descriptor)

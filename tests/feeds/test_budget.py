@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from memload import Index
-from memload.feeds import windows
+from memload.feeds import budget, windows
 from memload.feeds.budget import Claim, claim_all, claimed_bytes, reserve_bytes
 from memload.feeds.windows import plan_for_rows
 from memload.storage.shards import Shards
@@ -95,3 +96,15 @@ def test_the_same_share_of_each_array_is_claimed(
 def test_three_gib_of_ram_are_left_to_other_uses_or_half_of_it() -> None:
     assert reserve_bytes(64 << 30) == 3 << 30
     assert reserve_bytes(4 << 30) == 2 << 30
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_a_budget_of_its_own(path: Path) -> None:
+    kept = claim(path, 3 * 4096)
+    with budget._lock:  # as another thread of the parent may hold it
+        child = os.fork()
+        if not child:
+            was_empty = not claimed_bytes()
+            os._exit(0 if was_empty and claim(path, math.inf).size == 34_096 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert claimed_bytes() == kept.size
