@@ -350,6 +350,26 @@ def test_static_buffers_hold_each_batch_in_turn(
     assert len(addresses) == 1
 
 
+@some_read
+def test_a_captured_graph_reads_static_buffers_while_rows_are_brought_in(
+    index: Index, expected: np.ndarray, feed: str
+) -> None:
+    options = options_of(feed, index) | {"shuffle": True, "drop_last": True}
+    loader = Loader(index.path, 20, static_buffers=True, columns=["index"], **options)
+    first = next(iter(loader))
+    images, numbers = torch.zeros_like(first.images), torch.zeros_like(first.index)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        images.copy_(first.images)
+        numbers.copy_(first.index)
+    for _ in range(2):
+        for _batch in loader:
+            graph.replay()
+            found = on_host(images.permute(0, 2, 3, 1))
+            np.testing.assert_array_equal(found, expected[numbers.tolist()])
+
+
 # Streams, and a consumer that is behind.
 
 
@@ -605,6 +625,26 @@ def test_early_exits_leave_nothing(index: Index, expected: np.ndarray, feed: str
     assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
 
 
+@every_feed
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_loader_is_dropped_while_the_device_copies_its_batches(
+    index: Index,
+    expected: np.ndarray,
+    wait_until_held: Callable[[Any], None],
+    feed: str,
+    wait: bool,
+) -> None:
+    loader = Loader(index.path, 32, shuffle=True, columns=["index"], **options_of(feed, index))
+    if wait:
+        wait_until_held(loader)
+    torch.cuda._sleep(50_000_000)  # the copies come after that
+    batches = list(itertools.islice(loader, 3))
+    del loader
+    gc.collect()
+    for batch in batches:
+        check(batch, expected)
+
+
 @some_read
 def test_a_loader_may_be_dropped_while_it_is_iterated(
     index: Index, expected: np.ndarray, feed: str
@@ -739,6 +779,26 @@ def test_windows_that_cannot_be_registered_are_a_warning(
     assert not refused or "cannot be registered with CUDA" in warned[0].getMessage()
     counts = counts_of(loader)
     assert counts.hits < counts.served if refused else counts.hits <= counts.served
+
+
+def test_too_little_memory_on_the_device_is_a_warning(
+    index: Index,
+    expected: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("memload.feeds.device_rows._allocate", full)
+    options = options_of("disk, some in RAM and some on the device", index)
+    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options)
+    for _ in range(2):
+        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    counts = counts_of(loader)
+    assert (counts.rows_on_device, counts.rows_to_hold > 0) == (0, True)
+    assert "resident_bytes" in counts.problem
+    assert counts.problem in caplog.text
 
 
 def test_when_ram_runs_short_no_more_rows_are_held(
