@@ -131,8 +131,8 @@ def hold_on_device(claims: Sequence[Claim], limit: int, device: torch.device) ->
     """Claim the memory of a device for rows that are not held in RAM, up to a limit in bytes.
 
     ``claims`` are those of all arrays of a Loader. If not all rows fit, the first ones are taken,
-    the same share of each array. The limit is for all Loaders of the process together. What another
-    one holds of the same array, besides the same rows in RAM, costs nothing.
+    the same share of each array. The limit is for all Loaders of the process together. Rows of the
+    same array that another Loader holds there already cost nothing.
     """
     with _lock:
         on_device = [one.on_device for one in list(_claims) if one.on_device is not None]

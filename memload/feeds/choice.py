@@ -141,7 +141,8 @@ def _why_not_direct(samples: Samples) -> str:
     """Return why the used rows cannot be read past the page cache; empty if they can."""
     for array in samples.arrays:
         shards = array.shards
-        for number in np.unique(shards.shard_of(array.used_rows())).tolist():
+        rows_in_shards = np.diff(np.searchsorted(array.used_rows(), shards.starts))
+        for number in np.flatnonzero(rows_in_shards).tolist():
             direct = open_direct(shards.descriptors[number])
             if direct is None:
                 return f"{shards.paths[number]} cannot be read past the page cache (O_DIRECT)"

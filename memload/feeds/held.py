@@ -128,7 +128,7 @@ class HeldCounts(NamedTuple):
 
 
 class _State:
-    """What the thread tells: which rows are held by now, and what went wrong."""
+    """What the thread has done: which rows are held by now, and what went wrong."""
 
     def __init__(self, shards: Shards, claim: Claim) -> None:
         self.shards, self.plan = shards, claim.plan
@@ -259,8 +259,8 @@ class _Filler:
     def _check_memory(self, size: int) -> None:
         """Raise FeedError if the system would be left with too little RAM.
 
-        To look at it takes 27 ms while another thread is busy in Python: each file that is read
-        gives up the GIL. So that is done once a second, or when half of what was left is used.
+        This look takes 27 ms while another thread is busy in Python, since reading each file gives
+        up the GIL. So it is taken once a second, or when half of what was left is used.
         """
         self._unchecked -= size
         if self._unchecked >= 0 and time.monotonic() < self._next_check:

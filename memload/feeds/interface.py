@@ -122,7 +122,12 @@ class Samples:
         return (count, *self.shards.array.shape)
 
     def used_rows(self) -> np.ndarray:
-        """Return the rows that the samples use: each once, in ascending order, int64."""
+        """Return the rows that the samples use: each once, in ascending order, int64.
+
+        Do not change them.
+        """
+        if (self.row[1:] > self.row[:-1]).all():  # as of most data sets: takes no memory then
+            return self.row
         used = np.zeros(len(self.shards), bool)
         used[self.row] = True
         return np.flatnonzero(used)

@@ -4,8 +4,8 @@
     pieces   ├────────── in RAM ──────────┤   ├── on the device ──┤
     ranges            ├── rows 0 and 1 ───┤   ├─── rows 3 and 4 ──┤
 
-A piece is a part of a file that lies in memory in one part. Rows of a range lie in one piece, so
-they are found by the first row of the range, and fetched without a look at the file.
+A piece is a part of a file that lies in memory without gaps. All rows of a range lie in one piece,
+so their addresses follow from that of the first one.
 """
 
 import numpy as np
