@@ -37,6 +37,9 @@ _BUSY_SHARE = 0.05
 #: How long `HeldRows.close` waits for the thread, which may be reading from a slow disk.
 _CLOSE_SECONDS = 30.0
 
+#: What reads rows that batches wait for, in this process.
+_readers: weakref.WeakSet[RowReader] = weakref.WeakSet()
+
 logger = logging.getLogger("memload")
 
 
@@ -47,7 +50,8 @@ class HeldRows:
     or RAM runs short. Then a warning says why, and ``problem`` as well. The rows that are missing
     are read from the files.
 
-    ``reader`` knows whether rows are waited for. If not a single page can be registered, this
+    ``reader`` reads the other rows of the array. The thread leaves the disk to it, and to the
+    readers of other arrays and Loaders. If not a single page can be registered, this
     raises FeedError or, with ``may_hold_nothing``, holds nothing.
     """
 
@@ -74,6 +78,7 @@ class HeldRows:
             self._on_device = self._state.allocate(claim.on_device)
             if self._on_device is None:
                 claim.on_device = None
+        _readers.add(reader)
         filler = _Filler(self._files, self._on_device, device, reader, self._state)
         self._thread = threading.Thread(target=filler.run, name="memload-register", daemon=True)
         with starting_threads("use feed='pinned' with num_threads=0"):
@@ -252,7 +257,7 @@ class _Filler:
         took = time.monotonic() - begun
         end = time.monotonic() + took * (1 / _BUSY_SHARE - 1)
         while not self._state.stop.is_set() and time.monotonic() < end:
-            if self._reader.idle.wait(min(0.1, took)):
+            if _wait_until_idle(min(0.1, took)):
                 break
         return True
 
@@ -278,6 +283,11 @@ class _Filler:
             )
         self._unchecked = (left - size - self._reserve) // 2
         self._next_check = time.monotonic() + 1
+
+
+def _wait_until_idle(seconds: float) -> bool:
+    """Wait until no batch waits for rows, at most so long for each reader; return whether so."""
+    return all(reader.idle.wait(seconds) for reader in list(_readers))
 
 
 def _open_files(shards: Shards, plan: np.ndarray, device: torch.device) -> list[RegisteredFile]:

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -271,6 +272,12 @@ def test_rows_of_a_window_that_cannot_be_read_are_not_held(
 # The pace.
 
 
+@pytest.fixture(autouse=True)
+def no_other_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the readers of tests before, which may be waiting still."""
+    monkeypatch.setattr(held, "_readers", weakref.WeakSet())
+
+
 class SlowDisk:
     """A disk that takes a second for each part of 4 KiB, on a clock that otherwise stands.
 
@@ -333,6 +340,22 @@ def test_files_are_read_for_a_twentieth_of_the_time_while_batches_wait_for_rows(
     assert rows.is_complete()
     assert disk.times == pytest.approx([20 * part for part in range(16)], abs=0.2 * 16)
     rows.close()
+
+
+def test_files_are_read_slowly_also_while_another_loader_waits_for_rows(
+    cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, other, count = SlowDisk(is_busy=True), SlowDisk(is_busy=False), itertools.count()
+    monkeypatch.setattr(held, "disk_reads", lambda: 7)  # the other Loader finds all in RAM
+    others_rows = other.hold(open_shards(), cuda, monkeypatch)
+    others_rows._thread.join(30)
+    disk.idle, other.idle = other.idle, disk.idle
+    monkeypatch.setattr(held, "disk_reads", lambda: next(count))
+    rows = disk.hold(open_shards(), cuda, monkeypatch)
+    rows._thread.join(30)
+    assert disk.times == pytest.approx([20 * part for part in range(16)], abs=0.2 * 16)
+    rows.close()
+    others_rows.close()
 
 
 def test_what_is_in_ram_already_is_brought_in_without_pauses(
