@@ -13,7 +13,6 @@ import numpy as np
 from memload.bench import stages
 from memload.bench.setting import Setting
 from memload.bench.stages import Measurement, rate
-from memload.errors import MemloadError
 from memload.reading.dataset import MemmapDataset
 from memload.storage.file_reads import DirectFile, open_direct
 
@@ -21,12 +20,14 @@ from memload.storage.file_reads import DirectFile, open_direct
 _THREADS = (8, 32, 64)
 #: Rows that a thread reads before it takes others.
 _ROWS_AT_ONCE = 16
+#: Rows to read, at most: more than Python reads in the time of a measurement.
+_MAX_ROWS = 200_000
 
 
 class _Part(NamedTuple):
     """A part of a file that holds a row, for a direct read."""
 
-    descriptor: int
+    file: int
     offset: int
     size: int
 
@@ -34,25 +35,19 @@ class _Part(NamedTuple):
 def is_direct(sample: MemmapDataset) -> bool:
     """Return whether the files of a sample can be read past the page cache."""
     with ExitStack() as opened:
-        return all(file is not None for file in _open_directly(sample, opened))
-
-
-def _open_directly(sample: MemmapDataset, opened: ExitStack) -> list[DirectFile | None]:
-    """Open the files of a sample for reading past the page cache, until ``opened`` is closed."""
-    files = [open_direct(descriptor) for descriptor in sample.shards.descriptors]
-    for file in files:
-        if file is not None:
-            opened.callback(os.close, file.descriptor)
-    return files
+        return len(_open_directly(sample, opened)) == len(sample.shards.descriptors)
 
 
 def read_past_cache(setting: Setting) -> Measurement:
     """Return what measures reading random rows past the page cache, with the best of _THREADS."""
+    sample = setting.cold_sample
+    with ExitStack() as opened:
+        parts = _parts(sample, _open_directly(sample, opened))
 
     def measurement(threads: int, seconds: float) -> float:
         with ExitStack() as opened:
-            parts = _parts(setting.cold_sample, _open_directly(setting.cold_sample, opened))
-            with closing(_read_directly(parts, threads)) as reads:
+            files = _open_directly(sample, opened)
+            with closing(_read_directly(files, parts, threads)) as reads:
                 return rate(reads, seconds)
 
     trial_seconds = stages.SLOW_SECONDS / 4
@@ -61,22 +56,29 @@ def read_past_cache(setting: Setting) -> Measurement:
     return lambda: measurement(best, stages.SLOW_SECONDS)
 
 
-def _parts(sample: MemmapDataset, files: Sequence[DirectFile | None]) -> list[_Part]:
-    """Return the parts that hold the rows of a sample, in random order."""
-    order = np.random.default_rng(0).permutation(sample.index.row)
-    numbers, offsets = sample.shards.offsets_of(order)
-    parts = []
-    for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
-        file = files[number]
-        if file is None:
-            raise MemloadError(f"{sample.shards.paths[number]} cannot be read past the page cache")
-        start = offset // file.alignment * file.alignment
-        end = -(-(offset + sample.shards.array.row_bytes) // file.alignment) * file.alignment
-        parts.append(_Part(file.descriptor, start, end - start))
-    return parts
+def _open_directly(sample: MemmapDataset, opened: ExitStack) -> list[DirectFile]:
+    """Open those files of a sample that can be read past the page cache, until the stack closes."""
+    files = [open_direct(descriptor) for descriptor in sample.shards.descriptors]
+    direct = [file for file in files if file is not None]
+    for file in direct:
+        opened.callback(os.close, file.descriptor)
+    return direct
 
 
-def _read_directly(parts: Sequence[_Part], threads: int) -> Generator[float, None, None]:
+def _parts(sample: MemmapDataset, files: Sequence[DirectFile]) -> list[_Part]:
+    """Return the parts of the files that hold rows of a sample, in random order."""
+    rows = np.random.default_rng(0).permutation(sample.index.row)[:_MAX_ROWS]
+    file, offset = sample.shards.offsets_of(rows)
+    alignment = np.array([one.alignment for one in files])[file]
+    start = offset // alignment * alignment
+    end = -(-(offset + sample.shards.array.row_bytes) // alignment) * alignment
+    columns = (file.tolist(), start.tolist(), (end - start).tolist())
+    return [_Part(*part) for part in zip(*columns, strict=True)]
+
+
+def _read_directly(
+    files: Sequence[DirectFile], parts: Sequence[_Part], threads: int
+) -> Generator[float, None, None]:
     """Read parts of files, and yield how many were read each time."""
     size = max(part.size for part in parts)
     buffers = deque(mmap.mmap(-1, size) for _ in range(threads))  # each begins at a page
@@ -85,7 +87,7 @@ def _read_directly(parts: Sequence[_Part], threads: int) -> Generator[float, Non
         buffer = buffers.pop()
         with memoryview(buffer) as memory:
             for part in some:
-                os.preadv(part.descriptor, [memory[: part.size]], part.offset)
+                os.preadv(files[part.file].descriptor, [memory[: part.size]], part.offset)
         buffers.append(buffer)
         return len(some)
 

@@ -16,8 +16,8 @@ from memload.reading.loader import Loader
 _FILL_SECONDS = 10.0
 #: Batches of a Loader that come before the clock starts: those that are read ahead, and more.
 _BATCHES_BEFORE = 8
-#: How often each sample comes in an epoch of the feed "disk".
-_EPOCHS_IN_ONE = 16
+#: Batches of an epoch of the feed "disk": more than are read while it is measured.
+_BATCHES_IN_EPOCH = 1024
 
 
 def make_loader(sample: MemmapDataset, batch_size: int, **options: Any) -> Loader:
@@ -57,7 +57,7 @@ def disk_loader(
 
     def prepare() -> Measurement:
         # Samples come again, so that no epoch ends while it is measured.
-        positions = np.tile(np.arange(len(setting.cold_sample)), _EPOCHS_IN_ONE)
+        positions = np.arange(_BATCHES_IN_EPOCH * setting.batch_size) % len(setting.cold_sample)
         loader = make_loader(
             setting.cold_sample.subset(positions),
             setting.batch_size,
