@@ -141,19 +141,19 @@ def test_the_feed_disk_is_measured_with_nothing_held_and_with_the_share_that_aut
     measured.device = torch.device("cuda")
     size = 4096 + 100 * 3000
     monkeypatch.setattr(limits, "available_memory", lambda: size)  # half of which may be held
-    found = {stage.subject: stage for stage in disk.disk_stages(measured, "disk")}
-    assert list(found)[2:] == [
+    found = [*disk.cold_stages(measured)[2:], *disk.larger_than_ram_stages(measured)[1:]]
+    assert [stage.subject for stage in found] == [
         "feed disk, nothing held",
         "feed disk, 50% held",
         "Loader, disk, train(10)",
     ]
-    measure_in_turn(list(found.values())[2:], 1)
+    measure_in_turn(found, 1)
     assert fake.cache_bytes[0] == 0
     assert fake.cache_bytes[1:] == pytest.approx([size / 2] * 2, abs=4096)
-    lines = [line_of(stage, 3000) for stage in found.values()]
-    assert [line.counts and line.counts["rows"] for line in lines[2:]] == [100, 100, 100]
-    assert all(line.images_s for line in lines[2:])
-    notes = list(run._notes(list(found.values()), lines, Choice("disk", "why not")))
+    lines = [line_of(stage, 3000) for stage in found]
+    assert [line.counts and line.counts["rows"] for line in lines] == [100, 100, 100]
+    assert all(line.images_s for line in lines)
+    notes = list(run._notes(found, lines, Choice("disk", "why not")))
     assert notes[1] == 'feed="auto" takes disk: why not.'
     assert re.match(
         r"Loader, disk, train\(10\): \d+ of 100 rows stay in the page cache; ", notes[2]

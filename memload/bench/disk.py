@@ -22,36 +22,42 @@ from memload.reading.pipeline import samples_of
 from memload.storage.mapping import forget
 
 
-def disk_stages(setting: Setting, auto: str) -> list[Stage]:
-    """Return the stages of reading from the disk. ``auto`` is the feed that a Loader chooses.
-
-    The limit is what the disk itself reaches. Where files cannot be read past the page cache, it is
-    reading them from start to end. If rows are held, a Loader may be faster than that.
-    """
-    limit = Stage(
-        "random rows, past the page cache", partial(read_past_cache, setting), reported=False
-    )
-    if not is_direct(setting.cold_sample):
-        in_order = partial(_cold, setting, _read_in_order)
-        limit = Stage("reading from start to end, cold", in_order, reported=False)
+def cold_stages(setting: Setting) -> list[Stage]:
+    """Return the stages of reading from the disk while nothing is in RAM."""
+    limit = _limit(setting)
     at_random = partial(_cold, setting, _read_at_random)
     found = [limit, Stage("disk cold, random order", at_random, [limit])]
     if setting.device.type == "cuda":
         found.append(disk_loader("feed disk, nothing held", setting, 0, [limit]))
-    if auto == "disk":
-        found += _stages_of_auto(setting, limit)
     return found
 
 
-def _stages_of_auto(setting: Setting, limit: Stage) -> list[Stage]:
-    """Return the stages of the feed "disk", holding the same share as of the whole data set."""
+def larger_than_ram_stages(setting: Setting) -> list[Stage]:
+    """Return the stages of the feed "disk", which holds the share that it would hold of all rows.
+
+    A Loader that holds rows may be faster than the disk. What it holds cannot be made cold, so
+    measure `cold_stages` before.
+    """
     room = _room(setting.dataset, NO_LIMITS.in_ram("disk"))
     share = room.held / room.needed
     cache_bytes = int(share * _room(setting.cold_sample, Limit(math.inf, "")).needed)
+    limit = _limit(setting)
     feed = disk_loader(f"feed disk, {share:.0%} held", setting, cache_bytes, [limit])
     transform = setting.transform()
     name = f"Loader, disk, {setting.transform_name}"
-    return [feed, disk_loader(name, setting, cache_bytes, [feed], transform)]
+    return [limit, feed, disk_loader(name, setting, cache_bytes, [feed], transform)]
+
+
+def _limit(setting: Setting) -> Stage:
+    """Return the stage of what the disk itself reaches.
+
+    Where files cannot be read past the page cache, it is reading them from start to end.
+    """
+    if is_direct(setting.cold_sample):
+        direct = partial(read_past_cache, setting)
+        return Stage("random rows, past the page cache", direct, reported=False)
+    in_order = partial(_cold, setting, _read_in_order)
+    return Stage("reading from start to end, cold", in_order, reported=False)
 
 
 def _room(dataset: MemmapDataset, limit: Limit) -> Room:

@@ -13,7 +13,7 @@ import torch
 from memload import inspection
 from memload.bench import stages
 from memload.bench.decoding import decoding_stage
-from memload.bench.disk import disk_stages
+from memload.bench.disk import cold_stages, larger_than_ram_stages
 from memload.bench.loading import make_loader
 from memload.bench.memory import memory_stages
 from memload.bench.report import Line, Report, line_of
@@ -42,11 +42,13 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
     decoding = [] if images is None else [decoding_stage(setting, Path(images))]
     measure_in_turn(decoding, stages.SLOW_ROUNDS)
     choice = _choose_feed(setting)
-    disk = disk_stages(setting, choice.name)
+    disk = cold_stages(setting)
     measure_in_turn(disk, stages.SLOW_ROUNDS)
+    larger = larger_than_ram_stages(setting) if choice.name == "disk" else []
+    measure_in_turn(larger, stages.SLOW_ROUNDS)
     memory = memory_stages(setting, choice.name)
     measure_in_turn(memory, stages.ROUNDS)
-    reported = [stage for stage in [*disk, *memory, *decoding] if stage.reported]
+    reported = [stage for stage in [*disk, *larger, *memory, *decoding] if stage.reported]
     lines = [line_of(stage, setting.row_bytes) for stage in reported]
     array = dataset.shards.array
     facts = {
