@@ -5,8 +5,9 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +22,16 @@ from memload.storage.shards import Shards
 READS_IN_FLIGHT = 32
 #: Rows are read together if they begin in the same part of a file, of this size, and touch.
 _MAX_READ_BYTES = 1 << 20
+#: What one thread does of a batch: so many direct reads if enough of them are under way without it,
+#: and so many bytes through the page cache, where more threads mostly take more CPU time.
+_READS_PER_PART = 8
+_CACHED_BYTES_PER_PART = 20 << 20
 _THREAD_NAME = "memload-read"
+
+#: A part of a file to read: the number of the file, whether it stays in the page cache, the offset
+#: in the file, the position in the memory, the size, and how much of that the rows need. Behind it,
+#: the file may end. It is a plain tuple, as there is one for each row.
+_Read = tuple[int, bool, int, int, int, int]
 
 logger = logging.getLogger("memload")
 
@@ -61,17 +71,6 @@ class Reading:
         self._staging.give_back(self._buffer)
 
 
-class _Read(NamedTuple):
-    """A part of a file to read."""
-
-    file: int
-    is_kept: bool  #: whether it stays in the page cache
-    offset: int  #: in the file
-    position: int  #: in the memory
-    size: int
-    needed: int  #: how much of ``size`` the rows need; the file may end behind that
-
-
 class RowReader:
     """Reads rows past the page cache, or through it, with many reads in flight. Thread-safe.
 
@@ -98,6 +97,9 @@ class RowReader:
             if file is not None:
                 opened.append(file.descriptor)
                 self.alignment = max(self.alignment, file.alignment)
+        #: Whether all files can be read past the page cache.
+        self.is_direct = None not in self._direct
+        self._has_direct = np.array([number is not None for number in self._direct])
         self._device, self._buffers = device, buffers
         self._threads, self._staging = self._new_resources()
         #: Set while nobody waits for the disk.
@@ -109,11 +111,6 @@ class RowReader:
         self._lock = threading.Lock()
         self._parts_begun = 0
         self._seconds_read = self._busy_since = 0.0
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether all files can be read past the page cache."""
-        return None not in self._direct
 
     @property
     def seconds_read(self) -> float:
@@ -133,65 +130,95 @@ class RowReader:
         """
         if not (self.is_direct or kept.all()):
             self._warn_of_page_cache()
-        begins, reads = self._plan(rows, kept)
+        begins, direct, cached, size = self._plan(rows, kept)
         threads, staging = self._threads, self._staging
-        buffer = staging.take(reads[-1].position + reads[-1].size + self.alignment)
+        buffer = staging.reserve(size + self.alignment)
         first = -buffer.data_ptr() % self.alignment
         memory = bytes_of(buffer.numpy())[first:]
         reading = Reading(buffer, buffer.data_ptr() + first + begins, staging)
-        count = min(READS_IN_FLIGHT, len(reads))
-        self._note_begin(count)
+        known = weakref.ref(reading)
+        parts = self._divide(direct, cached, memory)
+        if not staging.is_locked(buffer):
+            parts.insert(0, partial(_lock, staging, buffer))
+        self._note_begin(len(parts))
         with starting_threads("use feed='pinned' with num_threads=0"):
-            for number in range(count):
-                some = reads[number::count]
-                part = threads.submit(self._read, some, memory, weakref.ref(reading))
-                reading.parts.append(part)
+            for part in parts:
+                reading.parts.append(threads.submit(self._run, part, known))
         return reading
 
-    def _plan(self, rows: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, list[_Read]]:
-        """Return where each row begins in the memory that is read into, and the reads."""
+    def _plan(
+        self, rows: np.ndarray, kept: np.ndarray
+    ) -> tuple[np.ndarray, list[_Read], list[_Read], int]:
+        """Plan the reads of rows into memory.
+
+        Returns where each row begins in the memory, the direct reads, those through the page cache,
+        and how much memory they take.
+        """
         alignment, row_bytes = self.alignment, self._shards.array.row_bytes
-        unique, first_found, inverse = np.unique(rows, return_index=True, return_inverse=True)
-        is_kept = kept[first_found]
-        file, offset = self._shards.offsets_of(unique)
+        file, offset = self._shards.offsets_of(rows)
+        is_cached = kept if self.is_direct else kept | ~self._has_direct[file]
+        order = np.lexsort((rows, kept, is_cached))  # direct reads first
+        file, offset, kept = file[order], offset[order], kept[order]
         start = offset // alignment * alignment
         stop = -(-(offset + row_bytes) // alignment) * alignment
         part = start // _MAX_READ_BYTES
-        is_same = (file[1:] == file[:-1]) & (is_kept[1:] == is_kept[:-1]) & (part[1:] == part[:-1])
-        together = is_same & (start[1:] <= stop[:-1])
+        together = (file[1:] == file[:-1]) & (kept[1:] == kept[:-1])
+        together &= (part[1:] == part[:-1]) & (start[1:] <= stop[:-1])
         first = np.flatnonzero(np.concatenate([[True], ~together]))
-        last = np.append(first[1:], len(unique)) - 1
+        last = np.append(first[1:], len(rows)) - 1
         size = stop[last] - start[first]
         position = np.cumsum(size) - size
-        begins = np.repeat(position - start[first], last - first + 1) + offset
+        begins = np.empty(len(rows), np.int64)
+        begins[order] = np.repeat(position - start[first], last - first + 1) + offset
         needed = offset[last] + row_bytes - start[first]
-        columns = (file[first], is_kept[first], start[first], position, size, needed)
-        reads = zip(*(column.tolist() for column in columns), strict=True)
-        return begins[inverse], [_Read(*read) for read in reads]
+        columns = (file[first], kept[first], start[first], position, size, needed)
+        reads = list(zip(*(column.tolist() for column in columns), strict=True))
+        num_direct = len(first) - np.count_nonzero(is_cached[order[first]])
+        return begins, reads[:num_direct], reads[num_direct:], int(size.sum())
 
-    def _read(
-        self, reads: list[_Read], memory: memoryview, reading: "weakref.ref[Reading]"
-    ) -> None:
-        """Read parts of files, unless nobody waits for the reading any more."""
+    def _divide(
+        self, direct: list[_Read], cached: list[_Read], memory: memoryview
+    ) -> list[Callable[[], int]]:
+        """Divide the reads of a batch into parts for threads: as few as keep the disk busy."""
+        free_threads = READS_IN_FLIGHT - self._parts_begun
+        num_direct = min(len(direct), max(free_threads, -(-len(direct) // _READS_PER_PART)))
+        cached_bytes = sum(size for *_, size, _ in cached)
+        num_cached = min(len(cached), -(-cached_bytes // _CACHED_BYTES_PER_PART))
+        return [
+            *(partial(self._read_direct, direct[n::num_direct], memory) for n in range(num_direct)),
+            *(partial(self._read_cached, cached[n::num_cached], memory) for n in range(num_cached)),
+        ]
+
+    def _run(self, part: Callable[[], int], reading: "weakref.ref[Reading]") -> None:
+        """Do a part of a reading on a thread, unless nobody waits for it any more."""
         bytes_read = 0
         try:
             if reading() is None:
                 return
             if self._is_closed:
                 raise RuntimeError("The feed was closed before these rows were read.")
-            cached = [read for read in reads if read.is_kept or self._direct[read.file] is None]
-            for read in cached:
-                read_ahead(self._shards.descriptors[read.file], read.offset, read.needed)
-            for read in reads:
-                direct = None if read.is_kept else self._direct[read.file]
-                part = memory[read.position : read.position + read.size]
-                self._shards.read(read.file, read.offset, part, read.needed, direct)
-                bytes_read += read.needed
-            for read in cached:
-                if not read.is_kept:
-                    drop_behind(self._shards.descriptors[read.file], read.offset, read.needed)
+            bytes_read = part()
         finally:
             self._note_end(bytes_read)
+
+    def _read_direct(self, reads: list[_Read], memory: memoryview) -> int:
+        """Read past the page cache. Returns how many bytes."""
+        for file, _, offset, position, size, needed in reads:
+            part = memory[position : position + size]
+            self._shards.read(file, offset, part, needed, self._direct[file])
+        return sum(needed for *_, needed in reads)
+
+    def _read_cached(self, reads: list[_Read], memory: memoryview) -> int:
+        """Read through the page cache: the kernel is asked for all of it first."""
+        descriptors = self._shards.descriptors
+        for file, _, offset, _, _, needed in reads:
+            read_ahead(descriptors[file], offset, needed)
+        for file, _, offset, position, size, needed in reads:
+            self._shards.read(file, offset, memory[position : position + size], needed)
+        for file, is_kept, offset, _, _, needed in reads:
+            if not is_kept:
+                drop_behind(descriptors[file], offset, needed)
+        return sum(needed for *_, needed in reads)
 
     def read_range(self, file: int, offset: int, size: int, memory: memoryview) -> int:
         """Read a part of a file past the page cache, on this thread. Returns where it begins.
@@ -259,6 +286,12 @@ class RowReader:
 
 #: The devices (``st_dev``) of file systems of which this process has warned.
 _file_systems_warned_of: set[int] = set()
+
+
+def _lock(staging: Staging, buffer: Tensor) -> int:
+    """Page-lock a buffer beside the reads into it. Returns how many bytes were read: none."""
+    staging.lock(buffer)
+    return 0
 
 
 def _close(descriptors: list[int]) -> None:

@@ -107,18 +107,35 @@ def test_memory_is_freed_when_the_device_has_finished_with_the_last_reference(
     assert device.synchronized == 1
 
 
-def test_larger_batches_get_larger_buffers_with_some_room(device: Device) -> None:
+def test_larger_batches_get_larger_buffers(device: Device) -> None:
     staging = Staging(CUDA, soft_limit=2)
     small = staging.take(800)
     staging.give_back(staging.take(800))
     larger = staging.take(1600)
-    assert list(device.memory.values()) == [800, 1800]
+    assert list(device.memory.values()) == [800, 1600]
     staging.give_back(small)  # not used again
     del small
-    assert list(device.memory.values()) == [1800]
+    assert list(device.memory.values()) == [1600]
     staging.give_back(larger)
     device.events[-1].is_over = True
-    assert staging.take(1800).data_ptr() == larger.data_ptr()
+    assert staging.take(1200).data_ptr() == larger.data_ptr()
+
+
+def test_a_reserved_buffer_is_locked_later_and_has_room_for_larger_batches(device: Device) -> None:
+    staging = Staging(CUDA, soft_limit=2)
+    buffer = staging.reserve(800)
+    buffer.fill_(1)
+    assert not device.memory
+    staging.lock(buffer)
+    assert device.memory == {buffer.data_ptr(): 900}
+    staging.give_back(buffer)
+    device.events[0].is_over = True
+    again = staging.reserve(900)
+    assert again.data_ptr() == buffer.data_ptr()
+    staging.lock(again)
+    assert len(device.memory) == 1
+    staging.reserve(901)  # dropped before it was locked
+    assert len(device.memory) == 1
 
 
 def test_memory_that_cannot_be_locked_is_a_feed_error(monkeypatch: pytest.MonkeyPatch) -> None:

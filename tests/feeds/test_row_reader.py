@@ -274,7 +274,7 @@ def test_a_block_with_many_small_rows_is_read_once(
     reads = note_reads()
     np.testing.assert_array_equal(finish(begin(reader, order), 4), expected[order])
     assert sum(size for _, size in reads) == 98 * 4096
-    assert list(locked.values()) == [99 * 4096]  # one for the alignment
+    assert list(locked.values()) == [99 * 4096 * 9 // 8]  # one for the alignment
     reader.close()
 
 
@@ -630,12 +630,13 @@ def test_what_nobody_waits_for_any_more_is_not_read(
     monkeypatch.setattr(os, "preadv", gate)
     readings = [begin(reader, APART) for _ in range(10)]
     gate.wait_for(READS_IN_FLIGHT)
-    assert len(locked) == 10
+    begun = len(gate.reads)
     del readings
     following = begin(reader, APART)
     gate.open()
     np.testing.assert_array_equal(finish(following, 30_000), expected[APART])
-    assert len(gate.reads) == 2 * READS_IN_FLIGHT  # the first reading had begun
+    # What a thread had begun, up to eight reads for each, goes on.
+    assert len(gate.reads) - len(APART) <= 8 * begun < 10 * len(APART)
     assert reader.idle.wait(10)
     del following
     reader.close()
@@ -648,8 +649,10 @@ def test_closing_waits_for_reads_under_way_and_drops_the_others(
     reader, before = open_reader(open_shards(wide)), threads()
     expected = stored(open_shards(wide))
     monkeypatch.setattr(os, "preadv", gate)
-    readings = [begin(reader, APART) for _ in range(2)]
-    gate.wait_for(READS_IN_FLIGHT)
+    first = begin(reader, APART[:4])
+    gate.wait_for(4)
+    readings = [begin(reader, APART) for _ in range(20)]
+    gate.wait_for(READS_IN_FLIGHT - 4)
     closing = threading.Thread(target=reader.close)
     closing.start()
     while not reader._is_closed:
@@ -657,10 +660,10 @@ def test_closing_waits_for_reads_under_way_and_drops_the_others(
     gate.open()
     closing.join()
     assert threads() == before
-    np.testing.assert_array_equal(finish(readings[0], 30_000), expected[APART])
+    np.testing.assert_array_equal(finish(first, 30_000), expected[APART[:4]])
     with pytest.raises(RuntimeError, match="closed before these rows were read"):
-        readings[1].wait()
-    assert len(gate.reads) == READS_IN_FLIGHT
+        readings[-1].wait()
+    assert len(gate.reads) <= 8 * READS_IN_FLIGHT
     reader.close()
     with pytest.raises(RuntimeError, match="after shutdown"):
         begin(reader, APART)
