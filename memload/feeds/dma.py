@@ -62,8 +62,7 @@ class BatchedCopies:
         )
         if int(status):
             raise FeedError(
-                f"feed='dma': CUDA cannot start {len(size)} copies: {status.name}. "
-                "Use feed='pinned'."
+                f"CUDA cannot start {len(size)} batched copies: {status.name}. Use feed='pinned'."
             )
 
 
@@ -73,13 +72,13 @@ def _load_driver() -> Any:
         from cuda.bindings import driver
     except ImportError:
         raise FeedError(
-            "feed='dma' needs NVIDIA's CUDA bindings, which are not installed. "
-            "Run 'pip install cuda-bindings'."
+            "batched copies need NVIDIA's CUDA bindings, which are not installed. Run 'pip install "
+            "cuda-bindings'."
         ) from None
     status, version = driver.cuDriverGetVersion()
     if not hasattr(driver, "cuMemcpyBatchAsync") or int(status) or version < 12080:
         raise FeedError(
-            "feed='dma' needs a driver and cuda-bindings of CUDA 12.8 or later, but the driver is "
-            f"of CUDA {version // 1000}.{version % 1000 // 10}. Use feed='uva'."
+            "batched copies need a driver and cuda-bindings of CUDA 12.8 or later, but the driver "
+            f"is of CUDA {version // 1000}.{version % 1000 // 10}. Use feed='uva'."
         )
     return driver

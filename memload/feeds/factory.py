@@ -1,6 +1,5 @@
 """Creates feeds by their names, within the limits of memory."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -107,21 +106,24 @@ def pinned_callers(num_threads: int, prefetch_factor: int) -> int:
 
 
 def _copier(name: str, samples: Samples, device: torch.device) -> Copier:
-    """Return what copies rows for a feed. For "disk" it is the faster one that there is."""
-    array = samples.shards.array
+    """Return what copies rows for a feed. For "disk" it is the faster one that there is.
 
-    def kernel() -> Copier:
-        return Kernel(device, array.row_bytes, array.header_bytes)
+    Raises FeedError that says what all of them lack.
+    """
+    array = samples.shards.array
 
     def copies() -> Copier:
         return BatchedCopies(device, array.row_bytes)
 
-    if name != "disk":
-        return kernel() if name == "uva" else copies()
-    fast, slow = (copies, kernel) if array.row_bytes >= DMA_ROW_BYTES else (kernel, copies)
-    try:
-        return fast()
-    except FeedError:
-        with contextlib.suppress(FeedError):
-            return slow()
-        raise  # what to install for the faster one
+    def kernel() -> Copier:
+        return Kernel(device, array.row_bytes, array.header_bytes)
+
+    fastest_first = [copies, kernel] if array.row_bytes >= DMA_ROW_BYTES else [kernel, copies]
+    usable = {"dma": [copies], "uva": [kernel], "disk": fastest_first}
+    reasons = []
+    for create in usable[name]:
+        try:
+            return create()
+        except FeedError as error:
+            reasons.append(str(error))
+    raise FeedError(f"feed={name!r}: {' Or: '.join(reasons)}")

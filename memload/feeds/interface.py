@@ -1,5 +1,6 @@
 """What a feed is given, and what it promises."""
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -29,12 +30,14 @@ class ReadCounts(NamedTuple):
 
     #: How many rows the samples use.
     rows: int
-    #: How many of them are held in memory now, and how many will be.
+    #: How many of them are held in memory now, and how many will be. For the feeds "cpu" and
+    #: "pinned", both are how many stay in the page cache once they were read.
     rows_held: int
     rows_to_hold: int
     #: How many of those that are held are in the memory of the device.
     rows_on_device: int = 0
-    #: Rows served so far, and how many of them were in memory already. None: that is not known.
+    #: Rows of the batches that were fetched so far, and how many of them were in memory already.
+    #: None: that is not known.
     served: int = 0
     hits: int | None = 0
     #: Bytes read from the files, and the seconds during which that went on.
@@ -124,8 +127,12 @@ class Samples:
     def used_rows(self) -> np.ndarray:
         """Return the rows that the samples use: each once, in ascending order, int64.
 
-        Do not change them.
+        Do not change them. They are computed once.
         """
+        return self._used_rows
+
+    @functools.cached_property
+    def _used_rows(self) -> np.ndarray:
         if (self.row[1:] > self.row[:-1]).all():  # as of most data sets: takes no memory then
             return self.row
         used = np.zeros(len(self.shards), bool)
@@ -152,8 +159,9 @@ class Feed(Protocol):
         """Prepare to fetch a chunk of samples: many batches, whose shared work is done once.
 
         ``samples`` are numbers of samples in `Samples`, int64 ``(M,)``, in range. The result,
-        ``begin(start, stop)``, begins to read ``samples[start:stop]`` without waiting for the disk,
-        and returns ``fetch``. Begin batches early, so that the disk is always busy.
+        ``begin(start, stop)``, returns ``fetch`` for ``samples[start:stop]``. A feed whose own
+        threads read from the disk lets them begin with that, and does not wait for them. So begin
+        batches early.
 
         ``fetch()`` returns the batch: pixels ``(N, H, W, C)``, the rows of other arrays ``(N, …)``,
         and columns ``(N, …)``, as tensors that nobody else will write to. It is called once.

@@ -67,8 +67,9 @@ class MemoryLimits(NamedTuple):
     def in_ram(self, feed: str) -> Limit:
         """Return the limit of rows that a feed holds in RAM.
 
-        By default, ``dma`` and ``uva`` have none, since they are asked for by name. What was given
-        is cut down if less than that is available, so that the system does not run out of RAM.
+        By default, ``dma`` and ``uva`` have none: they hold all rows, and ``"auto"`` has looked
+        before whether these fit. What was given is cut down if less than that is available, so that
+        the system does not run out of RAM.
         """
         available = available_memory()
         if self.cache is not None:

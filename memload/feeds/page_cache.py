@@ -109,16 +109,15 @@ class PageCacheFeed:
         """Begin to read the rows that are not held; return what fetches all of them."""
         found = self._held.find(rows)
         is_missing = ~found.are_held
-        num_missing = int(is_missing.sum())
-        self._counter.add(len(rows), len(rows) - num_missing)
         reading = None
-        if num_missing:
+        if is_missing.any():
             missing = rows[is_missing]
             reading = self._reader.begin(missing, self._held.are_kept(missing))
         return partial(self._fetch, found, reading)
 
     def _fetch(self, found: FoundRows, reading: Reading | None) -> Tensor:
         addresses = found.addresses()
+        self._counter.add(len(addresses), int(found.are_held.sum()))
         if reading is not None:
             reading.wait()
             addresses[~found.are_held] = reading.addresses

@@ -30,7 +30,7 @@ class Kernel:
             from memload.feeds.uva_kernel import gather_rows
         except ImportError:
             raise FeedError(
-                "feed='uva' needs Triton, which is not installed. Run 'pip install triton'."
+                "the kernel needs Triton, which is not installed. Run 'pip install triton'."
             ) from None
         self._kernel: Any = gather_rows
         self._device, self._row_bytes = device, row_bytes

@@ -359,6 +359,12 @@ class Loader:
         return self._iterate()
 
     def _iterate(self) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch.
+
+        chunks ─▶ _reads ────────────▶ _jobs ─────────────▶ batches
+                  reads_ahead batches  in_flight batches    handed over to the
+                  begin to be read     begin to be made     consumer's stream
+        """
         # An epoch begins with its first batch: Lightning calls iter() once just to see if it can.
         pipeline, schedule, progress = self._get_pipeline(), self._schedule(), self._begin_epoch()
         chunks = schedule.chunks(progress.epoch, progress.samples_seen)
@@ -382,9 +388,9 @@ class Loader:
     ) -> Generator[Callable[[], Any], None, None]:
         """Yield a function for each batch of an epoch, which makes it, or begins to."""
         side_stream = pipeline.side_stream
-        begun = ahead(self._reads(pipeline, chunks, epoch), pipeline.reads_ahead)
-        with contextlib.closing(begun):
-            for make_batch in begun:
+        reading = ahead(self._reads(pipeline, chunks, epoch), pipeline.reads_ahead)
+        with contextlib.closing(reading):
+            for make_batch in reading:
                 if side_stream is None:
                     yield make_batch
                 else:

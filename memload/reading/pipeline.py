@@ -17,8 +17,8 @@ from memload.reading.streams import SideStream
 #: Bytes that are read from the disk ahead of the batch that is copied next. That gives a disk that
 #: reads 2 GB/s work for 60 ms.
 _READ_AHEAD_BYTES = 128 << 20
-#: Bytes of the batches that are read ahead, including those of their rows that are in RAM. While
-#: none is there yet, so much memory is page-locked.
+#: The most page-locked memory for the batches that are read ahead: as long as none of their rows is
+#: held in RAM.
 _PAGE_LOCKED_BYTES = 512 << 20
 _MIN_READS_AHEAD, _MAX_READS_AHEAD = 2, 32
 
@@ -93,20 +93,17 @@ def make_pipeline(
     )
     if feed.name == "cpu":
         in_flight = max(1, num_threads * prefetch_factor)
-        return Pipeline(feed, choice, None, num_threads, in_flight)
+        return Pipeline(feed, choice, None, num_threads=num_threads, in_flight=in_flight)
     if feed.name == "resident" and transform is None:
         # Its one kernel takes less time than a handover between streams.
-        return Pipeline(feed, choice, None, 0, 1)
+        return Pipeline(feed, choice, None, num_threads=0, in_flight=1)
     side = SideStream(device, prefetch_factor, waits=not _uses_only_own_tensors(transform))
-    if feed.name == "resident":
-        return Pipeline(feed, choice, side, 0, 1 + prefetch_factor)
-    if feed.name != "pinned":
-        reads_ahead = _reads_ahead(batch_bytes, feed.counts())
-        return Pipeline(feed, choice, side, 0, 1 + prefetch_factor, reads_ahead)
-    if num_threads == 0:
-        return Pipeline(feed, choice, side, 0, 1)
-    callers = pinned_callers(num_threads, prefetch_factor)
-    return Pipeline(feed, choice, side, callers, 1 + max(callers, prefetch_factor))
+    if feed.name == "pinned":
+        callers = pinned_callers(num_threads, prefetch_factor)
+        in_flight = 1 + max(callers, prefetch_factor) if callers else 1
+        return Pipeline(feed, choice, side, num_threads=callers, in_flight=in_flight)
+    reads_ahead = 1 if feed.name == "resident" else _reads_ahead(batch_bytes, feed.counts())
+    return Pipeline(feed, choice, side, 0, 1 + prefetch_factor, reads_ahead)
 
 
 def _reads_ahead(batch_bytes: int, counts: ReadCounts | None) -> int:

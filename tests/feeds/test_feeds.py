@@ -78,13 +78,18 @@ def test_words_are_as_wide_as_rows_allow() -> None:
 @pytest.mark.parametrize(
     ("name", "driver", "message"),
     [
-        ("dma", None, "Run 'pip install cuda-bindings'"),
+        ("dma", None, "^feed='dma': batched copies need .* Run 'pip install cuda-bindings'"),
         (
             "dma",
             SimpleNamespace(cuDriverGetVersion=lambda: (0, 12040)),
             r"12\.8 or later, but the driver is of CUDA 12\.4",
         ),
-        ("uva", None, "Run 'pip install triton'"),
+        ("uva", None, "^feed='uva': the kernel needs Triton, .* Run 'pip install triton'"),
+        (
+            "disk",
+            None,
+            r"^feed='disk': the kernel needs Triton, .*\. Or: batched copies need NVIDIA",
+        ),
     ],
 )
 def test_feeds_say_which_library_they_lack(
