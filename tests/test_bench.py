@@ -110,7 +110,7 @@ def test_the_limit_of_the_disk_is_direct_reads_or_else_sequential_ones(
 
 def test_the_parts_that_are_read_directly_hold_all_rows_in_random_order(make_dataset: Make) -> None:
     sample = MemmapDataset(make_dataset(rows=(30, 30), shape=(8, 8, 3)).path)
-    files = [DirectFile(descriptor, 512) for descriptor in sample.shards.descriptors]
+    files = {n: DirectFile(file, 512) for n, file in enumerate(sample.shards.descriptors)}
     parts = direct._parts(sample, files)
     starts = [(part.file, part.offset) for part in parts]
     offsets = 4096 + 192 * np.arange(30)

@@ -3,7 +3,7 @@
 import mmap
 import os
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class _Part(NamedTuple):
 def is_direct(sample: MemmapDataset) -> bool:
     """Return whether the files of a sample can be read past the page cache."""
     with ExitStack() as opened:
-        return len(_open_directly(sample, opened)) == len(sample.shards.descriptors)
+        return len(_open_directly(sample, opened)) == len(_files_of(sample))
 
 
 def read_past_cache(setting: Setting) -> Measurement:
@@ -56,20 +56,29 @@ def read_past_cache(setting: Setting) -> Measurement:
     return lambda: measurement(best, stages.SLOW_SECONDS)
 
 
-def _open_directly(sample: MemmapDataset, opened: ExitStack) -> list[DirectFile]:
-    """Open those files of a sample that can be read past the page cache, until the stack closes."""
-    files = [open_direct(descriptor) for descriptor in sample.shards.descriptors]
-    direct = [file for file in files if file is not None]
-    for file in direct:
+def _files_of(sample: MemmapDataset) -> list[int]:
+    """Return the numbers of the files that hold rows of a sample."""
+    numbers: list[int] = np.unique(sample.shards.shard_of(sample.index.row)).tolist()
+    return numbers
+
+
+def _open_directly(sample: MemmapDataset, opened: ExitStack) -> dict[int, DirectFile]:
+    """Open those files of a sample that can be read past the page cache, until the stack closes.
+
+    Returns them by their numbers.
+    """
+    files = {number: open_direct(sample.shards.descriptors[number]) for number in _files_of(sample)}
+    direct = {number: file for number, file in files.items() if file is not None}
+    for file in direct.values():
         opened.callback(os.close, file.descriptor)
     return direct
 
 
-def _parts(sample: MemmapDataset, files: Sequence[DirectFile]) -> list[_Part]:
+def _parts(sample: MemmapDataset, files: Mapping[int, DirectFile]) -> list[_Part]:
     """Return the parts of the files that hold rows of a sample, in random order."""
     rows = np.random.default_rng(0).permutation(sample.index.row)[:_MAX_ROWS]
     file, offset = sample.shards.offsets_of(rows)
-    alignment = np.array([one.alignment for one in files])[file]
+    alignment = np.array([files[number].alignment for number in file.tolist()])
     start = offset // alignment * alignment
     end = -(-(offset + sample.shards.array.row_bytes) // alignment) * alignment
     columns = (file.tolist(), start.tolist(), (end - start).tolist())
@@ -77,7 +86,7 @@ def _parts(sample: MemmapDataset, files: Sequence[DirectFile]) -> list[_Part]:
 
 
 def _read_directly(
-    files: Sequence[DirectFile], parts: Sequence[_Part], threads: int
+    files: Mapping[int, DirectFile], parts: Sequence[_Part], threads: int
 ) -> Generator[float, None, None]:
     """Read parts of files, and yield how many were read each time."""
     size = max(part.size for part in parts)
