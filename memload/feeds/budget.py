@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from memload.feeds import windows
 from memload.feeds.row_ranges import RowRanges
 from memload.feeds.windows import pieces_of, plan_within
 from memload.storage.shards import Shards
@@ -32,12 +33,24 @@ def reserve_bytes(available: int) -> int:
     return min(RESERVE_BYTES, available // 2)
 
 
-class Claim:
+class FilesClaim:
+    """The parts of some files that are held in RAM, or are about to be.
+
+    ``files`` identifies the files, see `identity_of`. ``plan`` is what is held of them; see
+    windows.py for plans. The claim lasts as long as somebody refers to it.
+    """
+
+    #: What is held on a device besides.
+    on_device: "DeviceClaim | None" = None
+
+    def __init__(self, files: Sequence[tuple[int, ...]], plan: np.ndarray) -> None:
+        self.files, self.plan = files, plan
+
+
+class Claim(FilesClaim):
     """The parts of an array's files that a Loader holds in RAM, or is about to hold.
 
-    ``files`` identifies the files, see `identity_of`. ``plan`` is what is held of them, and
-    ``wanted_plan`` what would be held with a larger budget; see windows.py for plans. The claim
-    lasts as long as somebody refers to it.
+    ``wanted_plan`` is what would be held with a larger budget.
     """
 
     def __init__(
@@ -47,9 +60,8 @@ class Claim:
         wanted_plan: np.ndarray,
         plan: np.ndarray,
     ) -> None:
-        self.shards, self.files, self.wanted_plan, self.plan = shards, files, wanted_plan, plan
-        #: What is held on a device besides.
-        self.on_device: DeviceClaim | None = None
+        super().__init__(files, plan)
+        self.shards, self.wanted_plan = shards, wanted_plan
 
     @property
     def wanted(self) -> int:
@@ -75,7 +87,7 @@ class DeviceClaim(NamedTuple):
     size: int
 
 
-_claims: weakref.WeakSet[Claim] = weakref.WeakSet()
+_claims: weakref.WeakSet[FilesClaim] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
@@ -97,7 +109,16 @@ def identity_of(descriptor: int) -> tuple[int, ...]:
 
 def claimed_bytes() -> int:
     """Return how many bytes the Loaders of this process hold, or are about to hold."""
-    return int(sum(plan.sum() for plan in _claimed_by_file().values()))
+    with _lock:
+        return int(sum(plan.sum() for plan in _claimed_by_file().values()))
+
+
+def claim_registered(file: tuple[int, ...], size: int) -> FilesClaim:
+    """Return a claim on a file of so many bytes, whose plan says what is registered of it."""
+    with _lock:
+        claim = FilesClaim([file], np.zeros((1, -(-size // windows.WINDOW_BYTES)), np.int64))
+        _claims.add(claim)
+    return claim
 
 
 def claim_all(arrays: Sequence[tuple[Shards, np.ndarray]], budget: float) -> list[Claim]:

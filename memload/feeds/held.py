@@ -11,13 +11,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from memload.errors import FeedError, FormatError
+from memload.errors import FeedError, MemloadError
 from memload.feeds import windows
 from memload.feeds.budget import Claim, DeviceClaim, reserve_bytes
 from memload.feeds.device_rows import DeviceRows, shared_rows
@@ -26,13 +26,15 @@ from memload.feeds.row_ranges import FoundRows, RowRanges, RowTable
 from memload.feeds.row_reader import RowReader
 from memload.feeds.windows import pieces_of
 from memload.machine import available_memory, starting_threads
+from memload.ranks import local_replicas
 from memload.storage.mapping import disk_reads
 from memload.storage.shards import Shards
 from memload.wording import size_text
 
 #: What the thread reads before it looks whether rows are waited for: 20 ms at 1.5 GB/s.
 _STEP_BYTES = 32 << 20
-#: While rows are waited for, the thread reads for this share of the time.
+_MAX_STEP_BYTES = 4 * _STEP_BYTES
+#: While rows are waited for, the threads of all ranks of a host read for this share of the time.
 _BUSY_SHARE = 0.05
 #: How long `HeldRows.close` waits for the thread, which may be reading from a slow disk.
 _CLOSE_SECONDS = 30.0
@@ -46,9 +48,9 @@ logger = logging.getLogger("memload")
 class HeldRows:
     """The rows of an array that a claim names, held in memory that the device reads.
 
-    A thread brings them in, in the order of the files. It ends early if pages cannot be registered
-    or RAM runs short. Then a warning says why, and ``problem`` as well. The rows that are missing
-    are read from the files.
+    A thread brings them in, in the order of the files. It ends early if pages cannot be registered,
+    a file cannot be read, or RAM runs short. Then a warning says why, and ``problem`` as well. The
+    rows that are missing are read from the files.
 
     ``reader`` reads the other rows of the array. The thread leaves the disk to it, and to the
     readers of other arrays and Loaders. If not a single page can be registered, this
@@ -66,7 +68,7 @@ class HeldRows:
     ) -> None:
         shards.check_sizes(range(len(shards.maps)))
         self._device, self._state = device, _State(shards, claim)
-        self._files: list[RegisteredFile] = []
+        self._files: dict[int, RegisteredFile] = {}
         self._on_device: DeviceRows | None = None
         try:
             self._files = _open_files(shards, claim.plan, device)
@@ -80,7 +82,7 @@ class HeldRows:
                 claim.on_device = None
         _readers.add(reader)
         filler = _Filler(self._files, self._on_device, device, reader, self._state)
-        self._thread = threading.Thread(target=filler.run, name="memload-register", daemon=True)
+        self._thread = threading.Thread(target=filler.run, name="memload-fill", daemon=True)
         with starting_threads("use feed='pinned' with num_threads=0"):
             self._thread.start()
         self._stop_thread = weakref.finalize(self, _stop, self._state.stop, self._thread)
@@ -100,11 +102,15 @@ class HeldRows:
 
     def count(self, rows: np.ndarray | None) -> "HeldCounts":
         """Count how many of some rows, ascending, are held. None: of all rows of the array."""
-        state, planned = self._state, self._state.planned_on_device
-        to_hold = state.kept.count(rows) + (0 if planned is None else planned.count(rows))
-        return HeldCounts(
-            state.table.ranges.count(rows), to_hold, state.on_device.ranges.count(rows)
-        )
+        state, planned_on_device = self._state, self._state.planned_on_device
+        is_complete = state.complete.is_set()
+        now, on_device = state.table.ranges.count(rows), state.on_device.ranges.count(rows)
+        if is_complete:
+            return HeldCounts(now, now, on_device)
+        planned = state.kept.count(rows)
+        if planned_on_device is not None:
+            planned += planned_on_device.count(rows)
+        return HeldCounts(now, planned, on_device)
 
     def are_kept(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows are to be held in the page cache: bool. They are read through it."""
@@ -113,7 +119,7 @@ class HeldRows:
     def read_on_current_stream(self) -> None:
         """Announce copies on the current stream. Memory is only freed when it is done."""
         stream = torch.cuda.current_stream(self._device)
-        for file in self._files:
+        for file in self._files.values():
             file.readers.add(stream)
         if self._on_device is not None:
             self._on_device.readers.add(stream)
@@ -121,7 +127,8 @@ class HeldRows:
     def close(self) -> None:
         """Stop the thread and let go of the memory. The last Loader that shares it frees it."""
         self._stop_thread()
-        self._files, self._on_device = [], None
+        self._state.stop_claiming()
+        self._files, self._on_device = {}, None
 
 
 class HeldCounts(NamedTuple):
@@ -133,7 +140,10 @@ class HeldCounts(NamedTuple):
 
 
 class _State:
-    """What the thread has done: which rows are held by now, and what went wrong."""
+    """What the thread has done: which rows are held by now, and what went wrong.
+
+    The thread refers to this, and not to `HeldRows`, which would never be dropped otherwise.
+    """
 
     def __init__(self, shards: Shards, claim: Claim) -> None:
         self.shards, self.plan = shards, claim.plan
@@ -141,8 +151,9 @@ class _State:
         self.table = RowTable(shards)
         #: The part of it that is on the device.
         self.on_device = RowTable(shards)
-        #: What is to be held in the page cache, and on the device.
+        #: What is to be held on the device.
         self.planned_on_device: RowRanges | None = None
+        #: What is to be held in the page cache, and therefore read through it.
         self.kept = RowRanges(shards, pieces_of(claim.plan))
         #: The part of the plan that is held by now.
         self.held = np.zeros_like(claim.plan)
@@ -152,10 +163,17 @@ class _State:
     def give_up(self, error: Exception) -> None:
         """Hold nothing more in RAM, and leave the rest of the claim to other Loaders."""
         self.plan, self.kept = self.held, RowRanges(self.shards, pieces_of(self.held))
+        self.stop_claiming()
+        # As text: a log record may be kept, and the traceback would keep the files.
+        if isinstance(error, MemloadError):
+            self.warn(str(error))
+        else:
+            self.warn(f"No more rows are held in memory: {error!r}. They are read from the files.")
+
+    def stop_claiming(self) -> None:
+        """Leave the part of the claim that is not held to other Loaders."""
         if (claim := self._claim()) is not None:
             claim.plan = self.held
-        # As text: a log record may be kept, and the traceback would keep the files.
-        self.warn(str(error))
 
     def warn(self, problem: str) -> None:
         """Say what went wrong."""
@@ -182,7 +200,7 @@ class _Filler:
 
     def __init__(
         self,
-        files: Sequence[RegisteredFile],
+        files: Mapping[int, RegisteredFile],
         on_device: DeviceRows | None,
         device: torch.device,
         reader: RowReader,
@@ -190,7 +208,7 @@ class _Filler:
     ) -> None:
         self._files, self._device, self._reader, self._state = files, device, reader, state
         self._on_device = on_device
-        self._step = _STEP_BYTES
+        self._step, self._busy_share = _STEP_BYTES, _BUSY_SHARE / local_replicas()
         self._reserve = reserve_bytes(available_memory() - registered_bytes())
         #: How much may be registered, and until when, before the available RAM is looked at again.
         self._unchecked, self._next_check = 0, 0.0
@@ -200,8 +218,9 @@ class _Filler:
         for bring_in in (self._register_windows, self._copy_to_device):
             try:
                 bring_in()
-            except (FeedError, FormatError) as error:
-                # The rows are read from the files, which raises an error for those that cannot be.
+            # Whatever it is, such as too little memory for a buffer: the rows are read from the
+            # files, which raises an error for those that cannot be.
+            except Exception as error:  # noqa: BLE001
                 self._state.give_up(error)
         if not self._state.stop.is_set():
             self._state.complete.set()
@@ -235,27 +254,28 @@ class _Filler:
                 table.add(*step)
 
     def _read(self, file: RegisteredFile, start: int, stop: int) -> None:
-        """Bring a part of a file into RAM. Where it is there already, steps become larger.
+        """Bring a part of a file into RAM. Steps become larger while all of it is there already.
 
         Each step waits for the GIL, for milliseconds while another thread is busy in Python.
         """
         while start < stop and not self._state.stop.is_set():
             step = min(self._step, stop - start)
             from_disk = self._in_turn(file.fault_in, start, step)
-            self._step = _STEP_BYTES if from_disk else 2 * step
+            self._step = _STEP_BYTES if from_disk else min(2 * step, _MAX_STEP_BYTES)
             start += step
 
     def _in_turn(self, read: Callable[..., None], *arguments: object) -> bool:
         """Read a part. If it came from the disk, pause until no batch waits for rows.
 
-        The pause takes at most 19 times as long as the read. Returns whether it did.
+        The pause takes at most 19 times as long as the read. Returns whether the part came from
+        the disk.
         """
         reads_before, begun = disk_reads(), time.monotonic()
         read(*arguments)
         if disk_reads() == reads_before:
             return False
         took = time.monotonic() - begun
-        end = time.monotonic() + took * (1 / _BUSY_SHARE - 1)
+        end = time.monotonic() + took * (1 / self._busy_share - 1)
         while not self._state.stop.is_set() and time.monotonic() < end:
             if _wait_until_idle(min(0.1, took)):
                 break
@@ -290,18 +310,22 @@ def _wait_until_idle(seconds: float) -> bool:
     return all(reader.idle.wait(seconds) for reader in list(_readers))
 
 
-def _open_files(shards: Shards, plan: np.ndarray, device: torch.device) -> list[RegisteredFile]:
-    """Return the files of an array if a plan holds parts of them. Raises FeedError."""
-    if not plan.any():
-        return []
-    if shards.array.row_bytes > windows.WINDOW_BYTES:
+def _open_files(
+    shards: Shards, plan: np.ndarray, device: torch.device
+) -> dict[int, RegisteredFile]:
+    """Return the files of an array of which a plan holds parts, by number. Raises FeedError."""
+    numbers = np.flatnonzero(plan.any(1)).tolist()
+    if numbers and shards.array.row_bytes > windows.WINDOW_BYTES:
         raise FeedError(
             f"rows of {shards.array.row_bytes:,} bytes are too large to register: the limit is "
             f"{windows.WINDOW_BYTES:,} bytes. Use feed='pinned'."
         )
-    expected = zip(shards.paths, shards.descriptors, shards.array.shards, strict=True)
-    files = [shared_file(path, descriptor, shard.bytes) for path, descriptor, shard in expected]
-    files[0].probe(device)
+    files = {}
+    for number in numbers:
+        size = shards.array.shards[number].bytes
+        files[number] = shared_file(shards.paths[number], shards.descriptors[number], size)
+    if numbers:
+        files[numbers[0]].probe(device)
     return files
 
 

@@ -15,9 +15,9 @@ import torch
 
 from memload.errors import FeedError, FormatError
 from memload.feeds import windows
-from memload.feeds.budget import identity_of
+from memload.feeds.budget import claim_registered, identity_of
 from memload.feeds.page_locked import register, unregister
-from memload.storage.mapping import fault_in
+from memload.storage.mapping import fault_in, map_shared
 
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable (for all devices), cudaHostRegisterReadOnly
 
@@ -31,13 +31,14 @@ class RegisteredFile:
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path = path
         try:
-            mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            self.bytes = map_shared(descriptor, size)
         except OSError as error:
             raise FeedError(f"{path} cannot be mapped: {error.strerror}.") from error
-        self.bytes = np.frombuffer(mapped, np.uint8)
         self.address = self.bytes.ctypes.data
         #: How many bytes are registered of each window, by where it begins in the file.
         self.registered: dict[int, int] = {}
+        #: Counts what is registered, which stays so until the last Loader of the file is closed.
+        self._claim = claim_registered(identity_of(descriptor), size)
         #: The streams that may be reading the pages.
         self.readers: set[torch.cuda.Stream] = set()
         self._lock = threading.Lock()
@@ -76,7 +77,7 @@ class RegisteredFile:
         with self._lock, torch.cuda.device(device):
             if start not in self.registered:
                 self._register(start, size)
-                self.registered[start] = size
+                self.registered[start] = self._claim.plan[0, window] = size
         return min(size, self.registered[start])
 
     def unregister(self, window: int) -> None:
@@ -84,6 +85,7 @@ class RegisteredFile:
         with self._lock:
             if self.registered.pop(window * windows.WINDOW_BYTES, 0):
                 unregister(self.address + window * windows.WINDOW_BYTES)
+                self._claim.plan[0, window] = 0
 
     def _register(self, start: int, size: int) -> None:
         try:
@@ -112,7 +114,9 @@ def shared_file(path: Path, descriptor: int, size: int) -> RegisteredFile:
 
 def registered_bytes() -> int:
     """Return how many bytes of RAM this process has registered, which the system cannot reclaim."""
-    return sum(sum(file.registered.values()) for file in list(_files.values()))
+    # Unlike an iteration, a list of references cannot be disturbed by other threads.
+    files = [reference() for reference in _files.valuerefs()]
+    return sum(sum(file.registered.values()) for file in files if file is not None)
 
 
 def _unregister_all(

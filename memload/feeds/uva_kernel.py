@@ -1,4 +1,4 @@
-"""The kernel of `UvaFeed`, in a file of its own because it imports Triton."""
+"""The kernel of the feed uva, in a file of its own because it imports Triton."""
 
 import triton
 import triton.language as tl

@@ -62,6 +62,19 @@ def map_side_by_side(
     return mapped, offsets
 
 
+def map_shared(descriptor: int, size: int) -> np.ndarray:
+    """Map the first bytes of a file, read-only, as a uint8 array. Keeps no descriptor.
+
+    Raises OSError.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    mapped = np.frombuffer(mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ), np.uint8)
+    wanted, flags = address_of(mapped), mmap.MAP_SHARED | _MAP_FIXED
+    if _libc.mmap(wanted, size, mmap.PROT_READ, flags, descriptor, 0) != wanted:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return mapped
+
+
 def address_of(array: np.ndarray) -> int:
     """Return the address of the first byte of an array."""
     return int(array.__array_interface__["data"][0])

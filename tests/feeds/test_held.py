@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from memload import FeedError, FormatError, Index
 from memload.feeds import held, resident, row_reader
 from memload.feeds.budget import claim_all, claimed_bytes
 from memload.feeds.interface import Samples
+from memload.feeds.registered import shared_file
 from memload.feeds.resident import ResidentFeed
 from memload.feeds.windows import plan_for_rows
 from memload.storage.shards import Shards
@@ -151,13 +153,60 @@ def test_a_feed_that_needs_more_of_a_window_than_another_one_has_registered(
     large = cuda.feed(shards, "dma")
     cuda.wait(large)
     np.testing.assert_array_equal(cuda.fetch(large, ORDER), stored(shards)[ORDER])
-    assert 30 < large.counts().rows_held < 40
+    assert 30 < large.counts().rows_held == large.counts().rows_to_hold < 40
     assert large.counts().hits == large.counts().rows_held
     small.close()
     large.close()
 
 
+def test_what_stays_registered_for_another_loader_counts_after_a_loader_is_closed(
+    cuda: Any, open_shards: Callable[[], Shards]
+) -> None:
+    large, small = cuda.feed(open_shards()), cuda.feed(open_shards(), rows=[0])
+    cuda.wait(large)
+    cuda.wait(small)
+    large.close()
+    assert sum(cuda.pages.values()) == claimed_bytes() == 64_096  # of the file that both use
+    small.close()
+    assert not cuda.pages
+    assert not claimed_bytes()
+
+
+def test_a_feed_keeps_no_second_descriptor_for_what_it_registers(
+    cuda: Any, open_shards: Callable[[], Shards]
+) -> None:
+    shards = open_shards()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    files = [
+        shared_file(path, descriptor, 64_096)
+        for path, descriptor in zip(shards.paths, shards.descriptors, strict=True)
+    ]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert bytes(files[1].bytes[4096:7096]) == shards.maps[1][0].tobytes()
+
+
 # What fails.
+
+
+def test_the_rows_are_served_whatever_ends_the_thread(
+    cuda: Any,
+    open_shards: Callable[[], Shards],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(file: Any, window: int, size: int, device: Any) -> int:
+        raise RuntimeError("CUDA error: unknown")
+
+    monkeypatch.setattr(held.RegisteredFile, "register", fail)
+    shards = open_shards()
+    feed = cuda.feed(shards, "dma")
+    cuda.wait(feed)
+    np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
+    counts = feed.counts()
+    assert (counts.rows_held, counts.rows_to_hold, counts.hits) == (0, 0, 0)
+    assert counts.problem == caplog.records[0].getMessage()
+    assert "RuntimeError('CUDA error: unknown')" in counts.problem
+    feed.close()
 
 
 def test_disk_serves_without_registered_pages_and_says_why(
@@ -330,15 +379,17 @@ def test_files_are_read_at_once_while_no_batch_waits_for_rows(
     rows.close()
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_files_are_read_for_a_twentieth_of_the_time_while_batches_wait_for_rows(
-    cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
+    ranks: int, cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))  # of one host, which share the twentieth
     disk, count = SlowDisk(is_busy=True), itertools.count()
     monkeypatch.setattr(held, "disk_reads", lambda: next(count))
     rows = disk.hold(open_shards(), cuda, monkeypatch)
     rows._thread.join(30)
     assert rows.is_complete()
-    assert disk.times == pytest.approx([20 * part for part in range(16)], abs=0.2 * 16)
+    assert disk.times == pytest.approx([20 * ranks * part for part in range(16)], abs=0.2 * 16)
     rows.close()
 
 
