@@ -19,6 +19,17 @@ The way of a row from the disk to the GPU, with dma, uva and disk. Each name is 
                                                                                   ├─▶ dma or uva
     row_reader: threads read rows that are not held ─▶ page-locked (page_locked) ─┘   copies both
 
+What the words mean:
+
+- used rows: the rows that the samples use.
+- window: 256 MiB of a file. A plan says how many bytes of each window are meant.
+- claim: the part of the budget that a Loader has taken, as a plan.
+- held: in memory that the GPU reads by itself: in registered page cache, or in its own memory.
+- kept: to be held in RAM, and therefore read through the page cache.
+- rows that stay: those that gathered.py leaves in the page cache, without registering it.
+
+The files:
+
 - choice.py: which feed serves some samples on some device, and why.
 - factory.py: creates feeds by their names.
 - limits.py: how much memory rows may take, by default and as a Loader was told.
