@@ -30,7 +30,7 @@ RESERVE_BYTES = 3 << 30
 
 def reserve_bytes(available: int) -> int:
     """Return how much of the available RAM stays free for other uses: 3 GiB, at most half of it."""
-    return min(RESERVE_BYTES, available // 2)
+    return max(0, min(RESERVE_BYTES, available // 2))
 
 
 class FilesClaim:

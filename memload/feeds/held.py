@@ -103,8 +103,8 @@ class HeldRows:
     def count(self, rows: np.ndarray | None) -> "HeldCounts":
         """Count how many of some rows, ascending, are held. None: of all rows of the array."""
         state, planned_on_device = self._state, self._state.planned_on_device
-        is_complete = state.complete.is_set()
-        now, on_device = state.table.ranges.count(rows), state.on_device.ranges.count(rows)
+        is_complete = state.complete.is_set()  # first: what is held by then is counted
+        now, on_device = state.table.ranges.count(rows), state.device_table.ranges.count(rows)
         if is_complete:
             return HeldCounts(now, now, on_device)
         planned = state.kept.count(rows)
@@ -150,7 +150,7 @@ class _State:
         self._claim = weakref.ref(claim)  # it ends when its feed is closed
         self.table = RowTable(shards)
         #: The part of it that is on the device.
-        self.on_device = RowTable(shards)
+        self.device_table = RowTable(shards)
         #: What is to be held on the device.
         self.planned_on_device: RowRanges | None = None
         #: What is to be held in the page cache, and therefore read through it.
@@ -228,12 +228,10 @@ class _Filler:
     def _register_windows(self) -> None:
         state, plan = self._state, self._state.plan
         for number, window in np.argwhere(plan).tolist():
-            size, start, file = (
-                int(plan[number, window]),
-                window * windows.WINDOW_BYTES,
-                self._files[number],
-            )
-            self._check_memory(size)
+            file, size = self._files[number], int(plan[number, window])
+            start = window * windows.WINDOW_BYTES
+            if start not in file.registered:
+                self._check_memory(size)
             self._read(file, start, start + size)
             if state.stop.is_set():
                 return
@@ -250,7 +248,7 @@ class _Filler:
             self._in_turn(rows.bring_in, step, self._reader, buffer)
             if state.stop.is_set():
                 return
-            for table in (state.on_device, state.table):
+            for table in (state.device_table, state.table):
                 table.add(*step)
 
     def _read(self, file: RegisteredFile, start: int, stop: int) -> None:

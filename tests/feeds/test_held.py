@@ -275,6 +275,22 @@ def test_rows_are_held_only_as_long_as_ram_is_left(
     feed.close()
 
 
+def test_what_another_loader_has_registered_needs_no_more_ram(
+    cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cuda.feed(open_shards())
+    cuda.wait(first)
+    monkeypatch.setattr(held, "available_memory", lambda: 128_193)  # one byte more than it holds
+    second, another = cuda.feed(open_shards()), cuda.feed(open_shards(), rows=[3])
+    for feed in (second, another):
+        cuda.wait(feed)
+        assert feed.counts().rows_held == feed.counts().rows
+        assert not feed.counts().problem
+    first.close()
+    second.close()
+    another.close()
+
+
 def test_a_file_that_was_truncated_or_replaced_before_it_is_registered(
     make_dataset: Callable[..., Index], cuda: Any
 ) -> None:
