@@ -1,11 +1,14 @@
 """The cores, the memory and the threads that this process may use."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from memload.errors import MemloadError
+
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 def available_cores() -> int:
@@ -29,13 +32,14 @@ def starting_threads(advice: str) -> Iterator[None]:
         ) from error
 
 
-def available_memory(root: Path = Path("/")) -> int:
+def available_memory(root: Path = Path("/")) -> int | None:
     """Return how many more bytes of RAM this process could use, counting page cache as free.
 
     The smaller of the kernel's estimate (``MemAvailable``) and of what the memory limits of its
-    control groups (version 2) leave, as in a container. Returns 0 if the system does not report it.
+    control groups (version 2) leave, as in a container. Returns None if the system does not report
+    it, and raises OSError if it cannot be asked because too many files are open.
     """
-    available = 0
+    available = None
     path_of_group = ""
     try:
         for line in (root / "proc/meminfo").read_text().splitlines():
@@ -44,8 +48,11 @@ def available_memory(root: Path = Path("/")) -> int:
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::"):
                 path_of_group = line.removeprefix("0::").lstrip("/")
-    except OSError:
-        return available
+    except OSError as error:
+        if error.errno in _TOO_MANY_FILES:
+            raise
+    if available is None:
+        return None
     group = root / "sys/fs/cgroup" / path_of_group
     for folder in (group, *group.parents):  # those above the groups have no limits
         available = min(available, _left_in_group(folder, available))
@@ -61,6 +68,10 @@ def _left_in_group(group: Path, without_limit: int) -> int:
             name, _, value = line.partition(" ")
             if name in ("active_file", "inactive_file"):  # page cache, which gives way
                 used -= int(value)
-    except (OSError, ValueError):  # ValueError: the limit is the word "max"
+    except ValueError:  # the limit is the word "max"
+        return without_limit
+    except OSError as error:
+        if error.errno in _TOO_MANY_FILES:
+            raise
         return without_limit
     return max(0, limit - max(0, used))

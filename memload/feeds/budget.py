@@ -121,19 +121,29 @@ def claim_registered(file: tuple[int, ...], size: int) -> FilesClaim:
     return claim
 
 
-def claim_all(arrays: Sequence[tuple[Shards, np.ndarray]], budget: float) -> list[Claim]:
+def claim_all(
+    arrays: Sequence[tuple[Shards, np.ndarray]],
+    budget: float,
+    contents: Sequence[tuple[int, ...]] | None = None,
+) -> list[Claim]:
     """Claim parts of the files of some arrays, as far as a budget in bytes allows.
 
     ``arrays`` are the arrays of a Loader, each with the plan of what is wanted of it. If they do
     not all fit, the same share of each is claimed.
 
     The budget is for all claims of the process together. What others have claimed of the same files
-    is claimed as well, and costs nothing.
+    is claimed as well, and costs nothing. A plan usually counts bytes from the beginning of each
+    window. If it counts others, ``contents`` identifies them, one entry for each array. Then only
+    claims with the same contents are shared.
     """
+    contents = contents or [() for _ in arrays]
     with _lock:
         claimed_by_file = _claimed_by_file()
         left = max(0, budget - sum(int(plan.sum()) for plan in claimed_by_file.values()))
-        found = [_find_plan(shards, plan, claimed_by_file) for shards, plan in arrays]
+        found = [
+            _find_plan(shards, plan, content, claimed_by_file)
+            for (shards, plan), content in zip(arrays, contents, strict=True)
+        ]
         costs = [
             int((plan - np.minimum(plan, claimed)).sum())
             for (_, plan), (_, claimed) in zip(arrays, found, strict=True)
@@ -197,10 +207,13 @@ def _bytes_of(claim: Claim, ranges: np.ndarray) -> int:
 
 
 def _find_plan(
-    shards: Shards, plan: np.ndarray, claimed_by_file: dict[tuple[int, ...], np.ndarray]
+    shards: Shards,
+    plan: np.ndarray,
+    content: tuple[int, ...],
+    claimed_by_file: dict[tuple[int, ...], np.ndarray],
 ) -> tuple[list[tuple[int, ...]], np.ndarray]:
     """Return the identities of an array's files, and what is claimed of them: a plan."""
-    files = [identity_of(descriptor) for descriptor in shards.descriptors]
+    files = [(*identity_of(descriptor), *content) for descriptor in shards.descriptors]
     claimed = np.zeros_like(plan)
     for number, file in enumerate(files):
         of_file = claimed_by_file.get(file, claimed[number])[: plan.shape[1]]

@@ -8,11 +8,14 @@ the rows 15 %, where rows that stay are found 50 %.
     samples ─▶ claim_pages: a claim for each array ─▶ rows_of_claim: which of its rows stay
 """
 
+import hashlib
 import mmap
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
@@ -27,15 +30,21 @@ def claim_pages(samples: Samples, budget: float) -> list[Claim]:
     """Claim page cache for the used rows of every array, as far as a budget in bytes allows.
 
     See `claim_all`. If whole windows fit, they are claimed, which takes 1 ms for 1.28 million rows.
-    If not, single pages are, which takes 130 ms.
+    If not, single pages are, which takes 130 ms. Only Loaders of the same rows share these.
     """
     used = [(array.shards, array.used_rows()) for array in samples.arrays]
     plans = [plan_for_rows(shards, rows) for shards, rows in used]
+    contents: list[tuple[int, ...]] = [() for _ in used]
     if sum(int(plan.sum()) for plan in plans) > budget - claimed_bytes():
         plans = [pages_of_rows(shards, rows) for shards, rows in used]
-    return claim_all(
-        [(array.shards, plan) for array, plan in zip(samples.arrays, plans, strict=True)], budget
-    )
+        contents = [(_digest(rows),) for _, rows in used]
+    arrays = [(shards, plan) for (shards, _), plan in zip(used, plans, strict=True)]
+    return claim_all(arrays, budget, contents)
+
+
+def _digest(rows: np.ndarray) -> int:
+    """Return a number that identifies some rows."""
+    return int.from_bytes(hashlib.blake2b(rows.tobytes(), digest_size=8).digest())
 
 
 def pages_of_rows(shards: Shards, rows: np.ndarray) -> np.ndarray:
@@ -103,6 +112,7 @@ class GatheredRows:
         if self._stays is not None:
             self._rows_to_stay = int(self._stays.sum())
         self._lock = threading.Lock()
+        _open_rows.add(self)
         self._served = self._bytes_read = 0
         self._seconds_reading = 0.0
         # Of the reads that are under way: how many, since when, and what was read since then.
@@ -110,17 +120,18 @@ class GatheredRows:
 
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy rows into ``out``. See `Shards.gather`."""
-        self._shards.gather(rows, out, self)
+        with self._reading() if self._shards.is_cold else nullcontext():
+            self._shards.gather(rows, out, self._which_stay)
         with self._lock:
             self._served += len(rows)
 
-    def which_stay(self, rows: np.ndarray) -> np.ndarray | None:
-        """See `PageCache.which_stay`."""
+    def _which_stay(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return which rows stay, bool ``(n,)``. None: all."""
         return None if self._stays is None else self._stays[rows]
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """See `PageCache.reading`."""
+    def _reading(self) -> Iterator[None]:
+        """Count what is read from the disk meanwhile, and for how long."""
         bytes_before = bytes_read()
         with self._lock:
             if not self._under_way:
@@ -148,3 +159,15 @@ class GatheredRows:
                 bytes_read=self._bytes_read,
                 seconds_reading=self._seconds_reading,
             )
+
+
+#: So that a forked child can begin anew: the threads that read are not in it.
+_open_rows: weakref.WeakSet[GatheredRows] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for rows in _open_rows:
+        rows._lock, rows._under_way = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

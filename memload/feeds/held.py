@@ -209,7 +209,7 @@ class _Filler:
         self._files, self._device, self._reader, self._state = files, device, reader, state
         self._on_device = on_device
         self._step, self._busy_share = _STEP_BYTES, _BUSY_SHARE / local_replicas()
-        self._reserve = reserve_bytes(available_memory() - registered_bytes())
+        self._reserve = reserve_bytes((available_memory() or 0) - registered_bytes())
         #: How much may be registered, and until when, before the available RAM is looked at again.
         self._unchecked, self._next_check = 0, 0.0
 
@@ -289,7 +289,7 @@ class _Filler:
         if self._unchecked >= 0 and time.monotonic() < self._next_check:
             return
         available = available_memory()
-        if not available:  # the system does not report it
+        if available is None:  # the system does not report it
             return
         left = max(0, available - registered_bytes())
         if left - size < self._reserve:

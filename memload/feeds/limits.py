@@ -73,15 +73,17 @@ class MemoryLimits(NamedTuple):
         """
         available = available_memory()
         if self.cache is not None:
-            most = available - reserve_bytes(available)
-            if available and most < self.cache:
-                return Limit(most, f"the {size_text(most)} to which cache_bytes was cut down")
+            if available is not None:
+                most = available - reserve_bytes(available)
+                if most < self.cache:
+                    return Limit(most, f"the {size_text(most)} to which cache_bytes was cut down")
             return Limit(self.cache, f"the {size_text(self.cache)} of cache_bytes")
         if feed in ("dma", "uva"):
             return Limit(math.inf, "the available RAM")
         share = REGISTERED_SHARE if feed == "disk" else PAGE_CACHE_SHARE
-        if not available and feed != "disk":  # the system does not report it
-            return Limit(math.inf, "the available RAM")
+        if available is None:  # the system does not report it
+            size = 0 if feed == "disk" else math.inf
+            return Limit(size, "the available RAM, which the system does not report")
         text = f"{share:.0%} of the {size_text(available)} of available RAM"
         return Limit(share * available, text)
 
@@ -92,7 +94,7 @@ class MemoryLimits(NamedTuple):
             return ""
         return (
             f"cache_bytes={self.cache:_} was cut down to {size_text(int(limit))}, so that enough "
-            f"of the {size_text(available_memory())} of available RAM is left to other uses"
+            f"of the {size_text(available_memory() or 0)} of available RAM is left to other uses"
         )
 
     def on_device(self, device: torch.device) -> Limit:

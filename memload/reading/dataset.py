@@ -2,9 +2,8 @@
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -56,22 +55,6 @@ class _Rows:
         shard, row = self.shards.locate(row)
         self.shards.check_sizes((shard,))
         return self._maps[shard][row]
-
-
-class _PageCache:
-    """What stays in the page cache when `MemmapDataset.gather` reads rows of an array."""
-
-    def __init__(self, dataset: "MemmapDataset", name: str) -> None:
-        self._dataset, self._name = dataset, name
-
-    def which_stay(self, rows: np.ndarray) -> np.ndarray | None:
-        """See `PageCache.which_stay` of shards.py."""
-        stays = self._dataset._rows_that_stay(self._name)
-        return None if stays is None else stays[rows]
-
-    def reading(self) -> AbstractContextManager[None]:
-        """See `PageCache.reading` of shards.py."""
-        return nullcontext()
 
 
 class MemmapDataset(Dataset[Any]):
@@ -380,25 +363,29 @@ class MemmapDataset(Dataset[Any]):
                 f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, {layout}, but "
                 f"{shape} of {dtype} on cpu, contiguous, is needed"
             )
-        shards.gather(self.index.rows_of(name)[positions], out.numpy(), _PageCache(self, name))
+        rows = self.index.rows_of(name)[positions]
+        shards.gather(rows, out.numpy(), partial(self._which_stay, name))
         return out
 
-    def _rows_that_stay(self, name: str) -> np.ndarray | None:
-        """Return which rows of an array stay in the page cache: bool (all rows). None: all.
+    def _which_stay(self, name: str, rows: np.ndarray) -> np.ndarray | None:
+        """Return which rows of an array stay in the page cache: bool ``(n,)``. None: all.
 
         It is found out when rows are first read from the disk.
         """
         if name not in self._staying:
             arrays = {
-                name: Samples(rows.shards, self.index.rows_of(name), ())
-                for name, rows in self._opened.items()
+                opened: Samples(array.shards, self.index.rows_of(opened), ())
+                for opened, array in list(self._opened.items())
             }
             first, *others = arrays.values()
             # The claims end here: what a data set gathers takes no room from a Loader.
             claims = claim_pages(replace(first, others=others), NO_LIMITS.in_ram("cpu").size)
             for (opened, array), claim in zip(arrays.items(), claims, strict=True):
-                self._staying[opened] = rows_of_claim(array.shards, array.used_rows(), claim)
-        return self._staying[name]
+                # What was found before stays, also if another array was opened since.
+                stays = rows_of_claim(array.shards, array.used_rows(), claim)
+                self._staying.setdefault(opened, stays)
+        stays = self._staying[name]
+        return None if stays is None else stays[rows]
 
     def subset(self, indices: Any) -> "MemmapDataset":
         """Return a view of some samples, in the order given. No pixel is copied.

@@ -9,10 +9,9 @@ import time
 import weakref
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 
@@ -30,15 +29,8 @@ _SECONDS_BETWEEN_CHECKS = 0.01
 #: After a gather that read from the disk, so many gathers read the files instead of the map.
 _COLD_GATHERS = 64
 
-
-class PageCache(Protocol):
-    """What a caller of `Shards.gather` decides about the page cache."""
-
-    def which_stay(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return which rows may stay in the page cache, bool ``(n,)``; None if all may."""
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Surround the reading of rows from the files."""
+#: Returns which rows may stay in the page cache: bool ``(n,)``. None: all. See `Shards.gather`.
+WhichStay = Callable[[np.ndarray], np.ndarray | None]
 
 
 class Shards:
@@ -155,7 +147,7 @@ class Shards:
         return shard, self.array.header_bytes + row_in_shard * self.array.row_bytes
 
     def gather(
-        self, rows: np.ndarray, out: np.ndarray, cache: PageCache | None = None
+        self, rows: np.ndarray, out: np.ndarray, which_stay: WhichStay | None = None
     ) -> np.ndarray:
         """Copy rows into ``out`` and return it.
 
@@ -170,15 +162,15 @@ class Shards:
         busy, and it reads these rows only. On one disk, one thread reaches 0.95 of the speed of
         O_DIRECT with 64 threads this way. Page faults reach 0.1.
 
-        ``cache`` says which of the rows that are read from the files may stay in the page cache.
-        By default all may.
+        ``which_stay(rows)`` tells which rows may stay in the page cache once they were read: bool
+        ``(n,)``, or None for all. It is called only if rows are read from the files. By default all
+        may stay.
         """
         shards = self.shard_of(rows)
         self.check_sizes(set(shards.tolist()))
         reads_before = disk_reads()
-        if self._cold_gathers_left:
-            with nullcontext() if cache is None else cache.reading():
-                self._read(rows, out, cache)
+        if self.is_cold:
+            self._read(rows, out, which_stay)
         else:
             # mode="clip" copies straight into out. "raise" copies through a buffer, 6 times as
             # slowly.
@@ -186,11 +178,16 @@ class Shards:
             np.take(self._table, table_rows, axis=0, out=out, mode="clip")
         if disk_reads() > reads_before:
             self._cold_gathers_left = _COLD_GATHERS
-        elif self._cold_gathers_left:
+        elif self.is_cold:
             self._cold_gathers_left -= 1
         return out
 
-    def _read(self, rows: np.ndarray, out: np.ndarray, cache: PageCache | None) -> None:
+    @property
+    def is_cold(self) -> bool:
+        """Whether the next gather reads the files: one of the last 64 has read from the disk."""
+        return self._cold_gathers_left > 0
+
+    def _read(self, rows: np.ndarray, out: np.ndarray, which_stay: WhichStay | None) -> None:
         """Read rows from the files into ``out``, through the page cache."""
         row_bytes = self.array.row_bytes
         shards, offsets = self.offsets_of(rows)
@@ -203,7 +200,7 @@ class Shards:
         for shard, offset, size, first in parts:
             begin = first * row_bytes
             self.read(shard, offset, memory[begin : begin + size], size)
-        stay = None if cache is None else cache.which_stay(rows)
+        stay = None if which_stay is None else which_stay(rows)
         if stay is not None:
             for shard, offset in zip(shards[~stay].tolist(), offsets[~stay].tolist(), strict=True):
                 drop_behind(self.descriptors[shard], offset, row_bytes)

@@ -204,16 +204,16 @@ def test_what_other_loaders_hold_of_other_files_is_not_available(
     val = samples_of(Shards(make_dataset("val.bin", rows=(100,), shape=(10, 100, 3))))
     given = MemoryLimits.of(500_000, 0)
     held = limits.claim_ram(train, given.in_ram("disk"))
-    name, reason = machine.choose(val, 0, 0, given=given)
+    name, reason = machine.choose(val, 0, 10**9, given=given)
     assert name == "disk"
     assert reason.startswith(
         "304 kB does not fit in the 500 kB of cache_bytes beside the 304 kB of other Loaders, so "
         "193 kB of it are held there"
     )
-    name, reason = machine.choose(part, 0, 0, given=given)  # the same pages
+    name, reason = machine.choose(part, 0, 10**9, given=given)  # the same pages
     assert (name, reason[:23]) == ("uva", "304 kB fits in the 500 ")
     del held
-    assert machine.choose(val, 0, 0, given=given)[0] == "uva"
+    assert machine.choose(val, 0, 10**9, given=given)[0] == "uva"
 
 
 def test_the_choice_counts_only_what_a_subset_uses(
@@ -300,7 +300,7 @@ def choose_named(name: Any, samples: Samples, given: MemoryLimits = NO_LIMITS) -
 def test_the_same_share_of_each_array_is_held(
     machine: Machine, large_and_small: Callable[[], Samples], created: list[Created]
 ) -> None:
-    machine.set_up(0, 0)
+    machine.set_up(0, 10**9)
     samples = large_and_small()
     choose_named("auto", samples, MemoryLimits.of(234_000, 0))
     assert [one[:2] for one in created] == [
@@ -316,7 +316,7 @@ def test_the_same_share_of_each_array_is_held(
 def test_a_feed_asked_for_by_name_keeps_to_the_limits_that_are_given(
     machine: Machine, make_dataset: Callable[..., Index], created: list[Created]
 ) -> None:
-    machine.set_up(0, 0)
+    machine.set_up(0, 10**9)
     samples = samples_of(Shards(make_dataset(rows=(100,), shape=(10, 100, 3))))
     choose_named("dma", samples)  # also if there is too little RAM: it was asked for
     choose_named("uva", samples, MemoryLimits.of(304_096, None))

@@ -1,3 +1,5 @@
+import errno
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -118,7 +120,7 @@ def write(folder: Path, **files: str) -> None:
 def test_available_memory_is_the_kernels_estimate_within_the_limit_of_a_container(
     tmp_path: Path,
 ) -> None:
-    assert available_memory(tmp_path) == 0
+    assert available_memory(tmp_path) is None
     write(tmp_path / "proc", meminfo="MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
     assert available_memory(tmp_path) == 1_024_000
     write(tmp_path / "proc/self", cgroup="1:name=systemd:/\n0::/outer/inner\n")
@@ -128,3 +130,23 @@ def test_available_memory_is_the_kernels_estimate_within_the_limit_of_a_containe
     write(outer / "inner", memory_max="max\n", memory_current="0\n", memory_stat=stat)
     write(outer, memory_max="500000\n", memory_current="250000\n", memory_stat=stat)
     assert available_memory(tmp_path) == 500_000 - (250_000 - 150_000)
+    write(outer, memory_current="900000\n")
+    assert available_memory(tmp_path) == 0
+
+
+@pytest.mark.parametrize("name", ["meminfo", "memory.max"])
+def test_too_many_open_files_are_not_taken_for_unlimited_memory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "proc", meminfo="MemAvailable:    1000 kB\n")
+    write(tmp_path / "proc/self", cgroup="0::/\n")
+    read_text = Path.read_text
+
+    def refuse(path: Path) -> str:
+        if path.name == name:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        available_memory(tmp_path)

@@ -5,6 +5,8 @@ import math
 import mmap
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -165,17 +167,52 @@ def test_bytes_and_time_of_reads_are_counted_across_threads(
     open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = open_shards()
-    bytes_so_far, seconds = itertools.count(0, 1000), itertools.count(0, 2)
+    bytes_so_far, seconds, gather = itertools.count(0, 1000), itertools.count(0, 2), shards.gather
+    rows, out = gathered_rows(shards), np.empty((1, *shards.array.shape), np.uint8)
     monkeypatch.setattr(gathered, "bytes_read", bytes_so_far.__next__)
-    monkeypatch.setattr("time.monotonic", seconds.__next__)
-    rows = gathered_rows(shards)
-    with rows.reading(), rows.reading():  # as by two threads at the same time
-        pass
-    with rows.reading():
-        pass
+    monkeypatch.setattr(gathered, "time", SimpleNamespace(monotonic=seconds.__next__))
+
+    def gather_twice(*arguments: Any) -> Any:
+        """Gather while another thread does."""
+        monkeypatch.setattr(shards, "gather", gather)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(rows.gather, *arguments[:2]).result()
+        return gather(*arguments)
+
+    monkeypatch.setattr(shards, "gather", gather_twice)
+    rows.gather(np.array([1]), out)
+    rows.gather(np.array([2]), out)
     counts = rows.counts()
-    assert counts.bytes_read == 3000 + 1000 + 1000
+    assert (counts.served, counts.bytes_read) == (3, 3000 + 1000 + 1000)
     assert counts.seconds_reading == 2 + 2
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_is_forked_while_a_thread_gathers_counts_on(
+    open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards()
+    rows, out = gathered_rows(shards), np.empty((1, *shards.array.shape), np.uint8)
+    monkeypatch.setattr(gathered, "bytes_read", itertools.count().__next__)
+    with rows._reading(), rows._lock:  # as another thread of the parent may do
+        child = os.fork()
+        if not child:
+            rows.gather(np.array([1]), out)
+            os._exit(0 if rows.counts().bytes_read else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_rows_that_different_loaders_keep_count_for_each(
+    open_shards: Callable[[], Shards],
+) -> None:
+    """Even rows and odd rows have pages of their own, although in the same windows."""
+    shards, budget = open_shards(), 12 * PAGE
+    claims = [
+        claim_pages(Samples(shards, np.arange(first, 40, 2), ()), budget)[0] for first in (0, 1)
+    ]
+    assert claimed_bytes() <= budget
+    assert [claim.size for claim in claims] == [budget, 0]
 
 
 @pytest.mark.usefixtures("cold")

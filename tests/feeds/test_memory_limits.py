@@ -88,14 +88,14 @@ def test_a_limit_beyond_the_available_ram_is_cut_down_with_the_reason(
         )
     assert not MemoryLimits.of(57 << 30, None).cut_down("disk")
     assert not NO_LIMITS.cut_down("disk")
-    monkeypatch.setattr(limits, "available_memory", lambda: 0)  # the system does not report it
+    monkeypatch.setattr(limits, "available_memory", lambda: None)  # the system does not report it
     assert given.in_ram("disk").size == 500 * 10**9
 
 
 def test_rows_may_stay_in_the_page_cache_where_the_system_does_not_report_its_ram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "available_memory", lambda: 0)
+    monkeypatch.setattr(limits, "available_memory", lambda: None)
     assert NO_LIMITS.in_ram("cpu").size == math.inf
     assert NO_LIMITS.in_ram("disk").size == 0
 

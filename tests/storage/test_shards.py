@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -337,19 +336,6 @@ def test_rows_behind_a_foreign_header_are_read_from_the_file(
     np.testing.assert_array_equal(gathered(shards, [9, 0, 4, 5, 6]), values[[9, 0, 4, 5, 6]])
 
 
-class FirstRows:
-    """Keeps the rows below a number in the page cache."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def which_stay(self, rows: np.ndarray) -> np.ndarray:
-        return rows < self._count
-
-    def reading(self) -> nullcontext[None]:
-        return nullcontext()
-
-
 @pytest.mark.usefixtures("cold")
 def test_only_rows_that_are_not_kept_are_dropped_from_the_page_cache(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
@@ -364,7 +350,9 @@ def test_only_rows_that_are_not_kept_are_dropped_from_the_page_cache(
 
     monkeypatch.setattr(os, "posix_fadvise", record)
     rows, expected = [5, 0, 1, 4, 5], whole(shards)
-    np.testing.assert_array_equal(gathered(shards, rows, cache=FirstRows(4)), expected[rows])
+    np.testing.assert_array_equal(
+        gathered(shards, rows, which_stay=lambda some: some < 4), expected[rows]
+    )
     # Pages as a whole: rows 4 and 5 begin 9,096 and 14,096 bytes into shard 1.
     assert dropped == [(1, 12288), (1, 8192), (1, 12288)]
     dropped.clear()
