@@ -19,7 +19,7 @@ class Staging:
     """Page-locked buffers. Each is used again when the copy out of it has finished. Thread-safe.
 
     Once ``soft_limit`` buffers exist, `take` waits for the oldest copy instead of allocating
-    another. There are more only if more threads than that hold one at the same time. The memory is
+    another. There are more only if more than that are in use at the same time. The memory is
     freed with the last reference to it, when the device has finished its work.
     """
 

@@ -5,14 +5,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
+from contextlib import ExitStack
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from memload.errors import MemloadError
 from memload.feeds.page_locked import Staging
 from memload.machine import starting_threads
 from memload.storage.file_reads import bytes_of, drop_behind, open_direct, read_ahead
@@ -35,7 +38,9 @@ _THREAD_NAME = "memload-read"
 #: A part of a file to read: the number of the file, whether it stays in the page cache, the offset
 #: in the file, the position in the memory, the size, and how much of that the rows need. Behind it,
 #: the file may end. It is a plain tuple, as there is one for each row.
-_Read = tuple[int, bool, int, int, int, int]
+_FilePart = tuple[int, bool, int, int, int, int]
+#: What one thread does of a reading. Returns how many bytes were read.
+_Part = Callable[[], int]
 
 logger = logging.getLogger("memload")
 
@@ -43,7 +48,7 @@ logger = logging.getLogger("memload")
 class Reading:
     """Rows on their way from the disk into a page-locked buffer. See `RowReader.begin`.
 
-    What was not read yet when the last reference to the reading ends is never read.
+    What no thread has begun when the last reference to the reading ends is not read.
     """
 
     def __init__(self, buffer: Tensor, addresses: np.ndarray, staging: Staging) -> None:
@@ -75,6 +80,14 @@ class Reading:
         self._staging.give_back(self._buffer)
 
 
+class _DirectFiles(NamedTuple):
+    """Files opened for reading past the page cache."""
+
+    descriptors: list[int | None]  #: None where that cannot be done
+    are_direct: np.ndarray  #: where it can be done, bool
+    alignment: int  #: the largest one; all are powers of two
+
+
 class RowReader:
     """Reads rows past the page cache, or through it, with many reads in flight. Thread-safe.
 
@@ -90,20 +103,6 @@ class RowReader:
 
     def __init__(self, shards: Shards, device: torch.device, *, buffers: int) -> None:
         self._shards = shards
-        self._direct: list[int | None] = []
-        #: Offsets and sizes of direct reads, and addresses in memory, are multiples of this.
-        self.alignment = 1
-        opened: list[int] = []
-        weakref.finalize(self, _close, opened)
-        for descriptor in shards.descriptors:
-            file = open_direct(descriptor)
-            self._direct.append(None if file is None else file.descriptor)
-            if file is not None:
-                opened.append(file.descriptor)
-                self.alignment = max(self.alignment, file.alignment)
-        #: Whether all files can be read past the page cache.
-        self.is_direct = None not in self._direct
-        self._has_direct = np.array([number is not None for number in self._direct])
         self._device, self._buffers = device, buffers
         self._threads, self._staging = self._new_resources()
         #: Set while nobody waits for the disk.
@@ -113,14 +112,38 @@ class RowReader:
         self.bytes_read = 0
         self._is_closed = False
         self._lock = threading.Lock()
-        self._parts_begun = 0
+        self._under_way: set[_Part] = set()
         self._seconds_read = self._busy_since = 0.0
+
+    @cached_property
+    def _files(self) -> "_DirectFiles":
+        """The files, opened for direct reads. `dma` and `uva` mostly need none."""
+        with ExitStack() as opened:
+            files = []
+            for descriptor in self._shards.descriptors:
+                files.append(open_direct(descriptor))
+                if files[-1] is not None:
+                    opened.callback(os.close, files[-1].descriptor)
+            weakref.finalize(self, opened.pop_all().close)
+        direct = [None if file is None else file.descriptor for file in files]
+        alignment = max((file.alignment for file in files if file is not None), default=1)
+        return _DirectFiles(direct, np.array([file is not None for file in files]), alignment)
+
+    @property
+    def alignment(self) -> int:
+        """Offsets and sizes of direct reads, and addresses in memory, are multiples of this."""
+        return self._files.alignment
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether all files can be read past the page cache."""
+        return bool(self._files.are_direct.all())
 
     @property
     def seconds_read(self) -> float:
         """For how many seconds something was being read."""
         with self._lock:
-            busy = time.monotonic() - self._busy_since if self._parts_begun else 0.0
+            busy = time.monotonic() - self._busy_since if self._under_way else 0.0
             return self._seconds_read + busy
 
     def begin(self, rows: np.ndarray, kept: np.ndarray) -> Reading:
@@ -130,37 +153,45 @@ class RowReader:
         there. Other rows are read past it. Where that cannot be done, they are removed from it
         behind the read, and a warning in the log says so once.
 
-        Blocks only if all buffers are in use, until the device has copied out of the oldest one.
+        Blocks only at the limit of buffers, until the device has copied out of the one that was
+        given back first. Raises FormatError if too many files are open.
         """
-        if not (self.is_direct or kept.all()):
-            self._warn_of_page_cache()
-        begins, direct, cached, size = self._plan(rows, kept)
+        alignment = 1
+        if not kept.all():
+            alignment = self.alignment
+            if not self.is_direct:
+                self._warn_of_page_cache()
+        begins, direct, cached, size = self._plan(rows, kept, alignment)
         threads, staging = self._threads, self._staging
-        buffer = staging.reserve(size + self.alignment)
-        first = -buffer.data_ptr() % self.alignment
+        buffer = staging.reserve(size + alignment)
+        first = -buffer.data_ptr() % alignment
         memory = bytes_of(buffer.numpy())[first:]
         reading = Reading(buffer, buffer.data_ptr() + first + begins, staging)
         known = weakref.ref(reading)
         parts = self._divide(direct, cached, memory)
         if not staging.is_locked(buffer):
             parts.insert(0, partial(_lock, staging, buffer))
-        self._note_begin(len(parts))
-        with starting_threads("use feed='pinned' with num_threads=0"):
-            for part in parts:
-                reading.parts.append(threads.submit(self._run, part, known))
+        self._note_begin(parts)
+        try:
+            with starting_threads("use feed='pinned' with num_threads=0"):
+                for part in parts:
+                    reading.parts.append(threads.submit(self._run, part, known))
+        except MemloadError:
+            self._note_end(parts[len(reading.parts) :])
+            raise
         return reading
 
     def _plan(
-        self, rows: np.ndarray, kept: np.ndarray
-    ) -> tuple[np.ndarray, list[_Read], list[_Read], int]:
+        self, rows: np.ndarray, kept: np.ndarray, alignment: int
+    ) -> tuple[np.ndarray, list[_FilePart], list[_FilePart], int]:
         """Plan the reads of rows into memory.
 
         Returns where each row begins in the memory, the direct reads, those through the page cache,
         and how much memory they take.
         """
-        alignment, row_bytes = self.alignment, self._shards.array.row_bytes
+        row_bytes = self._shards.array.row_bytes
         file, offset = self._shards.offsets_of(rows)
-        is_cached = kept if self.is_direct else kept | ~self._has_direct[file]
+        is_cached = kept if kept.all() else kept | ~self._files.are_direct[file]
         order = np.lexsort((rows, kept, is_cached))  # direct reads first
         file, offset, kept = file[order], offset[order], kept[order]
         start = offset // alignment * alignment
@@ -181,10 +212,10 @@ class RowReader:
         return begins, reads[:num_direct], reads[num_direct:], int(size.sum())
 
     def _divide(
-        self, direct: list[_Read], cached: list[_Read], memory: memoryview
-    ) -> list[Callable[[], int]]:
+        self, direct: list[_FilePart], cached: list[_FilePart], memory: memoryview
+    ) -> list[_Part]:
         """Divide the reads of a batch into parts for threads: as few as keep the disk busy."""
-        free_threads = READS_IN_FLIGHT - self._parts_begun
+        free_threads = READS_IN_FLIGHT - len(self._under_way)
         num_direct = min(len(direct), max(free_threads, -(-len(direct) // _READS_PER_PART)))
         cached_bytes = sum(size for *_, size, _ in cached)
         num_cached = min(len(cached), -(-cached_bytes // _CACHED_BYTES_PER_PART))
@@ -193,7 +224,7 @@ class RowReader:
             *(partial(self._read_cached, cached[n::num_cached], memory) for n in range(num_cached)),
         ]
 
-    def _run(self, part: Callable[[], int], reading: "weakref.ref[Reading]") -> None:
+    def _run(self, part: _Part, reading: "weakref.ref[Reading]") -> None:
         """Do a part of a reading on a thread, unless nobody waits for it any more."""
         bytes_read = 0
         try:
@@ -203,16 +234,17 @@ class RowReader:
                 raise RuntimeError("The feed was closed before these rows were read.")
             bytes_read = part()
         finally:
-            self._note_end(bytes_read)
+            self._note_end([part], bytes_read)
 
-    def _read_direct(self, reads: list[_Read], memory: memoryview) -> int:
+    def _read_direct(self, reads: list[_FilePart], memory: memoryview) -> int:
         """Read past the page cache. Returns how many bytes."""
+        descriptors = self._files.descriptors
         for file, _, offset, position, size, needed in reads:
             part = memory[position : position + size]
-            self._shards.read(file, offset, part, needed, self._direct[file])
+            self._shards.read(file, offset, part, needed, descriptors[file])
         return sum(needed for *_, needed in reads)
 
-    def _read_cached(self, reads: list[_Read], memory: memoryview) -> int:
+    def _read_cached(self, reads: list[_FilePart], memory: memoryview) -> int:
         """Read through the page cache: the kernel is asked for all of it first."""
         descriptors = self._shards.descriptors
         for file, _, offset, _, _, needed in reads:
@@ -232,24 +264,27 @@ class RowReader:
         """
         begin = offset % self.alignment
         whole = -(-(begin + size) // self.alignment) * self.alignment
-        part = memory[:whole]
-        self._shards.read(file, offset - begin, part, begin + size, self._direct[file])
+        direct = self._files.descriptors[file]
+        self._shards.read(file, offset - begin, memory[:whole], begin + size, direct)
+        if direct is None:
+            drop_behind(self._shards.descriptors[file], offset, size)
         return begin
 
-    def _note_begin(self, parts: int) -> None:
+    def _note_begin(self, parts: Collection[_Part]) -> None:
         with self._lock:
-            if not self._parts_begun:
+            if not self._under_way:
                 self._busy_since = time.monotonic()
                 self.idle.clear()
-            self._parts_begun += parts
+            self._under_way.update(parts)
 
-    def _note_end(self, bytes_read: int) -> None:
+    def _note_end(self, parts: Collection[_Part], bytes_read: int = 0) -> None:
         with self._lock:
-            self._parts_begun -= 1
             self.bytes_read += bytes_read
-            if not self._parts_begun:
-                self._seconds_read += time.monotonic() - self._busy_since
-                self.idle.set()
+            if self._under_way:
+                self._under_way.difference_update(parts)
+                if not self._under_way:
+                    self._seconds_read += time.monotonic() - self._busy_since
+                    self.idle.set()
 
     def release(self) -> None:
         """Let go of the threads and buffers. They end once all reads that were begun are done.
@@ -259,10 +294,9 @@ class RowReader:
         self._threads, self._staging = self._new_resources()
 
     def close(self) -> None:
-        """Let the threads end, after the part of a batch that each is at.
+        """Let the threads end, after the part of a batch that each is at. The last call.
 
-        What no thread has begun is not read: waiting for it then raises RuntimeError, and so does
-        `begin`.
+        Waiting for what no thread has begun raises RuntimeError then.
         """
         self._is_closed = True
         # A thread of the pool may happen to collect a dropped Loader. It must not wait for itself.
@@ -276,7 +310,7 @@ class RowReader:
 
     def _warn_of_page_cache(self) -> None:
         """Say, once for each file system, that rows are read through the page cache."""
-        number = self._direct.index(None)
+        number = self._files.descriptors.index(None)
         file_system = os.fstat(self._shards.descriptors[number]).st_dev
         if file_system not in _file_systems_warned_of:
             _file_systems_warned_of.add(file_system)
@@ -296,8 +330,3 @@ def _lock(staging: Staging, buffer: Tensor) -> int:
     """Page-lock a buffer beside the reads into it. Returns how many bytes were read: none."""
     staging.lock(buffer)
     return 0
-
-
-def _close(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

@@ -5,9 +5,12 @@ import errno
 import mmap
 import os
 import struct
+import sys
 from typing import NamedTuple
 
 import numpy as np
+
+from memload.errors import FormatError
 
 #: A read of several rows has at most so many bytes, so that several requests share the work.
 _MAX_READ_BYTES = 1 << 20
@@ -40,18 +43,27 @@ def open_direct(descriptor: int) -> DirectFile | None:
     The caller closes it. Returns None where that cannot be done: on tmpfs, on some overlays and
     FUSE file systems, and on systems other than Linux. The alignment is what the kernel reports
     (``statx``, Linux 6.1) or, if it reports nothing, 4096 bytes. One read checks that it is
-    accepted.
+    accepted. Raises FormatError if too many files are open.
     """
-    if not hasattr(os, "O_DIRECT") or _is_in_ram(descriptor):
+    if sys.platform != "linux" or _is_in_ram(descriptor):
         return None
     reported = _reported_alignment(descriptor)
     if reported == 0:
         return None
     alignment = reported or _USUAL_ALIGNMENT
+    # This path is the same file, also if another one has taken its name since.
+    path = f"/proc/self/fd/{descriptor}"
     try:
-        # This path is the same file, also if another one has taken its name since.
-        direct = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:
+        direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            name = os.readlink(path)  # noqa: PTH115  # `path` is a text
+            raise FormatError(
+                f"{name} cannot be opened to read past the page cache: {error.strerror}. Each "
+                "shard needs up to three open files. Raise the limit (ulimit -n), or build fewer "
+                "and larger shards (--shard-size).",
+                path=name,
+            ) from error
         return None
     memory = np.frombuffer(mmap.mmap(-1, 2 * alignment), np.uint8)
     aligned = memory[-memory.ctypes.data % alignment :][:alignment]
@@ -62,6 +74,20 @@ def open_direct(descriptor: int) -> DirectFile | None:
             os.close(direct)
             return None
     return DirectFile(direct, alignment)
+
+
+def read_direct(descriptor: int, memory: memoryview, offset: int) -> int:
+    """Read past the page cache. Returns how many bytes were read; see `DirectFile`.
+
+    A read may end early, inside of a block, where another one cannot begin. Returns 0 if the file
+    system refuses this one, as some do for compressed or inline data. Raises OSError.
+    """
+    try:
+        return os.preadv(descriptor, [memory], offset)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return 0
 
 
 def _reported_alignment(descriptor: int) -> int | None:

@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.storage.file_reads import bytes_of, drop_behind, ranges_of, read_ahead
+from memload.storage.file_reads import bytes_of, drop_behind, ranges_of, read_ahead, read_direct
 from memload.storage.format import HEADER_BYTES, npy_header, read_npy_header, seal_of
 from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import disk_reads, map_side_by_side
@@ -214,15 +214,15 @@ class Shards:
         `open_direct`). Blocks; the GIL is released meanwhile. Raises FormatError, which names the
         row and the shard, if it cannot be read or ends too early.
         """
-        done, descriptor = 0, self.descriptors[shard] if direct is None else direct
+        done = 0
         try:
+            if direct is not None:
+                done = read_direct(direct, memory, offset)
             while done < needed:
-                count = os.preadv(descriptor, [memory[done:]], offset + done)
+                count = os.preadv(self.descriptors[shard], [memory[done:]], offset + done)
                 if not count:
                     self._raise_truncated(shard)
                 done += count
-                # A direct read may end inside of a block, where another one cannot begin.
-                descriptor = self.descriptors[shard]
         except OSError as error:
             self._raise_unreadable(shard, offset + done, needed - done, error)
 

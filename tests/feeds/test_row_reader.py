@@ -1,6 +1,7 @@
 """Rows come from files into page-locked memory. CUDA is replaced by functions that record."""
 
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from memload import FeedError, FormatError, Index
+from memload import FeedError, FormatError, Index, MemloadError
 from memload.feeds import page_locked, row_reader
 from memload.feeds.row_reader import READS_IN_FLIGHT, Reading, RowReader
 from memload.storage.file_reads import DirectFile
@@ -93,7 +94,9 @@ def align(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def open_reader(shards: Shards, buffers: int = 3) -> RowReader:
-    return RowReader(shards, CUDA, buffers=buffers)
+    reader = RowReader(shards, CUDA, buffers=buffers)
+    assert reader.alignment  # opens the files; a test may replace `os.preadv` afterwards
+    return reader
 
 
 def begin(reader: RowReader, rows: Any, kept: Any = False) -> Reading:
@@ -367,6 +370,41 @@ def test_shards_of_several_file_systems_are_read_each_in_its_way(
     for order in orders(60):
         found = finish(begin(reader, order), shards.array.row_bytes)
         np.testing.assert_array_equal(found, expected[order])
+    reader.close()
+
+
+def test_files_are_opened_once_more_for_rows_that_are_not_kept(
+    make_dataset: Make, held: Any
+) -> None:
+    shards = Shards(make_dataset(rows=(4, 4, 4)))
+    expected = stored(shards)
+    before = held.now()
+    reader = RowReader(shards, CUDA, buffers=2)
+    np.testing.assert_array_equal(finish(begin(reader, [0, 5, 11], True), 72), expected[[0, 5, 11]])
+    assert held.now().descriptors == before.descriptors
+    np.testing.assert_array_equal(finish(begin(reader, [7], False), 72), expected[[7]])
+    assert len(held.now().descriptors - before.descriptors) == (3 if reader.is_direct else 0)
+    reader.close()
+    del reader
+    gc.collect()
+    assert held.now().descriptors == before.descriptors
+
+
+def test_a_direct_read_that_the_file_system_refuses_goes_through_the_page_cache(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch, align: Callable[[int], None]
+) -> None:
+    align(512)
+    shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
+    expected, reader, preadv = stored(shards), open_reader(shards), os.preadv
+
+    def refuse(descriptor: int, memory: Any, offset: int) -> int:
+        if descriptor not in shards.descriptors and offset > 20_000:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return preadv(descriptor, memory, offset)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    for order in orders(20):
+        np.testing.assert_array_equal(finish(begin(reader, order), 3000), expected[order])
     reader.close()
 
 
@@ -673,6 +711,36 @@ def test_what_nobody_waits_for_any_more_is_not_read(
     del following
     reader.close()
     assert len(locked) == 1
+
+
+@pytest.mark.parametrize("can_start", [0, 3])
+def test_threads_that_cannot_be_started_leave_the_reader_idle(
+    can_start: int, wide: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, expected = open_reader(open_shards(wide)), stored(open_shards(wide))
+    start, left = threading.Thread.start, [can_start]
+
+    def refuse(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(MemloadError, match="No thread can be started"):
+            begin(reader, APART)
+    assert reader.idle.wait(10)
+    reading = begin(reader, APART)
+    np.testing.assert_array_equal(finish(reading, 30_000), expected[APART])
+    assert reader.idle.wait(10)
+    monkeypatch.setattr(os, "preadv", gate)
+    reading = begin(reader, APART)
+    gate.wait_for(1)
+    assert not reader.idle.is_set()
+    gate.open()
+    reading.wait()
+    reader.close()
 
 
 def test_closing_waits_for_reads_under_way_and_drops_the_others(

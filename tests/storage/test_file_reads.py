@@ -2,6 +2,7 @@ import ctypes
 import errno
 import os
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memload import FormatError
 from memload.storage import file_reads
 from memload.storage.file_reads import (
     DirectFile,
@@ -19,7 +21,7 @@ from memload.storage.file_reads import (
     read_ahead,
 )
 
-needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="needs O_DIRECT")
+needs_direct = pytest.mark.skipif(sys.platform != "linux", reason="needs O_DIRECT as on Linux")
 
 
 @pytest.fixture
@@ -167,6 +169,25 @@ def test_a_file_system_that_refuses_to_open_or_to_read_is_not_read_directly(
 
 
 @needs_direct
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_an_error_with_advice(
+    number: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+
+    def refuse(*arguments: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_reads, "_is_in_ram", lambda descriptor: False)
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(FormatError, match="ulimit -n") as caught:
+            open_direct(descriptor)
+    assert caught.value.path == str(path)
+    os.close(descriptor)
+
+
+@needs_direct
 def test_a_disk_that_fails_now_may_still_be_read_directly(
     path: Path, on_disk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,8 +209,8 @@ def test_files_in_ram_are_not_read_directly() -> None:
     os.close(descriptor)
 
 
-def test_systems_without_o_direct_do_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "O_DIRECT", raising=False)
+def test_systems_other_than_linux_do_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert open_file(path) is None
 
 
