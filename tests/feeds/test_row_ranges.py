@@ -7,8 +7,11 @@ import pytest
 
 from memload import Index
 from memload.feeds import windows
-from memload.feeds.row_ranges import NO_PIECES, RowRanges, RowTable
+from memload.feeds.row_ranges import NO_PIECES, RowRanges, RowTable, pieces_of_rows
+from memload.feeds.windows import pieces_of, plan_for_rows
 from memload.storage.shards import Shards
+
+ROW = 3000
 
 
 @pytest.fixture
@@ -73,3 +76,32 @@ def test_rows_are_counted_among_all_and_among_some(shards: Callable[[], Shards])
     assert ranges.count(np.array([1, 2, 3, 11, 12, 19])) == 3
     assert ranges.count(np.array([], np.int64)) == 0
     assert RowRanges(shards(), NO_PIECES).count(None) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_parts_of_files_hold_the_rows_whose_bytes_they_have(
+    seed: int, shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 8192)
+    opened, rng, rows = shards(), np.random.default_rng(seed), np.arange(20)
+    wanted = plan_for_rows(opened, rows)
+    for _ in range(20):
+        plan = rng.choice([0, 1, 4096, 8192], wanted.shape)
+        plan = np.minimum(plan, wanted)
+        in_ram = RowRanges(opened, rng.permutation(pieces_of(plan)))
+        has_byte = np.zeros((2, 40_960), bool)
+        for file, start, stop, _ in pieces_of(plan).tolist():
+            has_byte[file, start:stop] = True
+        expected = [
+            bool(has_byte[row // 10, 4096 + row % 10 * ROW :][:ROW].all()) for row in rows.tolist()
+        ]
+        assert in_ram.find(rows).are_held.tolist() == expected
+        # The others lie on the device, one behind the other.
+        spans = RowRanges(opened, pieces_of(wanted)).without(in_ram)
+        on_device = pieces_of_rows(opened, spans, 10**9)
+        both = RowRanges(opened, np.concatenate([on_device, in_ram.pieces])).find(rows)
+        assert both.are_held.all()
+        offsets, positions = 4096 + rows % 10 * ROW, np.cumsum(np.logical_not(expected)) - 1
+        assert np.array_equal(
+            both.addresses(), np.where(expected, offsets, 10**9 + positions * ROW)
+        )
