@@ -143,21 +143,29 @@ class GatheredRows:
             with self._lock:
                 self._under_way -= 1
                 self._bytes_since += bytes_read() - bytes_before
-                if not self._under_way and self._bytes_since:
-                    self._bytes_read += self._bytes_since
-                    self._seconds_reading += time.monotonic() - self._began
+                if not self._under_way:
+                    self._bytes_read, self._seconds_reading = self._read_until_now()
+
+    def _read_until_now(self) -> tuple[int, float]:
+        """Return how many bytes were read, and in how many seconds."""
+        if not self._bytes_since:  # what was gathered since then was in RAM
+            return self._bytes_read, self._seconds_reading
+        seconds = time.monotonic() - self._began
+        return self._bytes_read + self._bytes_since, self._seconds_reading + seconds
 
     def counts(self) -> ReadCounts:
         """Return what was gathered so far. It is not known which rows came from RAM."""
         with self._lock:
+            so_far = self._bytes_read, self._seconds_reading
+            size, seconds = self._read_until_now() if self._under_way else so_far
             return ReadCounts(
                 rows=self._rows,
                 rows_held=self._rows_to_stay,
                 rows_to_hold=self._rows_to_stay,
                 served=self._served,
                 hits=None,
-                bytes_read=self._bytes_read,
-                seconds_reading=self._seconds_reading,
+                bytes_read=size,
+                seconds_reading=seconds,
             )
 
 

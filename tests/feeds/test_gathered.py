@@ -177,6 +177,8 @@ def test_bytes_and_time_of_reads_are_counted_across_threads(
         monkeypatch.setattr(shards, "gather", gather)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(rows.gather, *arguments[:2]).result()
+        counts = rows.counts()  # while the first one goes on
+        assert (counts.served, counts.bytes_read, counts.seconds_reading) == (1, 1000, 2)
         return gather(*arguments)
 
     monkeypatch.setattr(shards, "gather", gather_twice)
@@ -184,7 +186,7 @@ def test_bytes_and_time_of_reads_are_counted_across_threads(
     rows.gather(np.array([2]), out)
     counts = rows.counts()
     assert (counts.served, counts.bytes_read) == (3, 3000 + 1000 + 1000)
-    assert counts.seconds_reading == 2 + 2
+    assert counts.seconds_reading == 4 + 2
 
 
 @pytest.mark.usefixtures("cold")
