@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from memload.bench.stages import Stage, measure_in_turn
 from memload.cli import main
 from memload.feeds import limits
 from memload.feeds.choice import Choice
+from memload.feeds.factory import FeedFactory
 from memload.storage.file_reads import DirectFile
 from memload.storage.index import Index
 
@@ -158,6 +160,30 @@ def test_the_feed_disk_is_measured_with_nothing_held_and_with_the_share_that_aut
     assert re.match(
         r"Loader, disk, train\(10\): \d+ of 100 rows stay in the page cache; ", notes[2]
     )
+
+
+def test_the_feed_is_chosen_for_all_samples_and_created_for_some(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setting, "_SAMPLE_BYTES", 40 * 3000)
+    measured = setting.Setting(MemmapDataset(make_dataset(rows=(100,), shape=(10, 100, 3)).path))
+    measured.device = torch.device("cuda", 0)
+    created: list[Any] = []
+
+    def create(factory: FeedFactory, names: Any) -> Any:
+        created.append((names, len(factory.samples.row), factory.by_name))
+        return SimpleNamespace(close=lambda: created.append("closed"))
+
+    memory = {"mem_get_info": (3000 * 4 * 99, 0), "memory_reserved": 0, "memory_allocated": 0}
+    for name, value in memory.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(run, "find_device", lambda device: device)
+    monkeypatch.setattr(limits, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(FeedFactory, "create", create)
+    chosen = run._choose_feed(measured)  # 99 of 100 samples would fit on the device
+    assert chosen.name == "uva"
+    assert "resident: 301 kB does not fit" in chosen.reason
+    assert created == [(("uva",), 40, False), "closed"]
 
 
 def test_the_share_is_the_median_over_the_rounds_and_the_slowest_limit_counts() -> None:

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +14,17 @@ from memload import inspection
 from memload.bench import stages
 from memload.bench.decoding import decoding_stage
 from memload.bench.disk import cold_stages, larger_than_ram_stages
-from memload.bench.loading import make_loader
 from memload.bench.memory import memory_stages
 from memload.bench.report import Line, Report, line_of
 from memload.bench.setting import Setting
 from memload.bench.stages import Stage, measure_in_turn
 from memload.feeds.choice import Choice, first_that_serves
-from memload.feeds.interface import Feed
+from memload.feeds.factory import FeedFactory
+from memload.feeds.limits import NO_LIMITS
 from memload.machine import available_cores
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
+from memload.reading.streams import find_device
 
 
 def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
@@ -94,13 +95,20 @@ def _choose_feed(setting: Setting) -> Choice:
     if setting.device.type == "cpu":
         return Choice("cpu", "the device is cpu")
 
-    def create(names: Sequence[str]) -> Feed:
-        # A Loader stands for its feed here: `first_that_serves` looks only at whether making it
-        # raises, and returns it unused.
-        return cast("Feed", make_loader(setting.sample, 1, device=setting.device, feed=names[0]))
-
-    samples = samples_of(setting.dataset, setting.dataset.sample_names)
-    return first_that_serves(create, samples, setting.device)[1]
+    device, names = find_device(setting.device), setting.dataset.sample_names
+    factory = FeedFactory(
+        samples_of(setting.sample, names),
+        device,
+        NO_LIMITS,
+        num_threads=setting.threads,
+        prefetch_factor=2,
+        buffers=4,
+        by_name=False,
+    )
+    all_samples = samples_of(setting.dataset, names)
+    feed, choice = first_that_serves(factory.create, all_samples, device)
+    feed.close()
+    return choice
 
 
 def _machine() -> dict[str, Any]:
