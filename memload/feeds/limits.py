@@ -59,10 +59,10 @@ class MemoryLimits(NamedTuple):
         """Raise ValueError if a limit was given that has no effect on a feed."""
         for (name, feeds), size in zip(_FEEDS_WITH.items(), self, strict=True):
             if size is not None and feed not in feeds:
-                raise ValueError(
-                    f"{name} has no effect on feed={feed!r}. Leave it out, or use one of the feeds "
-                    f"{', '.join(feeds)}."
-                )
+                advice = f"Leave it out, or use one of the feeds {', '.join(feeds)}."
+                if feed == "cpu":
+                    advice = "Leave it out on the CPU: it is about the memory of a GPU."
+                raise ValueError(f"{name} has no effect on feed={feed!r}. {advice}")
 
     def in_ram(self, feed: str) -> Limit:
         """Return the limit of rows that a feed holds in RAM.

@@ -745,7 +745,7 @@ os.kept = iterators  # which is deleted after the modules of memload were
         (
             {"resident_bytes": "1GB", "device": "cpu"},
             ValueError,
-            "resident_bytes has no effect on feed='cpu'. Leave it out, or use one of the feeds aut",
+            "resident_bytes has no effect on feed='cpu'. Leave it out on the CPU: it is about the m",
         ),
         ({"device": "gpu"}, ValueError, "device: 'gpu' is not supported."),
         ({"device": "meta"}, ValueError, "device: 'meta' is not supported."),
