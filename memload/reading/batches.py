@@ -61,7 +61,9 @@ def batch_maker(
     made.
     """
     prepared = None
-    with torch.cuda.stream(stream):
+    # torch.cuda.stream(None) starts CUDA, which fails in a child that was forked from a process
+    # that uses it.
+    with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         begin_reading = feed.prepare(chunk.samples)
         if isinstance(transform, Transform):
             prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)

@@ -667,6 +667,19 @@ def test_a_stop_iteration_of_the_transform_is_an_error_and_not_the_end(num_threa
         list(make(5, transform=stop, num_threads=num_threads))
 
 
+def test_a_loader_on_the_cpu_never_asks_for_a_stream_of_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA cannot be started in a child that was forked from a process that uses it."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    for name in ("stream", "current_device", "current_stream", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, fail)
+    assert flat(visits(make(num_threads=0))) == list(range(SIZE))
+
+
 @pytest.mark.parametrize(("num_threads", "prefetch_factor"), [(0, 2), (1, 1), (3, 2)])
 def test_a_loader_works_in_a_forked_child_but_an_iterator_from_before_does_not(
     num_threads: int, prefetch_factor: int, in_forked_child: Callable[..., Any]
