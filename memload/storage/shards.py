@@ -224,7 +224,7 @@ class Shards:
                     self._raise_truncated(shard)
                 done += count
         except OSError as error:
-            self._raise_unreadable(shard, offset + done, needed - done, error)
+            self._raise_unreadable(shard, offset, needed, error)
 
     def check_sizes(self, shards: Collection[int]) -> None:
         """Raise FormatError if one of these shards is shorter than when it was opened."""
@@ -260,13 +260,14 @@ class Shards:
         ) from error
 
     def _first_unreadable(self, shard: int, offset: int, size: int) -> int:
-        """Return the first byte in a part of a shard that cannot be read.
+        """Return the first byte in the rows of a part of a shard that cannot be read.
 
         A direct read does not report it, so each row is read once more, through the page cache. If
-        that succeeds, it is the last byte of the part.
+        that succeeds, it is the last byte of the part. The part may begin inside of a row, which is
+        read because of its block only.
         """
         header_bytes, row_bytes = self.array.header_bytes, self.array.row_bytes
-        first_row = max(0, offset - header_bytes) // row_bytes
+        first_row = -(-max(0, offset - header_bytes) // row_bytes)
         memory = bytearray(row_bytes)
         for start in range(header_bytes + first_row * row_bytes, offset + size, row_bytes):
             try:

@@ -474,6 +474,23 @@ def test_a_read_error_names_the_row_of_the_failing_byte_and_its_shard(
     reader.close()
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_if_all_reads_fail_the_first_row_that_was_asked_for_is_named(
+    is_kept: bool, make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards(make_dataset(rows=(20,), shape=(10, 100, 3)))
+    reader = open_reader(shards)
+
+    def fail(*arguments: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    for row in range(20):
+        with pytest.raises(FormatError, match=f"where row {row} is"):
+            begin(reader, [row, row], is_kept).wait()
+    reader.close()
+
+
 def test_a_failed_reading_gives_its_memory_back_without_a_collection_of_garbage(
     make_dataset: Make, fail: Any, locked: dict[int, int]
 ) -> None:
