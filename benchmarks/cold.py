@@ -392,7 +392,9 @@ def measure(bench: Bench, table: Table) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, one in measured.items():
         of_way = {
-            figure.split(" › ")[1]: found[figure] for figure in found if f"{name} › " in figure
+            figure.split(" › ")[1]: found[figure]
+            for figure in found
+            if figure.startswith(f"{name} › ")
         }
         if one.limit is not None:
             rates, limit = of_way.pop("images/s"), one.limit(found)
@@ -416,9 +418,7 @@ def described(bench: Bench) -> str:
     size, available = bench.path.stat().st_size, available_memory()
     text = f"the file has {size / 1e9:.3g} GB, {available / 1e9:.3g} GB of RAM are available"
     if (left := ram_to_leave(bench)) is not None:
-        return (
-            f"{text}; for a file larger than RAM, all but {left / 1e9:.3g} GB of it are taken away"
-        )
+        text += f"; for a file larger than RAM, an anonymous allocation leaves {left / 1e9:.3g} GB"
     return text
 
 
@@ -462,7 +462,8 @@ def main() -> None:
     left_out += ["--quick"] * (options.quick and options.device == "cpu")
     left_out += [f"--only {shlex.join(options.only)}"] * bool(options.only)
     left_out += [f"without {title}" for title in failed]
-    shown = ("images", "rows", "side", "batch", "rounds", "device")
+    parameters |= {"images": options.images, "rows": bench.count}
+    shown = ("side", "batch", "rounds", "device")
     parameters |= {name: getattr(options, name) for name in shown} | {"pages": "cold"}
     harness.record("cold", options, results, parameters, left_out)
     print(json.dumps({"parameters": parameters, "results": results}, indent=1, ensure_ascii=False))
