@@ -26,47 +26,29 @@ class Staging:
     def __init__(self, device: torch.device, *, soft_limit: int) -> None:
         self._device, self._soft_limit = device, soft_limit
         self._size = 0
-        #: The memory of all buffers of this size; and of those that are not page-locked yet.
-        self._allocated: list[weakref.ref[np.ndarray]] = []
-        self._unlocked: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
+        #: The finalizers of the buffers of this size, which are alive until the memory is freed.
+        self._allocated: list[weakref.finalize[..., Any]] = []
         self._lock = threading.Lock()
         #: Buffers to use again, oldest first, and the CUDA event after the copy out of each.
         self._free: deque[tuple[Tensor, Any]] = deque()
 
-    def take(self, size: int) -> Tensor:
+    def take(self, size: int, room: int = 0) -> Tensor:
         """Return a uint8 buffer of at least ``size`` bytes. No copy reads from it any more.
 
-        Give it back with `give_back`, or drop it. All buffers have the size of the largest batch so
-        far.
-        """
-        buffer = self._next(size, size)
-        self.lock(buffer)
-        return buffer
-
-    def reserve(self, size: int) -> Tensor:
-        """Return a buffer as `take` does, which may have to be page-locked yet: call `lock`.
-
-        New buffers get an eighth more than ``size``, for batches whose sizes differ a little.
-        """
-        return self._next(size, size + size // 8)
-
-    def is_locked(self, buffer: Tensor) -> bool:
-        """Return whether a buffer is page-locked, so that `lock` has nothing to do."""
-        return buffer.data_ptr() not in self._unlocked
-
-    def lock(self, buffer: Tensor) -> None:
-        """Page-lock a buffer that `reserve` returned, unless it is. Copy from it after that.
-
-        This takes 12 ms for 38 MB on one host. The memory may be written to meanwhile. Raises
-        FeedError.
+        Give it back with `give_back`, or drop it. If a batch is larger than all before, buffers are
+        allocated anew, with ``room`` for somewhat larger ones: page-locking 38 MB takes 12 ms.
         """
         with self._lock:
-            memory = self._unlocked.pop(buffer.data_ptr(), None)
-        if memory is not None:
-            address, process = memory.ctypes.data, os.getpid()
-            with torch.cuda.device(self._device):
-                register(address, memory.size, 0)
-            weakref.finalize(memory, _free, address, self._device, process)
+            if size > self._size:
+                self._free.clear()
+                self._size, self._allocated = size + room, []
+            self._allocated = [buffer for buffer in self._allocated if buffer.alive]
+            at_limit = len(self._allocated) >= self._soft_limit
+            if not self._free or not (at_limit or self._free[0][1].query()):
+                return self._allocate()
+            buffer, copied = self._free.popleft()
+        copied.synchronize()
+        return buffer
 
     def give_back(self, buffer: Tensor) -> None:
         """Accept a buffer back, once the last copy out of it was put on the current stream."""
@@ -76,24 +58,12 @@ class Staging:
             if len(buffer) >= self._size:
                 self._free.append((buffer, copied))
 
-    def _next(self, size: int, new_size: int) -> Tensor:
-        """Return a buffer of at least ``size`` bytes. New ones may get a new size."""
-        with self._lock:
-            if size > self._size:
-                self._free.clear()
-                self._size, self._allocated = new_size, []
-            self._allocated = [buffer for buffer in self._allocated if buffer() is not None]
-            at_limit = len(self._allocated) >= self._soft_limit
-            if not self._free or not (at_limit or self._free[0][1].query()):
-                return self._allocate()
-            buffer, copied = self._free.popleft()
-        copied.synchronize()
-        return buffer
-
     def _allocate(self) -> Tensor:
         memory = np.frombuffer(mmap.mmap(-1, max(self._size, 1)), np.uint8)
-        self._allocated.append(weakref.ref(memory))
-        self._unlocked[memory.ctypes.data] = memory
+        address, process = memory.ctypes.data, os.getpid()
+        with torch.cuda.device(self._device):
+            register(address, memory.size, 0)
+        self._allocated.append(weakref.finalize(memory, _free, address, self._device, process))
         return torch.from_numpy(memory)
 
 

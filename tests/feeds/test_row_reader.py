@@ -678,25 +678,7 @@ def test_idle_tells_whether_something_is_being_read(
     reader.close()
 
 
-def test_memory_is_page_locked_while_the_first_rows_are_read_into_it(
-    wide: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, expected = open_reader(open_shards(wide)), stored(open_shards(wide))
-    is_locked = threading.Event()
-    register = page_locked.register
-    monkeypatch.setattr(os, "preadv", gate)
-    monkeypatch.setattr(
-        page_locked, "register", lambda *arguments: is_locked.set() or register(*arguments)
-    )
-    reading = begin(reader, APART)
-    assert is_locked.wait(10)
-    gate.wait_for(READS_IN_FLIGHT)
-    gate.open()
-    np.testing.assert_array_equal(finish(reading, 30_000), expected[APART])
-    reader.close()
-
-
-def test_memory_that_cannot_be_page_locked_is_an_error_of_the_reading(
+def test_memory_that_cannot_be_page_locked_is_an_error(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(address: int, size: int, flags: int) -> None:
@@ -706,7 +688,7 @@ def test_memory_that_cannot_be_page_locked_is_an_error_of_the_reading(
     reader = open_reader(open_shards(wide))
     for _ in range(2):
         with pytest.raises(FeedError, match="cannot page-lock"):
-            begin(reader, APART).wait()
+            begin(reader, APART)
     reader.close()
 
 
