@@ -6,9 +6,11 @@ kernel alone would keep what was used last, of which a new order finds little: w
 the rows 15 %, where rows that stay are found 50 %.
 
     samples ─▶ claim_pages: a claim for each array ─▶ rows_of_claim: which of its rows stay
+                                                      ─▶ StayingRows: drops the others
 """
 
 import hashlib
+import itertools
 import mmap
 import os
 import threading
@@ -16,14 +18,21 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 
 import numpy as np
 
-from memload.feeds.budget import Claim, claim_all, claimed_bytes
+from memload.feeds.budget import Claim, claim_all, claimed_bytes, identity_of
 from memload.feeds.interface import ReadCounts, Samples
 from memload.feeds.windows import WINDOW_BYTES, plan_for_rows, window_sizes
+from memload.storage.file_reads import drop_behind
 from memload.storage.mapping import bytes_read
 from memload.storage.shards import Shards
+
+#: Files are numbered one behind another, each as long as the largest one of ext4.
+_MAX_FILE_BYTES = 1 << 44
+_file_numbers: dict[tuple[int, ...], int] = {}
+_next_number = itertools.count()
 
 
 def claim_pages(samples: Samples, budget: float) -> list[Claim]:
@@ -97,6 +106,57 @@ def rows_of_claim(shards: Shards, used: np.ndarray, claim: Claim) -> np.ndarray 
     return stays
 
 
+class StayingRows:
+    """Rows of an array that stay in the page cache, and drops others from it. Thread-safe.
+
+    ``used`` and ``claim`` are those of `rows_of_claim`. Without a claim, all used rows stay.
+    """
+
+    def __init__(self, shards: Shards, used: np.ndarray, claim: Claim | None) -> None:
+        stays = None if claim is None else rows_of_claim(shards, used, claim)
+        self._shards, self._are_all = shards, stays is None
+        self._rows = used if stays is None else np.flatnonzero(stays)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @cached_property
+    def _file_starts(self) -> np.ndarray:
+        """Where each file begins, in one numbering of the bytes of all files: int64."""
+        files = [identity_of(descriptor) for descriptor in self._shards.descriptors]
+        numbers = [_file_numbers.setdefault(file, next(_next_number)) for file in files]
+        return np.array(numbers, np.int64) * _MAX_FILE_BYTES
+
+    @cached_property
+    def _begins(self) -> np.ndarray:
+        """Where each row begins that stays, in the same numbering: int64, in ascending order."""
+        file, offset = self._shards.offsets_of(self._rows)
+        return np.sort(self._file_starts[file] + offset, kind="stable")
+
+    def drop_others(self, rows: np.ndarray) -> None:
+        """Drop rows from the page cache: int64 ``(n,)``. Those that stay are left there.
+
+        A page is left, too, if it has bytes of a row that stays. So are the rows that stay for any
+        Loader of the process.
+        """
+        if self._are_all:
+            return
+        page, row_bytes = mmap.PAGESIZE, self._shards.array.row_bytes
+        file, offset = self._shards.offsets_of(rows)
+        first, last = offset // page * page, (offset + row_bytes - 1) // page * page
+        # Of each row, the first page, those in between, and the last one.
+        begin = self._file_starts[file] + [first, first + page, last]
+        end = self._file_starts[file] + [first + page, last, last + page]
+        is_left = np.zeros(begin.shape, bool)
+        for staying in [self, *_staying_in_loaders()]:
+            begun = np.searchsorted(staying._begins, end)
+            is_left |= begun > np.searchsorted(staying._begins, begin - row_bytes, side="right")
+        start, stop = first + page * is_left[0], last + page * ~is_left[2]
+        some = ~is_left[1] & (start < stop)
+        for number, *part in np.stack([file, start, stop - start], 1)[some].tolist():
+            drop_behind(self._shards.descriptors[number], *part)
+
+
 class GatheredRows:
     """Gathers rows of samples, and keeps those of a claim in the page cache. Thread-safe.
 
@@ -106,13 +166,11 @@ class GatheredRows:
 
     def __init__(self, samples: Samples, claim: Claim | None) -> None:
         used = samples.used_rows()
-        self._shards, self._claim = samples.shards, claim
-        self._stays = None if claim is None else rows_of_claim(samples.shards, used, claim)
-        self._rows = self._rows_to_stay = len(used)
-        if self._stays is not None:
-            self._rows_to_stay = int(self._stays.sum())
+        self._shards, self._claim, self._rows = samples.shards, claim, len(used)
+        self._staying = StayingRows(samples.shards, used, claim)
         self._lock = threading.Lock()
-        _open_rows.add(self)
+        with _lock:
+            _open_rows.add(self)
         self._served = self._bytes_read = 0
         self._seconds_reading = 0.0
         # Of the reads that are under way: how many, since when, and what was read since then.
@@ -121,13 +179,9 @@ class GatheredRows:
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy rows into ``out``. See `Shards.gather`."""
         with self._reading() if self._shards.is_cold else nullcontext():
-            self._shards.gather(rows, out, self._which_stay)
+            self._shards.gather(rows, out, self._staying.drop_others)
         with self._lock:
             self._served += len(rows)
-
-    def _which_stay(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return which rows stay, bool ``(n,)``. None: all."""
-        return None if self._stays is None else self._stays[rows]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -160,8 +214,8 @@ class GatheredRows:
             size, seconds = self._read_until_now() if self._under_way else so_far
             return ReadCounts(
                 rows=self._rows,
-                rows_held=self._rows_to_stay,
-                rows_to_hold=self._rows_to_stay,
+                rows_held=len(self._staying),
+                rows_to_hold=len(self._staying),
                 served=self._served,
                 hits=None,
                 bytes_read=size,
@@ -169,11 +223,20 @@ class GatheredRows:
             )
 
 
-#: So that a forked child can begin anew: the threads that read are not in it.
+#: All that are open. Their rows stay, and a forked child begins anew.
 _open_rows: weakref.WeakSet[GatheredRows] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def _staying_in_loaders() -> list[StayingRows]:
+    with _lock:
+        return [rows._staying for rows in _open_rows]
 
 
 def _begin_in_child() -> None:
+    """Renew what the threads of the parent process held, which are not in the child."""
+    global _lock  # noqa: PLW0603  # there is no other way to renew it
+    _lock = threading.Lock()
     for rows in _open_rows:
         rows._lock, rows._under_way = threading.Lock(), 0
 

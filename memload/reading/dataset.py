@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from memload.editing.columns import column_of, replace_columns
 from memload.editing.export import ExportReport, ImageFormat, export
 from memload.editing.report import check_index_output
-from memload.feeds.gathered import claim_pages, rows_of_claim
+from memload.feeds.gathered import StayingRows, claim_pages
 from memload.feeds.interface import Samples
 from memload.feeds.limits import NO_LIMITS
 from memload.reading.columns import INDEX, choose_names
@@ -134,7 +134,7 @@ class MemmapDataset(Dataset[Any]):
         """
         self.index = index if chosen is None else index.subset(chosen)
         self._whole_index, self._chosen, self._opened = index, chosen, opened
-        self._staying: dict[str, np.ndarray | None] = {}
+        self._staying: dict[str, StayingRows] = {}
         for name in _LISTS:  # those of the data set that this is a view of
             vars(self).pop(name, None)
         #: every column of the data set by name, tensors ``(n, …)``
@@ -364,13 +364,13 @@ class MemmapDataset(Dataset[Any]):
                 f"{shape} of {dtype} on cpu, contiguous, is needed"
             )
         rows = self.index.rows_of(name)[positions]
-        shards.gather(rows, out.numpy(), partial(self._which_stay, name))
+        shards.gather(rows, out.numpy(), partial(self._drop_others, name))
         return out
 
-    def _which_stay(self, name: str, rows: np.ndarray) -> np.ndarray | None:
-        """Return which rows of an array stay in the page cache: bool ``(n,)``. None: all.
+    def _drop_others(self, name: str, rows: np.ndarray) -> None:
+        """Drop rows of an array from the page cache, except for those that stay there.
 
-        It is found out when rows are first read from the disk.
+        Which ones stay is found out when rows are first read from the disk.
         """
         if name not in self._staying:
             arrays = {
@@ -382,10 +382,9 @@ class MemmapDataset(Dataset[Any]):
             claims = claim_pages(replace(first, others=others), NO_LIMITS.in_ram("cpu").size)
             for (opened, array), claim in zip(arrays.items(), claims, strict=True):
                 # What was found before stays, also if another array was opened since.
-                stays = rows_of_claim(array.shards, array.used_rows(), claim)
-                self._staying.setdefault(opened, stays)
-        stays = self._staying[name]
-        return None if stays is None else stays[rows]
+                staying = StayingRows(array.shards, array.used_rows(), claim)
+                self._staying.setdefault(opened, staying)
+        self._staying[name].drop_others(rows)
 
     def subset(self, indices: Any) -> "MemmapDataset":
         """Return a view of some samples, in the order given. No pixel is copied.

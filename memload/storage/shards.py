@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.storage.file_reads import bytes_of, drop_behind, ranges_of, read_ahead, read_direct
+from memload.storage.file_reads import bytes_of, ranges_of, read_ahead, read_direct
 from memload.storage.format import HEADER_BYTES, npy_header, read_npy_header, seal_of
 from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import disk_reads, map_side_by_side
@@ -28,9 +28,6 @@ _SHARDS_CHECKED_EACH_TIME = 16
 _SECONDS_BETWEEN_CHECKS = 0.01
 #: After a gather that read from the disk, so many gathers read the files instead of the map.
 _COLD_GATHERS = 64
-
-#: Returns which rows may stay in the page cache: bool ``(n,)``. None: all. See `Shards.gather`.
-WhichStay = Callable[[np.ndarray], np.ndarray | None]
 
 
 class Shards:
@@ -147,7 +144,10 @@ class Shards:
         return shard, self.array.header_bytes + row_in_shard * self.array.row_bytes
 
     def gather(
-        self, rows: np.ndarray, out: np.ndarray, which_stay: WhichStay | None = None
+        self,
+        rows: np.ndarray,
+        out: np.ndarray,
+        after_read: Callable[[np.ndarray], None] | None = None,
     ) -> np.ndarray:
         """Copy rows into ``out`` and return it.
 
@@ -162,15 +162,16 @@ class Shards:
         busy, and it reads these rows only. On one disk, one thread reaches 0.95 of the speed of
         O_DIRECT with 64 threads this way. Page faults reach 0.1.
 
-        ``which_stay(rows)`` tells which rows may stay in the page cache once they were read: bool
-        ``(n,)``, or None for all. It is called only if rows are read from the files. By default all
-        may stay.
+        ``after_read(rows)`` is called if rows were read from the files. They are in the page cache
+        then, and it may drop some.
         """
         shards = self.shard_of(rows)
         self.check_sizes(set(shards.tolist()))
         reads_before = disk_reads()
         if self.is_cold:
-            self._read(rows, out, which_stay)
+            self._read(rows, out)
+            if after_read is not None:
+                after_read(rows)
         else:
             # mode="clip" copies straight into out. "raise" copies through a buffer, 6 times as
             # slowly.
@@ -187,7 +188,7 @@ class Shards:
         """Whether the next gather reads the files: one of the last 64 has read from the disk."""
         return self._cold_gathers_left > 0
 
-    def _read(self, rows: np.ndarray, out: np.ndarray, which_stay: WhichStay | None) -> None:
+    def _read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Read rows from the files into ``out``, through the page cache."""
         row_bytes = self.array.row_bytes
         shards, offsets = self.offsets_of(rows)
@@ -200,10 +201,6 @@ class Shards:
         for shard, offset, size, first in parts:
             begin = first * row_bytes
             self.read(shard, offset, memory[begin : begin + size], size)
-        stay = None if which_stay is None else which_stay(rows)
-        if stay is not None:
-            for shard, offset in zip(shards[~stay].tolist(), offsets[~stay].tolist(), strict=True):
-                drop_behind(self.descriptors[shard], offset, row_bytes)
 
     def read(
         self, shard: int, offset: int, memory: memoryview, needed: int, direct: int | None = None

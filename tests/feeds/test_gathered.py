@@ -1,11 +1,13 @@
 """Which rows stay in the page cache, and what the feeds that gather rows count."""
 
+import ctypes
 import itertools
 import math
 import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,12 +105,15 @@ def test_rows_that_another_loader_keeps_cost_nothing(open_shards: Callable[[], S
 
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The descriptor and the offset of everything that is dropped from the page cache."""
+    """The descriptor and the number of every page that is dropped from the page cache."""
     found: list[tuple[int, int]] = []
 
     def record(descriptor: int, offset: int, size: int, advice: int) -> None:
         if advice == os.POSIX_FADV_DONTNEED:
-            found.append((descriptor, offset))
+            assert size > 0 == offset % PAGE == size % PAGE
+            found.extend(
+                (descriptor, page) for page in range(offset // PAGE, (offset + size) // PAGE)
+            )
 
     monkeypatch.setattr(os, "posix_fadvise", record)
     return found
@@ -134,14 +139,10 @@ def test_a_feed_drops_the_rows_that_do_not_stay(
         pixels = np.zeros((20, *shards.array.shape), np.uint8)
         feed._gather(used[order], pixels)  # without the copy to the device
     np.testing.assert_array_equal(pixels, np.concatenate(shards.maps)[used[order]])
-    expected = [
-        (shards.descriptors[row // 20], (4096 + row % 20 * 3000) // PAGE * PAGE)
-        for row in used[order].tolist()
-        if not stays[row]
-    ]
-    assert dropped == expected
+    others = pages_with(shards, used[~stays[used]]) - pages_with(shards, np.flatnonzero(stays))
+    assert set(dropped) == {(shards.descriptors[shard], page) for shard, page in others}
     counts = feed.counts()
-    assert (counts.rows, counts.rows_to_hold, counts.served) == (20, 20 - len(expected), 20)
+    assert (counts.rows, counts.rows_to_hold, counts.served) == (20, stays.sum(), 20)
     assert counts.hits is None
     feed.close()
 
@@ -217,6 +218,106 @@ def test_rows_that_different_loaders_keep_count_for_each(
     assert [claim.size for claim in claims] == [budget, 0]
 
 
+@pytest.fixture
+def cached_pages(tmp_path: Path) -> Callable[[Path], list[bool]]:
+    """Returns which pages of a file are in the page cache. Skips where there is no telling."""
+    probe = tmp_path / "probe"
+    probe.write_bytes(bytes(4 * PAGE))
+    drop_all(probe)
+    if any(look_for_pages(probe)):
+        pytest.skip("the file system does not drop pages")
+    return look_for_pages
+
+
+def look_for_pages(path: Path) -> list[bool]:
+    """Return which pages of a file are in the page cache. Unlike a read, mincore brings none in."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        found = np.zeros(-(-len(mapped) // PAGE), np.uint8)
+        memory = np.frombuffer(mapped, np.uint8)
+        address, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(len(memory))
+        del memory  # or the map cannot be closed
+        if ctypes.CDLL(None).mincore(address, size, ctypes.c_void_p(found.ctypes.data)):
+            pytest.skip("the system does not tell what it caches")
+    return (found & 1).astype(bool).tolist()
+
+
+def drop_all(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def pages_of(shards: Shards, rows: Any, pages: int) -> list[bool]:
+    """Return which of a file's first pages have bytes of some rows."""
+    found, size = np.zeros(pages, bool), shards.array.row_bytes
+    for row in rows:
+        offset = shards.array.header_bytes + row * size
+        found[offset // PAGE : (offset + size - 1) // PAGE + 1] = True
+    return found.tolist()
+
+
+SHAPES = [(16, 64, 1), (32, 32, 3), (224, 224, 3), (1, 5000, 1)]  # 1 KiB, 3 KiB, 147 KiB, 5,000 B
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("every", [2, 5])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_exactly_the_pages_of_rows_that_stay_are_left(
+    shape: Any, every: int, make_dataset: Make, cached_pages: Callable[[Path], list[bool]]
+) -> None:
+    """All rows are read, in any order. Of every few, one stays for another Loader."""
+    shards = Shards(make_dataset(rows=(40,), shape=shape))
+    path, kept = shards.paths[0], np.arange(0, 40, every)
+    stays = Samples(shards, kept, ())
+    staying = GatheredRows(stays, claim_pages(stays, math.inf)[0])
+    samples = Samples(shards, np.arange(40), ())
+    rows = GatheredRows(samples, claim_pages(samples, 0)[0])
+    drop_all(path)
+    for seed in range(2):
+        order = np.random.default_rng(seed).permutation(40)
+        for some in np.split(order, 4):
+            rows.gather(some, np.empty((10, *shards.array.shape), np.uint8))
+    found = cached_pages(path)
+    assert found[1:] == pages_of(shards, kept, len(found))[1:]  # the first page is the header
+    assert staying.counts().rows_to_hold == len(kept)
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_loader_leaves_the_pages_of_its_own_rows(
+    shape: Any, make_dataset: Make, cached_pages: Callable[[Path], list[bool]]
+) -> None:
+    shards = Shards(make_dataset(rows=(40,), shape=shape))
+    samples = Samples(shards, np.arange(40), ())
+    (claim,) = claim_pages(samples, pages_of_rows(shards, np.arange(25)).sum())
+    stays = rows_of_claim(shards, np.arange(40), claim)
+    assert stays is not None
+    assert 0 < stays.sum() < 40
+    rows = GatheredRows(samples, claim)
+    drop_all(shards.paths[0])
+    order = np.random.default_rng(0).permutation(40)
+    for some in np.split(order, 4):
+        rows.gather(some, np.empty((10, *shards.array.shape), np.uint8))
+    found = cached_pages(shards.paths[0])
+    assert found[1:] == pages_of(shards, np.flatnonzero(stays), len(found))[1:]
+
+
+@pytest.mark.usefixtures("cold")
+def test_rows_are_dropped_once_no_loader_keeps_them(
+    open_shards: Callable[[], Shards], dropped: list[tuple[int, int]]
+) -> None:
+    """Another Loader has opened the files for itself."""
+    shards, out = open_shards(), np.empty((40, 10, 100, 3), np.uint8)
+    samples, others = (Samples(opened, np.arange(40), ()) for opened in (shards, open_shards()))
+    rows = GatheredRows(samples, claim_pages(samples, 0)[0])
+    other = GatheredRows(others, claim_pages(others, math.inf)[0])
+    rows.gather(np.arange(40), out)
+    assert not dropped
+    del other
+    rows.gather(np.arange(40), out)
+    assert len(set(dropped)) == len(pages_with(shards, range(40)))
+
+
 @pytest.mark.usefixtures("cold")
 def test_a_failed_read_ends_its_time(open_shards: Callable[[], Shards]) -> None:
     shards = open_shards()
@@ -249,7 +350,8 @@ def test_a_data_set_larger_than_ram_keeps_its_first_rows(
         np.testing.assert_array_equal(
             dataset.gather([19, 10, 9, 0], name=name), stored[[19, 10, 9, 0]]
         )
-        assert [(offset - 4096) // row_bytes for _, offset in dropped] == [19, 10]
+        pages = row_bytes // PAGE
+        assert [page - 1 for _, page in dropped[::pages]] == [19 * pages, 10 * pages]
     dropped.clear()
     dataset.subset(range(10, 20)).gather(range(10))  # all of which fit
     assert not dropped

@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import mmap
 import os
 import resource
 import tempfile
@@ -337,27 +336,19 @@ def test_rows_behind_a_foreign_header_are_read_from_the_file(
 
 
 @pytest.mark.usefixtures("cold")
-def test_only_rows_that_are_not_kept_are_dropped_from_the_page_cache(
+def test_a_gather_tells_which_rows_were_read_from_the_files(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards(make_dataset(rows=(3, 3), shape=(10, 500, 1)))  # 5,000 bytes a row
-    dropped: list[tuple[int, int]] = []
-
-    def record(descriptor: int, offset: int, size: int, advice: int) -> None:
-        if advice == os.POSIX_FADV_DONTNEED:
-            dropped.append((shards.descriptors.index(descriptor), offset))
-            assert size in (2 * mmap.PAGESIZE, 3 * mmap.PAGESIZE)
-
-    monkeypatch.setattr(os, "posix_fadvise", record)
+    shards = Shards(make_dataset(rows=(3, 3)))
+    read: list[list[int]] = []
     rows, expected = [5, 0, 1, 4, 5], whole(shards)
-    np.testing.assert_array_equal(
-        gathered(shards, rows, which_stay=lambda some: some < 4), expected[rows]
-    )
-    # Pages as a whole: rows 4 and 5 begin 9,096 and 14,096 bytes into shard 1.
-    assert dropped == [(1, 12288), (1, 8192), (1, 12288)]
-    dropped.clear()
-    gathered(shards, rows)
-    assert not dropped
+    found = gathered(shards, rows, after_read=lambda some: read.append(some.tolist()))
+    np.testing.assert_array_equal(found, expected[rows])
+    assert read == [rows]
+    monkeypatch.setattr("memload.storage.shards.disk_reads", lambda: 0)
+    for _ in range(100):
+        gathered(shards, rows, after_read=lambda some: read.append(some.tolist()))
+    assert len(read) < 100  # then they come from the map
 
 
 @pytest.mark.usefixtures("cold")
