@@ -70,8 +70,10 @@ def choose_feed(
         chosen = "cpu" if name == "auto" else name
         reason = f"the device is {device}" if name == "auto" else "asked for"
         limits.check_effect(chosen)
-        choice = Choice(chosen, "; ".join(filter(None, [reason, limits.cut_down(chosen)])))
-        feed = factory.create([choice.name] * len(samples.arrays))
+        claimed = factory.claim(chosen)
+        feed = factory.create([chosen] * len(samples.arrays), claimed)
+        reasons = [reason, limits.cut_down(chosen), claimed.reason]
+        choice = Choice(chosen, "; ".join(filter(None, reasons)))
     logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
     return feed, choice
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -24,6 +25,14 @@ from memload.feeds.uva import Kernel
 DMA_ROW_BYTES = 28 << 10
 
 
+class Claimed(NamedTuple):
+    """The RAM that a feed may take for each array."""
+
+    claims: Sequence[Claim | None]
+    #: Why not all rows stay there, or why more do than the limit allows; empty if neither is so.
+    reason: str = ""
+
+
 @dataclass(frozen=True)
 class FeedFactory:
     """Creates feeds by their names. Its fields are the arguments of `choose_feed`."""
@@ -37,34 +46,39 @@ class FeedFactory:
     #: Whether a feed may serve without what makes it fast: if it was asked for by name.
     by_name: bool
 
-    def create(self, names: Sequence[str]) -> Feed:
-        """Create a feed that serves each array by the feed of that name. Raises FeedError."""
-        claims = self._claims(names[0])
+    def create(self, names: Sequence[str], claimed: Claimed | None = None) -> Feed:
+        """Create a feed that serves each array by the feed of that name. Raises FeedError.
+
+        ``claimed`` is what `claim` returned for the first name. By default, it is called here.
+        """
+        claims = (claimed or self.claim(names[0])).claims
         creators = [
             partial(self._create_one, *one)
             for one in zip(names, self.samples.arrays, claims, strict=True)
         ]
         return feed_of_all(creators)
 
-    def _claims(self, name: str) -> Sequence[Claim | None]:
+    def claim(self, name: str) -> Claimed:
         """Claim RAM for a feed. Raises FeedError if it needs more than a limit that was given."""
         if name != "cpu":
             require_cuda(name, self.device)
         if name == "resident":
             self._check_room_on_device()
-            return [None] * len(self.samples.arrays)
+            return Claimed([None] * len(self.samples.arrays))
         limit = self.limits.in_ram(name)
-        if name in ("cpu", "pinned"):  # which keep single pages
-            return claim_pages(self.samples, limit.size)
-        claims = claim_ram(self.samples, limit)
+        keeps_pages = name in ("cpu", "pinned")  # and not whole windows
+        claims = (
+            claim_pages(self.samples, limit.size) if keeps_pages else claim_ram(self.samples, limit)
+        )
         room = room_in_ram(claims, limit)
-        if name != "disk" and not room.is_enough:
+        if name in ("dma", "uva") and not room.is_enough:
             raise FeedError(
                 f"feed={name!r} holds all rows in RAM, but {room.text}. Use feed='disk'."
             )
         if name == "disk" and self.limits.resident is not None:
             hold_on_device(claims, self.limits.resident, self.device)
-        return claims
+        is_expected = room.is_enough and room.held <= limit.size
+        return Claimed(claims, "" if is_expected else room.text)
 
     def _check_room_on_device(self) -> None:
         """Raise FeedError if ``resident_bytes`` was given and the samples need more."""

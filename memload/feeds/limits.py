@@ -139,7 +139,12 @@ def room_in_ram(claims: Sequence[Claim], limit: Limit) -> Room:
     needed, held = sum(claim.wanted for claim in claims), sum(claim.size for claim in claims)
     verb = "fits" if held == needed else "does not fit"
     text = f"{size_text(needed)} {verb} in {limit.text}"
-    if others := claimed_bytes() - held:
+    if held > limit.size:  # more than it allows: others have claimed the same
+        text = (
+            f"other Loaders hold {size_text(held)} of the {size_text(needed)} already, beyond "
+            f"{limit.text}"
+        )
+    elif others := claimed_bytes() - held:
         text += f" beside the {size_text(others)} of other Loaders"
     return Room(needed, held, text)
 

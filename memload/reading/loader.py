@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import threading
 import warnings
 import weakref
@@ -228,6 +229,7 @@ class Loader:
     def _begin_in_this_process(self) -> None:
         """Set what is never pickled."""
         self._lock = threading.Lock()
+        _loaders.add(self)
         self._pipeline: Pipeline | None = None
         self._buffers: list[torch.Tensor] = []
         self._current: Progress | None = None
@@ -486,6 +488,18 @@ class Loader:
             return self.batch_size
         size = getattr(self.batch_sampler, "batch_size", None)
         return size if isinstance(size, int) else None
+
+
+#: So that a forked child can renew their locks: the threads that hold one are not in the child.
+_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for loader in _loaders:
+        loader._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _warn_if_empty(schedule: OrderBatches | IterableBatches) -> None:

@@ -361,3 +361,43 @@ def test_rows_that_are_too_large_to_register_are_gathered_by_threads(
 def test_pinned_fetches_on_the_consumers_thread_if_there_are_no_others() -> None:
     assert pinned_callers(0, 2) == 0
     assert [pinned_callers(number, 2) for number in (1, 6, 12)] == [1, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "asked"), [("auto", CPU, "the device is cpu"), ("pinned", CUDA, "asked for")]
+)
+def test_rows_that_are_dropped_behind_the_read_have_a_reason(
+    name: Any,
+    device: torch.device,
+    asked: str,
+    make_dataset: Callable[..., Index],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And so have rows that stay although the limit is smaller."""
+    monkeypatch.setattr("memload.feeds.pinned.require_cuda", lambda *arguments: None)
+    monkeypatch.setattr(factory, "require_cuda", lambda *arguments: None)
+
+    def chosen(samples: Samples, cache_bytes: int) -> tuple[Any, str]:
+        given = MemoryLimits.of(cache_bytes, None)
+        feed, choice = choose_feed(
+            name, samples, device, num_threads=1, prefetch_factor=2, limits=given
+        )
+        return feed, choice.reason.removeprefix(asked)
+
+    shards = Shards(make_dataset(rows=(100,), shape=(10, 100, 3)))
+    all_rows, others = samples_of(shards), samples_of(shards, range(0, 100, 2))
+    others_have = "beside the 164 kB of other Loaders"
+    feed, reason = chosen(all_rows, 100 << 12)
+    assert reason == ""
+    del feed
+    feed, reason = chosen(all_rows, 40 << 12)
+    assert reason == "; 303 kB does not fit in the 164 kB of cache_bytes"
+    same, reason = chosen(all_rows, 0)
+    assert reason == (
+        "; other Loaders hold 164 kB of the 303 kB already, beyond the 0 bytes of cache_bytes"
+    )
+    assert feed.counts().rows_held == same.counts().rows_held > 0
+    _, reason = chosen(others, 0)
+    assert reason == f"; 299 kB does not fit in the 0 bytes of cache_bytes {others_have}"
+    _, reason = chosen(others, 50 << 12)
+    assert reason == f"; 299 kB does not fit in the 205 kB of cache_bytes {others_have}"

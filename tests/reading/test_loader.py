@@ -8,6 +8,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from memload import (
     transforms,
 )
 from memload.machine import available_cores
+from memload.reading.pipeline import make_pipeline
 
 SIZE, HEIGHT, WIDTH = 23, 4, 6
 
@@ -629,6 +631,34 @@ def test_no_more_batches_are_made_ahead_than_asked_for(num_threads: int, in_flig
     assert len(makers) == in_flight
     assert (threading.current_thread() in makers) == (num_threads == 0)
     iterator.close()
+
+
+def test_a_child_that_is_forked_while_a_thread_makes_the_feed_makes_its_own(
+    monkeypatch: pytest.MonkeyPatch, in_forked_child: Callable[..., Any]
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def make_slowly(*arguments: Any, **settings: Any) -> Any:
+        begun.set()
+        assert may_end.wait(30)
+        return make_pipeline(*arguments, **settings)
+
+    loader = make(num_threads=0)
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
+        patched.setattr("memload.reading.loader.make_pipeline", make_slowly)
+        feed = pool.submit(lambda: loader.feed)
+        assert begun.wait(30)
+
+        def child() -> list[list[int]]:
+            torch.set_num_threads(1)
+            may_end.set()
+            return visits(loader)
+
+        try:
+            assert flat(in_forked_child(child)) == list(range(SIZE))
+        finally:
+            may_end.set()
+        assert feed.result().name == "cpu"
 
 
 @on_threads
