@@ -342,7 +342,8 @@ class MemmapDataset(Dataset[Any]):
         If all rows of the samples, in all arrays that are open, fit in 80 % of the RAM that was
         available when the disk was first read, they stay in the page cache. Of larger data sets the
         first rows that fit stay, and the others are dropped from it once they were copied. Then the
-        same rows are found in RAM in every epoch, and nothing else is pushed out.
+        same rows are found in RAM in every epoch, and nothing else is pushed out. A Loader of the
+        same file may drop any of them, to keep to its own limit.
 
         >>> masks = dataset.gather(range(32), name="mask")
         """
