@@ -22,9 +22,10 @@ from memload.storage.file_reads import bytes_of, drop_behind, open_direct, read_
 from memload.storage.shards import Shards
 
 #: How many reads are under way at a time. Of 8, 16, 32 and 64, this was within 5 % of the best for
-#: rows of 3 and 27 KB (8: 0.80 and 0.68; 64: 0.57 and 0.98); for larger rows all were alike. On one
-#: H200's host, io_uring reached 0.92 to 1.08 of the speed of 32 threads, with 12 µs of CPU time a
-#: row of 150 KB in place of 52. Threads work everywhere; many containers forbid io_uring.
+#: rows of 3 and 27 KB (8: 0.80 and 0.68; 64: 0.57 and 0.98); for larger rows the differences
+#: were within the noise. On one H200's host, io_uring reached 0.92 to 1.08 of the speed of 32
+#: threads, with 12 µs of CPU time a row of 150 KB in place of 52. Threads work everywhere; many
+#: containers forbid io_uring.
 READS_IN_FLIGHT = 32
 #: Rows are read together if they begin in the same part of a file, of this size, and touch.
 _MAX_READ_BYTES = 1 << 20

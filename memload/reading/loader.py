@@ -94,7 +94,8 @@ class Loader:
     **Cold files.** A file need not be in RAM when training begins. With ``"dma"``, ``"uva"`` and
     ``"disk"``, threads read the rows of the next batches from the disk, and one more thread brings
     in the rest of what is to be held. It leaves the disk to the rows that are waited for. So the
-    first batches come at the speed of the disk, and later ones at that of the bus.
+    first batches come as fast as their rows can be read. Once all rows are held, batches come at
+    the speed of the bus.
 
     **Memory.** ``cache_bytes`` is how much RAM may hold rows, for all Loaders of the process
     together: a number of bytes, or a text such as ``"64GB"``. By default, that is half of the

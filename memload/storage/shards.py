@@ -159,8 +159,8 @@ class Shards:
         Rows that are in RAM are copied from the map. If one of the last 64 gathers read from the
         disk, rows are read from the files instead, and what was written to the map does not show.
         The kernel is asked for all of the rows before the first is copied. That keeps the disk
-        busy, and it reads these rows only. On one disk, one thread reaches 0.95 of the speed of
-        O_DIRECT with 64 threads this way. Page faults reach 0.1.
+        busy, and it reads these rows only. On two cores and one disk, a Loader of 2 to 8 threads
+        reaches 0.72 to 0.81 of the speed of O_DIRECT this way. Page faults reach 0.02.
 
         ``after_read(rows)`` is called if rows were read from the files. They are in the page cache
         then, and it may drop some.

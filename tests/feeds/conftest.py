@@ -195,3 +195,10 @@ class _Event:
 
     def synchronize(self) -> None:
         pass
+
+
+@pytest.fixture
+def open_shards(make_dataset: Callable[..., Index]) -> Callable[[], Shards]:
+    """A function that opens twenty rows of 3,000 bytes in each of two shards of 8 windows."""
+    path = make_dataset(rows=(20, 20), shape=(10, 100, 3)).path
+    return lambda: Shards(Index.read(path))

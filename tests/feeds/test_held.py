@@ -27,13 +27,6 @@ from memload.storage.shards import Shards
 ORDER = np.random.default_rng(0).permutation(40)
 
 
-@pytest.fixture
-def open_shards(make_dataset: Callable[..., Index]) -> Callable[[], Shards]:
-    """A function that opens twenty rows of 3,000 bytes in each of two shards of 8 windows."""
-    path = make_dataset(rows=(20, 20), shape=(10, 100, 3)).path
-    return lambda: Shards(Index.read(path))
-
-
 def stored(shards: Shards) -> np.ndarray:
     return np.concatenate(shards.maps)
 
