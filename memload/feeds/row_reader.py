@@ -18,7 +18,7 @@ from torch import Tensor
 from memload.errors import MemloadError
 from memload.feeds.page_locked import Staging
 from memload.machine import available_cores, starting_threads
-from memload.storage.file_reads import bytes_of, drop_behind, open_direct, read_ahead
+from memload.storage.file_reads import bytes_of, drop_behind, open_direct, ranges_of, read_ahead
 from memload.storage.shards import Shards
 
 #: How many reads are under way at a time. Of 8, 16, 32 and 64, this was within 5 % of the best for
@@ -27,16 +27,14 @@ from memload.storage.shards import Shards
 #: threads, with 12 µs of CPU time a row of 150 KB in place of 52. Threads work everywhere; many
 #: containers forbid io_uring.
 READS_IN_FLIGHT = 32
-#: Rows are read together if they begin in the same part of a file, of this size, and touch.
-_MAX_READ_BYTES = 1 << 20
 #: What one thread reads of a batch past the page cache, if enough threads read already.
 _READS_PER_PART = 8
 _THREAD_NAME = "memload-read"
 
-#: A part of a file to read: the number of the file, whether it stays in the page cache, the offset
-#: in the file, the position in the memory, the size, and how much of that the rows need. Behind it,
-#: the file may end. It is a plain tuple, as there is one for each row.
-_FilePart = tuple[int, bool, int, int, int, int]
+#: A part of a file to read: the number of the file, the offset in it, the position in the memory,
+#: the size, how much of that the rows need (behind it, the file may end), and whether it stays in
+#: the page cache. It is a plain tuple, as there is one for each row.
+_FilePart = tuple[int, int, int, int, int, bool]
 #: What one thread does of a reading. Returns how many bytes were read.
 _Part = Callable[[], int]
 
@@ -186,27 +184,22 @@ class RowReader:
         Returns where each row begins in the memory, the direct reads, those through the page cache,
         and how much memory they take.
         """
-        row_bytes = self._shards.array.row_bytes
         file, offset = self._shards.offsets_of(rows)
         is_cached = kept if kept.all() else kept | ~self._files.are_direct[file]
         order = np.lexsort((rows, kept, is_cached))  # direct reads first
         file, offset, kept = file[order], offset[order], kept[order]
-        start = offset // alignment * alignment
-        stop = -(-(offset + row_bytes) // alignment) * alignment
-        part = start // _MAX_READ_BYTES
-        together = (file[1:] == file[:-1]) & (kept[1:] == kept[:-1])
-        together &= (part[1:] == part[:-1]) & (start[1:] <= stop[:-1])
-        first = np.flatnonzero(np.concatenate([[True], ~together]))
-        last = np.append(first[1:], len(rows)) - 1
-        size = stop[last] - start[first]
-        position = np.cumsum(size) - size
-        begins = np.empty(len(rows), np.int64)
-        begins[order] = np.repeat(position - start[first], last - first + 1) + offset
-        needed = offset[last] + row_bytes - start[first]
-        columns = (file[first], kept[first], start[first], position, size, needed)
+        start, end = offset // alignment * alignment, offset + self._shards.array.row_bytes
+        stop = -(-end // alignment) * alignment
+        touches = (start[1:] <= stop[:-1]) & (kept[1:] == kept[:-1])
+        ranges = ranges_of(file, start, stop, touches)
+        rows_in_range = ranges.last - ranges.first + 1
+        begins = np.empty_like(offset)
+        begins[order] = offset + np.repeat(ranges.position - ranges.offset, rows_in_range)
+        needed = end[ranges.last] - ranges.offset
+        columns = (*ranges[:4], needed, kept[ranges.first])
         reads = list(zip(*(column.tolist() for column in columns), strict=True))
-        num_direct = len(first) - np.count_nonzero(is_cached[order[first]])
-        return begins, reads[:num_direct], reads[num_direct:], int(size.sum())
+        num_direct = np.count_nonzero(~is_cached[order[ranges.first]])
+        return begins, reads[:num_direct], reads[num_direct:], int(ranges.size.sum())
 
     def _divide(
         self, direct: list[_FilePart], cached: list[_FilePart], memory: memoryview
@@ -239,22 +232,22 @@ class RowReader:
     def _read_direct(self, reads: list[_FilePart], memory: memoryview) -> int:
         """Read past the page cache. Returns how many bytes."""
         descriptors = self._files.descriptors
-        for file, _, offset, position, size, needed in reads:
+        for file, offset, position, size, needed, _ in reads:
             part = memory[position : position + size]
             self._shards.read(file, offset, part, needed, descriptors[file])
-        return sum(needed for *_, needed in reads)
+        return sum(needed for *_, needed, _ in reads)
 
     def _read_cached(self, reads: list[_FilePart], memory: memoryview) -> int:
         """Read through the page cache: the kernel is asked for all of it first."""
         descriptors = self._shards.descriptors
-        for file, _, offset, _, _, needed in reads:
+        for file, offset, _, _, needed, _ in reads:
             read_ahead(descriptors[file], offset, needed)
-        for file, _, offset, position, _, needed in reads:
+        for file, offset, position, _, needed, _ in reads:
             self._shards.read(file, offset, memory[position : position + needed], needed)
-        for file, is_kept, offset, _, _, needed in reads:
+        for file, offset, _, _, needed, is_kept in reads:
             if not is_kept:
                 drop_behind(descriptors[file], offset, needed)
-        return sum(needed for *_, needed in reads)
+        return sum(needed for *_, needed, _ in reads)
 
     def read_range(self, file: int, offset: int, size: int, memory: memoryview) -> int:
         """Read a part of a file past the page cache, on this thread. Returns where it begins.

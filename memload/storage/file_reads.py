@@ -12,7 +12,8 @@ import numpy as np
 
 from memload.errors import FormatError
 
-#: A read of several rows has at most so many bytes, so that several requests share the work.
+#: Rows are read together if they begin in the same part of a file, of this size. So several
+#: requests share the work.
 _MAX_READ_BYTES = 1 << 20
 #: What the kernel is asked to read ahead at a time: its default limit for one request.
 _ADVICE_BYTES = 128 << 10
@@ -115,27 +116,30 @@ class Ranges(NamedTuple):
 
     file: np.ndarray  #: number of the file
     offset: np.ndarray  #: in the file, in bytes
+    position: np.ndarray  #: in memory, where the parts lie one behind another, in bytes
     size: np.ndarray  #: in bytes
     first: np.ndarray  #: position, among the rows, of the first row in the part
+    last: np.ndarray  #: the same of the last row
 
 
-def ranges_of(file: np.ndarray, offset: np.ndarray, row_bytes: int) -> Ranges:
-    """Return the parts of files to read for rows at these offsets, int64 ``(n,)``, in their order.
+def ranges_of(file: np.ndarray, start: np.ndarray, stop: np.ndarray, touches: np.ndarray) -> Ranges:
+    """Return the parts of files to read for rows, in their order.
 
-    Rows that follow one another in a file are one part, of at most 1 MiB or one row.
+    What is read for each row lies between the offsets ``start`` and ``stop``, int64 ``(n,)``.
+    ``touches``, bool ``(n - 1,)``, says which rows may be read together with the one before. They
+    are, if both begin in the same MiB of a file.
 
-    >>> ranges_of(np.array([0, 0, 1]), np.array([10, 20, 10]), 10).size.tolist()
+    >>> start = np.array([10, 20, 10])
+    >>> ranges_of(np.array([0, 0, 1]), start, start + 10, np.array([True, True])).size.tolist()
     [20, 10]
     """
-    count = len(offset)
-    follows = np.zeros(count, bool)
-    follows[1:] = (file[1:] == file[:-1]) & (offset[1:] == offset[:-1] + row_bytes)
-    starts = np.flatnonzero(~follows)
-    position_in_run = np.arange(count) - np.repeat(starts, np.diff(starts, append=count))
-    rows_per_read = max(1, _MAX_READ_BYTES // max(1, row_bytes))
-    first = np.flatnonzero(position_in_run % rows_per_read == 0)
-    size = np.diff(first, append=count) * row_bytes
-    return Ranges(file[first], offset[first], size, first)
+    part = start // _MAX_READ_BYTES
+    begins = np.ones(len(start), bool)
+    begins[1:] = ~touches | (file[1:] != file[:-1]) | (part[1:] != part[:-1])
+    first = np.flatnonzero(begins)
+    last = np.append(first, len(start))[1:] - 1
+    size = stop[last] - start[first]
+    return Ranges(file[first], start[first], np.cumsum(size) - size, size, first, last)
 
 
 def read_ahead(descriptor: int, offset: int, size: int) -> None:

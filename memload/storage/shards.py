@@ -190,17 +190,16 @@ class Shards:
 
     def _read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Read rows from the files into ``out``, through the page cache."""
-        row_bytes = self.array.row_bytes
-        shards, offsets = self.offsets_of(rows)
-        ranges = ranges_of(shards, offsets, row_bytes)
-        parts = list(zip(*(column.tolist() for column in ranges), strict=True))
+        shards, start = self.offsets_of(rows)
+        stop = start + self.array.row_bytes
+        ranges = ranges_of(shards, start, stop, touches=start[1:] == stop[:-1])
+        parts = list(zip(*(column.tolist() for column in ranges[:4]), strict=True))
         with self._asking:
-            for shard, offset, size, _ in parts:
+            for shard, offset, _, size in parts:
                 read_ahead(self.descriptors[shard], offset, size)
         memory = bytes_of(out)
-        for shard, offset, size, first in parts:
-            begin = first * row_bytes
-            self.read(shard, offset, memory[begin : begin + size], size)
+        for shard, offset, position, size in parts:
+            self.read(shard, offset, memory[position : position + size], size)
 
     def read(
         self, shard: int, offset: int, memory: memoryview, needed: int, direct: int | None = None
