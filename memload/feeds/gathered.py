@@ -14,7 +14,6 @@ import itertools
 import mmap
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,6 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from memload.feeds.budget import Claim, claim_all, claimed_bytes, identity_of
+from memload.feeds.busy_time import BusyTime
 from memload.feeds.interface import ReadCounts, Samples
 from memload.feeds.windows import WINDOW_BYTES, plan_for_rows, window_sizes
 from memload.storage.file_reads import drop_behind
@@ -171,10 +171,7 @@ class GatheredRows:
         self._lock = threading.Lock()
         with _lock:
             _open_rows.add(self)
-        self._served = self._bytes_read = 0
-        self._seconds_reading = 0.0
-        # Of the reads that are under way: how many, since when, and what was read since then.
-        self._under_way, self._began, self._bytes_since = 0, 0.0, 0
+        self._served, self._busy_time = 0, BusyTime()
 
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy rows into ``out``. See `Shards.gather`."""
@@ -186,41 +183,25 @@ class GatheredRows:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Count what is read from the disk meanwhile, and for how long."""
-        bytes_before = bytes_read()
-        with self._lock:
-            if not self._under_way:
-                self._began, self._bytes_since = time.monotonic(), 0
-            self._under_way += 1
+        task, bytes_before = object(), bytes_read()
+        self._busy_time.begin([task])
         try:
             yield
         finally:
-            with self._lock:
-                self._under_way -= 1
-                self._bytes_since += bytes_read() - bytes_before
-                if not self._under_way:
-                    self._bytes_read, self._seconds_reading = self._read_until_now()
-
-    def _read_until_now(self) -> tuple[int, float]:
-        """Return how many bytes were read, and in how many seconds."""
-        if not self._bytes_since:  # what was gathered since then was in RAM
-            return self._bytes_read, self._seconds_reading
-        seconds = time.monotonic() - self._began
-        return self._bytes_read + self._bytes_since, self._seconds_reading + seconds
+            self._busy_time.end([task], bytes_read() - bytes_before)
 
     def counts(self) -> ReadCounts:
         """Return what was gathered so far. It is not known which rows came from RAM."""
-        with self._lock:
-            so_far = self._bytes_read, self._seconds_reading
-            size, seconds = self._read_until_now() if self._under_way else so_far
-            return ReadCounts(
-                rows=self._rows,
-                rows_held=len(self._staying),
-                rows_to_hold=len(self._staying),
-                served=self._served,
-                hits=None,
-                bytes_read=size,
-                seconds_reading=seconds,
-            )
+        size, seconds = self._busy_time.so_far()
+        return ReadCounts(
+            rows=self._rows,
+            rows_held=len(self._staying),
+            rows_to_hold=len(self._staying),
+            served=self._served,
+            hits=None,
+            bytes_read=size,
+            seconds_reading=seconds,
+        )
 
 
 #: All that are open. Their rows stay, and a forked child begins anew.
@@ -238,7 +219,8 @@ def _begin_in_child() -> None:
     global _lock  # noqa: PLW0603  # there is no other way to renew it
     _lock = threading.Lock()
     for rows in _open_rows:
-        rows._lock, rows._under_way = threading.Lock(), 0
+        rows._lock = threading.Lock()
+        rows._busy_time.forget_tasks()
 
 
 os.register_at_fork(after_in_child=_begin_in_child)

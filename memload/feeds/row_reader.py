@@ -3,9 +3,8 @@
 import logging
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from memload.errors import MemloadError
+from memload.feeds.busy_time import BusyTime
 from memload.feeds.page_locked import Staging
 from memload.machine import available_cores, starting_threads
 from memload.storage.file_reads import bytes_of, drop_behind, open_direct, ranges_of, read_ahead
@@ -101,15 +101,10 @@ class RowReader:
         self._shards = shards
         self._device, self._buffers = device, buffers
         self._threads, self._staging = self._new_resources()
+        self._busy_time = BusyTime()
         #: Set while nobody waits for the disk.
-        self.idle = threading.Event()
-        self.idle.set()
-        #: How many bytes were read from the files.
-        self.bytes_read = 0
+        self.idle = self._busy_time.idle
         self._is_closed = False
-        self._lock = threading.Lock()
-        self._under_way: set[_Part] = set()
-        self._seconds_read = self._busy_since = 0.0
 
     @cached_property
     def _files(self) -> "_DirectFiles":
@@ -136,11 +131,14 @@ class RowReader:
         return bool(self._files.are_direct.all())
 
     @property
+    def bytes_read(self) -> int:
+        """How many bytes were read from the files."""
+        return self._busy_time.so_far()[0]
+
+    @property
     def seconds_read(self) -> float:
         """For how many seconds something was being read."""
-        with self._lock:
-            busy = time.monotonic() - self._busy_since if self._under_way else 0.0
-            return self._seconds_read + busy
+        return self._busy_time.so_far()[1]
 
     def begin(self, rows: np.ndarray, kept: np.ndarray) -> Reading:
         """Begin to read rows (int64, ``(n,)``, at least one), in any order.
@@ -166,13 +164,13 @@ class RowReader:
         reading = Reading(buffer, buffer.data_ptr() + first + begins, staging)
         known = weakref.ref(reading)
         parts = self._divide(direct, cached, memory)
-        self._note_begin(parts)
+        self._busy_time.begin(parts)
         try:
             with starting_threads("use feed='pinned' with num_threads=0"):
                 for part in parts:
                     reading.parts.append(threads.submit(self._run, part, known))
         except MemloadError:
-            self._note_end(parts[len(reading.parts) :])
+            self._busy_time.end(parts[len(reading.parts) :])
             raise
         return reading
 
@@ -209,7 +207,7 @@ class RowReader:
         Past the page cache, they are as few as keep the disk busy. Through it, a read costs up to
         250 µs of CPU time for 150 KB, so that there is one for each core.
         """
-        free_threads = READS_IN_FLIGHT - len(self._under_way)
+        free_threads = READS_IN_FLIGHT - len(self._busy_time.under_way)
         num_direct = min(len(direct), max(free_threads, -(-len(direct) // _READS_PER_PART)))
         num_cached = min(len(cached), READS_IN_FLIGHT, max(2, available_cores()))
         return [
@@ -227,7 +225,7 @@ class RowReader:
                 raise RuntimeError("The feed was closed before these rows were read.")
             bytes_read = part()
         finally:
-            self._note_end([part], bytes_read)
+            self._busy_time.end([part], bytes_read)
 
     def _read_direct(self, reads: list[_FilePart], memory: memoryview) -> int:
         """Read past the page cache. Returns how many bytes."""
@@ -262,22 +260,6 @@ class RowReader:
         if direct is None:
             drop_behind(self._shards.descriptors[file], offset, size)
         return begin
-
-    def _note_begin(self, parts: Collection[_Part]) -> None:
-        with self._lock:
-            if not self._under_way:
-                self._busy_since = time.monotonic()
-                self.idle.clear()
-            self._under_way.update(parts)
-
-    def _note_end(self, parts: Collection[_Part], bytes_read: int = 0) -> None:
-        with self._lock:
-            self.bytes_read += bytes_read
-            if self._under_way:
-                self._under_way.difference_update(parts)
-                if not self._under_way:
-                    self._seconds_read += time.monotonic() - self._busy_since
-                    self.idle.set()
 
     def release(self) -> None:
         """Let go of the threads and buffers. They end once all reads that were begun are done.

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from memload import FormatError, Index, MemmapDataset
-from memload.feeds import gathered, pinned, windows
+from memload.feeds import busy_time, gathered, pinned, windows
 from memload.feeds.budget import claimed_bytes
 from memload.feeds.cpu import CpuFeed
 from memload.feeds.gathered import GatheredRows, claim_pages, pages_of_rows, rows_of_claim
@@ -171,7 +171,7 @@ def test_bytes_and_time_of_reads_are_counted_across_threads(
     bytes_so_far, seconds, gather = itertools.count(0, 1000), itertools.count(0, 2), shards.gather
     rows, out = gathered_rows(shards), np.empty((1, *shards.array.shape), np.uint8)
     monkeypatch.setattr(gathered, "bytes_read", bytes_so_far.__next__)
-    monkeypatch.setattr(gathered, "time", SimpleNamespace(monotonic=seconds.__next__))
+    monkeypatch.setattr(busy_time, "time", SimpleNamespace(monotonic=seconds.__next__))
 
     def gather_twice(*arguments: Any) -> Any:
         """Gather while another thread does."""
@@ -198,7 +198,11 @@ def test_a_child_that_is_forked_while_a_thread_gathers_counts_on(
     shards = open_shards()
     rows, out = gathered_rows(shards), np.empty((1, *shards.array.shape), np.uint8)
     monkeypatch.setattr(gathered, "bytes_read", itertools.count().__next__)
-    with rows._reading(), rows._lock:  # as another thread of the parent may do
+    with (
+        rows._reading(),
+        rows._lock,
+        rows._busy_time._lock,
+    ):  # as another thread of the parent may do
         child = os.fork()
         if not child:
             rows.gather(np.array([1]), out)
