@@ -5,6 +5,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from memload.errors import MemloadError
 
@@ -36,37 +37,68 @@ def available_memory(root: Path = Path("/")) -> int | None:
     """Return how many more bytes of RAM this process could use, counting page cache as free.
 
     The smaller of the kernel's estimate (``MemAvailable``) and of what the memory limits of its
-    control groups (version 2) leave, as in a container. Returns None if the system does not report
-    it, and raises OSError if it cannot be asked because too many files are open.
+    control groups (version 1 and 2) leave, as in a container. Returns None if the system does not
+    report it, and raises OSError if it cannot be asked because too many files are open.
     """
     available = None
-    path_of_group = ""
+    groups: list[tuple[_GroupFiles, Path]] = []
     try:
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                path_of_group = line.removeprefix("0::").lstrip("/")
+            _, controllers, path = line.split(":", 2)
+            for files in _VERSIONS_OF_GROUPS:
+                if files.controller in controllers.split(","):
+                    groups.append((files, root / files.mount / path.lstrip("/")))
     except OSError as error:
         if error.errno in _TOO_MANY_FILES:
             raise
     if available is None:
         return None
-    group = root / "sys/fs/cgroup" / path_of_group
-    for folder in (group, *group.parents):  # those above the groups have no limits
-        available = min(available, _left_in_group(folder, available))
+    for files, group in groups:
+        # Inside of a container, the path may not be there. The mount itself is its group then.
+        for folder in (group, *group.parents):  # those above the mount have no limits
+            available = min(available, _left_in_group(folder, files, available))
     return available
 
 
-def _left_in_group(group: Path, without_limit: int) -> int:
+class _GroupFiles(NamedTuple):
+    """How a version of control groups names its controller, in /proc/self/cgroup, and its files."""
+
+    controller: str
+    mount: str
+    limit: str
+    used: str
+    page_cache: tuple[str, str]
+
+
+_VERSIONS_OF_GROUPS = (
+    _GroupFiles(
+        controller="memory",
+        mount="sys/fs/cgroup/memory",
+        limit="memory.limit_in_bytes",
+        used="memory.usage_in_bytes",
+        page_cache=("total_active_file", "total_inactive_file"),
+    ),
+    _GroupFiles(
+        controller="",
+        mount="sys/fs/cgroup",
+        limit="memory.max",
+        used="memory.current",
+        page_cache=("active_file", "inactive_file"),
+    ),
+)
+
+
+def _left_in_group(group: Path, files: _GroupFiles, without_limit: int) -> int:
     """Return how many bytes a control group may still use, or ``without_limit`` if it has none."""
     try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
+        limit = int((group / files.limit).read_text())
+        used = int((group / files.used).read_text())
         for line in (group / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
-            if name in ("active_file", "inactive_file"):  # page cache, which gives way
+            if name in files.page_cache:  # which gives way
                 used -= int(value)
     except ValueError:  # the limit is the word "max"
         return without_limit
