@@ -69,18 +69,18 @@ class MemoryLimits(NamedTuple):
 
         By default, ``dma`` and ``uva`` have none: they hold all rows, and ``"auto"`` has looked
         before whether these fit. What was given is cut down if less than that is available, so that
-        the system does not run out of RAM.
+        the system does not run out of RAM, but not below the default of other feeds.
         """
         available = available_memory()
+        share = PAGE_CACHE_SHARE if feed in ("pinned", "cpu") else REGISTERED_SHARE
         if self.cache is not None:
             if available is not None:
-                most = available - reserve_bytes(available)
+                most = max(available - reserve_bytes(available), int(share * available))
                 if most < self.cache:
                     return Limit(most, f"the {size_text(most)} to which cache_bytes was cut down")
             return Limit(self.cache, f"the {size_text(self.cache)} of cache_bytes")
         if feed in ("dma", "uva"):
             return Limit(math.inf, "the available RAM")
-        share = REGISTERED_SHARE if feed == "disk" else PAGE_CACHE_SHARE
         if available is None:  # the system does not report it
             size = 0 if feed == "disk" else math.inf
             return Limit(size, "the available RAM, which the system does not report")

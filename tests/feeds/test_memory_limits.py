@@ -92,6 +92,13 @@ def test_a_limit_beyond_the_available_ram_is_cut_down_with_the_reason(
     assert given.in_ram("disk").size == 500 * 10**9
 
 
+def test_a_limit_is_not_cut_down_below_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "available_memory", lambda: 3 * 10**9)  # of a small container
+    given = MemoryLimits.of("500GB", None)
+    assert [given.in_ram(feed).size for feed in ("disk", "dma")] == [1.5e9, 1.5e9]
+    assert [given.in_ram(feed).size for feed in ("cpu", "pinned")] == [2.4e9, 2.4e9]
+
+
 def test_rows_may_stay_in_the_page_cache_where_the_system_does_not_report_its_ram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
