@@ -59,15 +59,18 @@ class Staging:
                 self._free.append((buffer, copied))
 
     def _allocate(self) -> Tensor:
-        memory = np.frombuffer(mmap.mmap(-1, max(self._size, 1)), np.uint8)
+        pages = mmap.mmap(-1, max(self._size, 1))
+        memory = np.frombuffer(pages, np.uint8)
         address, process = memory.ctypes.data, os.getpid()
         with torch.cuda.device(self._device):
             register(address, memory.size, 0)
-        self._allocated.append(weakref.finalize(memory, _free, address, self._device, process))
+        free = weakref.finalize(memory, _free, pages, address, self._device, process)
+        self._allocated.append(free)
         return torch.from_numpy(memory)
 
 
-def _free(address: int, device: torch.device, process: int) -> None:
+def _free(_pages: mmap.mmap, address: int, device: torch.device, process: int) -> None:
+    """Unlock pages, and only then let go of them. NumPy 2.5 would let go of them first."""
     if os.getpid() == process:
         torch.cuda.synchronize(device)  # copies may be under way
         unregister(address)
@@ -83,7 +86,8 @@ def register(address: int, size: int, flags: int) -> None:
         # CUDA keeps the error and reports it to whatever torch calls next. A kernel clears it.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device="cuda")
-        raise FeedError(f"CUDA cannot page-lock {size:,} bytes of memory: {status}")
+        reason = _runtime().cudaGetErrorString(status)
+        raise FeedError(f"CUDA cannot page-lock {size:,} bytes of memory: {reason}.")
 
 
 def unregister(address: int) -> None:

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,10 @@ class Device:
     def register(self, address: int, size: int, flags: int) -> None:
         self.memory[address] = size
 
+    def unregister(self, address: int) -> None:
+        assert f"{address:x}-" in Path("/proc/self/maps").read_text(), "it is unmapped already"
+        del self.memory[address]
+
     def event(self, blocking: bool) -> Any:
         assert blocking
         event = SimpleNamespace(is_over=False, waits=0)
@@ -48,7 +53,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     device = Device()
     monkeypatch.setattr(page_locked, "register", device.register)
-    monkeypatch.setattr(page_locked, "unregister", device.memory.pop)
+    monkeypatch.setattr(page_locked, "unregister", device.unregister)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Event", device.event)
@@ -132,10 +137,15 @@ def test_new_buffers_have_room_for_somewhat_larger_batches(device: Device) -> No
 
 
 def test_memory_that_cannot_be_locked_is_a_feed_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = SimpleNamespace(cudaHostRegister=lambda address, size, flags: 2)
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: 2,
+        cudaGetErrorString={2: "out of memory"}.__getitem__,
+    )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch, "zeros", lambda *arguments, **options: None)
     staging = Staging(CUDA, soft_limit=2)
-    with pytest.raises(FeedError, match="CUDA cannot page-lock 5,000 bytes of memory: 2"):
+    with pytest.raises(
+        FeedError, match="CUDA cannot page-lock 5,000 bytes of memory: out of memory"
+    ):
         staging.take(5000)
