@@ -13,6 +13,7 @@ from memload.feeds.budget import Claim
 from memload.feeds.buffers import BufferPool
 from memload.feeds.gathered import GatheredRows
 from memload.feeds.interface import Begin, ReadCounts, Samples
+from memload.jobs import Job
 
 
 class CpuFeed:
@@ -45,7 +46,7 @@ class CpuFeed:
             self._rows.gather(rows[start:stop], pixels.numpy())
             return [pixels, *(torch.from_numpy(column[start:stop].copy()) for column in columns)]
 
-        return lambda start, stop: partial(fetch, start, stop)
+        return lambda start, stop: Job(partial(fetch, start, stop))
 
     def counts(self) -> ReadCounts:
         """See `Feed.counts`."""

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
+from memload.jobs import Job
 from memload.storage.shards import Shards
 from memload.wording import size_text
 
-#: ``fetch()`` returns a batch: ``[pixels, *others, *columns]``.
-Fetch = Callable[[], list[Tensor]]
+#: ``fetch()`` returns a batch: ``[pixels, *others, *columns]``. ``fetch.is_ready()`` says whether
+#: its rows are in memory.
+Fetch = Job[list[Tensor]]
 #: ``begin(start, stop)`` begins to read a batch, and returns what fetches it. See `Feed.prepare`.
 Begin = Callable[[int, int], Fetch]
 

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from memload.feeds.interface import Begin, Feed, Fetch, ReadCounts
+from memload.jobs import Job
 
 
 class JoinedFeed:
@@ -25,7 +26,8 @@ class JoinedFeed:
         begins = [feed.prepare(samples) for feed in self._feeds]
 
         def begin(start: int, stop: int) -> Fetch:
-            return partial(_fetch_all, [begin_one(start, stop) for begin_one in begins])
+            fetches = [begin_one(start, stop) for begin_one in begins]
+            return Job(partial(_fetch_all, fetches), lambda: all(one.is_ready() for one in fetches))
 
         return begin
 

@@ -21,6 +21,7 @@ from memload.feeds.held import HeldRows
 from memload.feeds.interface import Begin, Fetch, HitCounter, ReadCounts, Samples
 from memload.feeds.row_ranges import FoundRows
 from memload.feeds.row_reader import Reading, RowReader
+from memload.jobs import Job
 from memload.upload import upload
 
 #: ``copy_rows(start, stop, out)`` copies rows ``start`` to ``stop`` of those that it was made for
@@ -79,10 +80,11 @@ class PageCacheFeed:
 
         def begin(start: int, stop: int) -> Fetch:
             if self._all_are_held():
-                fetch_rows: Callable[[], Tensor] = partial(fetch_held, start, stop)
+                fetch_rows = Job(partial(fetch_held, start, stop))
             else:
                 fetch_rows = self._begin_reading(rows[start:stop])
-            return lambda: [fetch_rows(), *(column[start:stop] for column in columns)]
+            of_columns = [column[start:stop] for column in columns]
+            return Job(lambda: [fetch_rows(), *of_columns], fetch_rows.is_ready)
 
         def fetch_held(start: int, stop: int) -> Tensor:
             nonlocal copy_held
@@ -105,15 +107,15 @@ class PageCacheFeed:
         found = self._held.find(rows)
         return self._copier.prepare(found.addresses(), found.before_boundary)
 
-    def _begin_reading(self, rows: np.ndarray) -> Callable[[], Tensor]:
+    def _begin_reading(self, rows: np.ndarray) -> Job[Tensor]:
         """Begin to read the rows that are not held; return what fetches all of them."""
         found = self._held.find(rows)
         is_missing = ~found.are_held
-        reading = None
-        if is_missing.any():
-            missing = rows[is_missing]
-            reading = self._reader.begin(missing, self._held.are_kept(missing))
-        return partial(self._fetch, found, reading)
+        if not is_missing.any():
+            return Job(partial(self._fetch, found, None))
+        missing = rows[is_missing]
+        reading = self._reader.begin(missing, self._held.are_kept(missing))
+        return Job(partial(self._fetch, found, reading), reading.is_done)
 
     def _fetch(self, found: FoundRows, reading: Reading | None) -> Tensor:
         addresses = found.addresses()

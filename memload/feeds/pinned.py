@@ -14,6 +14,7 @@ from memload.feeds.budget import Claim
 from memload.feeds.gathered import GatheredRows
 from memload.feeds.interface import Begin, ReadCounts, Samples, require_cuda
 from memload.feeds.page_locked import Staging
+from memload.jobs import Job
 from memload.machine import starting_threads
 from memload.upload import upload
 
@@ -56,7 +57,7 @@ class PinnedFeed:
             pixels = self.fetch_rows(rows[start:stop])
             return [pixels, *(column[start:stop] for column in columns)]
 
-        return lambda start, stop: partial(fetch, start, stop)
+        return lambda start, stop: Job(partial(fetch, start, stop))
 
     def counts(self) -> ReadCounts:
         """See `Feed.counts`."""

@@ -19,6 +19,7 @@ from memload.feeds.interface import Begin, ReadCounts, Samples, require_cuda, wi
 from memload.feeds.pinned import PinnedFeed
 from memload.feeds.registered import RegisteredFile
 from memload.feeds.windows import window_sizes
+from memload.jobs import Job
 from memload.storage.shards import Shards
 from memload.upload import upload
 
@@ -77,7 +78,7 @@ class ResidentFeed:
             pixels = torch.index_select(stored, 0, rows[start:stop])
             return [pixels.view(dtype).view(shape), *(column[start:stop] for column in columns)]
 
-        return lambda start, stop: partial(fetch, start, stop)
+        return lambda start, stop: Job(partial(fetch, start, stop))
 
     def counts(self) -> ReadCounts | None:
         """See `Feed.counts`."""

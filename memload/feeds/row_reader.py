@@ -54,6 +54,10 @@ class Reading:
         self.parts: list[Future[None]] = []
         self._buffer, self._staging = buffer, staging
 
+    def is_done(self) -> bool:
+        """Return whether `wait` would not block."""
+        return all(part.done() for part in self.parts)
+
     def wait(self) -> None:
         """Block until all rows are there. Call it once.
 

@@ -16,10 +16,11 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from memload.jobs import Job
 from memload.machine import starting_threads
 
 T = TypeVar("T")
@@ -35,32 +36,35 @@ _FORKED = (
 
 
 def ahead(
-    jobs: Generator[Callable[[], T], None, None], in_flight: int, num_threads: int = 0
+    jobs: Generator[Job[T], None, None], in_flight: int, num_threads: int = 0
 ) -> Generator[T, None, None]:
     """Yield the result of every job, in order, with ``in_flight`` of them begun at a time.
 
     ``in_flight``, at least 1, counts the item that is yielded next. Jobs are taken on the caller's
     thread, and closed in the end. ``num_threads`` threads call them. With 0 the caller's thread
-    does, which is ahead of the consumer if a job only starts something, as on a CUDA stream. An
-    early exit waits for the jobs that threads have begun.
+    does, which is ahead of the consumer if a job only starts something, as on a CUDA stream. It
+    begins no job that is not ready while there is an item to yield. An early exit waits for the
+    jobs that threads have begun.
 
-    >>> list(ahead((partial(pow, number, 2) for number in range(4)), in_flight=2))
+    >>> list(ahead((Job(partial(pow, number, 2)) for number in range(4)), in_flight=2))
     [0, 1, 4, 9]
     """
     is_finalizing, getpid, this_process = sys.is_finalizing, os.getpid, os.getpid()
     pool = ThreadPoolExecutor(num_threads, _POOL_NAME) if num_threads else None
     begun: deque[Any] = deque()
-    more_jobs = True
+    job, more_jobs = None, True
     failure: Exception | None = None
     try:
         while True:
             while more_jobs and len(begun) < in_flight:
                 try:
-                    job = next(jobs, None)
+                    job = job or next(jobs, None)
                     if job is None:
                         more_jobs = False
-                    else:
-                        begun.append(job() if pool is None else _submit(pool, job))
+                        break
+                    if begun and pool is None and not job.is_ready():
+                        break
+                    begun.append(job() if pool is None else _submit(pool, job))
                     job = None  # its memory may be what the next item takes
                 except Exception as error:  # noqa: BLE001  # raised below, when its turn comes
                     failure, more_jobs = error, False
@@ -109,7 +113,7 @@ def on_thread(iterable: Iterable[T], prefetch_factor: int) -> Generator[T, None,
             producer.end()
 
 
-def _submit(pool: ThreadPoolExecutor, job: Callable[[], T]) -> Future[T]:
+def _submit(pool: ThreadPoolExecutor, job: Job[T]) -> Future[T]:
     with starting_threads("use num_threads=0, which makes batches on your own thread"):
         return pool.submit(job)
 

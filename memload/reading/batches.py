@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from memload.feeds.interface import Feed, Fetch
+from memload.jobs import Job
 from memload.reading.columns import split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import BatchPart, Chunk
@@ -51,7 +52,7 @@ def batch_maker(
     seed: int,
     epoch: int,
     stream: torch.cuda.Stream | None,
-) -> Callable[[BatchPart], Callable[[], tuple[int, Any]]]:
+) -> Callable[[BatchPart], Job[tuple[int, Any]]]:
     """Return a function that begins to read a batch of a chunk, and returns what makes the batch.
 
     The latter fetches it, transforms it and names its columns. It returns how many samples of the
@@ -70,8 +71,9 @@ def batch_maker(
     batch_class = batch_type(names.fields)
     order = [names.fetched.index(name) for name in names.ordered]
 
-    def begin_batch(part: BatchPart) -> Callable[[], tuple[int, Any]]:
-        return functools.partial(make_batch, part, begin_reading(part.start, part.stop))
+    def begin_batch(part: BatchPart) -> Job[tuple[int, Any]]:
+        fetch = begin_reading(part.start, part.stop)
+        return Job(functools.partial(make_batch, part, fetch), fetch.is_ready)
 
     def make_batch(part: BatchPart, fetch: Fetch) -> tuple[int, Any]:
         pixels, *values = fetch()

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from memload import ranks
 from memload.feeds.choice import Choice, FeedName
 from memload.feeds.limits import MemoryLimits
+from memload.jobs import Job
 from memload.machine import available_cores
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.arguments import (
@@ -388,8 +389,8 @@ class Loader:
 
     def _jobs(
         self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
-    ) -> Generator[Callable[[], Any], None, None]:
-        """Yield a function for each batch of an epoch, which makes it, or begins to."""
+    ) -> Generator[Job[Any], None, None]:
+        """Yield a job for each batch of an epoch, which makes it, or begins to."""
         side_stream = pipeline.side_stream
         reading = ahead(self._reads(pipeline, chunks, epoch), pipeline.reads_ahead)
         with contextlib.closing(reading):
@@ -397,14 +398,19 @@ class Loader:
                 if side_stream is None:
                     yield make_batch
                 else:
-                    consumer = current_stream(pipeline.feed.device)
-                    yield functools.partial(side_stream.begin, make_batch, consumer)
+                    # Threads do not know the caller's stream. Without threads, the one that is
+                    # current when the job is called counts.
+                    consumer = (
+                        current_stream(pipeline.feed.device) if pipeline.num_threads else None
+                    )
+                    begin = functools.partial(side_stream.begin, make_batch, consumer)
+                    yield Job(begin, make_batch.is_ready)
                 del make_batch  # its memory may be what the next one takes
 
     def _reads(
         self, pipeline: Pipeline, chunks: Iterator[Chunk], epoch: int
-    ) -> Generator[Callable[[], Callable[[], Any]], None, None]:
-        """Yield a function for each batch, which begins to read it and returns what makes it."""
+    ) -> Generator[Job[Job[Any]], None, None]:
+        """Yield a job for each batch, which begins to read it and returns the job to make it."""
         feed, side_stream = pipeline.feed, pipeline.side_stream
         names = BatchNames.of(self.dataset, self._names)
         if feed.name == "uva" and self.batch_sampler is None and _is_of_memload(self._order):
@@ -429,7 +435,7 @@ class Loader:
                         epoch=epoch,
                         stream=stream,
                     )
-                yield functools.partial(begin_batch, part)
+                yield Job(functools.partial(begin_batch, part))
 
     def _begin_epoch(self) -> Progress:
         """Return where this iteration begins. The next one begins with the epoch after it."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
+from memload.jobs import Job
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.arguments import open_dataset
 from memload.reading.batches import bind_dataset
@@ -197,12 +198,12 @@ class CudaPrefetcher:
 
 def _jobs(
     make_batch: Callable[[Any], Any], items: Iterable[Any], side: SideStream | None, consumer: Any
-) -> Generator[Callable[[], Any], None, None]:
-    """Yield a function for each item, which makes a batch of it, or begins to."""
+) -> Generator[Job[Any], None, None]:
+    """Yield a job for each item, which makes a batch of it, or begins to."""
     for item in items:
-        job = functools.partial(make_batch, item)
-        yield job if side is None else functools.partial(side.begin, job, consumer)
-        del item, job  # their memory may be what the next one takes
+        make = functools.partial(make_batch, item)
+        yield Job(make if side is None else functools.partial(side.begin, make, consumer))
+        del item, make  # their memory may be what the next one takes
 
 
 def _hand_over(

@@ -47,12 +47,15 @@ class SideStream:
         self._handed_over: deque[torch.cuda.Event] = deque()
 
     def begin(
-        self, make_batch: Callable[[], Any], consumer: torch.cuda.Stream
+        self, make_batch: Callable[[], Any], consumer: torch.cuda.Stream | None = None
     ) -> tuple[Any, torch.cuda.Event]:
         """Call ``make_batch`` with this stream as the current one. Does not wait for the device.
 
+        ``consumer`` is by default the caller's current stream.
+
         Returns the batch on its way, and the event after which it is there.
         """
+        consumer = consumer or current_stream(self.device)
         with torch.cuda.stream(self.stream):
             if self._waits or not self._handed_over:
                 self._asked.record(consumer)

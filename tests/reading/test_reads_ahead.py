@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from memload import FormatError, Index, Loader, MemmapDataset, ShuffledSampler
 from memload.feeds.interface import Begin, Feed, Fetch
+from memload.jobs import Job
 from memload.reading import loader as loader_module
 from memload.reading.pipeline import Pipeline, make_pipeline
 
@@ -34,6 +35,8 @@ class NotingFeed:
         self.fetched: list[list[int]] = []
         #: A batch with this sample cannot be begun.
         self.broken: int | None = None
+        #: From this sample on, the rows of a batch have not been read yet.
+        self.first_unread = SIZE
 
     def counts(self) -> None:
         return None
@@ -46,7 +49,8 @@ class NotingFeed:
             if self.broken in batch:
                 raise FormatError("broken.bin cannot be read.")
             self.begun.append(batch)
-            return partial(fetch, batch, begin_batch(start, stop))
+            fetch_batch = begin_batch(start, stop)
+            return Job(partial(fetch, batch, fetch_batch), lambda: self.first_unread not in batch)
 
         def fetch(batch: list[int], fetch_batch: Fetch) -> Any:
             self.fetched.append(batch)
@@ -62,13 +66,15 @@ class Maker(NamedTuple):
     monkeypatch: pytest.MonkeyPatch
 
     def __call__(
-        self, batch_size: int = 4, *, reads_ahead: int, **options: Any
+        self, batch_size: int = 4, *, reads_ahead: int, in_flight: int = 1, **options: Any
     ) -> tuple[Loader, NotingFeed]:
         feeds: list[NotingFeed] = []
 
         def make_noting(*arguments: Any, **named: Any) -> Pipeline:
             made = make_pipeline(*arguments, **named)
             feeds.append(NotingFeed(made.feed))
+            if in_flight > 1:
+                made = made._replace(in_flight=in_flight)
             return made._replace(feed=feeds[0], reads_ahead=reads_ahead)
 
         self.monkeypatch.setattr(loader_module, "make_pipeline", make_noting)
@@ -116,6 +122,21 @@ def test_rows_are_read_for_so_many_batches_ahead(reads_ahead: int, make: Maker) 
         assert len(feed.begun) == min(reads_ahead + number, SIZE // 4)
         assert feed.fetched == feed.begun[: number + 1]
     iterator.close()
+
+
+def test_a_batch_does_not_wait_for_the_rows_of_the_next_ones(make: Maker) -> None:
+    loader, feed = make(4, reads_ahead=3, in_flight=3, num_threads=0)
+    feed.first_unread = 8
+    iterator: Any = iter(loader)
+    assert next(iterator).number.tolist() == [0, 1, 2, 3]
+    assert feed.fetched == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert next(iterator).number.tolist() == [4, 5, 6, 7]
+    assert len(feed.fetched) == 2
+    assert next(iterator).number.tolist() == [8, 9, 10, 11]  # this had to wait
+    feed.first_unread = SIZE
+    assert next(iterator).number.tolist() == [12, 13, 14, 15]
+    assert len(feed.fetched) == 6  # two ahead
+    assert flat([batch.number.tolist() for batch in iterator]) == list(range(16, SIZE))
 
 
 @on_threads
