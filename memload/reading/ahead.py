@@ -46,8 +46,8 @@ def ahead(
     begins no job that is not ready while there is an item to yield. An early exit waits for the
     jobs that threads have begun.
 
-    >>> list(ahead((Job(partial(pow, number, 2)) for number in range(4)), in_flight=2))
-    [0, 1, 4, 9]
+    >>> list(ahead((Job(number.__abs__) for number in (-1, 2, -3)), in_flight=2))
+    [1, 2, 3]
     """
     is_finalizing, getpid, this_process = sys.is_finalizing, os.getpid, os.getpid()
     pool = ThreadPoolExecutor(num_threads, _POOL_NAME) if num_threads else None
