@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ import torch
 import memload
 from memload import FormatError, Index, Loader, MemmapDataset, ShuffledSampler, transforms
 from memload.feeds import registered, row_reader
+
+Make = Callable[..., Index]
+Phases = Callable[..., Iterator[None]]
+SetSize = Callable[[int], None]
+Wait = Callable[[Any], None]
 
 SIZE = 203
 SHARDS = (100, 80, 23)
@@ -62,6 +67,21 @@ def options_of(feed: str, index: Index) -> dict[str, Any]:
     return {"feed": name, "cache_bytes": cache_bytes, "resident_bytes": resident_bytes}
 
 
+def loader_of(index: Index, feed: str, batch_size: int = 8, **options: Any) -> Loader:
+    """Return a Loader with one of FEEDS that shuffles, whose batches can be checked."""
+    options = {"shuffle": True, "columns": ["index"], **options_of(feed, index), **options}
+    return Loader(index.path, batch_size, **options)
+
+
+def held_by(loader: Loader) -> Any:
+    """Return the rows that the feed of a Loader holds."""
+    return loader._get_pipeline().feed._held  # type: ignore[attr-defined]
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
 def chill(index: Index) -> Index:
     """Write the files of a data set to the disk, and remove them from the page cache."""
     for path in files_of(index):
@@ -95,13 +115,18 @@ def check(batch: Any, expected: np.ndarray) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def check_epoch(loader: Loader, expected: np.ndarray) -> list[int]:
-    """Check an epoch of a Loader that has the column ``index``. Returns the order of samples."""
-    return list(itertools.chain(*(check(batch, expected) for batch in loader)))
+def check_epoch(batches: Iterable[Any], expected: np.ndarray) -> list[int]:
+    """Check batches, such as all those of a Loader. Returns the order of samples."""
+    return list(itertools.chain(*(check(batch, expected) for batch in batches)))
+
+
+def check_all(loader: Loader, expected: np.ndarray) -> None:
+    """Check an epoch of a Loader, and that it has every sample once."""
+    assert sorted(check_epoch(loader, expected)) == list(range(len(expected)))
 
 
 @pytest.fixture
-def index(make_dataset: Callable[..., Index], window_bytes: Callable[[int], None]) -> Index:
+def index(make_dataset: Make, window_bytes: SetSize) -> Index:
     """A data set of three shards and 24 windows, and cold."""
     window_bytes(32768)
     return chill(make_dataset(rows=SHARDS, shape=SHAPE))
@@ -113,6 +138,32 @@ def expected(index: Index) -> np.ndarray:
     images = stored(index)
     chill(index)
     return images
+
+
+@pytest.fixture
+def cold_then_held(wait_until_held: Wait) -> Phases:
+    """Iterates twice: while the rows of Loaders are brought in, and once they are held."""
+
+    def phases(*loaders: Loader) -> Iterator[None]:
+        yield
+        for loader in loaders:
+            wait_until_held(loader)
+        yield
+
+    return phases
+
+
+@pytest.fixture
+def may_register(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that windows wait for before they are registered."""
+    event, register = threading.Event(), registered.RegisteredFile.register
+
+    def register_late(*arguments: Any) -> Any:
+        event.wait(30)
+        return register(*arguments)
+
+    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
+    return event
 
 
 # Exactness.
@@ -135,9 +186,9 @@ def expected(index: Index) -> np.ndarray:
     ids=str,
 )
 def test_every_row_is_as_it_is_stored(
-    make_dataset: Callable[..., Index],
-    window_bytes: Callable[[int], None],
-    wait_until_held: Callable[[Any], None],
+    make_dataset: Make,
+    window_bytes: SetSize,
+    cold_then_held: Phases,
     feed: str,
     shape: Any,
     descr: str,
@@ -149,13 +200,11 @@ def test_every_row_is_as_it_is_stored(
     expected = stored(index)
     options = options_of(feed, chill(index))
     loader = Loader(index.path, 13, shuffle=True, columns=["index"], **options)
-    for epoch in range(2):
-        if epoch:
-            wait_until_held(loader)
-        assert sorted(check_epoch(loader, expected)) == list(range(sum(rows)))
+    for _ in cold_then_held(loader):
+        check_all(loader, expected)
 
 
-def random_dataset(rng: np.random.Generator, make_dataset: Callable[..., Index]) -> Index:
+def random_dataset(rng: np.random.Generator, make_dataset: Make) -> Index:
     shape = (*rng.integers(1, 120, 2).tolist(), int(rng.integers(1, 5)))
     descr = str(rng.choice(["|u1", "|u1", "<u2", "<i4", "<f2", "<f4"]))
     row_bytes = int(np.prod(shape)) * np.dtype(descr).itemsize
@@ -167,7 +216,7 @@ def random_dataset(rng: np.random.Generator, make_dataset: Callable[..., Index])
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_data_sets_budgets_and_orders(
-    make_dataset: Callable[..., Index], window_bytes: Callable[[int], None], seed: int
+    make_dataset: Make, window_bytes: SetSize, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     index = random_dataset(rng, make_dataset)
@@ -190,17 +239,17 @@ def test_random_data_sets_budgets_and_orders(
     dataset = MemmapDataset(index.path, columns=["index"]).subset(chosen.tolist())
     loader = Loader(dataset, int(rng.choice([1, 7, 32, 64, 1000])), feed=feed, **options)
     for _ in range(2):
-        assert sorted(check_epoch(loader, expected[chosen])) == list(range(total))
+        check_all(loader, expected[chosen])
         if rng.random() < 0.5:
             chill(index)
 
 
 @every_feed
 def test_masks_and_features_beside_images(
-    make_dataset: Callable[..., Index],
-    add_array: Callable[..., Index],
-    window_bytes: Callable[[int], None],
-    wait_until_held: Callable[[Any], None],
+    make_dataset: Make,
+    add_array: Make,
+    window_bytes: SetSize,
+    cold_then_held: Phases,
     feed: str,
 ) -> None:
     """Masks, and features in an NPY file with a header of 128 bytes and in another order."""
@@ -213,9 +262,7 @@ def test_masks_and_features_beside_images(
     images, options = stored(index), options_of(feed, index)
     chill(index)
     loader = Loader(index.path, 13, shuffle=True, columns=["mask", "features", "index"], **options)
-    for epoch in range(2):
-        if epoch:
-            wait_until_held(loader)
+    for _ in cold_then_held(loader):
         for batch in loader:
             numbers = check(batch, images)
             np.testing.assert_array_equal(on_host(batch.mask), masks[numbers])
@@ -224,14 +271,12 @@ def test_masks_and_features_beside_images(
 
 @every_feed
 def test_a_view_of_scattered_and_repeated_samples(
-    index: Index, expected: np.ndarray, wait_until_held: Callable[[Any], None], feed: str
+    index: Index, expected: np.ndarray, cold_then_held: Phases, feed: str
 ) -> None:
     chosen = [199, 3, 3, 4, 5, 100, 99, 202, 0, 179, 180, 3]
     dataset = MemmapDataset(index.path, columns=["index"]).subset(chosen)
     loader = Loader(dataset, 8, **options_of(feed, index))
-    for epoch in range(2):
-        if epoch:
-            wait_until_held(loader)
+    for _ in cold_then_held(loader):
         assert check_epoch(loader, expected[chosen]) == list(range(12))
 
 
@@ -251,7 +296,7 @@ def test_batches_of_any_size_with_repeated_samples(
 def test_rows_are_held_in_ram_and_on_the_device(
     index: Index,
     expected: np.ndarray,
-    wait_until_held: Callable[[Any], None],
+    wait_until_held: Wait,
     in_ram: float,
     on_device: float,
 ) -> None:
@@ -260,27 +305,27 @@ def test_rows_are_held_in_ram_and_on_the_device(
         "resident_bytes": int(on_device * SIZE) * ROW_BYTES,
     }
     loader = Loader(index.path, 8, shuffle=True, columns=["index"], feed="disk", **limits)
-    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    check_all(loader, expected)
     wait_until_held(loader)
     before = counts_of(loader)
     rows_in_ram = before.rows_held - before.rows_on_device
     assert abs(rows_in_ram - in_ram * SIZE) < 3
     assert before.rows_on_device == min(int(on_device * SIZE), SIZE - rows_in_ram)
-    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    check_all(loader, expected)
     after = counts_of(loader)
     assert after.hits - before.hits == before.rows_held
     assert (after.bytes_read > before.bytes_read) == (before.rows_held < SIZE)
 
 
 def test_loaders_of_the_same_rows_hold_them_on_the_device_once(
-    index: Index, expected: np.ndarray, wait_until_held: Callable[[Any], None]
+    index: Index, expected: np.ndarray, wait_until_held: Wait
 ) -> None:
-    options = options_of("disk, half on the device", index)
-    one = Loader(index.path, 8, columns=["index"], **options)
+    feed = "disk, half on the device"
+    one = loader_of(index, feed, shuffle=False)
     wait_until_held(one)
     torch.cuda.synchronize()
     allocated = torch.cuda.memory_allocated()
-    other = Loader(index.path, 8, columns=["index"], **options)
+    other = loader_of(index, feed, shuffle=False)
     wait_until_held(other)
     assert counts_of(other).rows_on_device == counts_of(one).rows_on_device > 0
     assert torch.cuda.memory_allocated() == allocated
@@ -297,8 +342,7 @@ def test_loaders_of_the_same_rows_hold_them_on_the_device_once(
 def test_the_order_is_that_of_the_sampler(
     index: Index, expected: np.ndarray, feed: str, num_threads: int
 ) -> None:
-    options = options_of(feed, index) | {"num_threads": num_threads}
-    loader = Loader(index.path, 7, shuffle=True, seed=3, columns=["index"], **options)
+    loader = loader_of(index, feed, 7, seed=3, num_threads=num_threads)
     for epoch in (0, 1, 5):
         loader.set_epoch(epoch)
         order = ShuffledSampler(SIZE, seed=3).take(epoch, np.arange(SIZE))
@@ -309,13 +353,12 @@ def test_the_order_is_that_of_the_sampler(
 def test_an_epoch_is_resumed_with_other_batches(
     index: Index, expected: np.ndarray, feed: str
 ) -> None:
-    options = options_of(feed, index) | {"shuffle": True, "seed": 2, "columns": ["index"]}
-    loader = Loader(index.path, 9, **options)
+    loader = loader_of(index, feed, 9, seed=2)
     batches = iter(loader)
     seen = [*check(next(batches), expected), *check(next(batches), expected)]
     state = loader.state_dict()
     del batches
-    resumed = Loader(index.path, 31, prefetch_factor=1, **options)
+    resumed = loader_of(index, feed, 31, seed=2, prefetch_factor=1)
     resumed.load_state_dict(state)
     seen += check_epoch(resumed, expected)
     assert seen == ShuffledSampler(SIZE, seed=2).take(0, np.arange(SIZE)).tolist()
@@ -325,13 +368,11 @@ def test_an_epoch_is_resumed_with_other_batches(
 def test_a_pickled_loader_reads_the_same_rows(
     index: Index, expected: np.ndarray, feed: str
 ) -> None:
-    loader = Loader(index.path, 9, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, 9)
     batches = iter(loader)
     seen = check(next(batches), expected)
     copy = pickle.loads(pickle.dumps(loader))
-    assert seen + check_epoch(copy, expected) == seen + list(
-        itertools.chain(*(check(batch, expected) for batch in batches))
-    )
+    assert seen + check_epoch(copy, expected) == seen + check_epoch(batches, expected)
     assert counts_of(copy).rows_to_hold == counts_of(loader).rows_to_hold
 
 
@@ -339,8 +380,7 @@ def test_a_pickled_loader_reads_the_same_rows(
 def test_static_buffers_hold_each_batch_in_turn(
     index: Index, expected: np.ndarray, feed: str
 ) -> None:
-    options = options_of(feed, index) | {"shuffle": True, "drop_last": True}
-    loader = Loader(index.path, 10, static_buffers=True, columns=["index"], **options)
+    loader = loader_of(index, feed, 10, drop_last=True, static_buffers=True)
     addresses = set()
     for _ in range(2):
         for batch in loader:
@@ -354,8 +394,7 @@ def test_static_buffers_hold_each_batch_in_turn(
 def test_a_captured_graph_reads_static_buffers_while_rows_are_brought_in(
     index: Index, expected: np.ndarray, feed: str
 ) -> None:
-    options = options_of(feed, index) | {"shuffle": True, "drop_last": True}
-    loader = Loader(index.path, 20, static_buffers=True, columns=["index"], **options)
+    loader = loader_of(index, feed, 20, drop_last=True, static_buffers=True)
     first = next(iter(loader))
     images, numbers = torch.zeros_like(first.images), torch.zeros_like(first.index)
     torch.cuda.synchronize()
@@ -378,8 +417,7 @@ def test_a_captured_graph_reads_static_buffers_while_rows_are_brought_in(
 def test_no_row_is_overwritten_while_the_consumer_is_behind(
     index: Index, expected: np.ndarray, feed: str, batch_size: int
 ) -> None:
-    options = options_of(feed, index) | {"shuffle": True, "seed": 1, "prefetch_factor": 1}
-    loader = Loader(index.path, batch_size, columns=["index"], **options)
+    loader = loader_of(index, feed, batch_size, seed=1, prefetch_factor=1)
     sums = []
     for _ in range(3):
         for images, numbers in loader:
@@ -395,7 +433,7 @@ def test_no_row_is_overwritten_while_the_consumer_is_behind(
 def test_batches_that_are_held_stay_as_they_are(
     index: Index, expected: np.ndarray, feed: str
 ) -> None:
-    loader = Loader(index.path, 4, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, 4)
     batches = [*loader, *loader]
     del loader
     gc.collect()
@@ -439,12 +477,11 @@ def test_transforms_of_memload_give_what_they_give_on_the_cpu(index: Index, feed
 def test_ranks_hold_the_same_rows_and_see_every_sample(
     index: Index,
     expected: np.ndarray,
-    wait_until_held: Callable[[Any], None],
+    wait_until_held: Wait,
     registered_addresses: set[int],
     feed: str,
 ) -> None:
-    options = options_of(feed, index) | {"shuffle": True, "columns": ["index"]}
-    loaders = [Loader(index.path, 8, rank=rank, num_replicas=2, **options) for rank in range(2)]
+    loaders = [loader_of(index, feed, rank=rank, num_replicas=2) for rank in range(2)]
     wait_until_held(loaders[0])
     held_by_one = set(registered_addresses)
     wait_until_held(loaders[1])
@@ -475,12 +512,12 @@ print(json.dumps([sum(sums, []), held]))
 
 @pytest.mark.slow
 def test_two_processes_hold_the_same_rows(
-    index: Index, expected: np.ndarray, wait_until_held: Callable[[Any], None]
+    index: Index, expected: np.ndarray, wait_until_held: Wait
 ) -> None:
     options = options_of("disk, half", index)
     arguments = [str(index.path), str(SIZE), json.dumps(options)]
     paths = [str(Path(memload.__file__).parents[1]), *sys.path]
-    ours = Loader(index.path, 8, rank=0, num_replicas=2, columns=["index"], **options)
+    ours = loader_of(index, "disk, half", shuffle=False, rank=0, num_replicas=2)
     wait_until_held(ours)
     ended = subprocess.run(
         [sys.executable, "-c", RANK, *arguments],
@@ -495,14 +532,13 @@ def test_two_processes_hold_the_same_rows(
     seen = check_epoch(ours, expected)
     others = sorted(set(range(SIZE)) - set(seen))
     assert sorted(found) == sorted(expected[others].sum((1, 2, 3), dtype=int).tolist())
-    rows = ours._get_pipeline().feed._held.find(np.arange(SIZE))  # type: ignore[attr-defined]
-    assert held == rows.are_held.tolist()
+    assert held == held_by(ours).find(np.arange(SIZE)).are_held.tolist()
     assert 0 < sum(held) < SIZE
 
 
 @some_read
 def test_iterators_on_two_threads(index: Index, expected: np.ndarray, feed: str) -> None:
-    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed)
 
     def epoch(_: int) -> list[int]:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -514,9 +550,9 @@ def test_iterators_on_two_threads(index: Index, expected: np.ndarray, feed: str)
 
 
 def test_training_and_validation_together_stay_within_the_budget(
-    make_dataset: Callable[..., Index],
-    window_bytes: Callable[[int], None],
-    wait_until_held: Callable[[Any], None],
+    make_dataset: Make,
+    window_bytes: SetSize,
+    cold_then_held: Phases,
 ) -> None:
     window_bytes(32768)
     paths = [make_dataset(f"{name}.bin", rows=SHARDS, shape=SHAPE, seed=3) for name in "ab"]
@@ -527,13 +563,10 @@ def test_training_and_validation_together_stay_within_the_budget(
         Loader(chill(one).path, 8, shuffle=True, columns=["index"], feed="disk", cache_bytes=budget)
         for one in paths
     ]
-    for epoch in range(2):
+    for _ in cold_then_held(*loaders):
         for one, other in zip(*loaders, strict=True):
             check(one, expected)
             check(other, expected)
-        if not epoch:
-            for loader in loaders:
-                wait_until_held(loader)
     training, validation = (counts_of(loader) for loader in loaders)
     assert training.rows_held == SIZE
     assert SIZE // 3 < validation.rows_held < SIZE // 2 + 1
@@ -541,13 +574,12 @@ def test_training_and_validation_together_stay_within_the_budget(
 
 
 def test_a_loader_that_is_gone_leaves_its_budget_to_the_next(index: Index) -> None:
-    options = options_of("disk, half", index)
-    first = Loader(index.path, 8, **options)
+    first = loader_of(index, "disk, half")
     rows_to_hold = counts_of(first).rows_to_hold
     assert 0 < rows_to_hold < SIZE
     del first
     gc.collect()
-    assert counts_of(Loader(index.path, 8, **options)).rows_to_hold == rows_to_hold
+    assert counts_of(loader_of(index, "disk, half")).rows_to_hold == rows_to_hold
 
 
 @pytest.mark.parametrize(
@@ -558,24 +590,18 @@ def test_a_loader_that_is_gone_leaves_its_budget_to_the_next(index: Index) -> No
 def test_loaders_that_hold_different_parts_of_one_file(
     index: Index,
     expected: np.ndarray,
-    wait_until_held: Callable[[Any], None],
+    cold_then_held: Phases,
     first: str,
     second: str,
 ) -> None:
-    one, other = (
-        Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
-        for feed in (first, second)
-    )
-    for epoch in range(2):
+    one, other = (loader_of(index, feed) for feed in (first, second))
+    for _ in cold_then_held(one, other):
         for both in zip(one, other, strict=True):
             for batch in both:
                 check(batch, expected)
-        if not epoch:
-            wait_until_held(one)
-            wait_until_held(other)
     del one, both
     gc.collect()
-    assert sorted(check_epoch(other, expected)) == list(range(SIZE))
+    check_all(other, expected)
 
 
 @pytest.mark.filterwarnings(
@@ -586,7 +612,7 @@ def test_a_forked_child_reads_on_the_cpu_and_the_parent_goes_on(
     index: Index, expected: np.ndarray, feed: str
 ) -> None:
     """The child frees nothing that is on CUDA: torch ends a process that does so after a fork."""
-    loader = Loader(index.path, 4, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, 4)
     batches = iter(loader)
     seen = check(next(batches), expected)
     gc.collect()  # the child shall find no garbage
@@ -602,9 +628,9 @@ def test_a_forked_child_reads_on_the_cpu_and_the_parent_goes_on(
             os._exit(status)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    seen += list(itertools.chain(*(check(batch, expected) for batch in batches)))
+    seen += check_epoch(batches, expected)
     assert sorted(seen) == list(range(SIZE))
-    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    check_all(loader, expected)
 
 
 # Ends, early or not.
@@ -613,16 +639,16 @@ def test_a_forked_child_reads_on_the_cpu_and_the_parent_goes_on(
 @every_feed
 def test_early_exits_leave_nothing(index: Index, expected: np.ndarray, feed: str) -> None:
     """Fixtures look for threads, descriptors, maps and memory that are left."""
-    loader = Loader(index.path, 5, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, 5)
     for _ in range(20):
         check(next(iter(loader)), expected)
     for exits in range(4):
-        other = Loader(index.path, 5, columns=["index"], **options_of(feed, index))
+        other = loader_of(index, feed, 5, shuffle=False)
         batches = iter(other)
         for _ in range(exits):
             check(next(batches), expected)
         del other, batches
-    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    check_all(loader, expected)
 
 
 @every_feed
@@ -630,11 +656,11 @@ def test_early_exits_leave_nothing(index: Index, expected: np.ndarray, feed: str
 def test_a_loader_is_dropped_while_the_device_copies_its_batches(
     index: Index,
     expected: np.ndarray,
-    wait_until_held: Callable[[Any], None],
+    wait_until_held: Wait,
     feed: str,
     wait: bool,
 ) -> None:
-    loader = Loader(index.path, 32, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, 32)
     if wait:
         wait_until_held(loader)
     torch.cuda._sleep(50_000_000)  # the copies come after that
@@ -649,12 +675,10 @@ def test_a_loader_is_dropped_while_the_device_copies_its_batches(
 def test_a_loader_may_be_dropped_while_it_is_iterated(
     index: Index, expected: np.ndarray, feed: str
 ) -> None:
-    batches = iter(Loader(index.path, 4, columns=["index"], **options_of(feed, index)))
+    batches = iter(loader_of(index, feed, 4, shuffle=False))
     seen = check(next(batches), expected)
     gc.collect()
-    for batch in batches:
-        seen += check(batch, expected)
-    assert seen == list(range(SIZE))
+    assert seen + check_epoch(batches, expected) == list(range(SIZE))
 
 
 # Errors, and what cannot be had.
@@ -683,21 +707,13 @@ def test_a_row_that_cannot_be_read_is_an_error_after_the_batches_before_it(
     index: Index,
     expected: np.ndarray,
     bad_row: tuple[int, Path],
-    monkeypatch: pytest.MonkeyPatch,
+    may_register: threading.Event,
     feed: str,
 ) -> None:
-    may_register = threading.Event()
-    register = registered.RegisteredFile.register
-
-    def register_late(*arguments: Any) -> Any:
-        may_register.wait(30)
-        return register(*arguments)
-
-    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
     row, path = bad_row
     # A sample alone in its batch, and not beside one that is read too.
     order = [*range(0, row - 8, 10), row, *range(row + 8, SIZE)]
-    loader = Loader(index.path, 1, sampler=order, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, 1, shuffle=False, sampler=order)
     seen = []
 
     def read() -> None:
@@ -713,7 +729,7 @@ def test_a_row_that_cannot_be_read_is_an_error_after_the_batches_before_it(
     del caught
     may_register.set()
     others = [number for number in order if number != row]
-    loader = Loader(index.path, 8, sampler=others, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, shuffle=False, sampler=others)
     assert check_epoch(loader, expected) == others
 
 
@@ -721,7 +737,7 @@ def test_a_row_that_cannot_be_read_is_an_error_after_the_batches_before_it(
 def test_after_a_read_error_the_loader_goes_on(
     index: Index, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, feed: str
 ) -> None:
-    loader = Loader(index.path, 4, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, 4)
 
     def fail(*_: Any) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -731,7 +747,7 @@ def test_after_a_read_error_the_loader_goes_on(
             patched.setattr(os, "preadv", fail)
             with pytest.raises(FormatError, match=r"cannot be read.*row \d+"):
                 list(loader)
-        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+        check_all(loader, expected)
 
 
 @every_feed
@@ -739,7 +755,7 @@ def test_a_file_that_is_truncated_while_it_is_open_is_an_error(
     index: Index, expected: np.ndarray, feed: str
 ) -> None:
     path = files_of(index)[1]
-    loader = Loader(index.path, 1, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed, 1)
     batches = iter(loader)
     for _ in range(5):
         check(next(batches), expected)
@@ -768,15 +784,14 @@ def test_windows_that_cannot_be_registered_are_a_warning(
         register(address, size, flags)
 
     monkeypatch.setattr(registered, "register", refuse)
-    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
-    for epoch in range(2):
-        if epoch:
-            loader._get_pipeline().feed._held._thread.join(30)  # type: ignore[attr-defined]
-        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
-    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    loader = loader_of(index, feed)
+    check_all(loader, expected)
+    held_by(loader)._thread.join(30)
+    check_all(loader, expected)
+    warned = warnings_in(caplog)
     refused = next(windows) > 3
     assert len(warned) == refused
-    assert not refused or "cannot be registered with CUDA" in warned[0].getMessage()
+    assert not refused or "cannot be registered with CUDA" in warned[0]
     counts = counts_of(loader)
     assert counts.hits < counts.served if refused else counts.hits <= counts.served
 
@@ -791,10 +806,9 @@ def test_too_little_memory_on_the_device_is_a_warning(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("memload.feeds.device_rows._allocate", full)
-    options = options_of("disk, some in RAM and some on the device", index)
-    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options)
+    loader = loader_of(index, "disk, some in RAM and some on the device")
     for _ in range(2):
-        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+        check_all(loader, expected)
     counts = counts_of(loader)
     assert (counts.rows_on_device, counts.rows_to_hold > 0) == (0, True)
     assert "resident_bytes" in counts.problem
@@ -809,11 +823,10 @@ def test_when_ram_runs_short_no_more_rows_are_held(
 ) -> None:
     available = 600_000  # of which half stays free
     monkeypatch.setattr("memload.feeds.held.available_memory", lambda: available)
-    loader = Loader(index.path, 8, shuffle=True, columns=["index"], feed="dma")
-    for epoch in range(2):
-        if epoch:
-            loader._get_pipeline().feed._held._thread.join(30)  # type: ignore[attr-defined]
-        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    loader = loader_of(index, "dma")
+    check_all(loader, expected)
+    held_by(loader)._thread.join(30)
+    check_all(loader, expected)
     assert 0 < registered.registered_bytes() <= available // 2
     counts = counts_of(loader)
     assert 0 < counts.rows_held == counts.rows_to_hold < SIZE
@@ -822,7 +835,7 @@ def test_when_ram_runs_short_no_more_rows_are_held(
 
 
 @pytest.fixture
-def without_direct_reads(tmp_path: Path, write_dataset: Callable[..., Index]) -> Iterator[Index]:
+def without_direct_reads(tmp_path: Path, write_dataset: Make) -> Iterator[Index]:
     """A data set on tmpfs, whose files cannot be read past the page cache."""
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("needs /dev/shm")
@@ -832,18 +845,18 @@ def without_direct_reads(tmp_path: Path, write_dataset: Callable[..., Index]) ->
 
 def test_a_file_system_without_direct_reads_serves_and_says_so_once(
     without_direct_reads: Index,
-    window_bytes: Callable[[int], None],
+    window_bytes: SetSize,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     window_bytes(32768)
     index, expected = without_direct_reads, stored(without_direct_reads)
     for feed in ("disk, nothing held", "disk, half"):
-        loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+        loader = loader_of(index, feed)
         for _ in range(2):
-            assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
-    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+            check_all(loader, expected)
+    warned = warnings_in(caplog)
     assert len(warned) == 1
-    assert "O_DIRECT" in warned[0].getMessage()
+    assert "O_DIRECT" in warned[0]
 
 
 def test_without_direct_reads_a_file_beyond_both_budgets_goes_through_threads(
@@ -861,9 +874,9 @@ def test_files_are_read_through_the_page_cache_where_direct_reads_fail(
     index: Index, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, feed: str
 ) -> None:
     monkeypatch.setattr(row_reader, "open_direct", lambda descriptor: None)
-    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed)
     for _ in range(2):
-        assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+        check_all(loader, expected)
 
 
 # What is reported.
@@ -871,9 +884,9 @@ def test_files_are_read_through_the_page_cache_where_direct_reads_fail(
 
 @every_feed
 def test_the_counts_add_up(
-    index: Index, expected: np.ndarray, wait_until_held: Callable[[Any], None], feed: str
+    index: Index, expected: np.ndarray, wait_until_held: Wait, feed: str
 ) -> None:
-    loader = Loader(index.path, 8, shuffle=True, columns=["index"], **options_of(feed, index))
+    loader = loader_of(index, feed)
     wait_until_held(loader)
     before = counts_of(loader)
     share = {"disk, one byte": 0, "disk, one page": 0}
@@ -892,17 +905,9 @@ def test_the_counts_add_up(
 
 
 def test_the_first_batches_of_a_cold_file_are_counted_as_read(
-    index: Index, monkeypatch: pytest.MonkeyPatch, wait_until_held: Callable[[Any], None]
+    index: Index, may_register: threading.Event, wait_until_held: Wait
 ) -> None:
-    may_register = threading.Event()
-    register = registered.RegisteredFile.register
-
-    def register_late(*arguments: Any) -> Any:
-        may_register.wait(30)
-        return register(*arguments)
-
-    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
-    loader = Loader(index.path, 8, shuffle=True, feed="dma")
+    loader = loader_of(index, "dma")
     list(loader)
     counts = counts_of(loader)
     assert (counts.rows_to_hold, counts.served, counts.hits) == (SIZE, SIZE, 0)
@@ -921,4 +926,4 @@ def test_a_file_beyond_both_budgets_is_read_from_the_disk(
     )
     assert loader.feed.name == "disk"
     assert "cache_bytes" in loader.feed.reason
-    assert sorted(check_epoch(loader, expected)) == list(range(SIZE))
+    check_all(loader, expected)
