@@ -173,8 +173,10 @@ def hold_on_device(claims: Sequence[Claim], limit: int, device: torch.device) ->
             (device, *claim.files, ranges.tobytes())
             for claim, ranges in zip(claims, rest, strict=True)
         ]
-        sizes = [_bytes_of(claim, ranges) for claim, ranges in zip(claims, rest, strict=True)]
-        costs = [0 if key in claimed else size for key, size in zip(keys, sizes, strict=True)]
+        costs = [
+            0 if key in claimed else _bytes_of(claim, ranges)
+            for claim, key, ranges in zip(claims, keys, rest, strict=True)
+        ]
         left = max(0, limit - sum(one.size for one in claimed.values()))
         to_spend = min(left, sum(costs))
         for claim, key, ranges, cost in zip(claims, keys, rest, costs, strict=True):

@@ -1,6 +1,6 @@
 """Creates feeds by their names, within the limits of memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -125,13 +125,8 @@ def _copier(name: str, samples: Samples, device: torch.device) -> Copier:
     Raises FeedError that says what all of them lack.
     """
     array = samples.shards.array
-
-    def copies() -> Copier:
-        return BatchedCopies(device, array.row_bytes)
-
-    def kernel() -> Copier:
-        return Kernel(device, array.row_bytes, array.header_bytes)
-
+    copies: Callable[[], Copier] = partial(BatchedCopies, device, array.row_bytes)
+    kernel: Callable[[], Copier] = partial(Kernel, device, array.row_bytes, array.header_bytes)
     fastest_first = [copies, kernel] if array.row_bytes >= DMA_ROW_BYTES else [kernel, copies]
     usable = {"dma": [copies], "uva": [kernel], "disk": fastest_first}
     reasons = []

@@ -43,7 +43,7 @@ def claim_pages(samples: Samples, budget: float) -> list[Claim]:
     """
     used = [(array.shards, array.used_rows()) for array in samples.arrays]
     plans = [plan_for_rows(shards, rows) for shards, rows in used]
-    contents: list[tuple[int, ...]] = [() for _ in used]
+    contents = None
     if sum(int(plan.sum()) for plan in plans) > budget - claimed_bytes():
         plans = [pages_of_rows(shards, rows) for shards, rows in used]
         contents = [(_digest(rows),) for _, rows in used]
@@ -76,15 +76,11 @@ def _new_pages(
 
     Windows are counted through all files. A page that the row before has as well does not count.
     """
-    rows_of_file = np.diff(np.searchsorted(rows, shards.starts))
-    file = np.repeat(np.arange(len(rows_of_file)), rows_of_file)
-    offset = rows - np.repeat(shards.starts[:-1], rows_of_file)
-    offset = shards.array.header_bytes + offset * shards.array.row_bytes
+    file, offset = shards.offsets_of(rows)
     first = offset // mmap.PAGESIZE
     stop = (offset + (shards.array.row_bytes - 1)) // mmap.PAGESIZE + 1
     stop_before = np.zeros_like(stop)
-    stop_before[1:] = stop[:-1]
-    stop_before[np.searchsorted(rows, shards.starts[:-1])[rows_of_file > 0]] = 0
+    stop_before[1:] = np.where(file[1:] == file[:-1], stop[:-1], 0)
     pages = stop - np.maximum(first, stop_before)
     return file * windows_per_file + offset // WINDOW_BYTES, pages * mmap.PAGESIZE
 
@@ -166,7 +162,7 @@ class GatheredRows:
 
     def __init__(self, samples: Samples, claim: Claim | None) -> None:
         used = samples.used_rows()
-        self._shards, self._claim, self._rows = samples.shards, claim, len(used)
+        self._shards, self._claim, self._num_rows = samples.shards, claim, len(used)
         self._staying = StayingRows(samples.shards, used, claim)
         self._lock = threading.Lock()
         with _lock:
@@ -194,7 +190,7 @@ class GatheredRows:
         """Return what was gathered so far. It is not known which rows came from RAM."""
         size, seconds = self._busy_time.so_far()
         return ReadCounts(
-            rows=self._rows,
+            rows=self._num_rows,
             rows_held=len(self._staying),
             rows_to_hold=len(self._staying),
             served=self._served,

@@ -111,7 +111,7 @@ class RowReader:
         self._is_closed = False
 
     @cached_property
-    def _files(self) -> "_DirectFiles":
+    def _files(self) -> _DirectFiles:
         """The files, opened for direct reads. `dma` and `uva` mostly need none."""
         with ExitStack() as opened:
             files = []

@@ -51,8 +51,8 @@ class Shards:
         self.array = index.array(name)
         # An absolute path, as in a concatenation in memory, stays as it is.
         self.paths = [index.path.parent / shard.file for shard in self.array.shards]
-        rows = [shard.rows for shard in self.array.shards]
-        self.starts: list[int] = [0, *np.cumsum(rows).tolist()]
+        self._starts = np.cumsum([0, *(shard.rows for shard in self.array.shards)])
+        self.starts: list[int] = self._starts.tolist()
         self.descriptors: list[int] = []
         weakref.finalize(self, _close, self.descriptors)
         for path, shard in zip(self.paths, self.array.shards, strict=True):
@@ -91,7 +91,6 @@ class Shards:
         pixels = pixels[: len(pixels) // row_bytes * row_bytes]
         self._table = pixels.view(self.array.descr).reshape((-1, *self.array.shape))
         first_rows = np.array(offsets) // row_bytes
-        self._starts = np.array(self.starts)
         self._rows_in_gaps = first_rows - self._starts[:-1]
         self.maps = [
             self._table[first : first + shard.rows]
