@@ -268,6 +268,25 @@ def test_rows_are_held_only_as_long_as_ram_is_left(
     feed.close()
 
 
+def test_a_later_loader_leaves_as_much_ram_as_the_first_one(
+    cuda: Any,
+    make_dataset: Callable[..., Index],
+    open_shards: Callable[[], Shards],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held, "available_memory", lambda: 80_000)  # with what is registered
+    first = cuda.feed(open_shards(), "dma")
+    cuda.wait(first)
+    others = Shards(make_dataset("others.bin", rows=(20,), shape=(10, 100, 3)))
+    second = cuda.feed(others, "dma")
+    cuda.wait(second)
+    assert sum(cuda.pages.values()) == 4 * 8192
+    assert (first.counts().rows_held > 0, second.counts().rows_held) == (True, 0)
+    np.testing.assert_array_equal(cuda.fetch(second, range(20)), stored(others))
+    first.close()
+    second.close()
+
+
 def test_what_another_loader_has_registered_needs_no_more_ram(
     cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
 ) -> None:
