@@ -41,8 +41,9 @@ FAILED = pytest.StashKey[bool]()
 
 #: Threads that torch.compile starts and keeps.
 TORCH_THREADS = ("InductorSubproc", "subproc_worker_timer", "ThreadPoolExecutor-")
-#: Files that may stay open or mapped: libraries, their data, devices, multiprocessing's arenas.
-KEPT = (sys.prefix, sys.base_prefix, "/usr/", "/lib", "/opt/", "/dev/nvidia", "/dev/zero")
+#: Files that may stay open or mapped: libraries, their data, devices, the kernel's queues of
+#: reads, multiprocessing's arenas.
+KEPT = (sys.prefix, sys.base_prefix, "/usr/", "/lib", "/opt/", "/dev/nvidia", "/dev/zero", "/[aio]")
 ARENA = "/pym-"
 
 

@@ -19,15 +19,17 @@ from memload.feeds.busy_time import BusyTime
 from memload.feeds.page_locked import Staging
 from memload.machine import available_cores, starting_threads
 from memload.storage.file_reads import bytes_of, drop_behind, open_direct, ranges_of, read_ahead
+from memload.storage.read_queue import give_back, has_queues, take_queue
 from memload.storage.shards import Shards
 
-#: How many reads are under way at a time. Of 8, 16, 32 and 64, this was within 5 % of the best for
-#: rows of 3 and 27 KB (8: 0.80 and 0.68; 64: 0.57 and 0.98); for larger rows the differences
-#: were within the noise. On one H200's host, io_uring reached 0.92 to 1.08 of the speed of 32
-#: threads, with 12 µs of CPU time a row of 150 KB in place of 52. Threads work everywhere; many
-#: containers forbid io_uring.
+#: How many threads read past the page cache with a `ReadQueue` each. While one goes over from a
+#: batch to the next, the other keeps the disk busy: with one thread, 0.90 of the speed.
+_NUM_QUEUES = 2
+#: How many threads read past the page cache where there are no such queues. Of 8, 16, 32 and 64,
+#: this was within 5 % of the best for rows of 3 and 27 KB (8: 0.80 and 0.68; 64: 0.57 and 0.98);
+#: for larger rows the differences were within the noise.
 READS_IN_FLIGHT = 32
-#: What one thread reads of a batch past the page cache, if enough threads read already.
+#: What one of these threads reads of a batch, if enough of them read already.
 _READS_PER_PART = 8
 _THREAD_NAME = "memload-read"
 
@@ -80,16 +82,32 @@ class Reading:
         self._staging.give_back(self._buffer)
 
 
+class _Resources(NamedTuple):
+    """Threads, which start with the first read, and memory, which is allocated with it."""
+
+    direct: ThreadPoolExecutor  #: what reads past the page cache
+    cached: ThreadPoolExecutor  #: what reads through it
+    staging: Staging
+
+    def close(self, wait: bool) -> None:
+        for pool in (self.direct, self.cached):
+            pool.shutdown(wait)
+
+
 class _DirectFiles(NamedTuple):
     """Files opened for reading past the page cache."""
 
     descriptors: list[int | None]  #: None where that cannot be done
+    numbers: np.ndarray  #: the same as an array, with -1 in place of None
     are_direct: np.ndarray  #: where it can be done, bool
     alignment: int  #: the largest one; all are powers of two
 
 
 class RowReader:
     """Reads rows past the page cache, or through it, with many reads in flight. Thread-safe.
+
+    Past it, two threads let the kernel read all rows of a batch at once (see `ReadQueue`). Where
+    that cannot be done, each of 32 threads reads one row after another.
 
     A direct read begins and ends at multiples of the file's alignment. A row therefore begins
     anywhere in the memory that is read into, and the device copies it from there:
@@ -104,7 +122,7 @@ class RowReader:
     def __init__(self, shards: Shards, device: torch.device, *, buffers: int) -> None:
         self._shards = shards
         self._device, self._buffers = device, buffers
-        self._threads, self._staging = self._new_resources()
+        self._resources = self._new_resources()
         self._busy_time = BusyTime()
         #: Set while nobody waits for the disk.
         self.idle = self._busy_time.idle
@@ -122,7 +140,8 @@ class RowReader:
             weakref.finalize(self, opened.pop_all().close)
         direct = [None if file is None else file.descriptor for file in files]
         alignment = max((file.alignment for file in files if file is not None), default=1)
-        return _DirectFiles(direct, np.array([file is not None for file in files]), alignment)
+        numbers = np.array([-1 if number is None else number for number in direct])
+        return _DirectFiles(direct, numbers, numbers >= 0, alignment)
 
     @property
     def alignment(self) -> int:
@@ -160,19 +179,22 @@ class RowReader:
             if not self.is_direct:
                 self._warn_of_page_cache()
         begins, direct, cached, size = self._plan(rows, kept, alignment)
-        threads, staging = self._threads, self._staging
+        resources = self._resources
         size += alignment
-        buffer = staging.take(size, room=size // 8)  # batches differ a little
+        buffer = resources.staging.take(size, room=size // 8)  # batches differ a little
         first = -buffer.data_ptr() % alignment
         memory = bytes_of(buffer.numpy())[first:]
-        reading = Reading(buffer, buffer.data_ptr() + first + begins, staging)
+        reading = Reading(buffer, buffer.data_ptr() + first + begins, resources.staging)
         known = weakref.ref(reading)
-        parts = self._divide(direct, cached, memory)
+        direct_parts = self._divide_direct(direct, memory)
+        parts = direct_parts + self._divide_cached(cached, memory)
         self._busy_time.begin(parts)
         try:
             with starting_threads("use feed='pinned' with num_threads=0"):
-                for part in parts:
-                    reading.parts.append(threads.submit(self._run, part, known))
+                for number, part in enumerate(parts):
+                    is_direct = number < len(direct_parts)
+                    pool = resources.direct if is_direct else resources.cached
+                    reading.parts.append(pool.submit(self._run, part, known))
         except MemloadError:
             self._busy_time.end(parts[len(reading.parts) :])
             raise
@@ -203,21 +225,21 @@ class RowReader:
         num_direct = np.count_nonzero(~is_cached[order[ranges.first]])
         return begins, reads[:num_direct], reads[num_direct:], int(ranges.size.sum())
 
-    def _divide(
-        self, direct: list[_FilePart], cached: list[_FilePart], memory: memoryview
-    ) -> list[_Part]:
-        """Divide the reads of a batch into parts for threads.
-
-        Past the page cache, they are as few as keep the disk busy. Through it, a read costs up to
-        250 µs of CPU time for 150 KB, so that there is one for each core.
-        """
+    def _divide_direct(self, reads: list[_FilePart], memory: memoryview) -> list[_Part]:
+        """Divide the reads of a batch past the page cache: as few parts as keep the disk busy."""
+        if reads and has_queues():
+            return [partial(self._read_at_once, reads, memory)]
         free_threads = READS_IN_FLIGHT - len(self._busy_time.under_way)
-        num_direct = min(len(direct), max(free_threads, -(-len(direct) // _READS_PER_PART)))
-        num_cached = min(len(cached), READS_IN_FLIGHT, max(2, available_cores()))
-        return [
-            *(partial(self._read_direct, direct[n::num_direct], memory) for n in range(num_direct)),
-            *(partial(self._read_cached, cached[n::num_cached], memory) for n in range(num_cached)),
-        ]
+        number = min(len(reads), max(free_threads, -(-len(reads) // _READS_PER_PART)))
+        return [partial(self._read_direct, reads[n::number], memory) for n in range(number)]
+
+    def _divide_cached(self, reads: list[_FilePart], memory: memoryview) -> list[_Part]:
+        """Divide the reads of a batch through the page cache: a part for each core.
+
+        A read of 150 KB costs up to 250 µs of CPU time.
+        """
+        number = min(len(reads), _num_cached_threads())
+        return [partial(self._read_cached, reads[n::number], memory) for n in range(number)]
 
     def _run(self, part: _Part, reading: "weakref.ref[Reading]") -> None:
         """Do a part of a reading on a thread, unless nobody waits for it any more."""
@@ -231,8 +253,20 @@ class RowReader:
         finally:
             self._busy_time.end([part], bytes_read)
 
+    def _read_at_once(self, reads: list[_FilePart], memory: memoryview) -> int:
+        """Read past the page cache, all at once. Returns how many bytes."""
+        file, offset, position, size, needed, _ = np.array(reads, np.int64).T
+        address = position + np.frombuffer(memory, np.uint8).ctypes.data
+        count = np.zeros_like(size)
+        if (queue := take_queue()) is not None:
+            count = queue.read(self._files.numbers[file], offset, size, address)
+            give_back(queue)
+        # What the kernel did not read is read on its own. That raises errors.
+        self._read_direct([reads[one] for one in np.flatnonzero(count < needed)], memory)
+        return int(needed.sum())
+
     def _read_direct(self, reads: list[_FilePart], memory: memoryview) -> int:
-        """Read past the page cache. Returns how many bytes."""
+        """Read past the page cache, one after another. Returns how many bytes."""
         descriptors = self._files.descriptors
         for file, offset, position, size, needed, _ in reads:
             part = memory[position : position + size]
@@ -270,7 +304,7 @@ class RowReader:
 
         A later `begin` makes new ones.
         """
-        self._threads, self._staging = self._new_resources()
+        self._resources = self._new_resources()
 
     def close(self) -> None:
         """Let the threads end, after the part of a batch that each is at. The last call.
@@ -280,12 +314,15 @@ class RowReader:
         self._is_closed = True
         # A thread of the pool may happen to collect a dropped Loader. It must not wait for itself.
         is_outside = not threading.current_thread().name.startswith(_THREAD_NAME)
-        self._threads.shutdown(wait=is_outside)
+        self._resources.close(wait=is_outside)
 
-    def _new_resources(self) -> tuple[ThreadPoolExecutor, Staging]:
-        """Return what starts threads and allocates page-locked memory when it is first used."""
-        pool = ThreadPoolExecutor(READS_IN_FLIGHT, _THREAD_NAME)
-        return pool, Staging(self._device, soft_limit=self._buffers)
+    def _new_resources(self) -> _Resources:
+        num_direct = _NUM_QUEUES if has_queues() else READS_IN_FLIGHT
+        return _Resources(
+            ThreadPoolExecutor(num_direct, _THREAD_NAME),
+            ThreadPoolExecutor(_num_cached_threads(), _THREAD_NAME),
+            Staging(self._device, soft_limit=self._buffers),
+        )
 
     def _warn_of_page_cache(self) -> None:
         """Say, once for each file system, that rows are read through the page cache."""
@@ -299,6 +336,10 @@ class RowReader:
                 "more CPU time. Copy the data set to a local disk with ext4 or xfs.",
                 self._shards.paths[number],
             )
+
+
+def _num_cached_threads() -> int:
+    return min(READS_IN_FLIGHT, max(2, available_cores()))
 
 
 #: The devices (``st_dev``) of file systems of which this process has warned.

@@ -24,6 +24,7 @@ from memload import FeedError, FormatError, Index, MemloadError
 from memload.feeds import page_locked, row_reader
 from memload.feeds.row_reader import READS_IN_FLIGHT, Reading, RowReader
 from memload.storage.file_reads import DirectFile
+from memload.storage.read_queue import ReadQueue
 from memload.storage.shards import Shards
 
 CUDA = torch.device("cuda", 0)
@@ -68,11 +69,15 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
     assert not memory
 
 
+#: Rows are read by many threads, and by few queues.
+both_ways = pytest.mark.parametrize("at_once", [False, True], indirect=True)
+
+
 @pytest.fixture
 def align(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A function that has files read past the page cache with an alignment, which is enforced."""
     direct: set[int] = set()
-    preadv = os.preadv
+    preadv, read = os.preadv, ReadQueue.read
 
     def align(alignment: int) -> None:
         def open_aligned(descriptor: int) -> DirectFile:
@@ -87,8 +92,13 @@ def align(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 assert not any(number % alignment for number in (address, len(part), offset))
             return preadv(descriptor, memory, offset)
 
+        def read_checked(queue: ReadQueue, descriptors: Any, *parts: np.ndarray) -> np.ndarray:
+            assert not any((numbers % alignment).any() for numbers in parts)
+            return read(queue, descriptors, *parts)
+
         monkeypatch.setattr(row_reader, "open_direct", open_aligned)
         monkeypatch.setattr(os, "preadv", checked)
+        monkeypatch.setattr(ReadQueue, "read", read_checked)
 
     return align
 
@@ -137,6 +147,7 @@ def orders(count: int) -> list[list[int]]:
     ]
 
 
+@both_ways
 @pytest.mark.parametrize("alignment", [None, 1, 512, 4096, 65536])
 @pytest.mark.parametrize(
     ("row_bytes", "rows"),
@@ -173,6 +184,7 @@ def test_rows_are_those_of_the_file(
     reader.close()
 
 
+@both_ways
 @pytest.mark.parametrize("alignment", [None, 1, 512, 4096])
 def test_rows_behind_the_header_of_another_program(
     alignment: int | None, make_dataset: Make, add_array: Make, align: Callable[[int], None]
@@ -188,6 +200,7 @@ def test_rows_behind_the_header_of_another_program(
     reader.close()
 
 
+@both_ways
 def test_many_readings_at_once_have_buffers_of_their_own(make_dataset: Make) -> None:
     shards = Shards(make_dataset(rows=(50, 50), shape=(71, 71, 3)))
     expected, reader, rng = stored(shards), open_reader(shards, 2), np.random.default_rng(0)
@@ -200,6 +213,7 @@ def test_many_readings_at_once_have_buffers_of_their_own(make_dataset: Make) -> 
     reader.close()
 
 
+@both_ways
 def test_several_threads_use_one_reader(make_dataset: Make) -> None:
     shards = Shards(make_dataset(rows=(50,), shape=(40, 40, 3)))
     expected, reader, row_bytes = stored(shards), open_reader(shards), shards.array.row_bytes
@@ -309,6 +323,7 @@ def drop(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+@both_ways
 @pytest.mark.parametrize("has_direct", [True, False])
 def test_rows_to_be_kept_stay_in_the_page_cache_and_others_do_not(
     has_direct: bool, cold: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +365,7 @@ def test_without_direct_reads_a_warning_says_so_once_for_each_file_system(
         reader.close()
 
 
+@both_ways
 def test_shards_of_several_file_systems_are_read_each_in_its_way(
     make_dataset: Make, align: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,7 +453,7 @@ def test_a_range_of_a_file_is_read_on_the_callers_thread(
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
     """A function that lets every read of one byte of a file fail, as a bad sector does."""
-    preadv = os.preadv
+    preadv, read = os.preadv, ReadQueue.read
 
     def fail(path: Path, byte: int) -> None:
         inode = path.stat().st_ino
@@ -447,11 +463,25 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
                 raise OSError(5, "Input/output error")
             return preadv(descriptor, memory, offset)
 
+        def read_failing(
+            queue: ReadQueue,
+            descriptor: np.ndarray,
+            offset: np.ndarray,
+            size: np.ndarray,
+            *rest: Any,
+        ) -> np.ndarray:
+            count = read(queue, descriptor, offset, size, *rest)
+            is_file = np.array([os.fstat(number).st_ino == inode for number in descriptor.tolist()])
+            count[is_file & (offset <= byte) & (byte < offset + size)] = -errno.EIO
+            return count
+
         monkeypatch.setattr(os, "preadv", failing)
+        monkeypatch.setattr(ReadQueue, "read", read_failing)
 
     return fail
 
 
+@both_ways
 @pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize("byte_in_row", [0, 1, 2999])
 @pytest.mark.parametrize("row", [5, 9, 10, 19])
@@ -474,6 +504,7 @@ def test_a_read_error_names_the_row_of_the_failing_byte_and_its_shard(
     reader.close()
 
 
+@both_ways
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_if_all_reads_fail_the_first_row_that_was_asked_for_is_named(
     is_kept: bool, make_dataset: Make, monkeypatch: pytest.MonkeyPatch
@@ -485,12 +516,14 @@ def test_if_all_reads_fail_the_first_row_that_was_asked_for_is_named(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(ReadQueue, "read", lambda queue, *parts: np.full(len(parts[0]), -errno.EIO))
     for row in range(20):
         with pytest.raises(FormatError, match=f"where row {row} is"):
             begin(reader, [row, row], is_kept).wait()
     reader.close()
 
 
+@both_ways
 def test_a_failed_reading_gives_its_memory_back_without_a_collection_of_garbage(
     make_dataset: Make, fail: Any, locked: dict[int, int]
 ) -> None:
@@ -538,6 +571,7 @@ def test_nobody_writes_to_the_buffer_of_a_failed_reading_any_more(
     reader.close()
 
 
+@both_ways
 @pytest.mark.parametrize("size", [0, 4096, 4097, 19_095, 30_000])
 def test_a_truncated_file_names_the_shard_and_the_first_missing_row(
     size: int, make_dataset: Make
@@ -555,12 +589,13 @@ def test_a_truncated_file_names_the_shard_and_the_first_missing_row(
     reader.close()
 
 
+@both_ways
 def test_a_read_that_ends_early_is_continued(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
     expected, reader = stored(shards), open_reader(shards)
-    rng, preadv = np.random.default_rng(0), os.preadv
+    rng, preadv, read = np.random.default_rng(0), os.preadv, ReadQueue.read
 
     def short(descriptor: int, memory: Any, offset: int) -> int:
         found = preadv(descriptor, memory, offset)  # a direct read needs the whole, aligned memory
@@ -568,7 +603,12 @@ def test_a_read_that_ends_early_is_continued(
         memory[0][count:] = bytes(len(memory[0]) - count)
         return count
 
+    def read_short(queue: ReadQueue, *parts: np.ndarray) -> np.ndarray:
+        count = read(queue, *parts)
+        return np.minimum(count, rng.integers(0, parts[2] + 1))
+
     monkeypatch.setattr(os, "preadv", short)
+    monkeypatch.setattr(ReadQueue, "read", read_short)
     for is_kept in (True, False):
         for order in orders(20):
             found = finish(begin(reader, order, is_kept), 3000)
@@ -576,6 +616,7 @@ def test_a_read_that_ends_early_is_continued(
     reader.close()
 
 
+@both_ways
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
 def test_signals_do_not_disturb_reads(make_dataset: Make) -> None:
     shards = Shards(make_dataset(rows=(50,), shape=(100, 100, 3)))
@@ -645,6 +686,7 @@ def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("memload-read")}
 
 
+@both_ways
 def test_neither_threads_nor_memory_are_taken_before_the_first_read(
     wide: Path, locked: dict[int, int]
 ) -> None:
@@ -779,6 +821,7 @@ def test_a_thread_of_the_reader_may_close_it(wide: Path, monkeypatch: pytest.Mon
         thread.join()
 
 
+@both_ways
 def test_releasing_lets_what_was_begun_go_on(
     wide: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, locked: dict[int, int]
 ) -> None:
@@ -800,6 +843,7 @@ def test_releasing_lets_what_was_begun_go_on(
     reader.close()
 
 
+@both_ways
 def test_a_reader_that_is_dropped_leaves_nothing(
     wide: Path, held: Any, locked: dict[int, int]
 ) -> None:
