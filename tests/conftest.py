@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import functools
 import gc
 import hashlib
@@ -35,6 +36,7 @@ import memload
 from memload.storage.format import npy_header, shard_names
 from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
+from memload.storage.read_queue import ReadQueue
 
 CLASSES = ("ant", "bee", "cat")
 FAILED = pytest.StashKey[bool]()
@@ -367,6 +369,36 @@ def _mapped(ranges: frozenset[str]) -> list[str]:
         if f"{start:x}-{stop:x}" in ranges and not _is_kept(path):
             files.append(path)
     return files
+
+
+@pytest.fixture(scope="session")
+def failing_reads() -> Callable[..., contextlib.AbstractContextManager[None]]:
+    """A context in which ``fails(descriptor, offset, size)`` says which reads fail: EIO.
+
+    It holds for `os.preadv`, and for reads that the kernel does by itself.
+    """
+    return _failing_reads
+
+
+@contextlib.contextmanager
+def _failing_reads(fails: Callable[[int, int, int], bool]) -> Iterator[None]:
+    preadv, read = os.preadv, ReadQueue.read
+
+    def fail(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
+        if fails(descriptor, offset, sum(memoryview(buffer).nbytes for buffer in buffers)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(descriptor, buffers, offset, *flags)
+
+    def fail_at_once(queue: ReadQueue, *parts: np.ndarray) -> np.ndarray:
+        count = read(queue, *parts)
+        descriptor, offset, size, _ = (part.tolist() for part in parts)
+        count[list(map(fails, descriptor, offset, size))] = -errno.EIO
+        return count
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "preadv", fail)
+        patched.setattr(ReadQueue, "read", fail_at_once)
+        yield
 
 
 @pytest.fixture

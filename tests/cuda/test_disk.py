@@ -685,20 +685,15 @@ def test_a_loader_may_be_dropped_while_it_is_iterated(
 
 
 @pytest.fixture
-def bad_row(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Path]]:
+def bad_row(index: Index, failing_reads: Any) -> Iterator[tuple[int, Path]]:
     """A row that the disk cannot read, and the file that holds it: reading raises EIO."""
     row_in_shard, path = 50, files_of(index)[1]
     bad_byte, inode = 4096 + row_in_shard * ROW_BYTES + 5, path.stat().st_ino
-    preadv = os.preadv
 
-    def fail(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
-        size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        if os.fstat(descriptor).st_ino == inode and offset <= bad_byte < offset + size:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return preadv(descriptor, buffers, offset, *flags)
+    def fails(descriptor: int, offset: int, size: int) -> bool:
+        return os.fstat(descriptor).st_ino == inode and offset <= bad_byte < offset + size
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "preadv", fail)
+    with failing_reads(fails):
         yield SHARDS[0] + row_in_shard, path
 
 
@@ -735,18 +730,12 @@ def test_a_row_that_cannot_be_read_is_an_error_after_the_batches_before_it(
 
 @some_read
 def test_after_a_read_error_the_loader_goes_on(
-    index: Index, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, feed: str
+    index: Index, expected: np.ndarray, failing_reads: Any, feed: str
 ) -> None:
     loader = loader_of(index, feed, 4)
-
-    def fail(*_: Any) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     for _ in range(2):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "preadv", fail)
-            with pytest.raises(FormatError, match=r"cannot be read.*row \d+"):
-                list(loader)
+        with failing_reads(lambda *_: True), pytest.raises(FormatError, match=r"row \d+ is: Input"):
+            list(loader)
         check_all(loader, expected)
 
 

@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -451,34 +451,19 @@ def test_a_range_of_a_file_is_read_on_the_callers_thread(
 
 
 @pytest.fixture
-def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
+def fail(failing_reads: Any) -> Iterator[Callable[[Path, int], None]]:
     """A function that lets every read of one byte of a file fail, as a bad sector does."""
-    preadv, read = os.preadv, ReadQueue.read
+    with ExitStack() as failing:
 
-    def fail(path: Path, byte: int) -> None:
-        inode = path.stat().st_ino
+        def fail(path: Path, byte: int) -> None:
+            inode = path.stat().st_ino
 
-        def failing(descriptor: int, memory: Any, offset: int) -> int:
-            if offset <= byte < offset + len(memory[0]) and os.fstat(descriptor).st_ino == inode:
-                raise OSError(5, "Input/output error")
-            return preadv(descriptor, memory, offset)
+            def fails(descriptor: int, offset: int, size: int) -> bool:
+                return offset <= byte < offset + size and os.fstat(descriptor).st_ino == inode
 
-        def read_failing(
-            queue: ReadQueue,
-            descriptor: np.ndarray,
-            offset: np.ndarray,
-            size: np.ndarray,
-            *rest: Any,
-        ) -> np.ndarray:
-            count = read(queue, descriptor, offset, size, *rest)
-            is_file = np.array([os.fstat(number).st_ino == inode for number in descriptor.tolist()])
-            count[is_file & (offset <= byte) & (byte < offset + size)] = -errno.EIO
-            return count
+            failing.enter_context(failing_reads(fails))
 
-        monkeypatch.setattr(os, "preadv", failing)
-        monkeypatch.setattr(ReadQueue, "read", read_failing)
-
-    return fail
+        yield fail
 
 
 @both_ways
@@ -507,19 +492,14 @@ def test_a_read_error_names_the_row_of_the_failing_byte_and_its_shard(
 @both_ways
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_if_all_reads_fail_the_first_row_that_was_asked_for_is_named(
-    is_kept: bool, make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+    is_kept: bool, make_dataset: Make, failing_reads: Any
 ) -> None:
     shards = Shards(make_dataset(rows=(20,), shape=(10, 100, 3)))
     reader = open_reader(shards)
-
-    def fail(*arguments: Any) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", fail)
-    monkeypatch.setattr(ReadQueue, "read", lambda queue, *parts: np.full(len(parts[0]), -errno.EIO))
-    for row in range(20):
-        with pytest.raises(FormatError, match=f"where row {row} is"):
-            begin(reader, [row, row], is_kept).wait()
+    with failing_reads(lambda *_: True):
+        for row in range(20):
+            with pytest.raises(FormatError, match=f"where row {row} is"):
+                begin(reader, [row, row], is_kept).wait()
     reader.close()
 
 
@@ -858,7 +838,7 @@ def test_a_reader_that_is_dropped_leaves_nothing(
 
 SCRIPT = """
     import os, sys, threading
-    from contextlib import nullcontext
+    from contextlib import ExitStack, nullcontext
     from pathlib import Path
     import numpy as np
     import torch
