@@ -40,6 +40,8 @@ Each module imports only modules above it:
     prepared    a list of steps, applied to parts of a chunk of samples
     transform   Transform, the base of all
     compose     Compose, the list
+    choosing    RandomApply and RandomChoice
+    some        changes some images of a batch
     boxes       random boxes of given area and ratio
     cropping    crops, resizes and flips
     pixels      Normalize and ToDtype
@@ -50,6 +52,7 @@ Each module imports only modules above it:
     foreign     the warning of torchvision's random transforms
 """
 
+from memload.transforms.choosing import RandomApply, RandomChoice
 from memload.transforms.color import ColorJitter, RandomGrayscale
 from memload.transforms.compose import Compose
 from memload.transforms.cropping import (
@@ -74,6 +77,8 @@ __all__ = [
     "Cutout",
     "MixUp",
     "Normalize",
+    "RandomApply",
+    "RandomChoice",
     "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",

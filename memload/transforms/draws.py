@@ -47,10 +47,10 @@ def _shift_right(values: torch.Tensor, bits: int) -> torch.Tensor:
 class Draws:
     """The random numbers of one transform for every sample of a batch.
 
-    ``samples`` are the samples' numbers in the data set, int64 ``(N,)``; ``position`` is the
-    transform's position in its list. Each sample has a stream of its own. Its numbers can be asked
-    for in any order, and depend on nothing but the arguments. They are computed on the host, so
-    they are the same for every device.
+    ``samples`` are the samples' numbers in the data set, int64 ``(N,)``. ``position`` is the
+    transform's position in its list, or a text such as "3.0.1" for one inside of another. Each
+    sample has a stream of its own. Its numbers can be asked for in any order, and depend on nothing
+    but the arguments. They are computed on the host, so they are the same for every device.
 
     >>> draws = Draws(np.array([7, 8]), seed=0, epoch=0, position=0, view=0)
     >>> draws.uniform(3).shape
@@ -60,7 +60,7 @@ class Draws:
     samples: np.ndarray
     seed: int
     epoch: int
-    position: int
+    position: int | str
     view: int
 
     @functools.cached_property

@@ -34,6 +34,8 @@ class MixUp(Transform):
     >>> images, columns = MixUp(alpha=0.2, num_classes=1000)(images, {"label": labels})
     """
 
+    #: Each sample needs others of its batch.
+    mixes_samples = True
     _cuts_masks = False
 
     def __init__(
@@ -75,14 +77,21 @@ class MixUp(Transform):
         bound._followers = Followers.of({"masks": masks})
         return bound
 
+    def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
+        """Return the columns of ``count`` samples that are not mixed, as `apply` returns others."""
+        if "label" in columns or not self._followers.masks:  # masks are the labels of pixels
+            return columns | {"label": self._class_shares(columns.get("label"), count)}
+        return columns
+
     def apply(
         self, images: Tensor, columns: TensorsByName, draws: Draws
     ) -> tuple[Tensor, TensorsByName]:
         """Mix each sample with the one before it in the batch, and the first with the last."""
         drawn = draws.uniform(3)
         images, mixed, kept = self._mix(images, columns, _beta(drawn[0], self.alpha), drawn[1:])
-        if "label" in columns or not self._followers.masks:  # masks are the labels of pixels
-            labels = self._class_shares(columns.get("label"), len(images))
+        columns = self.unmixed(columns, len(images))
+        if "label" in columns:
+            labels = columns["label"]
             factor = upload(kept.astype(np.float32), labels.device)[:, None]
             mixed["label"] = (labels * factor).add_(labels.roll(1, 0) * (1 - factor))
         return images, columns | mixed

@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from memload.transforms.following import Followers, MovedBoxes
 from memload.transforms.fused import Fused, TensorsByName
 from memload.transforms.geometry import Plan
 from memload.transforms.reference import reference
+from memload.upload import upload
 
 #: Plans are made for this many samples at once: 256 take 98 µs, 2,048 take 180 µs, and 32,768 take
 #: 1,560 µs.
@@ -35,6 +36,16 @@ def not_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(*args, **options)
 
     return call
+
+
+class Option(NamedTuple):
+    """Steps for some samples of a batch, as a transform chooses that has others inside."""
+
+    number: int
+    #: (position, step) as `group` returns them.
+    steps: Sequence[tuple[int, Any]]
+    #: The samples' places in the batch, int64 ``(n,)``.
+    places: np.ndarray
 
 
 class Prepared:
@@ -60,6 +71,8 @@ class Prepared:
         followers: Followers = Followers(),  # noqa: B008  # it is frozen
         views: int = 1,
         memory_format: torch.memory_format = torch.channels_last,
+        inside_of: str = "",
+        first_view: int = 0,
     ) -> None:
         numbers = samples.cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
@@ -69,6 +82,7 @@ class Prepared:
         self._samples = numbers.astype(np.int64)
         self._seed = integer(name, "seed", seed)
         self._epoch = integer(name, "epoch", epoch)
+        self._inside_of, self._first_view = inside_of, first_view
         #: By position and view: shape and dtype of the images, first sample, stop, plan.
         self._plans: dict[tuple[int, int], tuple[Any, int, int, Plan]] = {}
         self._planning = threading.Lock()
@@ -87,7 +101,8 @@ class Prepared:
         """
         given = {} if columns is None else columns
         checked = self._check(images, given, len(self._samples[start:stop]))
-        views = [self._view(images, checked, start, view) for view in range(self._views)]
+        numbers = range(self._first_view, self._first_view + self._views)
+        views = [self._view(images, checked, start, view) for view in numbers]
         if self._views == 1:
             return views[0] if columns is not None else views[0][0]
         all_images = tuple(images for images, _ in views)
@@ -162,10 +177,57 @@ class Prepared:
                 if plan_start <= start and stop <= plan_stop and planned_for == shape_and_dtype:
                     return plan, start - plan_start
             samples = self._samples[start : max(stop, start + _SAMPLES_PER_PLAN)]
-            draws = functools.partial(Draws, samples, self._seed, self._epoch, view=view)
+            draws = functools.partial(self._draws, samples, view=view)
             plan = step.plan(images, len(samples), draws, self._memory_format)
             self._plans[position, view] = shape_and_dtype, start, start + len(samples), plan
             return plan, 0
+
+    def _draws(self, samples: np.ndarray, position: int, view: int) -> Draws:
+        """Return the random numbers of the step at a position."""
+        where = f"{self._inside_of}{position}" if self._inside_of else position
+        return Draws(samples, self._seed, self._epoch, where, view)
+
+    def _choose(
+        self, step: Any, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
+        """Return images and columns after the steps that were drawn for each sample."""
+        name, options = type(step).__name__, step.options(draws)
+        mixing = {option.number: _mixers(option.steps) for option in options}
+        for mixer in [mixer for mixers in mixing.values() for mixer in mixers][:1]:
+            columns = mixer.unmixed(columns, len(images))
+        changed, changed_columns = images.clone(), dict(columns)
+        for option in options:
+            # Partners may be samples for which another option was drawn.
+            is_whole = bool(mixing[option.number]) or len(option.places) == len(images)
+            places = np.arange(len(images)) if is_whole else option.places
+            taken, put = upload(places, images.device), upload(option.places, images.device)
+            part = Prepared(
+                self._name,
+                option.steps,
+                draws.samples[places],
+                self._seed,
+                self._epoch,
+                followers=self._followers,
+                memory_format=self._memory_format,
+                inside_of=f"{draws.position}.{option.number}.",
+                first_view=draws.view,
+            )
+            given = {key: column[taken.to(column.device)] for key, column in columns.items()}
+            new, new_columns = part(images[taken], given)
+            _put(f"what {name} chooses", changed, put, new[put] if is_whole else new)
+            for key, column in new_columns.items():
+                if column is not given[key]:
+                    if changed_columns[key] is columns[key]:
+                        changed_columns[key] = columns[key].clone()
+                    where = put.to(column.device)
+                    column = column[where] if is_whole else column
+                    _put(
+                        f"columns[{key!r}] of what {name} chooses",
+                        changed_columns[key],
+                        where,
+                        column,
+                    )
+        return changed, changed_columns
 
     def _apply(
         self,
@@ -180,9 +242,11 @@ class Prepared:
         name, count = getattr(step, "__name__", type(step).__name__), images.shape[0]
         returned = f"what {name} returns"
         if _is_transform(step):
-            samples = self._samples[start : start + count]
-            draws = Draws(samples, self._seed, self._epoch, position, view)
-            result = step.apply(images, columns, draws)
+            draws = self._draws(self._samples[start : start + count], position, view)
+            if hasattr(step, "options"):
+                result = self._choose(step, images, columns, draws)
+            else:
+                result = step.apply(images, columns, draws)
             if not isinstance(result, tuple) or len(result) != 2:
                 raise wrong(self._name, returned, "(images, columns)", describe(result))
             images, columns = result
@@ -200,6 +264,21 @@ class Prepared:
             columns = {**columns, **self._followers.check(self._name, columns, count, after)}
             self._followers.check_sizes(self._name, columns, images, after)
         return images, columns
+
+
+def _mixers(steps: Sequence[tuple[int, Any]]) -> list[Any]:
+    """Return the steps that mix samples."""
+    return [step for _, step in steps if hasattr(step, "mixes_samples")]
+
+
+def _put(subject: str, target: Tensor, places: Tensor, values: Tensor) -> None:
+    """Put values at places of a tensor. Raises ValueError if they are not of the same kind."""
+    if values.shape[1:] != target.shape[1:] or values.dtype != target.dtype:
+        expected = f"as before, {target.dtype} {tuple(target.shape[1:])} for each sample"
+        raise wrong(
+            subject, "shape and dtype", expected, f"{values.dtype} {tuple(values.shape[1:])}"
+        )
+    target[places] = values
 
 
 def _is_transform(step: Any) -> bool:

@@ -1,6 +1,8 @@
 """Batches to transform."""
 
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,24 @@ def make_images() -> Callable[..., torch.Tensor]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def torchvision() -> Any:
+    """torchvision, whose operations on tensors define the results."""
+    if not hasattr(torch.ops.torchvision, "nms"):
+        # A wheel for CUDA cannot load its operators beside torch for the CPU, and wants to know
+        # their types.
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module("torchvision")
+
+
+@pytest.fixture(scope="session")
+def functional(torchvision: Any) -> Any:
+    """``torchvision.transforms.v2.functional``."""
+    return importlib.import_module("torchvision.transforms.v2.functional")
 
 
 @pytest.fixture(scope="session", autouse=True)

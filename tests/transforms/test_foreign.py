@@ -52,11 +52,12 @@ class Augment:
     ],
 )  # fmt: skip
 def test_one_warning_names_ours(transform: Any, make_dataset: Callable[..., Any]) -> None:
+    was_there = "torchvision" in sys.modules  # another test may need it
     advice = r"would draw once .* Use memload\.transforms\.RandomHorizontalFlip instead\.$"
     with pytest.warns(UserWarning, match=f"torchvision's RandomHorizontalFlip {advice}") as caught:
         Loader(make_dataset().path, 5, transform=transform)
     assert [warning.filename for warning in caught] == [__file__]
-    assert "torchvision" not in sys.modules
+    assert ("torchvision" in sys.modules) == was_there
     with pytest.warns(UserWarning, match="RandomHorizontalFlip"):
         memload.CudaPrefetcher([], transform=transform, device="cpu")
 

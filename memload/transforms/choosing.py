@@ -1,0 +1,124 @@
+"""RandomApply and RandomChoice: other transforms, for some samples of a batch.
+
+samples ─▶ choose(draws) ─▶ places of each option ─▶ `Prepared`: the option's steps for the
+                                                     images at these places, put back there
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from memload.transforms.arguments import is_finite, share, wrong
+from memload.transforms.compose import Compose
+from memload.transforms.draws import Draws
+from memload.transforms.fused import group
+from memload.transforms.prepared import Option
+from memload.transforms.transform import Transform
+
+
+class Choosing(Transform):
+    """The base of transforms that choose between lists of others, the options.
+
+    Subclasses define `choose`. `Prepared` does the rest.
+    """
+
+    _options: tuple[Compose, ...]
+
+    @property
+    def moves_pixels(self) -> bool:
+        """See `Transform.moves_pixels`."""
+        return any(option.moves_pixels for option in self._options)
+
+    def bind(self, **facts: Any) -> Transform:
+        """See `Transform.bind`."""
+        bound = copy.copy(self)
+        bound._options = tuple(option.bind(**facts) for option in self._options)
+        return bound
+
+    def options(self, draws: Draws) -> list[Option]:
+        """Return the options that were drawn for at least one sample."""
+        chosen = self.choose(draws)
+        places = [np.flatnonzero(chosen == number) for number in range(len(self._options))]
+        return [
+            Option(number, group(option.transforms), where)
+            for number, (option, where) in enumerate(zip(self._options, places, strict=True))
+            if where.size
+        ]
+
+    def choose(self, draws: Draws) -> np.ndarray:
+        """Return the number of each sample's option, int64 ``(N,)``; -1 for none."""
+        raise NotImplementedError
+
+
+class RandomApply(Choosing):
+    """Do a list of transforms with share ``p``, like torchvision's, for each sample on its own.
+
+    ``transforms`` are those of this package, or functions of images ``(n, C, H, W)``. They get the
+    chosen samples of a batch, and must keep shape and dtype. MixUp and CutMix mix a chosen sample
+    with the one before it in the whole batch. Masks, points and boxes follow, as in a `Compose`.
+
+    >>> jitter = RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
+    >>> images = jitter(images, samples=samples)
+    """
+
+    def __init__(self, transforms: Sequence[Callable[..., Any]], p: float = 0.5) -> None:
+        self._options = (Compose(transforms),)
+        self.p = share(self, "p", p)
+
+    @property
+    def transforms(self) -> tuple[Any, ...]:
+        """What is done with the chosen samples."""
+        return self._options[0].transforms
+
+    def choose(self, draws: Draws) -> np.ndarray:
+        """See `Choosing.choose`."""
+        return np.where(draws.uniform(1)[0] < self.p, 0, -1)
+
+    def __repr__(self) -> str:
+        return f"RandomApply({list(self.transforms)}, p={self.p})"
+
+
+class RandomChoice(Choosing):
+    """Do one of several transforms, like torchvision's, drawn for each sample on its own.
+
+    ``transforms`` are those of this package, a `Compose` of them, or functions of images ``(n, C,
+    H, W)``. ``p`` has a weight for each; by default all are equal. Each gets the samples for which
+    it was drawn, and must keep shape and dtype. MixUp and CutMix mix these with the samples before
+    them in the whole batch. Masks, points and boxes follow, as in a `Compose`.
+
+    >>> mix = RandomChoice([MixUp(alpha=0.2), CutMix(alpha=1.0)])
+    >>> loader = memload.Loader("train.bin", 256, transform=Compose([train(224), mix]))
+    """
+
+    def __init__(
+        self, transforms: Sequence[Callable[..., Any]], p: Sequence[float] | None = None
+    ) -> None:
+        steps = tuple(transforms) if isinstance(transforms, Sequence) else ()
+        if not steps:
+            raise wrong(self, "transforms", "a list of at least one transform", repr(transforms))
+        self._options = tuple(Compose([step]) for step in steps)
+        weights = [1.0] * len(steps) if p is None else list(p)
+        are_weights = all(is_finite(weight) and weight >= 0 for weight in weights)
+        if len(weights) != len(steps) or not are_weights or not sum(weights):
+            expected = f"{len(steps)} numbers of at least 0, not all 0, one for each transform"
+            raise wrong(self, "p", expected, repr(p))
+        self.p = tuple(weight / sum(weights) for weight in weights)
+
+    @property
+    def transforms(self) -> tuple[Any, ...]:
+        """What is chosen from."""
+        return tuple(
+            option.transforms[0] if len(option.transforms) == 1 else option
+            for option in self._options
+        )
+
+    def choose(self, draws: Draws) -> np.ndarray:
+        """See `Choosing.choose`."""
+        ends = np.cumsum(self.p)
+        # The last sum may be a little below 1.
+        return np.asarray(np.searchsorted(ends[:-1], draws.uniform(1)[0], side="right"))
+
+    def __repr__(self) -> str:
+        return f"RandomChoice({list(self.transforms)}, p={self.p})"
