@@ -1,4 +1,4 @@
-"""Work that is done later, and of which it is known whether it has to wait."""
+"""A function to call later, together with a way to ask whether it would have to wait."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def _at_once() -> bool:
+def _always() -> bool:
     return True
 
 
@@ -15,15 +15,16 @@ def _at_once() -> bool:
 class Job(Generic[T]):
     """A function to call later: ``job()`` calls it.
 
-    ``is_ready()`` returns whether that would do without waiting, as for a disk.
+    ``is_ready()`` returns whether the call would not wait for the disk. It never blocks. By default
+    a job is always ready.
 
     >>> Job(lambda: 3)()
     3
     """
 
     function: Callable[[], T]
-    is_ready: Callable[[], bool] = _at_once
+    is_ready: Callable[[], bool] = _always
 
     def __call__(self) -> T:
-        """Do the work, and wait for what it needs."""
+        """Do the work. Blocks until what it needs is there."""
         return self.function()

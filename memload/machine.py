@@ -57,20 +57,21 @@ def available_memory(root: Path = Path("/")) -> int | None:
     if available is None:
         return None
     for files, group in groups:
-        # Inside of a container, the path may not be there. The mount itself is its group then.
-        for folder in (group, *group.parents):  # those above the mount have no limits
+        # A limit of a group above counts, too. Inside of a container, the path may not be there.
+        # The mount itself is its group then. Folders above the mount have no such files.
+        for folder in (group, *group.parents):
             available = min(available, _left_in_group(folder, files, available))
     return available
 
 
 class _GroupFiles(NamedTuple):
-    """How a version of control groups names its controller, in /proc/self/cgroup, and its files."""
+    """Names in a version of control groups."""
 
-    controller: str
-    mount: str
-    limit: str
-    used: str
-    page_cache: tuple[str, str]
+    controller: str  #: in /proc/self/cgroup; empty in version 2
+    mount: str  #: the folder of all groups, below the root
+    limit: str  #: file with the most bytes that a group may use
+    used: str  #: file with the bytes that it uses, page cache included
+    page_cache: tuple[str, str]  #: lines of memory.stat
 
 
 _VERSIONS_OF_GROUPS = (
@@ -98,9 +99,9 @@ def _left_in_group(group: Path, files: _GroupFiles, without_limit: int) -> int:
         used = int((group / files.used).read_text())
         for line in (group / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
-            if name in files.page_cache:  # which gives way
+            if name in files.page_cache:  # the kernel drops it when memory runs short
                 used -= int(value)
-    except ValueError:  # the limit is the word "max"
+    except ValueError:  # in version 2, no limit is the word "max"
         return without_limit
     except OSError as error:
         if error.errno in _TOO_MANY_FILES:

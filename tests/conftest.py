@@ -375,7 +375,7 @@ def _mapped(ranges: frozenset[str]) -> list[str]:
 def failing_reads() -> Callable[..., contextlib.AbstractContextManager[None]]:
     """A context in which ``fails(descriptor, offset, size)`` says which reads fail: EIO.
 
-    It holds for `os.preadv`, and for reads that the kernel does by itself.
+    It holds for `os.preadv` and for `ReadQueue`.
     """
     return _failing_reads
 

@@ -46,7 +46,7 @@ The files:
 - registered.py: registers them with CUDA, so that the GPU can read them.
 - device_rows.py: rows of the feed disk that are held in the device's own memory.
 - row_reader.py: reads the other rows from the files, many at a time.
-- busy_time.py: counts what is read from the files, and for how long.
+- busy_time.py: counts the bytes read from the files, and the seconds that took.
 - page_locked.py: memory that the GPU can read, for the rows of row_reader.py and pinned.py.
 - joined.py: several arrays, such as images and masks: a feed for each.
 - buffers.py: memory for batches on the CPU, used again and again.

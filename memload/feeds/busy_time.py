@@ -8,8 +8,8 @@ from collections.abc import Collection
 class BusyTime:
     """Counts what tasks read from the disk, and the seconds while any is under way. Thread-safe.
 
-    While several are under way, the time counts once. It does not count if none of them has read
-    anything.
+    While several are under way, the time counts once. The time from when a first task begins until
+    none is under way counts only if something was read in it.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,10 @@ class BusyTime:
         self.forget_tasks()
 
     def forget_tasks(self) -> None:
-        """Begin anew in a forked child, where the threads of the tasks are not."""
+        """Forget the tasks under way in a forked child, which has none of their threads.
+
+        What was counted stays. The lock is renewed, as another thread may have held it.
+        """
         self._lock = threading.Lock()
         #: The tasks that are under way.
         self.under_way: set[object] = set()
@@ -36,7 +39,10 @@ class BusyTime:
             self.under_way.update(tasks)
 
     def end(self, tasks: Collection[object], bytes_read: int = 0) -> None:
-        """End tasks, which have read so many bytes. One may end twice; the first time counts."""
+        """End tasks, which have read so many bytes.
+
+        A task may end twice: its time counts up to the first end, and the bytes of both count.
+        """
         with self._lock:
             self._bytes_read += bytes_read
             if self.under_way.issubset(tasks):
@@ -45,11 +51,12 @@ class BusyTime:
             self.under_way.difference_update(tasks)
 
     def so_far(self) -> tuple[int, float]:
-        """Return how many bytes were read, and in how many seconds."""
+        """Return how many bytes were read so far, and in how many seconds."""
         with self._lock:
             return self._bytes_read, self._seconds_until_now()
 
     def _seconds_until_now(self) -> float:
+        """Return the seconds with those of the tasks under way. The caller holds the lock."""
         if not self.under_way or self._bytes_read == self._bytes_before:
             return self._seconds
         return self._seconds + time.monotonic() - self._since

@@ -125,10 +125,11 @@ def _copier(name: str, samples: Samples, device: torch.device) -> Copier:
     Raises FeedError that says what all of them lack.
     """
     array = samples.shards.array
-    copies: Callable[[], Copier] = partial(BatchedCopies, device, array.row_bytes)
-    kernel: Callable[[], Copier] = partial(Kernel, device, array.row_bytes, array.header_bytes)
-    fastest_first = [copies, kernel] if array.row_bytes >= DMA_ROW_BYTES else [kernel, copies]
-    usable = {"dma": [copies], "uva": [kernel], "disk": fastest_first}
+    make_dma: Callable[[], Copier] = partial(BatchedCopies, device, array.row_bytes)
+    make_uva: Callable[[], Copier] = partial(Kernel, device, array.row_bytes, array.header_bytes)
+    is_large = array.row_bytes >= DMA_ROW_BYTES
+    fastest_first = [make_dma, make_uva] if is_large else [make_uva, make_dma]
+    usable = {"dma": [make_dma], "uva": [make_uva], "disk": fastest_first}
     reasons = []
     for create in usable[name]:
         try:

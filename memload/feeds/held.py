@@ -209,7 +209,8 @@ class _Filler:
         self._files, self._device, self._reader, self._state = files, device, reader, state
         self._on_device = on_device
         self._step, self._busy_share = _STEP_BYTES, _BUSY_SHARE / local_replicas()
-        # What is registered counts as available. So the reserve of a later Loader is not smaller.
+        # Pages that are registered already still count as available, and are not deducted here. So
+        # a later Loader reserves as much as the first one.
         self._reserve = reserve_bytes(available_memory() or 0)
         #: How much may be registered, and until when, before the available RAM is looked at again.
         self._unchecked, self._next_check = 0, 0.0

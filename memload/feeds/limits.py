@@ -68,16 +68,18 @@ class MemoryLimits(NamedTuple):
         """Return the limit of rows that a feed holds in RAM.
 
         By default, ``dma`` and ``uva`` have none: they hold all rows, and ``"auto"`` has looked
-        before whether these fit. What was given is cut down if less than that is available, so that
-        the system does not run out of RAM, but not below the default of other feeds.
+        before whether these fit. A given limit is cut down to the available RAM less
+        `reserve_bytes`, so that the system does not run out of RAM, but not below the feed's
+        default (that of ``disk`` for ``dma`` and ``uva``).
         """
         available = available_memory()
         share = PAGE_CACHE_SHARE if feed in ("pinned", "cpu") else REGISTERED_SHARE
         if self.cache is not None:
             if available is not None:
-                most = max(available - reserve_bytes(available), int(share * available))
-                if most < self.cache:
-                    return Limit(most, f"the {size_text(most)} to which cache_bytes was cut down")
+                largest = max(available - reserve_bytes(available), int(share * available))
+                if largest < self.cache:
+                    text = f"the {size_text(largest)} to which cache_bytes was cut down"
+                    return Limit(largest, text)
             return Limit(self.cache, f"the {size_text(self.cache)} of cache_bytes")
         if feed in ("dma", "uva"):
             return Limit(math.inf, "the available RAM")

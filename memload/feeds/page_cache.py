@@ -83,8 +83,8 @@ class PageCacheFeed:
                 fetch_rows = Job(partial(fetch_held, start, stop))
             else:
                 fetch_rows = self._begin_reading(rows[start:stop])
-            of_columns = [column[start:stop] for column in columns]
-            return Job(lambda: [fetch_rows(), *of_columns], fetch_rows.is_ready)
+            values = [column[start:stop] for column in columns]
+            return Job(lambda: [fetch_rows(), *values], fetch_rows.is_ready)
 
         def fetch_held(start: int, stop: int) -> Tensor:
             nonlocal copy_held

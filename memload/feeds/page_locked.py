@@ -64,13 +64,16 @@ class Staging:
         address, process = memory.ctypes.data, os.getpid()
         with torch.cuda.device(self._device):
             register(address, memory.size, 0)
-        free = weakref.finalize(memory, _free, pages, address, self._device, process)
-        self._allocated.append(free)
+        buffer = weakref.finalize(memory, _free, pages, address, self._device, process)
+        self._allocated.append(buffer)
         return torch.from_numpy(memory)
 
 
 def _free(_pages: mmap.mmap, address: int, device: torch.device, process: int) -> None:
-    """Unlock pages, and only then let go of them. NumPy 2.5 would let go of them first."""
+    """Unlock memory at an address. ``_pages`` keeps it mapped until then.
+
+    With NumPy 2.5, the array lets go of its memory before this is called.
+    """
     if os.getpid() == process:
         torch.cuda.synchronize(device)  # copies may be under way
         unregister(address)

@@ -22,14 +22,14 @@ from memload.storage.file_reads import bytes_of, drop_behind, open_direct, range
 from memload.storage.read_queue import give_back, has_queues, take_queue
 from memload.storage.shards import Shards
 
-#: How many threads read past the page cache with a `ReadQueue` each. While one goes over from a
-#: batch to the next, the other keeps the disk busy: with one thread, 0.90 of the speed.
+#: How many threads read past the page cache with a `ReadQueue` each. While one of them is between
+#: two batches, the other keeps the disk busy. One thread reached 0.90 of the speed of two.
 _NUM_QUEUES = 2
-#: How many threads read past the page cache where there are no such queues. Of 8, 16, 32 and 64,
-#: this was within 5 % of the best for rows of 3 and 27 KB (8: 0.80 and 0.68; 64: 0.57 and 0.98);
-#: for larger rows the differences were within the noise.
+#: How many threads read past the page cache where there are no queues, and at most through it. Of
+#: 8, 16, 32 and 64, this was within 5 % of the best for rows of 3 and 27 KB (8: 0.80 and 0.68; 64:
+#: 0.57 and 0.98); for larger rows the differences were within the noise.
 READS_IN_FLIGHT = 32
-#: What one of these threads reads of a batch, if enough of them read already.
+#: The most reads of a batch that one of these threads does at a time.
 _READS_PER_PART = 8
 _THREAD_NAME = "memload-read"
 
@@ -57,7 +57,7 @@ class Reading:
         self._buffer, self._staging = buffer, staging
 
     def is_done(self) -> bool:
-        """Return whether `wait` would not block."""
+        """Return whether all reads have ended, so that `wait` does not block."""
         return all(part.done() for part in self.parts)
 
     def wait(self) -> None:
@@ -83,13 +83,13 @@ class Reading:
 
 
 class _Resources(NamedTuple):
-    """Threads, which start with the first read, and memory, which is allocated with it."""
+    """Threads and memory. Both are taken with the first read."""
 
-    direct: ThreadPoolExecutor  #: what reads past the page cache
-    cached: ThreadPoolExecutor  #: what reads through it
-    staging: Staging
+    direct: ThreadPoolExecutor  #: reads past the page cache
+    cached: ThreadPoolExecutor  #: reads through it
+    staging: Staging  #: page-locked memory to read into
 
-    def close(self, wait: bool) -> None:
+    def end_threads(self, *, wait: bool) -> None:
         for pool in (self.direct, self.cached):
             pool.shutdown(wait)
 
@@ -97,17 +97,17 @@ class _Resources(NamedTuple):
 class _DirectFiles(NamedTuple):
     """Files opened for reading past the page cache."""
 
-    descriptors: list[int | None]  #: None where that cannot be done
-    numbers: np.ndarray  #: the same as an array, with -1 in place of None
-    are_direct: np.ndarray  #: where it can be done, bool
-    alignment: int  #: the largest one; all are powers of two
+    descriptors: list[int | None]  #: of each file; None where that cannot be done
+    descriptor_array: np.ndarray  #: the same, int64 (files), with -1 in place of None
+    are_direct: np.ndarray  #: where it can be done, bool (files)
+    alignment: int  #: the largest one, in bytes; all are powers of two
 
 
 class RowReader:
     """Reads rows past the page cache, or through it, with many reads in flight. Thread-safe.
 
-    Past it, two threads let the kernel read all rows of a batch at once (see `ReadQueue`). Where
-    that cannot be done, each of 32 threads reads one row after another.
+    Past it, two threads each hand the kernel all reads of a batch (see `ReadQueue`). On a system
+    without such queues, 32 threads share the reads, and each does one after another.
 
     A direct read begins and ends at multiples of the file's alignment. A row therefore begins
     anywhere in the memory that is read into, and the device copies it from there:
@@ -140,8 +140,8 @@ class RowReader:
             weakref.finalize(self, opened.pop_all().close)
         direct = [None if file is None else file.descriptor for file in files]
         alignment = max((file.alignment for file in files if file is not None), default=1)
-        numbers = np.array([-1 if number is None else number for number in direct])
-        return _DirectFiles(direct, numbers, numbers >= 0, alignment)
+        array = np.array([-1 if descriptor is None else descriptor for descriptor in direct])
+        return _DirectFiles(direct, array, array >= 0, alignment)
 
     @property
     def alignment(self) -> int:
@@ -160,7 +160,7 @@ class RowReader:
 
     @property
     def seconds_read(self) -> float:
-        """For how many seconds something was being read."""
+        """For how many seconds something was being read. Overlapping reads count once."""
         return self._busy_time.so_far()[1]
 
     def begin(self, rows: np.ndarray, kept: np.ndarray) -> Reading:
@@ -180,22 +180,22 @@ class RowReader:
                 self._warn_of_page_cache()
         begins, direct, cached, size = self._plan(rows, kept, alignment)
         resources = self._resources
-        size += alignment
+        size += alignment  # the memory used begins at an aligned address in the buffer
         buffer = resources.staging.take(size, room=size // 8)  # batches differ a little
-        first = -buffer.data_ptr() % alignment
-        memory = bytes_of(buffer.numpy())[first:]
-        reading = Reading(buffer, buffer.data_ptr() + first + begins, resources.staging)
+        padding = -buffer.data_ptr() % alignment
+        memory = bytes_of(buffer.numpy())[padding:]
+        reading = Reading(buffer, buffer.data_ptr() + padding + begins, resources.staging)
         known = weakref.ref(reading)
-        direct_parts = self._divide_direct(direct, memory)
-        parts = direct_parts + self._divide_cached(cached, memory)
+        tasks = [(resources.direct, part) for part in self._divide_direct(direct, memory)]
+        tasks += [(resources.cached, part) for part in self._divide_cached(cached, memory)]
+        parts = [part for _, part in tasks]
         self._busy_time.begin(parts)
         try:
             with starting_threads("use feed='pinned' with num_threads=0"):
-                for number, part in enumerate(parts):
-                    is_direct = number < len(direct_parts)
-                    pool = resources.direct if is_direct else resources.cached
+                for pool, part in tasks:
                     reading.parts.append(pool.submit(self._run, part, known))
         except MemloadError:
+            # The first of these may end twice: a thread that runs already may still take it.
             self._busy_time.end(parts[len(reading.parts) :])
             raise
         return reading
@@ -205,38 +205,44 @@ class RowReader:
     ) -> tuple[np.ndarray, list[_FilePart], list[_FilePart], int]:
         """Plan the reads of rows into memory.
 
-        Returns where each row begins in the memory, the direct reads, those through the page cache,
-        and how much memory they take.
+        Returns where each row begins in the memory, int64 ``(n,)``, the direct reads, those through
+        the page cache, and how many bytes of memory they take.
         """
         file, offset = self._shards.offsets_of(rows)
+        # If all are kept, no file is opened for direct reads.
         is_cached = kept if kept.all() else kept | ~self._files.are_direct[file]
         order = np.lexsort((rows, kept, is_cached))  # direct reads first
         file, offset, kept = file[order], offset[order], kept[order]
         start, end = offset // alignment * alignment, offset + self._shards.array.row_bytes
         stop = -(-end // alignment) * alignment
+        # In one file, rows that are alike in `kept` are also read the same way.
         touches = (start[1:] <= stop[:-1]) & (kept[1:] == kept[:-1])
         ranges = ranges_of(file, start, stop, touches)
         rows_in_range = ranges.last - ranges.first + 1
         begins = np.empty_like(offset)
         begins[order] = offset + np.repeat(ranges.position - ranges.offset, rows_in_range)
         needed = end[ranges.last] - ranges.offset
-        columns = (*ranges[:4], needed, kept[ranges.first])
+        where = (ranges.file, ranges.offset, ranges.position, ranges.size)
+        columns = (*where, needed, kept[ranges.first])
         reads = list(zip(*(column.tolist() for column in columns), strict=True))
         num_direct = np.count_nonzero(~is_cached[order[ranges.first]])
         return begins, reads[:num_direct], reads[num_direct:], int(ranges.size.sum())
 
     def _divide_direct(self, reads: list[_FilePart], memory: memoryview) -> list[_Part]:
-        """Divide the reads of a batch past the page cache: as few parts as keep the disk busy."""
+        """Divide the reads of a batch past the page cache among threads.
+
+        A queue takes all of them. Without queues, they are as few parts as keep the disk busy.
+        """
         if reads and has_queues():
-            return [partial(self._read_at_once, reads, memory)]
+            return [partial(self._read_with_queue, reads, memory)]
         free_threads = READS_IN_FLIGHT - len(self._busy_time.under_way)
         number = min(len(reads), max(free_threads, -(-len(reads) // _READS_PER_PART)))
         return [partial(self._read_direct, reads[n::number], memory) for n in range(number)]
 
     def _divide_cached(self, reads: list[_FilePart], memory: memoryview) -> list[_Part]:
-        """Divide the reads of a batch through the page cache: a part for each core.
+        """Divide the reads of a batch through the page cache among threads: a part for each.
 
-        A read of 150 KB costs up to 250 µs of CPU time.
+        There is a thread for each core, as a read of 150 KB takes up to 250 µs of CPU time.
         """
         number = min(len(reads), _num_cached_threads())
         return [partial(self._read_cached, reads[n::number], memory) for n in range(number)]
@@ -253,20 +259,20 @@ class RowReader:
         finally:
             self._busy_time.end([part], bytes_read)
 
-    def _read_at_once(self, reads: list[_FilePart], memory: memoryview) -> int:
-        """Read past the page cache, all at once. Returns how many bytes."""
+    def _read_with_queue(self, reads: list[_FilePart], memory: memoryview) -> int:
+        """Read past the page cache with a queue. Returns how many bytes the rows needed."""
         file, offset, position, size, needed, _ = np.array(reads, np.int64).T
         address = position + np.frombuffer(memory, np.uint8).ctypes.data
         count = np.zeros_like(size)
-        if (queue := take_queue()) is not None:
-            count = queue.read(self._files.numbers[file], offset, size, address)
+        if (queue := take_queue()) is not None:  # None: other readers have taken all there may be
+            count = queue.read(self._files.descriptor_array[file], offset, size, address)
             give_back(queue)
-        # What the kernel did not read is read on its own. That raises errors.
-        self._read_direct([reads[one] for one in np.flatnonzero(count < needed)], memory)
+        # What the queue has not read is read again, one after another. That raises its errors.
+        self._read_direct([reads[number] for number in np.flatnonzero(count < needed)], memory)
         return int(needed.sum())
 
     def _read_direct(self, reads: list[_FilePart], memory: memoryview) -> int:
-        """Read past the page cache, one after another. Returns how many bytes."""
+        """Read past the page cache, one after another. Returns how many bytes the rows needed."""
         descriptors = self._files.descriptors
         for file, offset, position, size, needed, _ in reads:
             part = memory[position : position + size]
@@ -274,7 +280,10 @@ class RowReader:
         return sum(needed for *_, needed, _ in reads)
 
     def _read_cached(self, reads: list[_FilePart], memory: memoryview) -> int:
-        """Read through the page cache: the kernel is asked for all of it first."""
+        """Read through the page cache, of which the kernel is asked for all parts first.
+
+        Returns how many bytes the rows needed.
+        """
         descriptors = self._shards.descriptors
         for file, offset, _, _, needed, _ in reads:
             read_ahead(descriptors[file], offset, needed)
@@ -314,7 +323,7 @@ class RowReader:
         self._is_closed = True
         # A thread of the pool may happen to collect a dropped Loader. It must not wait for itself.
         is_outside = not threading.current_thread().name.startswith(_THREAD_NAME)
-        self._resources.close(wait=is_outside)
+        self._resources.end_threads(wait=is_outside)
 
     def _new_resources(self) -> _Resources:
         num_direct = _NUM_QUEUES if has_queues() else READS_IN_FLIGHT
@@ -339,6 +348,7 @@ class RowReader:
 
 
 def _num_cached_threads() -> int:
+    """Return how many threads read through the page cache: one for each core, at least 2."""
     return min(READS_IN_FLIGHT, max(2, available_cores()))
 
 

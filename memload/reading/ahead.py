@@ -43,11 +43,14 @@ def ahead(
     ``in_flight``, at least 1, counts the item that is yielded next. Jobs are taken on the caller's
     thread, and closed in the end. ``num_threads`` threads call them. With 0 the caller's thread
     does, which is ahead of the consumer if a job only starts something, as on a CUDA stream. It
-    begins no job that is not ready while there is an item to yield. An early exit waits for the
-    jobs that threads have begun.
+    calls a job that is not ready (`Job.is_ready`) only when no other item is left to yield. So no
+    item waits for the disk on account of a later one. An early exit waits for the jobs that threads
+    have begun.
 
-    >>> list(ahead((Job(number.__abs__) for number in (-1, 2, -3)), in_flight=2))
-    [1, 2, 3]
+    >>> from functools import partial
+    >>> squares = (Job(partial(pow, number, 2)) for number in range(4))
+    >>> list(ahead(squares, in_flight=2))
+    [0, 1, 4, 9]
     """
     is_finalizing, getpid, this_process = sys.is_finalizing, os.getpid, os.getpid()
     pool = ThreadPoolExecutor(num_threads, _POOL_NAME) if num_threads else None

@@ -398,11 +398,10 @@ class Loader:
                 if side_stream is None:
                     yield make_batch
                 else:
-                    # Threads do not know the caller's stream. Without threads, the one that is
-                    # current when the job is called counts.
-                    consumer = (
-                        current_stream(pipeline.feed.device) if pipeline.num_threads else None
-                    )
+                    # A thread cannot ask for the caller's current stream, so it is told. Without
+                    # threads, `begin` asks: the stream may change before a job is ready.
+                    has_threads = pipeline.num_threads > 0
+                    consumer = current_stream(pipeline.feed.device) if has_threads else None
                     begin = functools.partial(side_stream.begin, make_batch, consumer)
                     yield Job(begin, make_batch.is_ready)
                 del make_batch  # its memory may be what the next one takes

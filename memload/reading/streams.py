@@ -51,8 +51,7 @@ class SideStream:
     ) -> tuple[Any, torch.cuda.Event]:
         """Call ``make_batch`` with this stream as the current one. Does not wait for the device.
 
-        ``consumer`` is by default the caller's current stream.
-
+        ``consumer`` is the stream that will use the batch, by default the caller's current one.
         Returns the batch on its way, and the event after which it is there.
         """
         consumer = consumer or current_stream(self.device)

@@ -14,7 +14,7 @@
 - mapping.py: maps files into memory, and tells the kernel which pages are needed.
 - conditions.py: which samples have the values that a user asks for.
 - file_reads.py: reads parts of files, through the page cache or past it.
-- read_queue.py: many reads past it by one call of the kernel.
+- read_queue.py: reads many parts of files at once past the page cache (Linux's asynchronous I/O).
 - shards.py: opens and checks the shards, and gathers rows from them.
 
 Files are immutable while they are open. They are only ever replaced by renaming.

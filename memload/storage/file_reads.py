@@ -12,9 +12,9 @@ import numpy as np
 
 from memload.errors import FormatError
 
-#: Rows are read together if they begin in the same part of a file, of this size. So several
-#: requests share the work.
-_MAX_READ_BYTES = 1 << 20
+#: Rows are read together only if they begin in the same block of a file, of this size. So the rows
+#: of a batch that lie side by side are still divided into several reads, which run side by side.
+_READ_BLOCK_BYTES = 1 << 20
 #: What the kernel is asked to read ahead at a time: its default limit for one request.
 _ADVICE_BYTES = 128 << 10
 
@@ -118,25 +118,25 @@ class Ranges(NamedTuple):
     offset: np.ndarray  #: in the file, in bytes
     position: np.ndarray  #: in memory, where the parts lie one behind another, in bytes
     size: np.ndarray  #: in bytes
-    first: np.ndarray  #: position, among the rows, of the first row in the part
-    last: np.ndarray  #: the same of the last row
+    first: np.ndarray  #: which of the rows is the first one in the part: 0 to n - 1
+    last: np.ndarray  #: which is the last one
 
 
 def ranges_of(file: np.ndarray, start: np.ndarray, stop: np.ndarray, touches: np.ndarray) -> Ranges:
-    """Return the parts of files to read for rows, in their order.
+    """Return the parts of files to read for n rows, in the order of the rows.
 
-    What is read for each row lies between the offsets ``start`` and ``stop``, int64 ``(n,)``.
-    ``touches``, bool ``(n - 1,)``, says which rows may be read together with the one before. They
-    are, if both begin in the same MiB of a file.
+    Each row needs the bytes from ``start`` to ``stop`` of ``file``, int64 ``(n,)``. ``touches``,
+    bool ``(n - 1,)``, marks rows but the first that may be read together with the row before, as
+    nothing lies between them. They are, if both begin in the same MiB of the same file.
 
     >>> start = np.array([10, 20, 10])
     >>> ranges_of(np.array([0, 0, 1]), start, start + 10, np.array([True, True])).size.tolist()
     [20, 10]
     """
-    part = start // _MAX_READ_BYTES
-    begins = np.ones(len(start), bool)
-    begins[1:] = ~touches | (file[1:] != file[:-1]) | (part[1:] != part[:-1])
-    first = np.flatnonzero(begins)
+    block = start // _READ_BLOCK_BYTES
+    is_first = np.ones(len(start), bool)
+    is_first[1:] = ~touches | (file[1:] != file[:-1]) | (block[1:] != block[:-1])
+    first = np.flatnonzero(is_first)
     last = np.append(first, len(start))[1:] - 1
     size = stop[last] - start[first]
     return Ranges(file[first], start[first], np.cumsum(size) - size, size, first, last)

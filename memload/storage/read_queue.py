@@ -1,4 +1,7 @@
-"""Many reads past the page cache by one call of the kernel: Linux's asynchronous I/O."""
+"""Reads many parts of files at once past the page cache, by Linux's asynchronous I/O.
+
+See io_setup(2), io_submit(2) and io_getevents(2). The C library has no functions for these calls.
+"""
 
 import contextlib
 import ctypes
@@ -36,17 +39,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadQueue:
-    """Reads past the page cache that the kernel does by itself, up to 64 at a time.
+    """Has the kernel do many reads past the page cache, up to 64 of them at a time.
 
-    A thread of Python's own for each read takes the GIL after it, and is late if another thread
-    is busy in Python. On one H200's host, two of these queues read 13,300 rows of 150 KB a second
-    beside a thread that was busy for 2 ms in each batch of 128 rows, and 10,600 beside one busy for
-    6 ms. 32 threads read 11,600 and 7,700. A row took 12 µs of CPU time in place of 46. Unlike
-    io_uring, containers usually allow it.
+    One thread waits for all of them. With a thread for each read, every read would need the GIL
+    when it is done, and wait for it while another thread is busy in Python. On one H200's host, two
+    of these queues read 13,300 rows of 150 KB a second beside a thread that was busy for 2 ms in
+    each batch of 128 rows, and 10,600 beside one busy for 6 ms. 32 threads read 11,600 and 7,700. A
+    row took 12 µs of CPU time in place of 46. Unlike io_uring, containers usually allow it.
 
-    Use a queue on one thread at a time, and not in a forked child. The kernel keeps it until the
-    process ends, as it takes 32 ms to end one: `take_queue` hands out those that exist. Raises
-    OSError where the system has no such calls, or allows no more queues (``fs.aio-max-nr``).
+    Not thread-safe: use a queue on one thread at a time, and not in a forked child. A queue lasts
+    until the process ends, as the kernel takes 32 ms to destroy one. So get it from `take_queue`,
+    which hands out free ones again. Raises OSError where the system has no such calls, or allows no
+    more queues (``fs.aio-max-nr``).
     """
 
     def __init__(self) -> None:
@@ -60,10 +64,14 @@ class ReadQueue:
     def read(
         self, descriptor: np.ndarray, offset: np.ndarray, size: np.ndarray, address: np.ndarray
     ) -> np.ndarray:
-        """Read parts of files into memory at these addresses: arrays ``(n,)``. Blocks.
+        """Read parts of files, at offsets and of sizes in bytes, to addresses in memory.
+
+        All are integer arrays ``(n,)``. Open the files with O_DIRECT: the kernel reads others one
+        part after another. Offsets, sizes and addresses have to be aligned as the files need.
 
         Returns how many bytes were read of each part, int64 ``(n,)``. That is less than asked for
-        at the end of a file, and 0 or less if it cannot be read. The GIL is released meanwhile.
+        at the end of a file, and 0 or less if it cannot be read. Blocks until all reads have ended;
+        the GIL is released meanwhile.
         """
         requests = np.zeros(len(size), _REQUEST)
         requests["number"] = np.arange(len(size))
@@ -75,39 +83,40 @@ class ReadQueue:
         begun = under_way = 0
         while begun < len(size) or under_way:
             if begun < len(size) and under_way < DEPTH:
-                added = self._begin(pointers[begun : begun + DEPTH - under_way])
-                begun, under_way = begun + max(1, added), under_way + added
-            # Half of a queue goes on while the other half is refilled.
-            if begun == len(size) or under_way == DEPTH:
-                under_way -= self._note_results(counts, min(under_way, DEPTH // 2), under_way)
+                accepted = self._begin(pointers[begun : begun + DEPTH - under_way])
+                begun += max(1, accepted)  # one that is refused is left out: its count stays 0
+                under_way += accepted
+            # Half of a full queue goes on while the other half is refilled.
+            if under_way and (begun == len(size) or under_way == DEPTH):
+                under_way -= self._note_results(counts, under_way)
         return counts
 
     def _begin(self, pointers: np.ndarray) -> int:
-        """Begin some reads; return how many. 0: the first one is refused, and to be left out."""
+        """Begin reads; return how many the kernel accepted. 0: it refuses the first one."""
         try:
             return _call(self._submit, self._context.value, len(pointers), pointers.ctypes.data)
         except OSError:
             return 0
 
-    def _note_results(self, counts: np.ndarray, least: int, most: int) -> int:
-        """Wait for at least so many reads; return how many are done."""
-        if not most:
-            return 0
-        results = np.empty(most, _RESULT)
+    def _note_results(self, counts: np.ndarray, under_way: int) -> int:
+        """Wait for reads, of a full queue for half of them; return how many have ended.
+
+        Enters into ``counts``, int64 ``(n,)``, how many bytes each of these has read.
+        """
+        results = np.empty(under_way, _RESULT)
+        at_least, address = min(under_way, DEPTH // 2), results.ctypes.data
         done = 0
         while not done:
-            try:
+            with contextlib.suppress(InterruptedError):  # by a signal
                 done = _call(
-                    self._get_results, self._context.value, least, most, results.ctypes.data, 0
+                    self._get_results, self._context.value, at_least, under_way, address, 0
                 )
-            except InterruptedError:  # by a signal
-                continue
         counts[results["number"][:done].astype(np.int64)] = results["count"][:done]
         return done
 
 
 def _call(number: int, *arguments: int) -> int:
-    """Call the kernel. Raises OSError."""
+    """Make a system call; return its result. Raises OSError. Releases the GIL."""
     result = int(_libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments)))
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -128,7 +137,10 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def take_queue() -> ReadQueue | None:
-    """Return a queue that nobody uses; None where there is none. Give it back with `give_back`."""
+    """Return a queue for this thread alone; None if the system gives none. Thread-safe.
+
+    Give it back with `give_back`.
+    """
     with contextlib.suppress(queue.Empty):
         return _free.get_nowait()
     try:
@@ -138,14 +150,14 @@ def take_queue() -> ReadQueue | None:
 
 
 def give_back(read_queue: ReadQueue) -> None:
-    """Accept a queue back, whose reads have ended."""
+    """Let others take a queue again. Its reads have ended. Thread-safe."""
     _free.put(read_queue)
 
 
 @functools.cache
 def has_queues() -> bool:
-    """Return whether this system has such queues."""
-    found = take_queue()
-    if found is not None:
-        give_back(found)
-    return found is not None
+    """Return whether this process can have queues. The system is asked once."""
+    read_queue = take_queue()
+    if read_queue is not None:
+        give_back(read_queue)
+    return read_queue is not None

@@ -192,12 +192,13 @@ class Shards:
         shards, start = self.offsets_of(rows)
         stop = start + self.array.row_bytes
         ranges = ranges_of(shards, start, stop, touches=start[1:] == stop[:-1])
-        parts = list(zip(*(column.tolist() for column in ranges[:4]), strict=True))
+        columns = (ranges.file, ranges.offset, ranges.size, ranges.position)
+        parts = list(zip(*(column.tolist() for column in columns), strict=True))
         with self._asking:
-            for shard, offset, _, size in parts:
+            for shard, offset, size, _ in parts:
                 read_ahead(self.descriptors[shard], offset, size)
         memory = bytes_of(out)
-        for shard, offset, position, size in parts:
+        for shard, offset, size, position in parts:
             self.read(shard, offset, memory[position : position + size], size)
 
     def read(

@@ -27,9 +27,9 @@ from memload.storage.shards import Shards
 
 @pytest.fixture(autouse=True)
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the kernel reads many rows at once past the page cache, which tests have to ask for.
+    """Whether a `ReadQueue` reads past the page cache. A test asks for it by the parameter True.
 
-    Otherwise `os.preadv` reads on many threads, and may be replaced.
+    In other tests, many threads read by `os.preadv`, which a test may replace.
     """
     wanted = getattr(request, "param", False)
     if not wanted:

@@ -50,13 +50,13 @@ def test_time_in_which_nothing_was_read_does_not_count(clock: SimpleNamespace) -
     assert busy.so_far() == (5, 1)
 
 
-def test_a_task_that_ends_twice_counts_once(clock: SimpleNamespace) -> None:
+def test_a_task_that_ends_twice_is_timed_until_the_first_end(clock: SimpleNamespace) -> None:
     busy = BusyTime()
     busy.begin(["a"])
     for _ in range(2):
         clock.now += 1
         busy.end(["a"], 5)
-    assert busy.so_far() == (10, 1)
+    assert busy.so_far() == (10, 1)  # bytes count both times
 
 
 def test_forgotten_tasks_leave_what_was_counted(clock: SimpleNamespace) -> None:

@@ -44,21 +44,21 @@ ROWS = 2 * LIMIT_BYTES // ROW_BYTES
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of version 1 with a limit. It ends with the test, and so does what is in it."""
+    """A control group of version 1 with a limit of memory. It is removed after the test."""
     groups = Path("/proc/self/cgroup")
     lines = groups.read_text().splitlines() if groups.exists() else []
     paths = [path for _, name, path in (line.split(":", 2) for line in lines) if name == "memory"]
     if not any((MOUNT / path.lstrip("/")).is_dir() for path in paths):
         pytest.skip("needs control groups of version 1, and to see its own one")
     try:
-        made = Path(tempfile.mkdtemp(prefix="memload-test-", dir=MOUNT))
+        folder = Path(tempfile.mkdtemp(prefix="memload-test-", dir=MOUNT))
     except OSError as error:
         pytest.skip(f"needs the right to make control groups: {error}")
     try:
-        (made / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
-        yield made
+        (folder / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+        yield folder
     finally:
-        made.rmdir()  # its process has ended
+        folder.rmdir()  # the test has waited for the only process in it
 
 
 @pytest.fixture

@@ -198,11 +198,8 @@ def test_a_child_that_is_forked_while_a_thread_gathers_counts_on(
     shards = open_shards()
     rows, out = gathered_rows(shards), np.empty((1, *shards.array.shape), np.uint8)
     monkeypatch.setattr(gathered, "bytes_read", itertools.count().__next__)
-    with (
-        rows._reading(),
-        rows._lock,
-        rows._busy_time._lock,
-    ):  # as another thread of the parent may do
+    # Another thread of the parent may be in any of these.
+    with rows._reading(), rows._lock, rows._busy_time._lock:
         child = os.fork()
         if not child:
             rows.gather(np.array([1]), out)

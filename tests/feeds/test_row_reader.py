@@ -69,7 +69,7 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
     assert not memory
 
 
-#: Rows are read by many threads, and by few queues.
+#: The test runs twice: many threads read past the page cache, and a queue does.
 both_ways = pytest.mark.parametrize("at_once", [False, True], indirect=True)
 
 
@@ -596,6 +596,18 @@ def test_a_read_that_ends_early_is_continued(
     reader.close()
 
 
+@pytest.mark.parametrize("at_once", [True], indirect=True)
+def test_rows_are_read_one_after_another_if_no_more_queues_are_allowed(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
+    expected, reader = stored(shards), open_reader(shards)
+    monkeypatch.setattr(row_reader, "take_queue", lambda: None)
+    for order in orders(20):
+        np.testing.assert_array_equal(finish(begin(reader, order), 3000), expected[order])
+    reader.close()
+
+
 @both_ways
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
 def test_signals_do_not_disturb_reads(make_dataset: Make) -> None:
@@ -838,7 +850,7 @@ def test_a_reader_that_is_dropped_leaves_nothing(
 
 SCRIPT = """
     import os, sys, threading
-    from contextlib import ExitStack, nullcontext
+    from contextlib import nullcontext
     from pathlib import Path
     import numpy as np
     import torch
@@ -867,20 +879,32 @@ def run_script(script: str, path: Path) -> None:
 
 
 @pytest.mark.slow
+@both_ways
 @pytest.mark.parametrize(
     "ending", ["", "reader.close()", "del readings", "del reader, readings", "sys.exit()"]
 )
-def test_the_interpreter_may_end_while_rows_are_read(ending: str, wide: Path) -> None:
+def test_the_interpreter_may_end_while_rows_are_read(
+    ending: str, wide: Path, at_once: bool
+) -> None:
     run_script(
         f"""
-        preadv, begun = os.preadv, threading.Semaphore(0)
+        from memload.feeds import row_reader
+        from memload.storage.read_queue import ReadQueue
 
-        def slow(descriptor, memory, offset):
-            begun.release()
-            threading.Event().wait(0.05)
-            return preadv(descriptor, memory, offset)
+        begun = threading.Semaphore(0)
 
-        os.preadv = slow
+        def slowed(read):
+            def slow(*arguments):
+                begun.release()
+                threading.Event().wait(0.05)
+                return read(*arguments)
+
+            return slow
+
+        row_reader.has_queues = lambda: {at_once}
+        reader.release()  # with threads for that
+        assert reader.alignment  # opens the files, which reads as well
+        os.preadv, ReadQueue.read = slowed(os.preadv), slowed(ReadQueue.read)
         readings = [begin() for _ in range(3)]
         begun.acquire()
         print("done")

@@ -1,4 +1,4 @@
-"""Many reads by one call of the kernel."""
+"""Reads of many parts of files at once."""
 
 import errno
 import os
@@ -78,7 +78,7 @@ def test_parts_that_cannot_be_read_leave_the_others_alone(
         np.testing.assert_array_equal(part, content[start : start + 100])
 
 
-def test_queues_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_is_given_back_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_queue, "_free", read_queue.queue.SimpleQueue())
     first, second = take_queue(), take_queue()
     assert first is not None

@@ -316,7 +316,7 @@ def test_rows_read_from_the_files_are_those_of_the_files(
     wanted = [(first + number) % total for first, count in runs for number in range(count)]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr("memload.storage.shards.disk_reads", itertools.count().__next__)
-        patched.setattr("memload.storage.file_reads._MAX_READ_BYTES", 4096)
+        patched.setattr("memload.storage.file_reads._READ_BLOCK_BYTES", 4096)
         shards = Shards(write_dataset(Path(folder), rows=rows, shape=shape, descr=descr))
         maps = [
             np.memmap(path, descr, "r", 4096, (count, *shape))
