@@ -127,5 +127,9 @@ def _max_reads_ahead(batch_bytes: int) -> int:
 
 def _uses_only_own_tensors(transform: Any) -> bool:
     """Return whether a transform needs no tensors of the user's: all of its steps are memload's."""
-    steps = (transform, *getattr(transform, "transforms", ()))
-    return transform is None or all(type(step).__module__.startswith("memload.") for step in steps)
+    if transform is None or isinstance(transform, tuple):
+        return all(map(_uses_only_own_tensors, transform or ()))
+    inside = (getattr(transform, name, ()) for name in ("transforms", "views"))
+    steps = [step for steps in inside if isinstance(steps, tuple) for step in steps]
+    is_own = type(transform).__module__.startswith("memload.")
+    return is_own and all(map(_uses_only_own_tensors, steps))

@@ -55,11 +55,13 @@ def interval(
     return float(ends[0]), float(ends[1])
 
 
-def integer(owner: object, argument: str, value: Any, minimum: int | None = None) -> int:
+def integer(
+    owner: object, argument: str, value: Any, minimum: int | None = None, expected: str = ""
+) -> int:
     """Return an integer as an int."""
     if not isinstance(value, Integral) or (minimum is not None and value < minimum):
         at_least = "" if minimum is None else f" of at least {minimum}"
-        raise wrong(owner, argument, f"an integer{at_least}", repr(value))
+        raise wrong(owner, argument, expected or f"an integer{at_least}", repr(value))
     return int(value)
 
 

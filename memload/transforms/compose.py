@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -39,7 +40,9 @@ class Compose(Transform):
       nothing, it becomes NaN.
 
     With ``views=2`` the list is applied twice with different random numbers. Then images are a
-    tuple of two, and so is each column that differs between the views.
+    tuple of two, and so is each column that differs between the views. ``views`` may also be a list
+    of further transforms for each view, each a `Compose` or a list. They follow those in
+    ``transforms``, and may give views of different sizes.
 
     ``memory_format`` is that of the images returned: ``torch.channels_last`` or
     ``torch.contiguous_format``.
@@ -47,20 +50,23 @@ class Compose(Transform):
     >>> pretrain = Compose([RandomResizedCrop(224), RandomHorizontalFlip(), Normalize("imagenet")],
     ...                    points=["eyes"], views=2)
     >>> (one, other), columns = pretrain(images, {"eyes": eyes, "label": labels}, samples=samples)
+    >>> large = Compose([RandomResizedCrop(224, scale=(0.32, 1)), RandomHorizontalFlip()])
+    >>> small = Compose([RandomResizedCrop(96, scale=(0.05, 0.32)), RandomHorizontalFlip()])
+    >>> ten_views = Compose(views=[large, large, *[small] * 8])(images, samples=samples)
     >>> crop = Compose([RandomCrop(224, padding=8), RandomHorizontalFlip()], masks=["mask"])
     >>> images, columns = crop(images, {"mask": masks}, samples=samples)
     """
 
     def __init__(
         self,
-        transforms: Sequence[Callable[..., Any]],
+        transforms: Sequence[Callable[..., Any]] = (),
         *others: object,
         points: Sequence[str] | None = None,
         masks: Sequence[str] | None = None,
         boxes: Sequence[str] | None = None,
         mask_fill: int = 255,
         min_area: float = 0.0,
-        views: int = 1,
+        views: int | Sequence[Any] = 1,
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
         if others:
@@ -75,32 +81,42 @@ class Compose(Transform):
         self.boxes = column_names(self, "boxes", boxes)
         self.mask_fill = integer(self, "mask_fill", mask_fill)
         self.min_area = share(self, "min_area", min_area, "a share of the area, from 0 to 1")
-        self.views = integer(self, "views", views, 1)
+        self.views: int | tuple[tuple[Any, ...], ...]
+        if isinstance(views, Sequence) and not isinstance(views, str) and views:
+            self.views = tuple(tuple(_flatten(_as_list(view), memory_format)) for view in views)
+        else:
+            expected = "an integer of at least 1, or a list of lists of transforms"
+            self.views = integer(self, "views", views, 1, expected)
         self.memory_format = memory_format
         self._bind_steps({})
 
     def __repr__(self) -> str:
-        lines = [repr(step).replace("\n", "\n    ") for _, step in self._steps]
+        lines = []
+        if isinstance(self.views, int):
+            lines += _described(self._steps_of_views[0])
+        else:
+            for number, steps in enumerate(self._steps_of_views):
+                lines.append(f"view {number}: {', '.join(_described(steps))}")
         lines += [f"{name}={getattr(self, name)}" for name in KINDS if getattr(self, name)]
-        if self.views > 1:
+        if isinstance(self.views, int) and self.views > 1:
             lines.append(f"views={self.views}")
         return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
 
     @property
     def moves_pixels(self) -> bool:
         """See `Transform.moves_pixels`."""
-        return any(getattr(step, "moves_pixels", False) for step in self.transforms)
+        steps = chain(self.transforms, *(self.views if isinstance(self.views, tuple) else ()))
+        return any(getattr(step, "moves_pixels", False) for step in steps)
 
     def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Prepared:
         """See `Transform.prepare`."""
         return Prepared(
             type(self).__name__,
-            self._steps,
+            self._steps_of_views,
             samples,
             seed,
             epoch,
             followers=self._followers,
-            views=self.views,
             memory_format=self.memory_format,
         )
 
@@ -123,12 +139,29 @@ class Compose(Transform):
 
     def _bind_steps(self, facts: Mapping[str, Any]) -> None:
         names = {kind: getattr(self, kind) for kind in KINDS}
-        self.transforms = tuple(
-            step.bind(**{**facts, **names}) if isinstance(step, Transform) else step
-            for step in self.transforms
-        )
-        self._steps = group(self.transforms)
+        facts = {**facts, **names}
+        self.transforms = _bound(self.transforms, facts)
+        if isinstance(self.views, int):
+            self._steps_of_views = [group(self.transforms)] * self.views
+        else:
+            self.views = tuple(_bound(view, facts) for view in self.views)
+            self._steps_of_views = [group([*self.transforms, *view]) for view in self.views]
         self._followers = Followers.of(names, mask_fill=self.mask_fill, min_area=self.min_area)
+
+
+def _bound(transforms: Sequence[Any], facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return transforms with what they leave to the data set filled in."""
+    return tuple(step.bind(**facts) if isinstance(step, Transform) else step for step in transforms)
+
+
+def _described(steps: Sequence[tuple[int, Any]]) -> list[str]:
+    """Return the passes over memory as texts."""
+    return [repr(step).replace("\n", "\n    ") for _, step in steps]
+
+
+def _as_list(view: Any) -> Any:
+    """Return the transforms of a view as a list."""
+    return view if isinstance(view, Sequence) else [view]
 
 
 def _flatten(transforms: Any, memory_format: torch.memory_format) -> list[Any]:

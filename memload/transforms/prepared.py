@@ -49,10 +49,12 @@ class Option(NamedTuple):
 
 
 class Prepared:
-    """A list of steps for a chunk of samples. Each call transforms a part of them.
+    """Lists of steps for a chunk of samples. Each call transforms a part of them.
 
-    ``name`` is the transform that the user called, for messages. ``steps`` are (position, step) as
-    `group` returns them. For the other options see `Compose`.
+    ``name`` is the transform that the user called, for messages. ``steps_of_views`` has a list for
+    each view, of (position, step) as `group` returns them. For ``followers`` and ``memory_format``
+    see `Compose`. Steps inside of another transform have its position in ``inside_of``, and belong
+    to the view ``first_view``.
 
     Random numbers are drawn at the first call that needs them. The plans of the fused steps are
     computed and uploaded for 2,048 samples or more at a time. For `train` that takes 22 µs of the
@@ -63,13 +65,12 @@ class Prepared:
     def __init__(
         self,
         name: str,
-        steps: Sequence[tuple[int, Any]],
+        steps_of_views: Sequence[Sequence[tuple[int, Any]]],
         samples: Any,
         seed: int,
         epoch: int,
         *,
         followers: Followers = Followers(),  # noqa: B008  # it is frozen
-        views: int = 1,
         memory_format: torch.memory_format = torch.channels_last,
         inside_of: str = "",
         first_view: int = 0,
@@ -77,8 +78,8 @@ class Prepared:
         numbers = samples.cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise wrong(name, "samples", "integers (N,)", f"{numbers.dtype} {numbers.shape}")
-        self._name, self._steps = name, steps
-        self._followers, self._views, self._memory_format = followers, views, memory_format
+        self._name, self._steps_of_views = name, steps_of_views
+        self._followers, self._memory_format = followers, memory_format
         self._samples = numbers.astype(np.int64)
         self._seed = integer(name, "seed", seed)
         self._epoch = integer(name, "epoch", epoch)
@@ -101,9 +102,11 @@ class Prepared:
         """
         given = {} if columns is None else columns
         checked = self._check(images, given, len(self._samples[start:stop]))
-        numbers = range(self._first_view, self._first_view + self._views)
-        views = [self._view(images, checked, start, view) for view in numbers]
-        if self._views == 1:
+        views = [
+            self._view(steps, images, checked, start, self._first_view + number)
+            for number, steps in enumerate(self._steps_of_views)
+        ]
+        if len(views) == 1:
             return views[0] if columns is not None else views[0][0]
         all_images = tuple(images for images, _ in views)
         return all_images if columns is None else (all_images, _merge([c for _, c in views]))
@@ -115,7 +118,8 @@ class Prepared:
             raise wrong(self._name, "images", "a tensor (N, C, H, W)", describe(images), advice)
         shape = tuple(images.shape)
         # A callable of the user's that comes first may take any dtype and layout.
-        is_ours = all(isinstance(step, Fused) or _is_transform(step) for _, step in self._steps[:1])
+        first_steps = [steps[0][1] for steps in self._steps_of_views if steps]
+        is_ours = all(isinstance(step, Fused) or _is_transform(step) for step in first_steps)
         if is_ours and images.dtype not in _DTYPES:
             advice = "Begin the list with a function that makes floats of them."
             raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
@@ -142,14 +146,19 @@ class Prepared:
         return checked
 
     def _view(
-        self, images: Tensor, columns: TensorsByName, start: int, view: int
+        self,
+        steps: Sequence[tuple[int, Any]],
+        images: Tensor,
+        columns: TensorsByName,
+        start: int,
+        view: int,
     ) -> tuple[Tensor, TensorsByName]:
-        """Return images and columns after all steps."""
+        """Return images and columns after all steps of a view."""
         original = images
         moved_boxes: dict[str, MovedBoxes] = {}
-        for position, step in self._steps:
+        for position, step in steps:
             if not isinstance(step, Fused):
-                if images is original and self._views > 1 and not _is_transform(step):
+                if images is original and len(self._steps_of_views) > 1 and not _is_transform(step):
                     # A function may change them in place, but the next view must not see that.
                     images = images.clone()
                 images, columns = self._apply(step, position, images, columns, start, view)
@@ -203,7 +212,7 @@ class Prepared:
             taken, put = upload(places, images.device), upload(option.places, images.device)
             part = Prepared(
                 self._name,
-                option.steps,
+                [option.steps],
                 draws.samples[places],
                 self._seed,
                 self._epoch,

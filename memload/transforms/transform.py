@@ -89,7 +89,7 @@ class Transform:
         >>> images = prepared(images, None, 512, 768)
         """
         steps, name = group([self]), type(self).__name__
-        return Prepared(name, steps, samples, seed, epoch, followers=self._followers)
+        return Prepared(name, [steps], samples, seed, epoch, followers=self._followers)
 
     def bind(
         self,

@@ -26,7 +26,7 @@ IMAGENET = (
 
 def plan_of(images: torch.Tensor, *steps: Transform, seed: int = 0) -> Plan:
     """Return what these steps, fused, come to for samples 0 to N - 1."""
-    ((_, fused),) = transforms.Compose(steps)._steps
+    ((_, fused),) = transforms.Compose(steps)._steps_of_views[0]
     assert isinstance(fused, Fused)
     numbers = np.arange(len(images))
     return fused.plan(

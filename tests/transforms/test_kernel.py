@@ -35,7 +35,7 @@ def run_kernel(images: torch.Tensor, plan: Plan, first: int) -> torch.Tensor:
 
 def plan_of(compose: transforms.Compose, images: torch.Tensor, count: int, seed: int = 0) -> Plan:
     """Return what these steps, fused, come to for samples 0 to ``count`` - 1."""
-    ((_, fused),) = compose._steps
+    ((_, fused),) = compose._steps_of_views[0]
     draws = functools.partial(Draws, np.arange(count), seed, 0, view=0)
     plan: Plan = fused.plan(images, count, draws, compose.memory_format)
     return plan

@@ -1,0 +1,243 @@
+"""RandomApply, RandomChoice, and views that differ."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memload import Index, Loader, transforms
+from memload.reading.pipeline import _uses_only_own_tensors
+
+Make = Callable[..., torch.Tensor]
+SAMPLES = np.arange(1000, 1300)
+
+
+def invert(images: torch.Tensor) -> torch.Tensor:
+    return 255 - images
+
+
+def darken(images: torch.Tensor) -> torch.Tensor:
+    return images // 2
+
+
+def is_equal(images: torch.Tensor, others: torch.Tensor) -> np.ndarray:
+    """Return which images of a batch are equal: bool (N,)."""
+    return (images == others).flatten(1).all(1).numpy()
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25, 0.8, 1.0])
+def test_the_drawn_share_of_samples_is_changed_and_no_other(p: float, make_images: Make) -> None:
+    images = make_images(300)
+    found = transforms.RandomApply([invert], p=p)(images, samples=SAMPLES, seed=3)
+    changed = is_equal(found, invert(images))
+    assert (changed | is_equal(found, images)).all()
+    assert abs(changed.mean() - p) < 4 * max(1e-9, p * (1 - p) / 300) ** 0.5 + 1e-9
+
+
+def test_what_is_done_depends_on_the_sample_and_not_on_its_batch(make_images: Make) -> None:
+    images = make_images(60)
+    jitter = transforms.ColorJitter(0.5, 0.5, 0.5, 0.1)
+    choice = transforms.RandomChoice([jitter, transforms.RandomHorizontalFlip(), darken])
+    step = transforms.Compose([transforms.RandomApply([jitter, choice], p=0.6), choice])
+    samples = SAMPLES[:60]
+    whole = step(images, samples=samples, seed=1, epoch=2)
+    order = np.random.default_rng(0).permutation(60)
+    for part in np.split(order, [1, 9, 30]):
+        found = step(images[part], samples=samples[part], seed=1, epoch=2)
+        assert torch.equal(found, whole[part])
+    prepared = step.prepare(samples, seed=1, epoch=2)
+    parts = [prepared(images[start : start + 13], None, start, start + 13) for start in (0, 13, 26)]
+    assert torch.equal(torch.cat(parts), whole[:39])
+    assert not torch.equal(step(images, samples=samples, seed=1, epoch=3), whole)
+
+
+def test_the_same_step_draws_anew_at_each_place_inside(make_images: Make) -> None:
+    images = make_images(200)
+    flip = transforms.RandomHorizontalFlip()
+    twice = transforms.RandomApply([flip, flip], p=1.0)(images, samples=SAMPLES[:200])
+    assert 0.3 < is_equal(twice, images).mean() < 0.7
+
+
+@pytest.mark.parametrize("p", [None, [1, 2, 5], [0, 0, 1]])
+def test_options_are_drawn_by_their_weights(p: list[float] | None, make_images: Make) -> None:
+    images = make_images(300)
+    options = [invert, darken, transforms.RandomHorizontalFlip(1.0)]
+    found = transforms.RandomChoice(options, p)(images, samples=SAMPLES)
+    shares = [
+        is_equal(found, changed).mean()
+        for changed in (invert(images), darken(images), images.flip(3))
+    ]
+    weights = np.array(p or [1, 1, 1])
+    np.testing.assert_allclose(shares, weights / weights.sum(), atol=0.1)
+    assert sum(shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_layout_dtype_and_the_images_given_stay(channels_last: bool, make_images: Make) -> None:
+    images = make_images(20)
+    if not channels_last:
+        images = images.contiguous()
+    before = images.clone()
+    found = transforms.RandomApply([lambda batch: batch.add_(1)], p=0.5)(
+        images, samples=SAMPLES[:20]
+    )
+    assert torch.equal(images, before)
+    assert found.dtype == torch.uint8
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_empty_batches_stay_empty() -> None:
+    empty = torch.empty(0, 3, 4, 5, dtype=torch.uint8)
+    for step in (transforms.RandomApply([invert]), transforms.RandomChoice([invert, darken])):
+        assert step(empty, samples=[]).shape == empty.shape
+
+
+def test_masks_points_and_boxes_follow_the_chosen_samples(make_images: Make) -> None:
+    images = make_images(100, 20, 24)
+    masks, points = images[:, 0].contiguous(), torch.tensor([[3.0, 5.0]]).expand(100, 1, 2)
+    boxes = torch.tensor([[2.0, 3.0, 9.0, 11.0]]).expand(100, 1, 4)
+    flip = transforms.RandomApply([transforms.RandomHorizontalFlip(1.0)], p=0.5)
+    step = transforms.Compose([flip], masks=["mask"], points=["point"], boxes=["box"])
+    found, columns = step(
+        images, {"mask": masks, "point": points, "box": boxes}, samples=SAMPLES[:100]
+    )
+    flipped = is_equal(found, images.flip(3))
+    assert 0.3 < flipped.mean() < 0.7
+    assert torch.equal(columns["mask"], found[:, 0])
+    assert columns["point"][:, 0, 0].tolist() == np.where(flipped, 20.0, 3.0).tolist()
+    assert columns["box"][:, 0, 0].tolist() == np.where(flipped, 15.0, 2.0).tolist()
+
+
+def test_mixup_or_cutmix_is_drawn_for_each_sample(make_images: Make) -> None:
+    images, labels = make_images(200).float(), torch.arange(200) % 7
+    mix, cut = transforms.MixUp(num_classes=7), transforms.CutMix(num_classes=7)
+    choice = transforms.RandomChoice([mix, cut])
+    found, columns = choice(images, {"label": labels}, samples=SAMPLES[:200])
+    partners = images.roll(1, 0)
+    is_pixel_of_either = ((found == images) | (found == partners)).flatten(1).all(1)
+    assert 0.35 < is_pixel_of_either.float().mean() < 0.65
+    torch.testing.assert_close(columns["label"].sum(1), torch.ones(200))
+    weight = columns["label"].gather(1, labels[:, None])[:, 0]
+    mixed = ~is_pixel_of_either
+    expected = images * weight[:, None, None, None] + partners * (1 - weight[:, None, None, None])
+    torch.testing.assert_close(found[mixed], expected[mixed], atol=0.02, rtol=1e-4)
+
+
+def test_samples_that_are_not_mixed_have_their_class_alone(make_images: Make) -> None:
+    images, labels = make_images(200).float(), torch.arange(200) % 7
+    step = transforms.RandomApply([transforms.MixUp(num_classes=7)], p=0.3)
+    found, columns = step(images, {"label": labels}, samples=SAMPLES[:200])
+    same = is_equal(found, images)
+    assert 0.55 < same.mean() < 0.85
+    one_hot = torch.nn.functional.one_hot(labels, 7).float()
+    assert torch.equal(columns["label"][same], one_hot[same])
+    assert columns["label"].dtype == torch.float32
+
+
+def test_a_change_of_size_or_dtype_is_refused(make_images: Make) -> None:
+    images = make_images(40)
+    for inner in (transforms.Resize(5), transforms.Normalize(0.5, 0.5)):
+        with pytest.raises(
+            ValueError, match="what RandomApply chooses: shape and dtype must be as"
+        ):
+            transforms.RandomApply([inner])(images, samples=SAMPLES[:40])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: transforms.RandomApply(invert), "Compose takes a list of transforms"),
+        (lambda: transforms.RandomApply([invert], p=1.5), "RandomApply: p must be a number from 0"),
+        (
+            lambda: transforms.RandomChoice([]),
+            "RandomChoice: transforms must be a list of at least",
+        ),
+        (lambda: transforms.RandomChoice([invert], p=[1, 2]), "p must be 1 numbers of at least 0"),
+        (lambda: transforms.RandomChoice([invert], p=[0]), "not all 0"),
+        (lambda: transforms.RandomChoice([3]), "Compose got 3"),
+        (lambda: transforms.Compose(views=[]), "views must be an integer of at least 1, or a list"),
+        (lambda: transforms.Compose(views=[3]), "Compose got 3"),
+    ],
+)
+def test_wrong_arguments_are_told(make: Callable[[], object], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_repr_and_pickles_have_what_is_inside(make_images: Make) -> None:
+    step = transforms.Compose([
+        transforms.RandomApply([transforms.RandomGrayscale()], p=0.2),
+        transforms.RandomChoice([transforms.Cutout(3), transforms.RandomHorizontalFlip()]),
+    ])  # fmt: skip
+    assert "RandomApply([RandomGrayscale(p=0.1)], p=0.2)" in repr(step)
+    assert "RandomChoice([Cutout(" in repr(step)
+    images = make_images(30)
+    copy = pickle.loads(pickle.dumps(step))
+    expected = step(images, samples=SAMPLES[:30], seed=5)
+    assert torch.equal(copy(images, samples=SAMPLES[:30], seed=5), expected)
+
+
+# ---------------------------------------------------------------------------- views that differ
+
+
+def test_each_view_has_its_own_transforms_and_size(make_images: Make) -> None:
+    images, samples = make_images(12), SAMPLES[:12]
+    large, small = transforms.RandomResizedCrop(10), transforms.RandomResizedCrop(6)
+    step = transforms.Compose(
+        [transforms.RandomGrayscale(0.5)], views=[[large], transforms.Compose([small]), small]
+    )
+    views = step(images, samples=samples, seed=2)
+    assert [tuple(view.shape) for view in views] == [(12, 3, side, side) for side in (10, 6, 6)]
+    assert not torch.equal(views[1], views[2])
+    again = step.prepare(samples, seed=2)
+    for start in (0, 5):
+        parts = again(images[start : start + 5], None, start, start + 5)
+        for part, view in zip(parts, views, strict=True):
+            assert torch.equal(part, view[start : start + 5])
+
+
+def test_a_list_of_equal_views_is_the_same_as_their_number(make_images: Make) -> None:
+    images, samples = make_images(12), SAMPLES[:12]
+    steps = [transforms.RandomResizedCrop(7), transforms.RandomHorizontalFlip()]
+    by_number = transforms.Compose(steps, views=3)(images, samples=samples)
+    by_list = transforms.Compose(views=[steps] * 3)(images, samples=samples)
+    for one, other in zip(by_number, by_list, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_masks_follow_in_every_view(make_images: Make) -> None:
+    images = make_images(12)
+    flip, crop = transforms.RandomHorizontalFlip(), transforms.RandomCrop(9)
+    step = transforms.Compose(views=[[flip], [crop, flip]], masks=["mask"])
+    views, columns = step(
+        images, {"mask": images[:, 0], "label": torch.arange(12)}, samples=range(12)
+    )
+    for view, mask in zip(views, columns["mask"], strict=True):
+        assert torch.equal(mask, view[:, 0])
+    assert torch.equal(columns["label"], torch.arange(12))
+
+
+def test_a_loader_fills_in_statistics_in_every_view(make_dataset: Callable[..., Index]) -> None:
+    index = make_dataset(rows=(9,), shape=(8, 8, 3), columns={"label": np.arange(9) % 3})
+    normalize = transforms.Normalize(0.5, 0.25)
+    step = transforms.Compose(views=[[normalize], [transforms.RandomCrop(4), normalize]])
+    (one, other), labels = next(iter(Loader(Path(index.path), 9, transform=step, device="cpu")))
+    assert (tuple(one.shape), tuple(other.shape)) == ((9, 3, 8, 8), (9, 3, 4, 4))
+    assert labels.tolist() == (np.arange(9) % 3).tolist()
+
+
+def test_functions_of_the_users_are_found_inside() -> None:
+    flip, own = transforms.RandomHorizontalFlip(), transforms.RandomApply([invert])
+    for step, is_own in (
+        (None, True),
+        (transforms.Compose([flip]), True),
+        (transforms.Compose([transforms.RandomApply([flip])]), True),
+        (invert, False),
+        (transforms.Compose([flip, own]), False),
+        (transforms.RandomChoice([flip, own]), False),
+        (transforms.Compose([flip], views=[[flip], [invert]]), False),
+    ):
+        assert _uses_only_own_tensors(step) == is_own
