@@ -46,6 +46,7 @@ Each module imports only modules above it:
     cropping    crops, resizes and flips
     pixels      Normalize and ToDtype
     color       ColorJitter and RandomGrayscale
+    warping     warp: affine maps and perspectives, a matrix for each sample
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix
     recipes     train and evaluate
