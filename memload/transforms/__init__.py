@@ -47,6 +47,7 @@ Each module imports only modules above it:
     pixels      Normalize and ToDtype
     color       ColorJitter and RandomGrayscale
     warping     warp: affine maps and perspectives, a matrix for each sample
+    filtering   RandomAdjustSharpness and GaussianBlur
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix
     recipes     train and evaluate
@@ -65,6 +66,7 @@ from memload.transforms.cropping import (
     Resize,
 )
 from memload.transforms.erasing import Cutout, RandomErasing
+from memload.transforms.filtering import GaussianBlur, RandomAdjustSharpness
 from memload.transforms.mixing import CutMix, MixUp
 from memload.transforms.pixels import Normalize, ToDtype
 from memload.transforms.recipes import evaluate, train
@@ -76,8 +78,10 @@ __all__ = [
     "Compose",
     "CutMix",
     "Cutout",
+    "GaussianBlur",
     "MixUp",
     "Normalize",
+    "RandomAdjustSharpness",
     "RandomApply",
     "RandomChoice",
     "RandomCrop",

@@ -10,11 +10,12 @@ from torch import Tensor
 _HERE = (
     *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomCrop", "RandomResizedCrop"),
     *("ColorJitter", "RandomGrayscale", "RandomErasing", "MixUp", "CutMix"),
+    *("RandomAdjustSharpness", "GaussianBlur"),
 )
 #: Further ones. So is everything whose name begins with "Random".
 _OTHERS = (
     *("AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide", "ElasticTransform"),
-    *("GaussianBlur", "JPEG", "ScaleJitter"),
+    *("JPEG", "ScaleJitter"),
 )
 #: With p=1, these draw nothing else.
 _ONLY_P = (

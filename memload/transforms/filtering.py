@@ -1,0 +1,220 @@
+"""RandomAdjustSharpness and GaussianBlur: each pixel becomes a weighted sum of its neighbours.
+
+All sums have a fixed order, and each product is rounded before it is added. So an image gets the
+same bits on every device and in every batch. The order within a `conv2d` depends on the library.
+"""
+
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memload.transforms.arguments import is_finite, share, wrong
+from memload.transforms.draws import Draws
+from memload.transforms.fused import TensorsByName
+from memload.transforms.some import change_some
+from memload.transforms.transform import Transform
+from memload.upload import upload
+
+#: On the CPU, a part of a batch takes at most this many bytes, so that they stay in the caches.
+#: Images of 224×224 are blurred 2 to 5 times as fast as in parts of 40 MB.
+_CACHED_BYTES = 10_000_000
+#: Smaller weights become 0. They do not change a sum in float32, and subnormal ones are slow.
+_SMALLEST_WEIGHT = 2.0**-64
+
+
+class RandomAdjustSharpness(Transform):
+    """Blur or sharpen each image by a factor with share ``p``, like torchvision's.
+
+    ``sharpness_factor`` 0 gives a slightly blurred image, 1 the image itself, and 2 an image twice
+    as sharp; it is at least 0. Images ``(N, C, H, W)`` keep their shape and dtype. Floats are from
+    0 to 1. The outermost pixels stay as they are, and so do images with a side below 3, and masks.
+
+    >>> images = RandomAdjustSharpness(2, p=0.3)(images, samples=samples)
+    """
+
+    def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
+        if not is_finite(sharpness_factor) or sharpness_factor < 0:
+            expected = "a number of at least 0"
+            raise wrong(self, "sharpness_factor", expected, repr(sharpness_factor))
+        self.sharpness_factor = float(sharpness_factor)
+        self.p = share(self, "p", p)
+
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
+        """Change the drawn samples."""
+        places = np.flatnonzero(draws.uniform(1)[0] < self.p)
+        factors = np.full(len(places), self.sharpness_factor)
+        return change_some(images, places, lambda copies: _sharpen(copies, factors)), columns
+
+
+class GaussianBlur(Transform):
+    """Blur each image with a Gaussian kernel of random width, like torchvision's.
+
+    ``kernel_size`` is the number of pixels that are summed up, or a pair (width, height); each is
+    odd. ``sigma``, the standard deviation in pixels, is drawn evenly from (low, high) for each
+    sample; a number is always the same. Images are reflected at their border, so the kernel can be
+    less than twice as large as they are. Images ``(N, C, H, W)`` keep their shape and dtype, and
+    masks stay as they are.
+
+    >>> images = GaussianBlur(9, sigma=(0.1, 2.0))(images, samples=samples)
+    """
+
+    def __init__(
+        self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)
+    ) -> None:
+        self.kernel_size = _kernel_size(kernel_size)
+        sigmas = tuple(sigma) if isinstance(sigma, Sequence) else (sigma,)
+        are_numbers = len(sigmas) in (1, 2) and all(map(is_finite, sigmas))
+        if not are_numbers or not 0 < sigmas[0] <= sigmas[-1]:
+            expected = "a number above 0, or a pair (low, high) of them, low <= high"
+            raise wrong(self, "sigma", expected, repr(sigma))
+        self.sigma = float(sigmas[0]), float(sigmas[-1])
+
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
+        """Blur every sample."""
+        low, high = self.sigma
+        sigma = low + (high - low) * draws.uniform(1)[0]
+        return gaussian_blur(images, self.kernel_size, sigma), columns
+
+
+def sharpen(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return images ``(n, C, H, W)``, each blurred or sharpened by its ``factor``.
+
+    ``factor`` is float64 ``(n,)``, at least 0; 1 changes nothing. uint8 images have the values of
+    torchvision's ``adjust_sharpness`` on tensors. Floats are clamped to 0 to 1.
+    """
+    _check_each("sharpen", "factor", factor, len(images), "of at least 0", factor >= 0)
+    return _sharpen(images.clone(), factor)
+
+
+def gaussian_blur(images: Tensor, kernel_size: int | Sequence[int], sigma: np.ndarray) -> Tensor:
+    """Return images ``(n, C, H, W)``, each blurred by a Gaussian of its ``sigma`` in pixels.
+
+    ``kernel_size`` is odd, or a pair (width, height), and ``sigma`` is float64 ``(n,)``, above 0.
+    The values are those of torchvision's ``gaussian_blur``, but for roundings in float32, or in
+    float64 for images of float64.
+    """
+    radii = [size // 2 for size in _kernel_size(kernel_size)]
+    _check_each("GaussianBlur", "sigma", sigma, len(images), "above 0", sigma > 0)
+    blurred = torch.empty_like(images)
+    if not images.numel():
+        return blurred
+    _, channels, height, width = images.shape
+    if width <= radii[0] or height <= radii[1]:
+        expected = "less than twice as large as the images, which are reflected at their border"
+        found = f"{kernel_size!r} for images of {height}x{width} pixels"
+        raise wrong("GaussianBlur", "kernel_size", expected, found)
+    axes = tuple(zip((3, 2), radii, strict=True))
+    weights = [_weights(sigma, radius, images) for _, radius in axes]
+    # What a sum needs at once: its terms, their border, a pair of them, and the sum itself.
+    values = 4 * height * width + 2 * max(radii[0] * height, radii[1] * width)
+    for part in _parts(images, 2, channels * values * weights[0].element_size()):
+        result = images[part]
+        for (axis, radius), weight in zip(axes, weights, strict=True):
+            result = _weighted_sum(result, weight[part], axis, radius)
+        blurred[part] = result if images.is_floating_point() else result.round_()
+    return blurred
+
+
+def _kernel_size(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return (width, height) of a kernel."""
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
+    are_odd = all(isinstance(size, Integral) and size > 0 and size % 2 for size in sizes)
+    if len(sizes) not in (1, 2) or not are_odd:
+        expected = "an odd integer of at least 1, or a pair (width, height) of them"
+        raise wrong("GaussianBlur", "kernel_size", expected, repr(value))
+    return int(sizes[0]), int(sizes[-1])
+
+
+def _check_each(
+    owner: str, argument: str, values: np.ndarray, count: int, expected: str, is_right: np.ndarray
+) -> None:
+    """Check that there is a finite number for each of ``count`` images, and each is right."""
+    if values.shape != (count,) or not (is_right & np.isfinite(values)).all():
+        raise wrong(owner, argument, f"numbers {expected} ({count},)", repr(values))
+
+
+def _parts(images: Tensor, times: int, bytes_of_one: int) -> Iterator[slice]:
+    """Return parts of a batch, of one image or more.
+
+    ``bytes_of_one`` is what is needed for an image while its part is computed. A part of several
+    images takes at most so many ``times`` the memory of the batch.
+    """
+    available = times * images.element_size() * images.numel()
+    if images.device.type == "cpu":
+        available = min(available, _CACHED_BYTES)
+    count = max(1, available // bytes_of_one)
+    return (slice(start, start + count) for start in range(0, len(images), count))
+
+
+def _computed_in(images: Tensor) -> torch.dtype:
+    """Return the dtype of the sums."""
+    return torch.float64 if images.dtype == torch.float64 else torch.float32
+
+
+def _weights(sigma: np.ndarray, radius: int, images: Tensor) -> Tensor:
+    """Return weights ``(n, radius + 1)`` by the distance from the middle; both sides sum to 1."""
+    with np.errstate(over="ignore"):  # a tiny sigma gives exp(-infinity), which is 0
+        weights = np.exp(-0.5 * (np.arange(radius + 1) / sigma[:, None]) ** 2)
+    weights /= (2 * weights.sum(1) - 1)[:, None]
+    weights[weights < _SMALLEST_WEIGHT] = 0
+    dtype = np.float64 if _computed_in(images) == torch.float64 else np.float32
+    return upload(weights.astype(dtype), images.device)
+
+
+def _weighted_sum(images: Tensor, weights: Tensor, axis: int, radius: int) -> Tensor:
+    """Return the sums of pixels and their neighbours along an axis.
+
+    Neighbours at the same distance are added first, since they have the same weight.
+    """
+    size, weights = images.shape[axis], weights.T[..., None, None, None]
+    padded = _reflect(images, axis, radius).to(weights.dtype)
+    result = padded.narrow(axis, radius, size) * weights[0]
+    for distance in range(1, radius + 1):
+        before = padded.narrow(axis, radius - distance, size)
+        after = padded.narrow(axis, radius + distance, size)
+        result.add_((before + after).mul_(weights[distance]))
+    return result
+
+
+def _reflect(images: Tensor, axis: int, radius: int) -> Tensor:
+    """Return images continued as in a mirror by ``radius`` pixels on both sides of an axis."""
+    if not radius:
+        return images
+    before = images.narrow(axis, 1, radius).flip(axis)
+    after = images.narrow(axis, images.shape[axis] - 1 - radius, radius).flip(axis)
+    return torch.cat([before, images, after], axis)
+
+
+def _sharpen(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Blur or sharpen images in place."""
+    _, channels, height, width = images.shape
+    if min(height, width) < 3:
+        return images
+    dtype, is_uint8 = _computed_in(images), images.dtype == torch.uint8
+    amounts = (1 - factor).astype(np.float64 if dtype == torch.float64 else np.float32)
+    amount = upload(amounts, images.device)[:, None, None, None].double()
+    for part in _parts(images, 1, 24 * channels * height * width):
+        values = images[part].to(dtype)
+        middle, smooth = values[..., 1:-1, 1:-1], _smooth(values)
+        if is_uint8:
+            smooth = smooth.round_()  # never a tie, as 13 is odd
+        # torchvision's blend is a fused multiply-add. In float64 the product and, but for factors
+        # within 1e-6 of 1, the sum are exact, so its result is rounded just once as well.
+        mixed = smooth.sub_(middle).double().mul_(amount[part]).add_(middle).to(dtype)
+        images[part, :, 1:-1, 1:-1] = mixed.clamp_(0, 255) if is_uint8 else mixed
+    return images if is_uint8 else images.clamp_(0, 1)
+
+
+def _smooth(values: Tensor) -> Tensor:
+    """Return the means of 3×3 pixels of which the one in the middle counts 5 times."""
+    sums = values[..., :-2, :] + values[..., 1:-1, :]
+    sums = sums.add_(values[..., 2:, :])
+    sums = (sums[..., :-2] + sums[..., 1:-1]).add_(sums[..., 2:])
+    return sums.add_(values[..., 1:-1, 1:-1] * 4).mul_(1 / 13)
