@@ -18,7 +18,7 @@ from memload.transforms.arguments import (
 )
 from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws
-from memload.transforms.geometry import Plan
+from memload.transforms.geometry import PADDING_MODES, Plan
 from memload.transforms.transform import Transform
 
 
@@ -87,6 +87,12 @@ class RandomCrop(Transform):
     ``pad_if_needed`` pads images that are still too small on both sides. Images ``(N, C, H, W)``
     keep their dtype. Padding of masks is the ``mask_fill`` of the `Compose`.
 
+    ``padding_mode`` may also be ``"edge"``, which repeats the pixels at the edge, or one that
+    mirrors the image: ``"reflect"`` without the pixels at the edge, ``"symmetric"`` with them. The
+    padding of ``"reflect"`` has to be less than the side of the image, and that of ``"symmetric"``
+    at most as much. Masks are padded in the same way. Points and boxes move as with constant
+    padding: what is in the mirror has none.
+
     >>> crops = RandomCrop(32, padding=4)(images, samples=samples)
     """
 
@@ -107,8 +113,13 @@ class RandomCrop(Transform):
         are_integers = all(isinstance(side, int | np.integer) for side in sides)
         if len(sides) not in (1, 2, 4) or not are_integers or min(sides) < 0:
             raise wrong(self, "padding", "1, 2 or 4 integers of at least 0", repr(padding))
-        if padding_mode != "constant":
-            raise wrong(self, "padding_mode", "'constant'", repr(padding_mode))
+        if padding_mode not in PADDING_MODES:
+            expected = f"one of {', '.join(map(repr, PADDING_MODES))}"
+            raise wrong(self, "padding_mode", expected, repr(padding_mode))
+        if padding_mode != "constant" and isinstance(fill, Sequence):
+            expected = f"one number with padding_mode={padding_mode!r}, which does not use it"
+            raise wrong(self, "fill", expected, repr(fill))
+        self.padding_mode = padding_mode
         # (a,) becomes (a, a, a, a), and (a, b) becomes (a, b, a, b).
         self.padding = sides * (4 // len(sides))
 
@@ -122,11 +133,17 @@ class RandomCrop(Transform):
             padded = axis.extent + before + after
             if padded < size and self.pad_if_needed:
                 missing = size - padded
-                before, padded = before + missing, padded + 2 * missing
+                before, after, padded = before + missing, after + missing, padded + 2 * missing
             if padded < size:
                 expected = f"at most the {padded} pixels of the padded image"
                 raise wrong(self, "size", expected, size, "Give padding or pad_if_needed.")
-            axis.crop((drawn * (padded - size + 1)).astype(np.int64) - before, size)
+            largest = {"reflect": axis.extent - 1, "symmetric": axis.extent}
+            if max(before, after) > largest.get(self.padding_mode, max(before, after)):
+                expected = f"at most {largest[self.padding_mode]} for {axis.extent} pixels"
+                expected += f" with padding_mode={self.padding_mode!r}"
+                raise wrong(self, "padding", expected, max(before, after))
+            start = (drawn * (padded - size + 1)).astype(np.int64) - before
+            axis.crop(start, size, padding_mode=self.padding_mode)
         plan.fill = per_channel(self, "fill", self.fill, len(plan.fill), plan.dtype)
 
 

@@ -17,6 +17,9 @@ _HAS_TRITON = find_spec("triton") is not None
 LARGEST_SIDE = 16_384
 #: torch keeps the weights of uint8 images in 16 bits, with at most this many after the point.
 _MAX_PRECISION = 22
+#: What is outside of an image: a fill, the pixel at the edge, or the mirrored image, without
+#: ("reflect") or with ("symmetric") the pixel at the edge itself. The kernels know their numbers.
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
 class Axis:
@@ -33,6 +36,7 @@ class Axis:
     - ``mirrored``: whether the box was flipped when it was resized, bool ``(N,)``.
     - ``extent``: the extent of the output so far.
     - ``inside``: whether the output has no margins, so that all of it comes from source pixels.
+    - ``padding_mode``: what is outside of the image that was cropped, one of `PADDING_MODES`.
     - ``unchanged``: whether nothing was cropped or resized.
 
     `crop` and changes of ``flipped`` add a step behind those that the axis has already.
@@ -45,14 +49,20 @@ class Axis:
         self.flipped = self.mirrored = np.zeros(count, bool)
         self.resized: int | None = None
         self.inside = self.unchanged = True
+        self.padding_mode = "constant"
 
     def crop(
-        self, start: np.ndarray | int, length: np.ndarray | int, resized: int | None = None
+        self,
+        start: np.ndarray | int,
+        length: np.ndarray | int,
+        resized: int | None = None,
+        padding_mode: str = "constant",
     ) -> None:
         """Take ``length`` pixels of the output from ``start``, and resize them if asked to.
 
         What is resized lies inside of the output, and may have another length for each sample. An
-        axis can be resized once. What is not resized may reach outside.
+        axis can be resized once. What is not resized may reach outside, where ``padding_mode`` says
+        what there is. Only one crop of an axis does so.
         """
         first = np.where(self.flipped, self.extent - length - start, start)
         if self.resized is None:
@@ -63,6 +73,7 @@ class Axis:
         if resized is None:
             self.inside &= bool(np.all((start >= 0) & (start <= self.extent - length)))
             self.extent = int(length)
+            self.padding_mode = padding_mode
         else:
             self.extent = self.resized = resized
             self.mirrored = self.flipped
@@ -83,7 +94,8 @@ class Axis:
 
         Pixel ``i`` of a box that is resized is its pixel ``((2·i + 1)·length) // (2·resized)``: of
         two equally near ones the second, in the direction that the box had when it was resized.
-        Pixels in margins are outside of the source: below 0, or not below ``source``.
+        Pixels in margins of "constant" padding are outside of the source: below 0, or not below
+        ``source``.
         """
         start, length, shift, flipped, mirrored = (
             values[samples, np.newaxis]
@@ -92,9 +104,11 @@ class Axis:
         output = np.arange(self.extent)
         pixel = np.where(flipped, self.extent - 1 - output, output) + shift
         if self.resized is None:
-            return np.asarray(start + pixel)
+            return pixels_shown(start + pixel, self.source, self.padding_mode)
+        pixel = pixels_shown(pixel, self.resized, self.padding_mode)
         in_box = ((2 * pixel + 1) * length - mirrored) // (2 * self.resized)
-        return np.where((pixel >= 0) & (pixel < self.resized), start + in_box, -1)
+        in_source = pixels_shown(start + in_box, self.source, self.padding_mode)
+        return np.where((pixel >= 0) & (pixel < self.resized), in_source, -1)
 
     def edge_map(self) -> np.ndarray:
         """Return how edges of boxes move: start, factor, divisor, offset and extent, ``(5, N)``.
@@ -110,14 +124,29 @@ class Axis:
         return np.array([self.start, factor, self.length, offset, extent], np.float64)
 
 
+def pixels_shown(pixels: np.ndarray, extent: int, padding_mode: str) -> np.ndarray:
+    """Return which pixels of an axis are shown at places that may be outside of it, int64.
+
+    For "constant" these are the places themselves. The others are within 0 and ``extent`` - 1,
+    where the padding is less than ``extent``, or for "symmetric" at most that.
+    """
+    last = extent - 1
+    if padding_mode == "reflect":
+        pixels = last - np.abs(last - np.abs(pixels))
+    if padding_mode == "symmetric":
+        pixels = np.where(pixels < 0, -1 - pixels, pixels)
+        pixels = np.where(pixels > last, 2 * last + 1 - pixels, pixels)
+    return np.asarray(pixels if padding_mode == "constant" else pixels.clip(0, last))
+
+
 @dataclass
 class Plan:
     """What the fused steps do with each image of a batch.
 
     Its pixels come from where ``height`` and ``width`` say. Outside of the source they have the
-    value ``fill``, one for each channel. If ``maps_pixels``, each pixel then becomes
-    ``factor · pixel + offset``, float64 ``(C,)`` each. Transforms add themselves to a plan, whose
-    ``dtype`` is that of the output so far.
+    value ``fill``, one for each channel, if ``padding_mode`` is "constant". If ``maps_pixels``,
+    each pixel then becomes ``factor · pixel + offset``, float64 ``(C,)`` each. Transforms add
+    themselves to a plan, whose ``dtype`` is that of the output so far.
     """
 
     height: Axis
@@ -136,6 +165,11 @@ class Plan:
     def resizes(self) -> bool:
         """Whether pixels are interpolated."""
         return self.height.resized is not None
+
+    @property
+    def padding_mode(self) -> str:
+        """What is outside of the images, one of `PADDING_MODES`."""
+        return self.height.padding_mode
 
     def table(self) -> np.ndarray:
         """Return start, length, shift and flipped of height, then of width, int32 ``(8, N)``."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memload.transforms.geometry import Plan, precision
+from memload.transforms.geometry import PADDING_MODES, Plan, precision
 
 #: What a program makes: rows, columns times channels, strips of so many rows; and the number of
 #: warps. On an H200, 256 images of 224×224 are flipped and normalised to bfloat16 in 47 µs, and in
@@ -55,7 +55,7 @@ def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
             height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
             len(plan.height.start), *images.stride(), *out.stride(),
             C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias, AFFINE=plan.maps_pixels,
-            INSIDE=plan.height.inside and plan.width.inside, DENSE=dense,
+            INSIDE=plan.height.inside and plan.width.inside, PADDING=_padding(plan), DENSE=dense,
             ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
             enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
         )  # fmt: skip
@@ -79,9 +79,16 @@ def run_masks(masks: Tensor, plan: Plan, fill: int, first_in_plan: int = 0) -> T
         _mask_kernel[(count * tiles,)](
             masks, out, plan.uploaded(_parameters, masks.device), first_in_plan, fill,
             height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
-            len(plan.height.start), RESIZE=plan.resizes, ROWS=rows, COLUMNS=columns,
+            len(plan.height.start), RESIZE=plan.resizes, PADDING=_padding(plan),
+            ROWS=rows, COLUMNS=columns,
         )  # fmt: skip
     return out
+
+
+def _padding(plan: Plan) -> int:
+    """Return the number of the padding mode; 0, that of "constant", where there is no padding."""
+    inside = plan.height.inside and plan.width.inside
+    return 0 if inside else PADDING_MODES.index(plan.padding_mode)
 
 
 def _parameters(plan: Plan) -> np.ndarray:
@@ -110,7 +117,7 @@ def _kernel(
     height, width, extent_y, extent_x, resized_y, resized_x, count,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
     C: tl.constexpr, RESIZE: tl.constexpr, ANTIALIAS: tl.constexpr, AFFINE: tl.constexpr,
-    INSIDE: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr,
+    INSIDE: tl.constexpr, PADDING: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STRIPS: tl.constexpr,
 ):  # fmt: skip
     """Make one tile of the output.
@@ -160,7 +167,7 @@ def _kernel(
         fill = fill.to(tl.int32)
         # Margins are filled below. Until then they repeat the border, so that nothing overflows.
         shown_x, bits_x = (
-            tl.minimum(tl.maximum(from_x, 0), resized_x - 1),
+            _shown(from_x, resized_x, PADDING),
             tl.load(mine + 9 * count),
         )
         first_x, half_x, taps_x, total_x, unit_x = _filter(
@@ -172,7 +179,7 @@ def _kernel(
         in_output = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
         if RESIZE:
             shown_y, bits_y = (
-                tl.minimum(tl.maximum(from_y, 0), resized_y - 1),
+                _shown(from_y, resized_y, PADDING),
                 tl.load(mine + 8 * count),
             )
             first_y, half_y, taps_y, total_y, unit_y = _filter(
@@ -183,7 +190,7 @@ def _kernel(
                 weight_y = _weight(
                     first_y + i, shown_y, length_y, resized_y, half_y, total_y, unit_y, bits_y
                 )
-                pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height)
+                pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height, PADDING)
                 row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
                 row = tl.zeros(in_output.shape, tl.int32) + (1 << bits_x >> 1)
                 # Two taps are enough unless the box shrinks. Unrolled, their weights are computed
@@ -192,18 +199,18 @@ def _kernel(
                     row += _tap(
                         j, source, channel_offset, row_offset, mask, fill, shown_x, start_x,
                         length_x, width, resized_x, first_x, half_x, total_x, unit_x, bits_x,
-                        source_x, INSIDE,
+                        source_x, INSIDE, PADDING,
                     )  # fmt: skip
                 for j in range(2, taps_x):
                     row += _tap(
                         j, source, channel_offset, row_offset, mask, fill, shown_x, start_x,
                         length_x, width, resized_x, first_x, half_x, total_x, unit_x, bits_x,
-                        source_x, INSIDE,
+                        source_x, INSIDE, PADDING,
                     )  # fmt: skip
                 # As torch does it: rows first, rounded to 8 bits, then columns.
                 value += tl.minimum(row >> bits_x, 255) * weight_y[None, :]
             value = tl.minimum(value >> bits_y, 255)
-            if not INSIDE:
+            if PADDING == 0 and not INSIDE:
                 shown = ((from_y >= 0) & (from_y < resized_y))[None, :] & (
                     (from_x >= 0) & (from_x < resized_x)
                 )[:, None]
@@ -211,13 +218,15 @@ def _kernel(
             value = value.to(tl.float32)
         else:
             pixel_y, pixel_x = start_y + from_y, start_x + from_x
+            if PADDING:
+                pixel_y, pixel_x = _shown(pixel_y, height, PADDING), _shown(pixel_x, width, PADDING)
             row_offset = (pixel_y * source_y)[None, :]
             mask = in_output
-            if not INSIDE:
+            if PADDING == 0 and not INSIDE:
                 inside_x = (pixel_x >= 0) & (pixel_x < width)
                 mask &= ((pixel_y >= 0) & (pixel_y < height))[None, :] & inside_x[:, None]
             # Without a flip, the bytes of a row can be loaded in the order they are stored in.
-            if DENSE & (start_x + shift_x == 0) & (not flipped_x):
+            if (PADDING == 0) & DENSE & (start_x + shift_x == 0) & (not flipped_x):
                 # Not a multiple of 16: a thread stores 8 bfloat16 at once.
                 columns = tl.multiple_of(column + start_x, 8)
                 where = (row_offset + columns[:, None]).to(tl.uint32)
@@ -238,11 +247,12 @@ def _kernel(
 @triton.jit
 def _tap(
     j, source, channel_offset, row_offset, mask, fill, shown_x, start_x, length_x,
-    width, resized_x, first_x, half_x, total_x, unit_x, bits_x, source_x, INSIDE: tl.constexpr,
+    width, resized_x, first_x, half_x, total_x, unit_x, bits_x, source_x,
+    INSIDE: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
     """Return what source pixel ``first_x + j`` contributes to each pixel of a row."""
     weight = _weight(first_x + j, shown_x, length_x, resized_x, half_x, total_x, unit_x, bits_x)
-    pixel_x, inside_x = _source_pixel(first_x + j, start_x, length_x, width)
+    pixel_x, inside_x = _source_pixel(first_x + j, start_x, length_x, width, PADDING)
     where = (row_offset + (pixel_x * source_x + channel_offset)[:, None]).to(tl.uint32)
     if INSIDE:
         value = tl.load(source + where)
@@ -256,9 +266,26 @@ def _tap(
 
 
 @triton.jit
-def _source_pixel(pixel, start, length, extent):
+def _shown(pixel, extent, PADDING: tl.constexpr):
+    """Return which pixel of an axis is shown at a place: for "constant" as for "edge", the nearest.
+
+    See `geometry.pixels_shown`.
+    """
+    last = extent - 1
+    if PADDING == 2:
+        pixel = last - tl.abs(last - tl.abs(pixel))
+    if PADDING == 3:
+        pixel = tl.where(pixel < 0, -1 - pixel, pixel)
+        pixel = tl.where(pixel > last, 2 * last + 1 - pixel, pixel)
+    return tl.minimum(tl.maximum(pixel, 0), last)
+
+
+@triton.jit
+def _source_pixel(pixel, start, length, extent, PADDING: tl.constexpr):
     """Return the source pixel of a pixel of the box, at most the last, and whether it is inside."""
     source_pixel = start + tl.minimum(pixel, length - 1)
+    if PADDING:
+        source_pixel = _shown(source_pixel, extent, PADDING)
     return source_pixel, (source_pixel >= 0) & (source_pixel < extent)
 
 
@@ -315,7 +342,7 @@ def _weight(source_pixel, pixel, length, resized, half, total, unit, bits):
 def _mask_kernel(
     source, out, parameters, first, fill,
     height, width, extent_y, extent_x, resized_y, resized_x, count,
-    RESIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    RESIZE: tl.constexpr, PADDING: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Make one tile of the output of a mask. The names are those of `_kernel`."""
     program = tl.program_id(0)
@@ -325,11 +352,12 @@ def _mask_kernel(
     x = program % across * COLUMNS + tl.arange(0, COLUMNS)
     mine = parameters + first + sample
     pixel_y, inside_y = _nearest(
-        y, mine, tl.load(mine + 10 * count), count, height, extent_y, resized_y, RESIZE
+        y, mine, tl.load(mine + 10 * count), count, height, extent_y, resized_y, RESIZE, PADDING
     )
     pixel_x, inside_x = _nearest(
-        x, mine + 4 * count, tl.load(mine + 11 * count), count, width, extent_x, resized_x, RESIZE
-    )
+        x, mine + 4 * count, tl.load(mine + 11 * count), count, width, extent_x, resized_x, RESIZE,
+        PADDING,
+    )  # fmt: skip
     # Columns are a tile's first dimension, as in `_kernel`.
     in_output = (x < extent_x)[:, None] & (y < extent_y)[None, :]
     inside = in_output & inside_x[:, None] & inside_y[None, :]
@@ -341,7 +369,10 @@ def _mask_kernel(
 
 
 @triton.jit
-def _nearest(output, mine, mirrored, count, source, extent, resized, RESIZE: tl.constexpr):
+def _nearest(
+    output, mine, mirrored, count, source, extent, resized,
+    RESIZE: tl.constexpr, PADDING: tl.constexpr,
+):  # fmt: skip
     """Return the source pixel of each output pixel of an axis, and whether it is inside.
 
     ``mine`` points at the start of the sample's box. See `geometry.Axis.nearest`.
@@ -351,7 +382,11 @@ def _nearest(output, mine, mirrored, count, source, extent, resized, RESIZE: tl.
     pixel = tl.where(flipped, extent - 1 - output, output) + shift
     inside, in_box = output < extent, pixel
     if RESIZE:
+        if PADDING:
+            pixel = _shown(pixel, resized, PADDING)
         inside &= (pixel >= 0) & (pixel < resized)
         in_box = ((2 * pixel + 1) * length - mirrored) // (2 * resized)
     source_pixel = start + in_box
+    if PADDING:
+        source_pixel = _shown(source_pixel, source, PADDING)
     return source_pixel, inside & (source_pixel >= 0) & (source_pixel < source)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from memload.transforms.geometry import Plan
+from memload.transforms.geometry import Plan, pixels_shown
 from memload.upload import upload
 
 #: Images are processed in chunks of about this many values, which stay in a core's cache.
@@ -97,7 +97,7 @@ def _move(images: Tensor, table: np.ndarray, plan: Plan) -> Tensor:
 def _take_boxes(
     images: Tensor, boxes: np.ndarray, plan: Plan, size: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return a box of each image, resized to ``size``. Pixels outside have the plan's ``fill``.
+    """Return a box of each image, resized to ``size``. Around the images is the plan's padding.
 
     ``boxes`` ``(4, N)`` are top, height, left and width.
     """
@@ -106,16 +106,7 @@ def _take_boxes(
     top_left = np.maximum(-starts.min(1), 0)
     bottom_right = np.maximum((starts + lengths).max(1) - extents, 0)
     if top_left.any() or bottom_right.any():
-        padded = torch.empty(
-            (*images.shape[:2], *(top_left + extents + bottom_right).tolist()),
-            dtype=images.dtype,
-            device=images.device,
-            memory_format=torch.channels_last,
-        )
-        padded[:] = upload(np.array(plan.fill), images.device).to(images.dtype)[:, None, None]
-        rows, columns = map(slice, top_left, top_left + extents)
-        padded[..., rows, columns] = images
-        images, starts = padded, starts + top_left[:, np.newaxis]
+        images, starts = _pad(images, top_left, bottom_right, plan), starts + top_left[:, None]
     (tops, lefts), (heights, widths) = starts.tolist(), lengths.tolist()
     if (boxes == boxes[:, :1]).all():
         images = images[..., tops[0] : tops[0] + heights[0], lefts[0] : lefts[0] + widths[0]]
@@ -129,6 +120,33 @@ def _take_boxes(
     return torch.cat(
         [part if size is None else _resize(part, size, plan.antialias) for part in parts]
     )
+
+
+def _pad(images: Tensor, before: np.ndarray, after: np.ndarray, plan: Plan) -> Tensor:
+    """Return images with so many more rows and columns before and after them."""
+    extents, device = np.array(images.shape[2:]), images.device
+    padded = torch.empty(
+        (*images.shape[:2], *(before + extents + after).tolist()),
+        dtype=images.dtype,
+        device=device,
+        memory_format=torch.channels_last,
+    )
+    rows, columns = map(slice, before, before + extents)
+    padded[..., rows, columns] = images
+    fill = upload(np.array(plan.fill), device).to(images.dtype)[:, None, None]
+    # Columns first: then the rows that are repeated have their margins.
+    for dim, inside in ((3, columns), (2, rows)):
+        places = np.arange(padded.shape[dim])
+        shown = pixels_shown(places - inside.start, images.shape[dim], plan.padding_mode)
+        for margin in (places[: inside.start], places[inside.stop :]):
+            if margin.size:
+                target = padded.narrow(dim, int(margin[0]), margin.size)
+                if plan.padding_mode == "constant":
+                    target.copy_(fill)
+                else:
+                    source = upload(inside.start + shown[margin], device)
+                    target.copy_(padded.index_select(dim, source))
+    return padded
 
 
 def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:

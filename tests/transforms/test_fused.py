@@ -94,6 +94,55 @@ def test_random_crop_is_a_window_of_the_padded_image(
         assert places.min() > 0.3 * places.sum() / len(places)
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("padding_mode", ["edge", "reflect", "symmetric"])
+def test_the_padding_of_random_crop_is_torchvisions(
+    padding_mode: str, functional: Any, data: st.DataObject
+) -> None:
+    def number(first: int, last: int) -> int:
+        return data.draw(st.integers(first, last))
+
+    height, width, channels = number(1, 9), number(1, 9), data.draw(st.sampled_from([1, 3]))
+    largest = {"edge": 12, "reflect": min(height, width) - 1, "symmetric": min(height, width)}
+    sides = [number(0, largest[padding_mode]) for _ in range(4)]
+    dtype = data.draw(st.sampled_from([torch.uint8, torch.float32, torch.float16]))
+    generator = torch.Generator().manual_seed(number(0, 99))
+    shape = number(0, 3), height, width, channels
+    images = torch.randint(0, 256, shape, generator=generator).movedim(3, 1).to(dtype)
+    images = images.contiguous() if data.draw(st.booleans()) else images
+    left, top, right, bottom = sides
+    size = number(1, height + top + bottom), number(1, width + left + right)
+    crop = transforms.RandomCrop(size, sides, padding_mode=padding_mode)
+    flips = [transforms.RandomHorizontalFlip()] * number(0, 1)
+    compose = transforms.Compose([*flips, crop], masks=["mask"])
+    masks = images[:, 0].to(torch.int16)
+    found, columns = compose(images, {"mask": masks}, samples=np.arange(len(images)))
+    boxes = plan_of(images, *flips, crop).table().T.tolist()
+    for index, (y, h, _, _, x, w, _, flipped) in enumerate(boxes):
+        for given_, result in ((images, found), (masks[:, None], columns["mask"][:, None])):
+            # In the direction of the source, a flip has the padding of left and right swapped.
+            ends = [right, left] if flipped else [left, right]
+            padding = [ends[0], top, ends[1], bottom]
+            whole = functional.pad(given_[index], padding, padding_mode=padding_mode)
+            expected = whole[:, y + top : y + top + h, x + ends[0] : x + ends[0] + w]
+            assert torch.equal(result[index], expected.flip(-1) if flipped else expected)
+
+
+@pytest.mark.parametrize("padding_mode", ["edge", "reflect", "symmetric"])
+@pytest.mark.parametrize("resize_first", [True, False])
+def test_padding_is_that_of_what_is_cropped(
+    padding_mode: str, resize_first: bool, functional: Any, make_images: Make
+) -> None:
+    resize = transforms.Resize((11, 13))
+    crop = transforms.RandomCrop((19, 21), 4, padding_mode=padding_mode)  # all of it
+    images = make_images(5, 20, 24)[:, :, :11, :13] if not resize_first else make_images(5)
+    found = transforms.Compose([resize, crop] if resize_first else [crop, resize])(images)
+    expected = resize(images) if resize_first else images
+    expected = functional.pad(expected, [4] * 4, padding_mode=padding_mode)
+    assert torch.equal(found, expected if resize_first else resize(expected))
+
+
 def test_padding_comes_where_it_is_needed(make_images: Make) -> None:
     found = transforms.RandomCrop(10, pad_if_needed=True, fill=9)(make_images(50, 6, 30))
     assert found.shape == (50, 3, 10, 10)

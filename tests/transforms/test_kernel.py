@@ -93,7 +93,7 @@ def test_all_of_this_holds_in_tritons_interpreter() -> None:
         text=True,
         check=False,
     )
-    assert "73 passed" in done.stdout, done.stdout
+    assert "97 passed" in done.stdout, done.stdout
 
 
 @needs_device
@@ -137,6 +137,32 @@ def test_the_kernel_of_masks_gives_the_reference_bit_for_bit(seed: int) -> None:
     found = run_masks(masks.to(DEVICE), plan, fill, first)
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), expected), compose
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(300 if torch.cuda.is_available() else 8))
+@pytest.mark.parametrize("padding_mode", ["edge", "reflect", "symmetric"])
+def test_the_kernels_pad_as_the_reference_does(padding_mode: str, seed: int) -> None:
+    from memload.transforms.kernel import run_masks
+
+    rng = random.Random(f"{padding_mode} {seed}")
+    channels, count = rng.choice([1, 3, 4]), rng.randint(1, 3)
+    images = pixels(rng, count, rng.randint(6, 20), rng.randint(6, 20), channels)
+    resize = transforms.Resize((rng.randint(6, 20), rng.randint(6, 20)))
+    crop = transforms.RandomCrop(
+        rng.randint(6, 16), 5, pad_if_needed=padding_mode == "edge", padding_mode=padding_mode
+    )
+    flips = [transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip()]
+    moves = rng.choice([[crop], [crop], [crop, resize], [resize, crop]])
+    # the interpreter truncates to bfloat16
+    last = [[], [transforms.Normalize("imagenet")]][channels == 3 and rng.random() < 0.5]
+    compose = transforms.Compose([*flips[:1], *moves, *flips[1:], *last])
+    plan = plan_of(compose, images, count + 2, seed)
+    expected = reference(images, plan, 1)
+    assert torch.equal(run_kernel(images.to(DEVICE), plan, 1).cpu(), expected), compose
+    masks = images[:, 0].contiguous()
+    expected = reference_masks(masks, plan, 255, 1)
+    assert torch.equal(run_masks(masks.to(DEVICE), plan, 255, 1).cpu(), expected), compose
 
 
 def exact_weights(length: int, resized: int, antialias: bool, at: np.ndarray) -> list[list[int]]:

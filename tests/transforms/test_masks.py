@@ -58,10 +58,10 @@ class Recorded(Axis):
             self.steps.append(("flip", self.flipped ^ value, None, None))
         super().__setattr__(name, value)
 
-    def crop(self, start: Any, length: Any, resized: int | None = None) -> None:
+    def crop(self, start: Any, length: Any, resized: int | None = None, **options: Any) -> None:
         numbers = np.zeros(len(self.start), np.int64)
         self.steps.append(("crop", start + numbers, length + numbers, resized))
-        super().crop(start, length, resized)
+        super().crop(start, length, resized, **options)
 
     def pixels(self, sample: int) -> list[int]:
         """Return the source pixel of each output pixel of a sample, -1 outside, step by step."""
