@@ -45,6 +45,7 @@ Each module imports only modules above it:
     boxes       random boxes of given area and ratio
     cropping    crops, resizes and flips
     pixels      Normalize and ToDtype
+    lookup      RandomSolarize, RandomPosterize, RandomInvert, RandomAutocontrast, RandomEqualize
     color       ColorJitter and RandomGrayscale
     warping     warp: affine maps and perspectives, a matrix for each sample
     filtering   RandomAdjustSharpness and GaussianBlur
@@ -67,6 +68,13 @@ from memload.transforms.cropping import (
 )
 from memload.transforms.erasing import Cutout, RandomErasing
 from memload.transforms.filtering import GaussianBlur, RandomAdjustSharpness
+from memload.transforms.lookup import (
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
 from memload.transforms.mixing import CutMix, MixUp
 from memload.transforms.pixels import Normalize, ToDtype
 from memload.transforms.recipes import evaluate, train
@@ -83,12 +91,17 @@ __all__ = [
     "Normalize",
     "RandomAdjustSharpness",
     "RandomApply",
+    "RandomAutocontrast",
     "RandomChoice",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",
     "ToDtype",

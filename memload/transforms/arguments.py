@@ -28,6 +28,12 @@ def describe(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
+def one_or_three_channels(owner: object, images: torch.Tensor) -> None:
+    """Refuse images that are neither grey nor RGB."""
+    if images.shape[1] not in (1, 3):
+        raise wrong(owner, "images", "of 1 or 3 channels", f"of {images.shape[1]}")
+
+
 def is_finite(value: Any) -> bool:
     """Return whether a value is a finite number."""
     return isinstance(value, Real) and math.isfinite(value)

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import interval, share, wrong
+from memload.transforms.arguments import interval, one_or_three_channels, share, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.fused import TensorsByName
+from memload.transforms.lookup import look_up, parts
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
@@ -52,7 +53,7 @@ class ColorJitter(Transform):
         self, images: Tensor, columns: TensorsByName, draws: Draws
     ) -> tuple[Tensor, TensorsByName]:
         """Adjust each sample: draws 0 to 3 are its factors, and 4 to 7 sort to its order."""
-        _check_channels(self, images)
+        one_or_three_channels(self, images)
         drawn = draws.uniform(8)
         ranges = self.brightness, self.contrast, self.saturation, self.hue
         # Grey images have neither saturation nor hue.
@@ -88,14 +89,102 @@ class RandomGrayscale(Transform):
         self, images: Tensor, columns: TensorsByName, draws: Draws
     ) -> tuple[Tensor, TensorsByName]:
         """Turn the drawn samples grey."""
-        _check_channels(self, images)
+        one_or_three_channels(self, images)
         chosen = upload(draws.uniform(1)[0] < self.p, images.device)[:, None, None, None]
         return torch.where(chosen, _grey(images).to(images.dtype), images), columns
 
 
-def _check_channels(owner: Transform, images: Tensor) -> None:
-    if images.shape[1] not in (1, 3):
-        raise wrong(owner, "images", "of 1 or 3 channels", f"of {images.shape[1]}")
+def adjust_brightness(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return images ``(n, C, H, W)`` times a factor, float64 ``(n,)``, at least 0."""
+    _check_factor("adjust_brightness", images, factor)
+    if images.dtype == torch.uint8:
+        return look_up(images, brightness_table(factor, images.device))
+    return _clamp(images * _per_sample(factor, images), images.dtype)
+
+
+def adjust_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return images ``(n, C, H, W)`` whose distance from their mean is multiplied.
+
+    ``factor`` is float64 ``(n,)``, at least 0.
+    """
+    _check_factor("adjust_contrast", images, factor)
+    if images.dtype == torch.uint8:
+        return look_up(images, contrast_table(images, factor))
+    return _blend_once(images, _mean(images), factor)
+
+
+def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return images ``(n, C, H, W)`` whose distance from grey is multiplied.
+
+    ``factor`` is float64 ``(n,)``, at least 0. Grey images stay as they are.
+    """
+    _check_factor("adjust_saturation", images, factor)
+    if images.shape[1] == 1:
+        return images.clone()
+    if images.is_floating_point():
+        return _blend_once(images, _grey_once(images), factor)
+    result = torch.empty_like(images)
+    for part in parts(images):
+        grey = _grey_once(images[part]).floor_()
+        result[part] = _blend_once(images[part], grey, factor[part])
+    return result
+
+
+def brightness_table(factor: np.ndarray, device: torch.device) -> Tensor:
+    """Return the tables uint8 ``(n, 1, 256)`` of `adjust_brightness`."""
+    values = torch.arange(256, dtype=torch.float32, device=device).expand(1, 1, 1, 256)
+    return _clamp(values * _per_sample(factor, values), torch.uint8)[:, 0]
+
+
+def contrast_table(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return the tables uint8 ``(n, 1, 256)`` of `adjust_contrast` for uint8 images."""
+    # Sums of whole numbers are exact in any order.
+    sums = [
+        _grey_once(images[part]).floor_().sum((1, 2, 3), keepdim=True, dtype=torch.float64)
+        for part in parts(images)
+    ]
+    if not sums:
+        return images.new_empty((0, 1, 256))
+    mean = (torch.cat(sums) / (images.shape[2] * images.shape[3])).float()
+    values = torch.arange(256, dtype=torch.uint8, device=images.device).expand(1, 1, 1, 256)
+    return _blend_once(values, mean, factor)[:, 0]
+
+
+def _check_factor(owner: str, images: Tensor, factor: np.ndarray) -> None:
+    one_or_three_channels(owner, images)
+    if not (np.isfinite(factor) & (factor >= 0)).all():
+        found = factor[~(np.isfinite(factor) & (factor >= 0))][0]
+        raise wrong(owner, "factor", "numbers of at least 0", found)
+
+
+def _per_sample(values: np.ndarray, images: Tensor) -> Tensor:
+    """Return numbers ``(n, 1, 1, 1)``, in float64 for such images, else in float32."""
+    dtype = np.float64 if images.dtype == torch.float64 else np.float32
+    return upload(values.astype(dtype), images.device)[:, None, None, None]
+
+
+def _blend_once(images: Tensor, others: Tensor, factor: np.ndarray) -> Tensor:
+    """Return ``factor · images + (1 - factor) · others``, rounded as torchvision's.
+
+    The second product is added unrounded. That is what torch's ``add`` does with a factor.
+    """
+    rest = _per_sample(1 - factor, images).double()
+    mixed = (images * _per_sample(factor, images)).add_(others.double() * rest)
+    return _clamp(mixed, images.dtype)
+
+
+def _grey_once(images: Tensor) -> Tensor:
+    """Return the luma ``(n, 1, H, W)`` as `_grey` does, but rounded as torchvision's.
+
+    The second and third product are added unrounded.
+    """
+    if images.shape[1] == 1:
+        return images.float() if images.dtype.itemsize <= 2 else images
+    dtype = torch.float64 if images.dtype == torch.float64 else torch.float32
+    red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
+    weights = torch.tensor((0.2989, 0.587, 0.114), dtype=dtype).tolist()
+    grey: Tensor = red.to(dtype) * weights[0]
+    return grey.add_(green.double() * weights[1]).add_(blue.double() * weights[2])
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -127,16 +216,19 @@ def _brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, _mean(images), factor)
+
+
+def _mean(images: Tensor) -> Tensor:
+    """Return the mean of the luma, float32 ``(n, 1, 1, 1)``."""
     grey = _grey(images)
     # The mean must not depend on the order of the sum. Sums of whole numbers are exact in float64:
     # grey levels, or for floats multiples of 2^-28, of up to 33 megapixels.
     if images.dtype == torch.uint8:
-        mean = grey.floor().double().mean((1, 2, 3), keepdim=True)
-        return _blend(images, mean.float(), factor)
+        return grey.floor().double().mean((1, 2, 3), keepdim=True).float()
     scaled = grey.double() * (1 << 28)
     rounded = scaled + (scaled.round() - scaled).detach()  # keeps the gradient
-    mean = rounded.mean((1, 2, 3), keepdim=True) * 2.0**-28
-    return _blend(images, mean.float(), factor)
+    return (rounded.mean((1, 2, 3), keepdim=True) * 2.0**-28).float()
 
 
 def _saturation(images: Tensor, factor: Tensor) -> Tensor:

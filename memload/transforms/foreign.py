@@ -11,6 +11,8 @@ _HERE = (
     *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomCrop", "RandomResizedCrop"),
     *("ColorJitter", "RandomGrayscale", "RandomErasing", "MixUp", "CutMix"),
     *("RandomAdjustSharpness", "GaussianBlur"),
+    *("RandomSolarize", "RandomPosterize", "RandomInvert", "RandomAutocontrast"),
+    "RandomEqualize",
 )
 #: Further ones. So is everything whose name begins with "Random".
 _OTHERS = (

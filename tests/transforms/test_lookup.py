@@ -1,0 +1,177 @@
+"""Changes of colours by tables are those of torchvision, to the bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memload import transforms
+from memload.transforms import color, lookup
+from memload.transforms.transform import Transform
+
+Make = Callable[..., torch.Tensor]
+CPU = torch.device("cpu")
+
+
+@st.composite
+def batches(draw: st.DrawFn, channels: tuple[int, ...] = (1, 3)) -> torch.Tensor:
+    """uint8 images of any size and layout: noise, few values, smooth, or of one colour."""
+    shape = (
+        draw(st.integers(0, 4)), draw(st.sampled_from(channels)),
+        draw(st.integers(1, 40)), draw(st.integers(1, 40)),
+    )  # fmt: skip
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 20)))
+    low = draw(st.integers(0, 255))
+    images = rng.integers(low, draw(st.integers(low, 255)) + 1, shape, np.uint8)
+    kind = draw(st.sampled_from(["noise", "plain", "grey", "shaded"]))
+    if kind == "plain":
+        images[:] = images[:, :, :1, :1]
+    elif kind == "grey":
+        images[:] = images[:, :1]
+    elif kind == "shaded":
+        images = np.sort(images, axis=3)
+    layout = draw(st.sampled_from(["contiguous", "channels last", "part"]))
+    batch = torch.from_numpy(images)
+    if layout == "channels last":
+        return batch.contiguous(memory_format=torch.channels_last)
+    return batch if layout == "contiguous" else batch.repeat(1, 1, 1, 2)[..., : shape[3]]
+
+
+def factors(count: int, seed: int) -> np.ndarray:
+    """Return factors, some of them round."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.uniform(0, 2, count)
+    return np.where(rng.random(count) < 0.3, drawn.round(1), drawn)
+
+
+def each(function: Callable[..., Any], images: torch.Tensor, *parameters: Any) -> torch.Tensor:
+    """Call a function of torchvision for each image with its own parameters."""
+    changed = [
+        function(image, *(values[index].item() for values in parameters))
+        for index, image in enumerate(images)
+    ]
+    return torch.stack(changed) if changed else images
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+@settings(deadline=None, max_examples=30)
+@given(images=batches((1, 2, 3, 4)), seed=st.integers(0, 1 << 20))
+def test_solarize_posterize_invert_and_equalize_are_torchvisions(
+    images: torch.Tensor, seed: int, functional: Any
+) -> None:
+    rng, count, floats = np.random.default_rng(seed), len(images), images / 255
+    before = images.clone()
+    threshold = np.where(
+        rng.random(count) < 0.5, rng.integers(-1, 256, count), 255 * rng.random(count)
+    )
+    assert same(lookup.solarize(images, threshold), each(functional.solarize, images, threshold))
+    limit = threshold / 255
+    assert same(lookup.solarize(floats, limit), each(functional.solarize, floats, limit))
+    bits = rng.integers(0, 9, count)
+    assert same(lookup.posterize(images, bits), each(functional.posterize, images, bits))
+    for name in ("invert", "equalize"):
+        ours, theirs = getattr(lookup, name), getattr(functional, name)
+        assert same(ours(images), each(theirs, images))
+        assert same(ours(floats), each(theirs, floats))
+    assert same(images, before)
+
+
+@settings(deadline=None, max_examples=30)
+@given(images=batches())
+def test_autocontrast_is_torchvisions(images: torch.Tensor, functional: Any) -> None:
+    for batch in (images, images / 255, images.double() / 255):
+        assert same(lookup.autocontrast(batch), each(functional.autocontrast, batch))
+
+
+@settings(deadline=None, max_examples=30)
+@given(images=batches(), seed=st.integers(0, 1 << 20))
+def test_brightness_contrast_and_saturation_are_torchvisions(
+    images: torch.Tensor, seed: int, functional: Any
+) -> None:
+    factor, floats = factors(len(images), seed), images / 255
+    for name in ("adjust_brightness", "adjust_contrast", "adjust_saturation"):
+        ours, theirs = getattr(color, name), getattr(functional, name)
+        # torchvision rounds twice instead of once in the last values, which fill no vector.
+        tiles = images.contiguous().repeat(1, 1, 32, 1)
+        expected = each(theirs, tiles, factor)[:, :, : images.shape[2]]
+        assert same(ours(images, factor), expected), name
+        torch.testing.assert_close(
+            ours(floats, factor), each(theirs, floats, factor), rtol=0, atol=1e-6
+        )
+
+
+@settings(deadline=None, max_examples=20)
+@given(images=batches(), seed=st.integers(0, 1 << 20))
+def test_all_are_tables_that_compose(images: torch.Tensor, seed: int) -> None:
+    rng, count = np.random.default_rng(seed), len(images)
+    threshold, bits, factor = (
+        rng.uniform(0, 255, count),
+        rng.integers(0, 9, count),
+        factors(count, seed),
+    )
+    changes: list[tuple[torch.Tensor, torch.Tensor]] = [
+        (lookup.solarize(images, threshold), lookup.solarize_table(threshold, CPU)),
+        (lookup.posterize(images, bits), lookup.posterize_table(bits, CPU)),
+        (lookup.invert(images), lookup.invert_table(count, CPU)),
+        (lookup.autocontrast(images), lookup.autocontrast_table(images)),
+        (lookup.equalize(images), lookup.equalize_table(images)),
+        (color.adjust_brightness(images, factor), color.brightness_table(factor, CPU)),
+        (color.adjust_contrast(images, factor), color.contrast_table(images, factor)),
+    ]
+    for changed, tables in changes:
+        assert same(lookup.look_up(images, tables), changed)
+        assert changed.stride() == torch.empty_like(changed).stride()
+    both = lookup.look_up(changes[3][1][:, :, None], changes[0][1])[:, :, 0]
+    assert same(lookup.look_up(images, both), lookup.solarize(changes[3][0], threshold))
+
+
+STEPS: list[Callable[..., Transform]] = [
+    lambda p: transforms.RandomSolarize(100, p),
+    lambda p: transforms.RandomPosterize(3, p),
+    transforms.RandomInvert,
+    transforms.RandomAutocontrast,
+    transforms.RandomEqualize,
+]
+
+
+@pytest.mark.parametrize("make_step", STEPS)
+def test_a_share_of_the_images_is_changed_and_the_others_are_not(
+    make_step: Callable[..., Transform], make_images: Make
+) -> None:
+    images = make_images(1000) // 2 + 30
+    before = images.clone()
+    changed = make_step(1.0)(images)
+    found, columns = make_step(0.3)(images, {"mask": images})
+    is_changed = (found == changed).flatten(1).all(1)
+    assert abs(int(is_changed.sum()) - 300) < 60
+    assert torch.equal(found[~is_changed], images[~is_changed])
+    assert torch.equal(images, before)
+    assert columns["mask"] is images
+    assert torch.equal(make_step(0.0)(images), images)
+
+
+def test_arguments_that_have_no_meaning_are_refused(make_images: Make) -> None:
+    images, floats = make_images(2), make_images(2) / 255
+    for make_step, message in (
+        (lambda: transforms.RandomSolarize("128"), "RandomSolarize: threshold must be a number"),  # type: ignore[arg-type]
+        (lambda: transforms.RandomPosterize(9), "RandomPosterize: bits must be integers from 0 to 8, not 9"),
+        (lambda: transforms.RandomPosterize(2.5), "RandomPosterize: bits must be an integer"),  # type: ignore[arg-type]
+        (lambda: transforms.RandomInvert(p=1.5), "RandomInvert: p must be a number from 0 to 1"),
+        (lambda: transforms.RandomSolarize(256, p=0)(images), "RandomSolarize: threshold must be at most 255"),
+        (lambda: transforms.RandomSolarize(128, p=0)(floats), "RandomSolarize: threshold must be at most 1"),
+        (lambda: transforms.RandomPosterize(4, p=0)(floats), "RandomPosterize: images must be uint8"),
+        (lambda: transforms.RandomAutocontrast(0)(images[:, :2]), "RandomAutocontrast: images must be of 1 or 3"),
+        (lambda: lookup.solarize(images, np.array([3, np.nan])), "solarize: threshold must be at most 255"),
+        (lambda: lookup.posterize(images, np.array([-1, 3])), "posterize: bits must be .*, not -1"),
+        (lambda: color.adjust_contrast(images, np.array([1, -0.1])), "adjust_contrast: factor must be"),
+        (lambda: color.adjust_saturation(images[:, :2], np.ones(2)), "adjust_saturation: images must be of 1 or 3"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            make_step()
