@@ -21,7 +21,7 @@ from memload.upload import upload
 #: On the CPU, a part of a batch takes at most this many bytes, so that they stay in the caches.
 #: Images of 224×224 are blurred 2 to 5 times as fast as in parts of 40 MB.
 _CACHED_BYTES = 10_000_000
-#: Smaller weights become 0. They do not change a sum in float32, and subnormal ones are slow.
+#: Smaller weights become 0. They add less than the rounding does, and subnormal ones are slow.
 _SMALLEST_WEIGHT = 2.0**-64
 
 
@@ -29,8 +29,9 @@ class RandomAdjustSharpness(Transform):
     """Blur or sharpen each image by a factor with share ``p``, like torchvision's.
 
     ``sharpness_factor`` 0 gives a slightly blurred image, 1 the image itself, and 2 an image twice
-    as sharp; it is at least 0. Images ``(N, C, H, W)`` keep their shape and dtype. Floats are from
-    0 to 1. The outermost pixels stay as they are, and so do images with a side below 3, and masks.
+    as sharp; it is at least 0. The blurred image is that of Pillow's ``ImageFilter.SMOOTH``. Images
+    ``(N, C, H, W)`` have any number of channels, and keep their shape and dtype. Floats are from 0
+    to 1. The outermost pixels stay as they are, and so do images with a side below 3, and masks.
 
     >>> images = RandomAdjustSharpness(2, p=0.3)(images, samples=samples)
     """
@@ -54,11 +55,11 @@ class RandomAdjustSharpness(Transform):
 class GaussianBlur(Transform):
     """Blur each image with a Gaussian kernel of random width, like torchvision's.
 
-    ``kernel_size`` is the number of pixels that are summed up, or a pair (width, height); each is
-    odd. ``sigma``, the standard deviation in pixels, is drawn evenly from (low, high) for each
-    sample; a number is always the same. Images are reflected at their border, so the kernel can be
-    less than twice as large as they are. Images ``(N, C, H, W)`` keep their shape and dtype, and
-    masks stay as they are.
+    ``kernel_size`` is the side of the kernel in pixels, or a pair (width, height); each is odd.
+    ``sigma``, the standard deviation in pixels, is drawn evenly from a pair (low, high) for each
+    sample; a number is that of all samples. Images continue as in a mirror at their border, so each
+    side of the kernel must be less than twice that of the image. Images ``(N, C, H, W)`` have any
+    number of channels and keep their shape and dtype. Masks stay as they are.
 
     >>> images = GaussianBlur(9, sigma=(0.1, 2.0))(images, samples=samples)
     """
@@ -86,8 +87,8 @@ class GaussianBlur(Transform):
 def sharpen(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return images ``(n, C, H, W)``, each blurred or sharpened by its ``factor``.
 
-    ``factor`` is float64 ``(n,)``, at least 0; 1 changes nothing. uint8 images have the values of
-    torchvision's ``adjust_sharpness`` on tensors. Floats are clamped to 0 to 1.
+    ``factor`` is float64 ``(n,)``, at least 0; 1 changes nothing. uint8 images have exactly the
+    values of torchvision's ``adjust_sharpness`` for tensors. Floats are clamped to 0 to 1.
     """
     _check_each("sharpen", "factor", factor, len(images), "of at least 0", factor >= 0)
     return _sharpen(images.clone(), factor)
@@ -97,8 +98,9 @@ def gaussian_blur(images: Tensor, kernel_size: int | Sequence[int], sigma: np.nd
     """Return images ``(n, C, H, W)``, each blurred by a Gaussian of its ``sigma`` in pixels.
 
     ``kernel_size`` is odd, or a pair (width, height), and ``sigma`` is float64 ``(n,)``, above 0.
-    The values are those of torchvision's ``gaussian_blur``, but for roundings in float32, or in
-    float64 for images of float64.
+    The values are those of torchvision's ``gaussian_blur``, but for roundings in float32 (in
+    float64 for images of float64), which are smaller here. Raises ValueError if an image is too
+    small to be reflected.
     """
     radii = [size // 2 for size in _kernel_size(kernel_size)]
     _check_each("GaussianBlur", "sigma", sigma, len(images), "above 0", sigma > 0)

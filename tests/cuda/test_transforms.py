@@ -58,6 +58,26 @@ def test_a_gpu_gives_what_the_cpu_gives(count: int) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "step",
+    [
+        transforms.GaussianBlur(9),
+        transforms.GaussianBlur((23, 1), sigma=(1.0, 5.0)),
+        transforms.RandomAdjustSharpness(1.9, p=0.6),
+    ],
+    ids=repr,
+)
+def test_filters_on_a_gpu_have_the_bits_of_those_on_the_cpu(
+    step: transforms.Transform, dtype: torch.dtype
+) -> None:
+    images = pixels(32, 50, 60)
+    images = images if dtype == torch.uint8 else (images / 255).to(dtype)
+    expected = step(images, samples=np.arange(32), seed=3)
+    for given in (images.cuda(), images.contiguous().cuda()):
+        assert torch.equal(step(given, samples=np.arange(32), seed=3).cpu(), expected)
+
+
 def masks_and_boxes(count: int, height: int, width: int) -> dict[str, torch.Tensor]:
     """Return two masks of different types, and boxes of which some are none."""
     rng = np.random.default_rng(count)
