@@ -121,8 +121,8 @@ class Loader:
     **Static buffers.** ``static_buffers=True`` copies each batch into the same tensors, for a
     captured CUDA graph to read. They belong to the Loader and stay the same in all its epochs, so
     each batch overwrites the one before. A second iterator overwrites them as well: use another
-    Loader for it. All batches need the same shapes and dtypes (``drop_last=True``); others raise
-    ValueError. Other threads use CUDA meanwhile: capture before iterating, or with
+    Loader for it. All batches of all epochs need the same shapes and dtypes (``drop_last=True``);
+    others raise ValueError. Other threads use CUDA meanwhile: capture before iterating, or with
     ``capture_error_mode="thread_local"``.
 
     **Order.** ``shuffle=True`` visits every sample once an epoch, in an order that depends on

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -47,6 +47,13 @@ def pair(owner: object, argument: str, value: Any) -> tuple[int, int]:
         expected = "an integer of at least 1, or a pair (height, width) of them"
         raise wrong(owner, argument, expected, repr(value))
     return int(sides[0]), int(sides[-1])
+
+
+def size_of_epoch(
+    owner: object, size: tuple[int, int] | Callable[[int], Any], epoch: int
+) -> tuple[int, int]:
+    """Return (height, width) in an epoch, from these or a function of the epoch."""
+    return pair(owner, f"size in epoch {epoch}", size(epoch)) if callable(size) else size
 
 
 def interval(

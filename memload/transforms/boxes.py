@@ -15,6 +15,9 @@ def random_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
     smallest: int,
+    *,
+    parts: np.ndarray | int = 1,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw a box within ``size`` for each sample.
 
@@ -25,26 +28,30 @@ def random_boxes(
     The logarithm of (length on the second axis / length on the first) is uniform over ``ratio``. A
     box fits if ``smallest <= length < size + smallest`` on both axes. This is the algorithm of
     torchvision's ``RandomResizedCrop.get_params`` and ``RandomErasing.get_params``. It uses the
-    numbers 0 to 21 of the draws.
+    numbers ``first`` to ``first`` + 21 of the draws. Areas are divided by ``parts``, one number or
+    one for each sample.
     """
     sizes = np.array(size)[:, np.newaxis]
     low, high = math.log(ratio[0]), math.log(ratio[1])
     exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
 
-    def attempt(drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def attempt(drawn: np.ndarray, divisor: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
         """Return lengths ``(2, N)`` from two uniform numbers each, and whether they fit."""
-        area = (scale[0] + (scale[1] - scale[0]) * drawn[0]) * (sizes[0] * sizes[1])
+        area = (scale[0] + (scale[1] - scale[0]) * drawn[0]) * (sizes[0] * sizes[1]) / divisor
         log_ratio = low + (high - low) * drawn[1]
         length = np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
         fits = (length >= smallest) & (length < sizes + smallest)
         return length, fits[0] & fits[1]
 
-    drawn = draws.uniform(4)
-    length, fits = attempt(drawn[2:])
+    drawn = draws.uniform(4, first)
+    length, fits = attempt(drawn[2:], parts)
     retried = np.flatnonzero(~fits)
     # All other attempts are made at once: one loop of NumPy calls instead of up to nine.
     if retried.size:
-        lengths, found = attempt(draws.uniform(2 * (_ATTEMPTS - 1), 4, retried).reshape(2, -1))
+        # By attempt, then by sample.
+        again = draws.uniform(2 * (_ATTEMPTS - 1), first + 4, retried).reshape(2, -1)
+        divisor = np.tile(np.broadcast_to(parts, len(fits))[retried], _ATTEMPTS - 1)
+        lengths, found = attempt(again, divisor)
         found = found.reshape(_ATTEMPTS - 1, -1)
         lengths = lengths.reshape(2, *found.shape)
         length[:, retried] = lengths[:, found.argmax(0), np.arange(retried.size)]

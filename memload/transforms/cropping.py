@@ -3,7 +3,7 @@
 Masks, points and boxes are described in `Compose`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from memload.transforms.arguments import (
     pair,
     per_channel,
     share,
+    size_of_epoch,
     wrong,
 )
 from memload.transforms.boxes import random_boxes
@@ -21,11 +22,20 @@ from memload.transforms.draws import Draws
 from memload.transforms.geometry import PADDING_MODES, Plan
 from memload.transforms.transform import Transform
 
+#: A function of the epoch that returns a size.
+SizeOfEpoch = Callable[[int], int | Sequence[int]]
+
 
 class RandomHorizontalFlip(Transform):
     """Flip each image left to right with share ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` keep their shape and dtype.
+
+    With ``alternate=True`` the share ``p`` of the images is flipped in epochs 0, 2, 4, …, always
+    the same ones, and all others in epochs 1, 3, 5, … So two epochs show both versions of each
+    image. That is not torchvision's, but the alternating flip of https://arxiv.org/abs/2404.00498.
+    A Loader counts the epochs. Where a sample may come more than once an epoch, each of its visits
+    is drawn on its own, so it may look the same in two epochs.
 
     >>> flipped = RandomHorizontalFlip(p=0.5)(images, samples=samples)
     """
@@ -33,19 +43,32 @@ class RandomHorizontalFlip(Transform):
     fuses_as = "flip"
     _flips_height = False
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, alternate: bool = False) -> None:
         self.p = share(self, "p", p)
+        if not isinstance(alternate, bool):
+            raise wrong(self, "alternate", "True or False", repr(alternate))
+        self.alternate = alternate
 
     def add_to(self, plan: Plan, draws: Draws) -> None:
         """Flip the drawn samples."""
         axis = plan.height if self._flips_height else plan.width
-        axis.flipped = axis.flipped ^ (draws.uniform(1)[0] < self.p)
+        if self.alternate:
+            in_even_epochs = draws.same_in_every_epoch().uniform(1)[0] < self.p
+            chosen = in_even_epochs ^ (draws.epoch % 2 == 1)
+        else:
+            chosen = draws.uniform(1)[0] < self.p
+        axis.flipped = axis.flipped ^ chosen
+
+    def __repr__(self) -> str:
+        alternate = ", alternate=True" if self.alternate else ""
+        return f"{type(self).__name__}(p={self.p}{alternate})"
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
     """Flip each image top to bottom with share ``p``, like torchvision's.
 
-    Images ``(N, C, H, W)`` keep their shape and dtype.
+    Images ``(N, C, H, W)`` keep their shape and dtype. For ``alternate`` see
+    `RandomHorizontalFlip`.
 
     >>> flipped = RandomVerticalFlip(p=0.5)(images, samples=samples)
     """
@@ -56,8 +79,9 @@ class RandomVerticalFlip(RandomHorizontalFlip):
 class CenterCrop(Transform):
     """Crop the middle of each image, like torchvision's.
 
-    ``size`` is a number of pixels or (height, width). Smaller images get a margin of 0. Images
-    ``(N, C, H, W)`` keep their dtype.
+    ``size`` is a number of pixels, (height, width), or a function of the epoch that returns one of
+    these; see `RandomResizedCrop`. Smaller images get a margin of 0. Images ``(N, C, H, W)`` keep
+    their dtype.
 
     >>> CenterCrop(224)(images).shape[2:]
     torch.Size([224, 224])
@@ -65,12 +89,13 @@ class CenterCrop(Transform):
 
     fuses_as = "crop"
 
-    def __init__(self, size: int | Sequence[int]) -> None:
-        self.size = pair(self, "size", size)
+    def __init__(self, size: int | Sequence[int] | SizeOfEpoch) -> None:
+        self.size = size if callable(size) else pair(self, "size", size)
 
     def add_to(self, plan: Plan, draws: Draws) -> None:
         """Crop both axes."""
-        for axis, size in zip((plan.height, plan.width), self.size, strict=True):
+        sizes = size_of_epoch(self, self.size, draws.epoch)
+        for axis, size in zip((plan.height, plan.width), sizes, strict=True):
             missing = size - axis.extent
             # As in torchvision: a crop's start is rounded half to even, but the smaller half of a
             # margin comes first.
@@ -152,7 +177,8 @@ class Resize(Transform):
 
     ``size`` is (height, width), or one number for the shorter side: then the longer side keeps the
     aspect ratio, rounded down, and has at most ``max_size`` pixels. With ``size=None`` the longer
-    side becomes ``max_size``. ``antialias`` widens the filter where images become smaller, as
+    side becomes ``max_size``. ``size`` may also be a function of the epoch that returns one of
+    these; see `RandomResizedCrop`. ``antialias`` widens the filter where images become smaller, as
     Pillow does.
 
     Images ``(N, C, H, W)`` keep their dtype. uint8 is rounded as `torch.nn.functional.interpolate`
@@ -168,27 +194,24 @@ class Resize(Transform):
 
     def __init__(
         self,
-        size: int | Sequence[int] | None,
+        size: int | Sequence[int] | SizeOfEpoch | None,
         interpolation: Any = "bilinear",
         max_size: int | None = None,
         antialias: bool = True,
     ) -> None:
         if size is None and max_size is None:
             raise ValueError("Resize: neither size nor max_size was given. Give one of them.")
-        self.size: int | tuple[int, int] | None = None
-        if size is not None:
-            both = pair(self, "size", size)
-            self.size = both if isinstance(size, Sequence) and len(size) == 2 else both[0]
+        self.size: int | tuple[int, int] | SizeOfEpoch | None = None  # repr shows it first
         self.max_size = max_size
-        if max_size is not None and (isinstance(self.size, tuple) or max_size <= (self.size or 0)):
-            expected = "an integer above size, which is then one number or None"
-            raise wrong(self, "max_size", expected, f"{max_size} with size {size}")
+        self.size = size if callable(size) else self._checked("size", size)
         self.antialias = _check_interpolation(self, interpolation, antialias)
 
     def add_to(self, plan: Plan, draws: Draws) -> None:
         """Resize both axes."""
         height, width = plan.height.extent, plan.width.extent
         size = self.size
+        if callable(size):
+            size = self._checked(f"size in epoch {draws.epoch}", size(draws.epoch))
         if not isinstance(size, tuple):
             shorter, longer = sorted((height, width))
             if size is not None:
@@ -199,6 +222,18 @@ class Resize(Transform):
         plan.height.crop(0, height, resized=size[0])
         plan.width.crop(0, width, resized=size[1])
         plan.antialias = self.antialias
+
+    def _checked(self, argument: str, size: Any) -> int | tuple[int, int] | None:
+        """Return a size: one number for the shorter side, (height, width), or None."""
+        checked: int | tuple[int, int] | None = None
+        if size is not None:
+            both = pair(self, argument, size)
+            checked = both if isinstance(size, Sequence) and len(size) == 2 else both[0]
+        largest = self.max_size
+        if largest is not None and (isinstance(checked, tuple) or largest <= (checked or 0)):
+            expected = "an integer above size, which is then one number or None"
+            raise wrong(self, "max_size", expected, f"{largest} with size {size}")
+        return checked
 
 
 class RandomResizedCrop(Transform):
@@ -213,19 +248,29 @@ class RandomResizedCrop(Transform):
 
     >>> RandomResizedCrop(224)(images, samples=samples).shape[2:]
     torch.Size([224, 224])
+
+    ``size`` may also be a function of the epoch that returns one of these: progressive resizing.
+    A Loader counts the epochs, and training that is resumed goes on at the same size. The function
+    must always return the same for an epoch. Threads that make batches call it. To pickle the
+    transform or its Loader, pickle has to know the function: it is one of a module, not a lambda.
+    With the ``static_buffers`` of a Loader, the size must be the same in all epochs.
+
+    >>> def size(epoch):
+    ...     return min(128 + 4 * epoch, 192) // 32 * 32
+    >>> loader = memload.Loader("train.bin", 256, transform=Compose([RandomResizedCrop(size)]))
     """
 
     fuses_as = "resize"
 
     def __init__(
         self,
-        size: int | Sequence[int],
+        size: int | Sequence[int] | SizeOfEpoch,
         scale: Sequence[float] = (0.08, 1.0),
         ratio: Sequence[float] = (3 / 4, 4 / 3),
         interpolation: Any = "bilinear",
         antialias: bool = True,
     ) -> None:
-        self.size = pair(self, "size", size)
+        self.size = size if callable(size) else pair(self, "size", size)
         self.scale = interval(self, "scale", scale, 0)
         self.ratio = interval(self, "ratio", ratio, 1e-6)
         self.antialias = _check_interpolation(self, interpolation, antialias)
@@ -241,8 +286,9 @@ class RandomResizedCrop(Transform):
             middle = np.array([[middle_height], [middle_width]])
             length = np.where(fits, length, middle)
             start = np.where(fits, start, (np.array([[height], [width]]) - middle) // 2)
-        plan.height.crop(start[0], length[0], resized=self.size[0])
-        plan.width.crop(start[1], length[1], resized=self.size[1])
+        size = size_of_epoch(self, self.size, draws.epoch)
+        plan.height.crop(start[0], length[0], resized=size[0])
+        plan.width.crop(start[1], length[1], resized=size[1])
         plan.antialias = self.antialias
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -62,11 +62,18 @@ class Draws:
     epoch: int
     position: int | str
     view: int
+    #: Whether the numbers are the same in every epoch.
+    in_every_epoch: bool = False
+
+    def same_in_every_epoch(self) -> "Draws":
+        """Return random numbers that do not depend on the epoch."""
+        return replace(self, in_every_epoch=True)
 
     @functools.cached_property
     def streams(self) -> np.ndarray:
         """Where each sample's stream starts, int64 ``(N,)``. No two samples share one."""
-        key = f"memload.transforms {self.seed} {self.epoch} {self.position} {self.view}"
+        epoch = "every" if self.in_every_epoch else self.epoch
+        key = f"memload.transforms {self.seed} {epoch} {self.position} {self.view}"
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return mix(self.samples + int.from_bytes(digest, "little", signed=True))
 

@@ -23,6 +23,9 @@ from memload.transforms.fused import TensorsByName
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
+#: The draws of a box; p and recount have a number each after those of the first box.
+_NUMBERS_OF_BOX, _NUMBER_OF_P, _NUMBER_OF_RECOUNT = 22, 22, 23
+_LARGEST_RECOUNT = 100
 #: Noise takes the numbers of the draws from here on; those before belong to boxes.
 _FIRST_NOISE_NUMBER = 1 << 20
 
@@ -37,6 +40,10 @@ class RandomErasing(Transform):
     after Normalize. Images ``(N, C, H, W)`` keep their shape and dtype. Masks stay as they are.
     (Zhong et al., https://arxiv.org/abs/1708.04896)
 
+    ``recount`` is how many boxes an image has that is erased: a number or, to draw it for each
+    image, (lowest, highest). If there are n, each area is drawn as above and divided by n. Boxes
+    may overlap. That is not torchvision's but timm's, whose ``--recount 3`` is ``recount=(1, 3)``.
+
     >>> images = RandomErasing(p=0.25, value="random")(images, samples=samples)
     """
 
@@ -47,23 +54,26 @@ class RandomErasing(Transform):
         ratio: Sequence[float] = (0.3, 3.3),
         value: float | Sequence[float] | Literal["random"] = 0,
         inplace: bool = False,
+        recount: int | Sequence[int] = 1,
     ) -> None:
         not_inplace(self, inplace)
         self.p = share(self, "p", p)
         self.scale = interval(self, "scale", scale, 0, 1)
         self.ratio = interval(self, "ratio", ratio, 1e-6)
+        ends = tuple(recount) if isinstance(recount, Sequence) else (recount, recount)
+        are_integers = all(isinstance(end, int | np.integer) for end in ends)
+        if len(ends) != 2 or not are_integers or not 1 <= ends[0] <= ends[1] <= _LARGEST_RECOUNT:
+            expected = f"an integer from 1 to {_LARGEST_RECOUNT}, or (lowest, highest) of these"
+            raise wrong(self, "recount", expected, repr(recount))
+        self.recount = (int(ends[0]), int(ends[1]))
         is_random = isinstance(value, str) and value == "random"
         self.value = value if is_random else numbers(self, "value", value)
 
     def apply(
         self, images: Tensor, columns: TensorsByName, draws: Draws
     ) -> tuple[Tensor, TensorsByName]:
-        """Erase a box of the drawn samples."""
-        height, width = images.shape[-2:]
-        # The width comes first, since the ratio of a box is its second axis over its first.
-        start, length, fits = random_boxes(draws, (width, height), self.scale, self.ratio, 0)
-        erased = fits & (draws.uniform(1, 22)[0] < self.p)
-        boxes = np.array([start[1], start[0], np.where(erased, length[1], 0), length[0]])
+        """Erase boxes of the drawn samples."""
+        boxes = self._boxes(images.shape[-2], images.shape[-1], draws)
         if self.value != "random":
             value = per_channel(self, "value", self.value, images.shape[1], images.dtype)
             return _paint(images, boxes, value), columns
@@ -71,6 +81,23 @@ class RandomErasing(Transform):
             advice = "Put it after Normalize."
             raise wrong(self, "images", "floating for value='random'", images.dtype, advice)
         return _paint_noise(images, boxes, draws), columns
+
+    def _boxes(self, height: int, width: int, draws: Draws) -> np.ndarray:
+        """Return top, left, height and width, int64 ``(4, number, N)``. Some heights are 0."""
+        lowest, highest = self.recount
+        chosen = draws.uniform(1, _NUMBER_OF_P)[0] < self.p
+        drawn = draws.uniform(1, _NUMBER_OF_RECOUNT)[0]
+        counts = lowest + (drawn * (highest - lowest + 1)).astype(np.int64)
+        boxes = []
+        for number in range(highest):
+            # The width comes first, since the ratio of a box is its second axis over its first.
+            start, length, fits = random_boxes(
+                draws, (width, height), self.scale, self.ratio, 0, parts=counts,
+                first=number and _NUMBER_OF_RECOUNT + 1 + (number - 1) * _NUMBERS_OF_BOX,
+            )  # fmt: skip
+            erased = fits & chosen & (number < counts)
+            boxes.append([start[1], start[0], np.where(erased, length[1], 0), length[0]])
+        return np.moveaxis(np.array(boxes), 0, 1)
 
 
 class Cutout(Transform):
@@ -100,7 +127,7 @@ class Cutout(Transform):
         top = (drawn[0] * height).astype(np.int64) - self.size[0] // 2
         left = (drawn[1] * width).astype(np.int64) - self.size[1] // 2
         heights = np.where(drawn[2] < self.p, self.size[0], 0)
-        boxes = np.array([top, left, heights, np.full_like(left, self.size[1])])
+        boxes = np.array([top, left, heights, np.full_like(left, self.size[1])])[:, np.newaxis]
         fill = per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
         return _paint(images, boxes, fill), columns
 
@@ -121,21 +148,27 @@ def inside(images: Tensor, boxes: np.ndarray) -> Tensor:
 
 
 def _paint(images: Tensor, boxes: np.ndarray, value: tuple[float, ...]) -> Tensor:
-    """Return images whose boxes have a value for each channel."""
+    """Return images whose boxes ``(4, number, N)`` have a value for each channel."""
     colour = upload(np.array(value), images.device).to(images.dtype)[:, None, None]
-    return torch.where(inside(images, boxes), colour, images)
+    painted = functools.reduce(
+        torch.logical_or, (inside(images, one) for one in boxes.transpose(1, 0, 2))
+    )
+    return torch.where(painted, colour, images)
 
 
 def _paint_noise(images: Tensor, boxes: np.ndarray, draws: Draws) -> Tensor:
-    """Return images whose boxes are normal noise. It depends on the sample and the pixel alone."""
-    device, (_, channels, _, width) = images.device, images.shape
-    top, left, height, box_width = boxes
+    """Return images whose boxes ``(4, number, N)`` are normal noise.
+
+    It depends on the sample and the pixel alone, so overlapping boxes agree.
+    """
+    device, (count, channels, _, width) = images.device, images.shape
+    top, left, height, box_width = boxes.reshape(4, -1)
     areas = height * box_width
-    # One row for each pixel of all boxes: its sample, and its index within the box.
-    samples = np.repeat(np.arange(len(areas)), areas)
+    # One row for each pixel of all boxes: its box, and its index within the box.
+    box = np.repeat(np.arange(len(areas)), areas)
     within = np.arange(areas.sum()) - np.repeat(np.cumsum(areas) - areas, areas)
-    rows, columns = np.divmod(within, box_width[samples])
-    pixels = np.array([samples, top[samples] + rows, left[samples] + columns])
+    rows, columns = np.divmod(within, box_width[box])
+    pixels = np.array([box % max(1, count), top[box] + rows, left[box] + columns])
     sample, y, x = upload(pixels, device)
     pixel_number = (y * width + x)[:, None] * channels + torch.arange(channels, device=device)
     streams = upload(draws.streams, device)[sample][:, None]

@@ -1,6 +1,6 @@
 """The usual recipes for training and evaluating on ImageNet."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from memload.transforms.pixels import HasIndex, Normalize, ToDtype
 
 
 def train(
-    size: int | Sequence[int] = 224,
+    size: int | Sequence[int] | Callable[[int], int | Sequence[int]] = 224,
     *,
     mean: Sequence[float] | str | None = "imagenet",
     std: Sequence[float] | None = None,

@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 import pickle
@@ -37,6 +38,7 @@ from memload import (
 )
 from memload.machine import available_cores
 from memload.reading.pipeline import make_pipeline
+from memload.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 SIZE, HEIGHT, WIDTH = 23, 4, 6
 
@@ -186,6 +188,14 @@ def test_static_buffers_need_batches_of_one_shape() -> None:
         next(batches)
 
 
+def test_static_buffers_need_one_size_in_all_epochs() -> None:
+    crop = RandomResizedCrop(lambda epoch: 3 + epoch)
+    loader = make(5, transform=crop, static_buffers=True, drop_last=True)
+    assert [batch.images.shape[2:] for batch in loader] == [(3, 3)] * 4
+    with pytest.raises(ValueError, match=r"^static_buffers: a batch has tensors of \(5, 3, 4, 4\)"):
+        next(iter(loader))
+
+
 # Ranks
 
 
@@ -299,6 +309,44 @@ def test_resuming_gives_exactly_the_samples_that_are_left(
     if then[1] == 1:
         order = shuffled(epoch, seed=1) if shuffle else list(range(SIZE))
         assert left == order[len(seen) :]
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_size_that_grows_is_resumed_in_another_process(
+    num_threads: int, in_forked_child: Callable[..., Any]
+) -> None:
+    def size(epoch: int) -> int:
+        return 3 + 2 * epoch
+
+    crop = Compose([RandomResizedCrop(size), RandomHorizontalFlip(alternate=True)])
+    options: Any = {"shuffle": True, "seed": 3, "transform": crop, "num_threads": num_threads}
+    whole = make(4, **options)
+    epochs = [[batch.images for batch in whole] for _ in range(3)]
+    assert [epoch[0].shape[2:] for epoch in epochs] == [(3, 3), (5, 5), (7, 7)]
+    stopped = make(4, **options)
+    stopped.set_epoch(1)
+    batches = iter(stopped)
+    for expected in epochs[1][:2]:
+        assert torch.equal(next(batches).images, expected)
+    state = stopped.state_dict()
+    batches.close()
+
+    def resumed() -> list[list[np.ndarray]]:
+        loader = make(4, **options)
+        loader.load_state_dict(state)
+        return [[batch.images.numpy() for batch in loader] for _ in range(2)]
+
+    for found, left in zip(in_forked_child(resumed), (epochs[1][2:], epochs[2]), strict=True):
+        assert len(found) == len(left)
+        assert all(np.array_equal(*both) for both in zip(found, left, strict=True))
+
+
+def test_a_loader_whose_size_grows_can_be_pickled() -> None:
+    loader = make(5, transform=RandomResizedCrop(functools.partial(max, 3)))  # of a module
+    batches = iter(loader)
+    next(batches)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert torch.equal(next(iter(copy)).images, next(batches).images)
 
 
 def test_an_order_is_asked_only_for_what_a_rank_has_not_seen() -> None:

@@ -53,6 +53,52 @@ def test_flips_turn_those_samples_that_are_drawn(make_images: Make) -> None:
         assert abs((found == images.flip(dims)).flatten(1).all(1).sum() - expected) < 40
 
 
+@pytest.mark.parametrize("kind", ["RandomHorizontalFlip", "RandomVerticalFlip"])
+def test_an_alternating_flip_shows_both_versions_in_any_two_epochs(
+    kind: str, make_images: Make
+) -> None:
+    images, samples = make_images(400, 4, 5), np.arange(400)
+    flip = getattr(transforms, kind)(p=0.3, alternate=True)
+
+    def flipped(epoch: int, **options: Any) -> Tensor:
+        return (flip(images, samples=samples, epoch=epoch, **options) != images).flatten(1).any(1)
+
+    first = flipped(0)
+    assert abs(int(first.sum()) - 120) < 40
+    for epoch in range(6):
+        assert torch.equal(flipped(epoch), first ^ (epoch % 2 == 1))
+    assert abs(int((flipped(0, seed=1) & first).sum()) - 36) < 25
+    other = getattr(transforms, kind)(p=0.3)
+    epochs = [other(images, samples=samples, epoch=epoch) for epoch in (0, 2)]
+    assert not torch.equal(*epochs)
+    assert repr(flip) == f"{kind}(p=0.3, alternate=True)"
+    assert repr(other) == f"{kind}(p=0.3)"
+
+
+@pytest.mark.parametrize(
+    ("make", "of_epoch_2"),
+    [
+        (transforms.CenterCrop, (9, 9)),
+        (transforms.RandomResizedCrop, (9, 9)),
+        (transforms.Resize, (9, 10)),
+        (lambda size: transforms.Resize(size, max_size=12), (9, 10)),
+    ],
+)
+def test_a_size_may_be_a_function_of_the_epoch(
+    make: Callable[..., Transform], of_epoch_2: tuple[int, int], make_images: Make
+) -> None:
+    images, samples = make_images(), np.arange(8)
+    step = make(lambda epoch: 5 + 2 * epoch)
+    found = step(images, samples=samples, epoch=2)
+    assert found.shape[2:] == of_epoch_2
+    assert torch.equal(found, make(9)(images, samples=samples, epoch=2))
+    prepared = transforms.Compose([step]).prepare(samples, epoch=2)
+    assert torch.equal(prepared(images[3:5], None, 3, 5), found[3:5])
+    assert step(images, samples=samples).shape[2] == 5
+    with pytest.raises(ValueError, match=r"size in epoch 3 must be an integer of .*, not 'x'"):
+        make(lambda epoch: "x")(images, epoch=3)
+
+
 @pytest.mark.parametrize(
     ("height", "width", "size", "top", "left"),
     [

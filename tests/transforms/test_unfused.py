@@ -1,5 +1,6 @@
 import colorsys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,10 +8,13 @@ import torch
 from PIL import Image, ImageEnhance
 
 from memload import transforms
+from memload.transforms.draws import Draws
 from memload.transforms.mixing import _beta
 from memload.transforms.transform import Transform
 
 Make = Callable[..., torch.Tensor]
+#: Top, left, height and width of the boxes of four samples.
+ONE_BOX = [[9, 34, 9, 21], [49, 16, 25, 17], [17, 43, 36, 14], [11, 25, 78, 24]]
 
 
 def jitter(images: torch.Tensor, **factors: float) -> torch.Tensor:
@@ -112,6 +116,57 @@ def test_a_box_that_fits_nowhere_is_not_erased(make_images: Make) -> None:
     images = make_images()
     step = transforms.RandomErasing(1, scale=(1, 1), ratio=(1, 1), value=9)
     assert torch.equal(step(images), images)
+
+
+def boxes_of(
+    step: transforms.RandomErasing, samples: np.ndarray, height: int, width: int
+) -> np.ndarray:
+    """Return top, left, height and width ``(4, number, N)``, as drawn for the first epoch."""
+    return step._boxes(height, width, Draws(samples, 0, 0, position=0, view=0))
+
+
+def test_random_erasing_with_one_box_is_that_of_earlier_versions() -> None:
+    """Golden values: training that is resumed must go on with the same boxes."""
+    found = boxes_of(transforms.RandomErasing(1), np.arange(4), 100, 80)[:, 0]
+    assert found.T.tolist() == ONE_BOX
+    for recount in ((1, 1), (1, 3), 1):
+        step = transforms.RandomErasing(1, recount=recount)
+        boxes = boxes_of(step, np.arange(300), 100, 80)
+        single = (boxes[2] > 0).sum(0) == 1
+        expected = boxes_of(transforms.RandomErasing(1), np.arange(300), 100, 80)
+        assert single.sum() > 60
+        assert np.array_equal(boxes[:, 0, single], expected[:, 0, single])
+
+
+def test_several_boxes_of_random_erasing_divide_the_area_as_timm_does_it() -> None:
+    samples = np.arange(6000)
+    step = transforms.RandomErasing(0.5, (0.1, 0.3), (0.5, 2), recount=(2, 4))
+    _, _, height, width = boxes_of(step, samples, 200, 200)
+    counts = (height > 0).sum(0)
+    assert abs((counts == 0).mean() - 0.5) < 0.03
+    for count in (2, 3, 4):
+        assert abs((counts == count).mean() - 1 / 6) < 0.02
+        area = (height * width)[:count, counts == count] / 40_000
+        assert np.abs(area.mean(1) * count - 0.2).max() < 0.01  # each box is drawn on its own
+        assert 0.095 < area.min() * count < 0.11
+        assert 0.29 < area.max() * count < 0.31
+        assert abs(np.corrcoef(area)[0, 1]) < 0.12
+        ratio = (height / np.maximum(width, 1))[:count, counts == count]
+        assert abs(np.log(ratio).mean()) < 0.05
+
+
+@pytest.mark.parametrize("value", [(1, 2, 3), "random"])
+def test_all_boxes_of_an_image_are_erased(value: Any) -> None:
+    samples, images = np.arange(50), torch.full((50, 3, 40, 50), 0.5)
+    step = transforms.RandomErasing(0.7, (0.1, 0.3), value=value, recount=(1, 5))
+    found = step(images, samples=samples)
+    expected = np.zeros((50, 40, 50), bool)
+    for boxes in boxes_of(step, samples, 40, 50).transpose(1, 2, 0).tolist():
+        for changed, (top, left, height, width) in zip(expected, boxes, strict=True):
+            changed[top : top + height, left : left + width] = True
+    assert np.array_equal((found != images).all(1).numpy(), expected)
+    assert torch.equal(step(images[20:30], samples=samples[20:30]), found[20:30])
+    assert step(images[:0], samples=samples[:0]).shape == (0, 3, 40, 50)
 
 
 def test_random_erasing_draws_normal_noise_of_each_sample_alone() -> None:
