@@ -49,12 +49,20 @@ Each module imports only modules above it:
     color       ColorJitter and RandomGrayscale
     warping     warp: affine maps and perspectives, a matrix for each sample
     filtering   RandomAdjustSharpness and GaussianBlur
+    policies    what is drawn for TrivialAugment, RandAugment and AutoAugment
+    automatic   TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix
     recipes     train and evaluate
     foreign     the warning of torchvision's random transforms
 """
 
+from memload.transforms.automatic import (
+    AutoAugment,
+    RandAugment,
+    TimmRandAugment,
+    TrivialAugmentWide,
+)
 from memload.transforms.choosing import RandomApply, RandomChoice
 from memload.transforms.color import ColorJitter, RandomGrayscale
 from memload.transforms.compose import Compose
@@ -81,6 +89,7 @@ from memload.transforms.recipes import evaluate, train
 from memload.transforms.transform import Transform
 
 __all__ = [
+    "AutoAugment",
     "CenterCrop",
     "ColorJitter",
     "Compose",
@@ -89,6 +98,7 @@ __all__ = [
     "GaussianBlur",
     "MixUp",
     "Normalize",
+    "RandAugment",
     "RandomAdjustSharpness",
     "RandomApply",
     "RandomAutocontrast",
@@ -104,8 +114,10 @@ __all__ = [
     "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",
+    "TimmRandAugment",
     "ToDtype",
     "Transform",
+    "TrivialAugmentWide",
     "evaluate",
     "train",
 ]

@@ -10,13 +10,14 @@ from torch import Tensor
 _HERE = (
     *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomCrop", "RandomResizedCrop"),
     *("ColorJitter", "RandomGrayscale", "RandomErasing", "MixUp", "CutMix"),
+    *("AutoAugment", "RandAugment", "TrivialAugmentWide"),
     *("RandomAdjustSharpness", "GaussianBlur"),
     *("RandomSolarize", "RandomPosterize", "RandomInvert", "RandomAutocontrast"),
     "RandomEqualize",
 )
 #: Further ones. So is everything whose name begins with "Random".
 _OTHERS = (
-    *("AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide", "ElasticTransform"),
+    *("AugMix", "ElasticTransform"),
     *("JPEG", "ScaleJitter"),
 )
 #: With p=1, these draw nothing else.

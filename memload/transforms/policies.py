@@ -1,0 +1,166 @@
+"""The operations, magnitudes and policies of TrivialAugment, RandAugment and AutoAugment."""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+#: All operations. Elsewhere an operation is an index into this.
+OPERATIONS = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    *("Brightness", "Color", "Contrast", "Sharpness"),
+    *("Posterize", "Solarize", "AutoContrast", "Equalize", "Invert", "SolarizeAdd"),
+)
+NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
+#: How many of them TrivialAugment and torchvision's RandAugment choose from: "Identity" to
+#: "Equalize". timm's RandAugment has all but "Identity".
+NUM_COMMON = 14
+#: Shears, translations, rotations, and changes of brightness and the like go either way.
+HAS_SIGN = np.array([1 <= number < 10 for number in range(len(OPERATIONS))])
+
+
+class Drawn(NamedTuple):
+    """An operation for each sample of a batch, and how much of it.
+
+    By operation, the magnitude is a shear as its tangent, a translation in pixels, a rotation
+    counterclockwise in degrees, a factor less 1 (brightness, color, contrast, sharpness), the
+    number of bits that stay (posterize), a threshold as a share of white (solarize), or the levels
+    of 255 that are added (SolarizeAdd).
+    """
+
+    operation: np.ndarray  #: an index into `OPERATIONS`, int64 ``(N,)``
+    magnitude: np.ndarray  #: float64 ``(N,)``
+
+
+class Ranges(NamedTuple):
+    """The magnitudes of the last bin. Those of the first change nothing."""
+
+    shear: float
+    translate: float  #: in pixels
+    translate_share: float  #: and in addition, of the width or height
+    rotate: float
+    enhance: float
+    posterize: int  #: how many of the 8 bits are lost
+
+
+#: TrivialAugment's (Müller and Hutter, https://arxiv.org/abs/2103.10158).
+WIDE = Ranges(0.99, 32.0, 0.0, 135.0, 0.99, 6)
+#: RandAugment's and AutoAugment's, for which images of 331 pixels moved by up to 150.
+USUAL = Ranges(0.3, 0.0, 150.0 / 331.0, 30.0, 0.9, 4)
+
+
+@functools.lru_cache(maxsize=64)
+def magnitudes(ranges: Ranges, bins: int, height: int, width: int) -> np.ndarray:
+    """Return the magnitude of each operation and bin, float64 ``(len(OPERATIONS), bins)``.
+
+    They are computed in float32, as torchvision computes them. Operations without one have 0.
+    """
+
+    def line(first: float, last: float) -> np.ndarray:
+        return torch.linspace(first, last, bins, dtype=torch.float32).double().numpy()
+
+    shifts = [ranges.translate + ranges.translate_share * extent for extent in (width, height)]
+    lost = torch.arange(bins, dtype=torch.float32) / ((bins - 1) / ranges.posterize)
+    rows = {
+        **dict.fromkeys(("ShearX", "ShearY"), line(0, ranges.shear)),
+        "TranslateX": np.trunc(line(0, shifts[0])),
+        "TranslateY": np.trunc(line(0, shifts[1])),
+        "Rotate": line(0, ranges.rotate),
+        **dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), line(0, ranges.enhance)),
+        "Posterize": (8 - lost).round().double().numpy(),
+        "Solarize": line(1, 0),
+    }
+    return np.stack([rows.get(name, np.zeros(bins)) for name in OPERATIONS])
+
+
+def timm_magnitudes(
+    operation: np.ndarray, level: np.ndarray, sign: np.ndarray, increasing: bool, size: Any
+) -> Drawn:
+    """Return the magnitudes of timm's operations, for levels from 0 to 10 and signs, -1 or 1.
+
+    ``size`` is the images' (height, width). A solarization that changes nothing is "Identity".
+    """
+    share = level / 10
+    posterize, solarize = np.trunc(share * 4), np.trunc(share * 256)
+    if increasing:
+        enhance = np.maximum(0.1, 1 + sign * share * 0.9)
+        posterize, solarize = 4 - posterize, 256 - solarize
+    else:
+        enhance = share * 1.8 + 0.1
+    rows = {
+        **dict.fromkeys(("ShearX", "ShearY"), sign * share * 0.3),
+        "TranslateX": sign * share * 0.45 * size[1],
+        "TranslateY": sign * share * 0.45 * size[0],
+        "Rotate": sign * share * 30,
+        **dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), enhance - 1),
+        "Posterize": posterize,
+        "Solarize": solarize / 255,
+        "SolarizeAdd": np.trunc(share * 110),
+    }
+    table = np.stack([rows.get(name, np.zeros_like(share)) for name in OPERATIONS])
+    changes_nothing = (operation == NUMBERS["Solarize"]) & (solarize > 255)
+    chosen = table[operation, np.arange(len(operation))]
+    return Drawn(np.where(changes_nothing, 0, operation), chosen)
+
+
+class Policy(NamedTuple):
+    """AutoAugment's pairs of operations, of which one is drawn for each image."""
+
+    operation: np.ndarray  #: index into `OPERATIONS`, int64 ``(25, 2)``
+    share: np.ndarray  #: of the images to which it is done, ``(25, 2)``
+    bin: np.ndarray  #: of 10, int64 ``(25, 2)``
+
+
+@functools.cache
+def policy(name: str) -> Policy:
+    """Return a policy by its name."""
+    pairs = [pair.split(",") for pair in _POLICIES[name].split(";")]
+    entries = np.array([[(*half.split(), "0")[:3] for half in pair] for pair in pairs])
+    numbers = np.vectorize(NUMBERS.__getitem__)(entries[..., 0])
+    return Policy(numbers, entries[..., 1].astype(float), entries[..., 2].astype(np.int64))
+
+
+#: Operation, share of the images, and the bin of the magnitude, if it has one. The pairs were found
+#: by search (Cubuk et al., https://arxiv.org/abs/1805.09501).
+_POLICIES = {
+    "imagenet": """
+        Posterize 0.4 8, Rotate 0.6 9; Solarize 0.6 5, AutoContrast 0.6;
+        Equalize 0.8, Equalize 0.6; Posterize 0.6 7, Posterize 0.6 6;
+        Equalize 0.4, Solarize 0.2 4; Equalize 0.4, Rotate 0.8 8; Solarize 0.6 3, Equalize 0.6;
+        Posterize 0.8 5, Equalize 1.0; Rotate 0.2 3, Solarize 0.6 8;
+        Equalize 0.6, Posterize 0.4 6; Rotate 0.8 8, Color 0.4 0; Rotate 0.4 9, Equalize 0.6;
+        Equalize 0.0, Equalize 0.8; Invert 0.6, Equalize 1.0; Color 0.6 4, Contrast 1.0 8;
+        Rotate 0.8 8, Color 1.0 2; Color 0.8 8, Solarize 0.8 7; Sharpness 0.4 7, Invert 0.6;
+        ShearX 0.6 5, Equalize 1.0; Color 0.4 0, Equalize 0.6; Equalize 0.4, Solarize 0.2 4;
+        Solarize 0.6 5, AutoContrast 0.6; Invert 0.6, Equalize 1.0; Color 0.6 4, Contrast 1.0 8;
+        Equalize 0.8, Equalize 0.6
+    """,
+    "cifar10": """
+        Invert 0.1, Contrast 0.2 6; Rotate 0.7 2, TranslateX 0.3 9;
+        Sharpness 0.8 1, Sharpness 0.9 3; ShearY 0.5 8, TranslateY 0.7 9;
+        AutoContrast 0.5, Equalize 0.9; ShearY 0.2 7, Posterize 0.3 7;
+        Color 0.4 3, Brightness 0.6 7; Sharpness 0.3 9, Brightness 0.7 9;
+        Equalize 0.6, Equalize 0.5; Contrast 0.6 7, Sharpness 0.6 5;
+        Color 0.7 7, TranslateX 0.5 8; Equalize 0.3, AutoContrast 0.4;
+        TranslateY 0.4 3, Sharpness 0.2 6; Brightness 0.9 6, Color 0.2 8;
+        Solarize 0.5 2, Invert 0.0; Equalize 0.2, AutoContrast 0.6; Equalize 0.2, Equalize 0.6;
+        Color 0.9 9, Equalize 0.6; AutoContrast 0.8, Solarize 0.2 8;
+        Brightness 0.1 3, Color 0.7 0; Solarize 0.4 5, AutoContrast 0.9;
+        TranslateY 0.9 9, TranslateY 0.7 9; AutoContrast 0.9, Solarize 0.8 3;
+        Equalize 0.8, Invert 0.1; TranslateY 0.7 9, AutoContrast 0.9
+    """,
+    "svhn": """
+        ShearX 0.9 4, Invert 0.2; ShearY 0.9 8, Invert 0.7; Equalize 0.6, Solarize 0.6 6;
+        Invert 0.9, Equalize 0.6; Equalize 0.6, Rotate 0.9 3; ShearX 0.9 4, AutoContrast 0.8;
+        ShearY 0.9 8, Invert 0.4; ShearY 0.9 5, Solarize 0.2 6; Invert 0.9, AutoContrast 0.8;
+        Equalize 0.6, Rotate 0.9 3; ShearX 0.9 4, Solarize 0.3 3; ShearY 0.8 8, Invert 0.7;
+        Equalize 0.9, TranslateY 0.6 6; Invert 0.9, Equalize 0.6; Contrast 0.3 3, Rotate 0.8 4;
+        Invert 0.8, TranslateY 0.0 2; ShearY 0.7 6, Solarize 0.4 8; Invert 0.6, Rotate 0.8 4;
+        ShearY 0.3 7, TranslateX 0.9 3; ShearX 0.1 6, Invert 0.6;
+        Solarize 0.7 2, TranslateY 0.6 7; ShearY 0.8 4, Invert 0.8;
+        ShearX 0.7 9, TranslateY 0.8 3; ShearY 0.8 5, AutoContrast 0.7; ShearX 0.7 2, Invert 0.1
+    """,
+}
+#: The names of all policies.
+POLICIES = tuple(_POLICIES)

@@ -1,0 +1,351 @@
+"""What is drawn is torchvision's and timm's, and so is what is done with each image."""
+
+import importlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+
+from memload import transforms
+from memload.transforms import policies
+from memload.transforms.automatic import Automatic
+from memload.transforms.draws import Draws
+from memload.transforms.policies import OPERATIONS
+
+Make = Callable[..., torch.Tensor]
+MANY = 20_000
+
+
+@pytest.fixture(scope="session")
+def v2(functional: Any) -> Any:
+    """``torchvision.transforms.v2``."""
+    return importlib.import_module("torchvision.transforms.v2")
+
+
+def draws(count: int = MANY, seed: int = 0) -> Draws:
+    return Draws(np.arange(count), seed, 0, 0, 0)
+
+
+def drawn_names(drawn: policies.Drawn) -> np.ndarray:
+    return np.array(OPERATIONS)[drawn.operation]
+
+
+def assert_shares(found: Any, expected: dict[Any, float]) -> None:
+    """Assert that values were found with these shares, within 5 standard deviations."""
+    counts = Counter(np.asarray(found).tolist())
+    total = sum(counts.values())
+    assert counts.keys() <= expected.keys()
+    for value, share in expected.items():
+        deviation = math.sqrt(total * share * (1 - share))
+        assert abs(counts[value] - total * share) <= 5 * deviation, value
+
+
+@pytest.mark.parametrize(
+    ("ours", "bins", "possible"),
+    [
+        (transforms.TrivialAugmentWide(), 31, range(31)),
+        (transforms.TrivialAugmentWide(7), 7, range(7)),
+        (transforms.RandAugment(), 31, [9]),
+        (transforms.RandAugment(3, 2, 4), 4, [2]),
+    ],
+)
+def test_operations_bins_and_signs_are_drawn_like_torchvisions(
+    ours: Automatic, bins: int, possible: Sequence[int], v2: Any
+) -> None:
+    height, width = 37, 53
+    space = getattr(v2, type(ours).__name__)._AUGMENTATION_SPACE
+    steps = ours.draw(draws(), height, width)
+    assert len(steps) == getattr(ours, "num_ops", 1)
+    for drawn in steps:
+        names = drawn_names(drawn)
+        assert_shares(names, dict.fromkeys(space, 1 / 14))
+        for name, (magnitudes, signed) in space.items():
+            expected: Counter[float] = Counter()
+            for index in possible:
+                value = magnitude_of(name, magnitudes(bins, height, width), index)
+                for sign in (1, -1) if signed else (1,):
+                    expected[sign * value] += 1 / len(possible) / (2 if signed else 1)
+            assert_shares(drawn.magnitude[names == name], dict(expected))
+
+
+def magnitude_of(name: str, values: torch.Tensor | None, index: int) -> float:
+    """Return a magnitude as torchvision's transforms pass it on."""
+    value = 0.0 if values is None else float(values[index])
+    return float(int(value)) if name.startswith("Translate") else value
+
+
+@pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
+def test_policies_are_drawn_like_torchvisions(policy: str, v2: Any) -> None:
+    height, width = 37, 53
+    theirs = v2.AutoAugment(v2.AutoAugmentPolicy(policy))
+    ours = transforms.AutoAugment(v2.AutoAugmentPolicy(policy))
+    expected: list[Counter[Any]] = [Counter(), Counter()]
+    for pair in theirs._policies:
+        for counter, (name, share, index) in zip(expected, pair, strict=True):
+            magnitudes, signed = theirs._AUGMENTATION_SPACE[name]
+            value = magnitude_of(name, magnitudes(10, height, width), index)
+            for sign in (1, -1) if signed else (1,):
+                counter[name, sign * value] += share / 25 / (2 if signed else 1)
+            counter["Identity", 0.0] += (1 - share) / 25
+    steps = ours.draw(draws(), height, width)
+    for counter, drawn in zip(expected, steps, strict=True):
+        pairs = zip(drawn_names(drawn).tolist(), drawn.magnitude.tolist(), strict=True)
+        found = np.empty(MANY, object)
+        found[:] = list(pairs)
+        assert_shares(found, dict(counter))
+    # The two operations of a pair come together.
+    together = {(a, b) for a, b in zip(*map(drawn_names, steps), strict=True)}
+    possible = {
+        (a[0] if first else "Identity", b[0] if second else "Identity")
+        for a, b in theirs._policies
+        for first in {a[1] > 0, a[1] == 1}
+        for second in {b[1] > 0, b[1] == 1}
+    }
+    assert together <= possible
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    data=st.data(),
+    count=st.integers(0, 40),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    channels=st.sampled_from([1, 3]),
+    channels_last=st.booleans(),
+    smooth=st.booleans(),
+    interpolation=st.sampled_from(["nearest", "bilinear"]),
+    fill=st.sampled_from([None, 0, 77, "each"]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_every_image_is_torchvisions(
+    data: st.DataObject, v2: Any, count: int, size: tuple[int, int], channels: int,
+    channels_last: bool, smooth: bool, interpolation: str, fill: Any, seed: int,
+) -> None:  # fmt: skip
+    if fill == "each":
+        fill = [7, 200, 30][:channels]
+    options = {"interpolation": interpolation, "fill": fill}
+    ours: Automatic = data.draw(
+        st.sampled_from(
+            [
+                transforms.TrivialAugmentWide(**options),
+                transforms.RandAugment(3, 20, **options),
+                *(transforms.AutoAugment(name, **options) for name in policies.POLICIES),
+            ]
+        )
+    )
+    theirs = getattr(v2, type(ours).__name__)(**options)
+    images = batch(count, *size, channels, channels_last, smooth, seed)
+    original = images.clone()
+    samples = np.arange(count) + seed
+    found = ours(images, samples=samples, seed=seed)
+    expected = images.clone()
+    for drawn in ours.draw(Draws(samples, seed, 0, 0, 0), *size):
+        for image, name, magnitude in zip(
+            expected, drawn_names(drawn), drawn.magnitude, strict=True
+        ):
+            image.copy_(
+                theirs._apply_image_or_video_transform(
+                    image.clone(), name, float(magnitude), interpolation, theirs._fill
+                )
+            )
+    assert torch.equal(images, original)
+    assert found.dtype == torch.uint8
+    assert found.shape == images.shape
+    assert_equal(found, expected, exactly=True)
+
+
+def batch(
+    count: int, height: int, width: int, channels: int, channels_last: bool, smooth: bool, seed: int
+) -> torch.Tensor:
+    """Return random images, of noise or of few levels with their neighbours alike."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, channels, height, width)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    if smooth:
+        images = images.sort(2).values // 3 + 40
+    return images.contiguous(memory_format=torch.channels_last) if channels_last else images
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor, *, exactly: bool) -> None:
+    difference = (found.int() - expected.int()).abs()
+    if exactly:
+        assert not difference.any()
+    elif difference.numel():
+        assert difference.max() <= 1
+        assert (difference > 0).sum() <= max(1, 5e-5 * difference.numel())
+
+
+def test_floats_are_changed_like_torchvisions(v2: Any) -> None:
+    ours = transforms.AutoAugment("svhn", fill=0.3)
+    theirs = v2.AutoAugment(v2.AutoAugmentPolicy.SVHN, fill=0.3)
+    images = batch(60, 30, 40, 3, True, True, 1).float() / 255
+    found = ours(images, samples=np.arange(60))
+    expected = images.clone()
+    for drawn in ours.draw(draws(60), 30, 40):
+        for image, name, magnitude in zip(
+            expected, drawn_names(drawn), drawn.magnitude, strict=True
+        ):
+            options = "nearest", theirs._fill
+            image.copy_(theirs._apply_image_or_video_transform(image, name, magnitude, *options))
+    differs = (found - expected).abs() > 1e-5
+    assert differs.double().mean() < 1e-4  # a level that is equalized, and a pixel at a tie
+
+
+def test_what_an_image_gets_depends_on_its_sample_alone(make_images: Make) -> None:
+    images, samples = make_images(64), np.arange(64)
+    for step in (transforms.TrivialAugmentWide(), transforms.TimmRandAugment()):
+        whole = step(images, samples=samples, seed=3, epoch=1)
+        order = np.random.default_rng(0).permutation(64)[:20]
+        assert torch.equal(step(images[order], samples=order, seed=3, epoch=1), whole[order])
+        assert not torch.equal(step(images, samples=samples, seed=3, epoch=2), whole)
+
+
+def test_no_operation_is_a_copy(make_images: Make) -> None:
+    images = make_images()
+    for step in (transforms.RandAugment(0), transforms.TimmRandAugment(p=0)):
+        found = step(images)
+        assert torch.equal(found, images)
+        assert found.data_ptr() != images.data_ptr()
+
+
+FACTS = {  # of timm, by level and increasing: posterize, solarize, solarize-add, and both factors
+    (0, True): (4, None, 0, 1, 1),
+    (5, True): (2, 128, 55, 0.55, 1.45),
+    (9, True): (1, 26, 99, 0.19, 1.81),
+    (10, True): (0, 0, 110, 0.1, 1.9),
+    (0, False): (0, 0, 0, 0.1, 0.1),
+    (9, False): (3, 230, 99, 1.72, 1.72),
+    (10, False): (4, None, 110, 1.9, 1.9),
+}
+
+
+@pytest.mark.parametrize(("level", "increasing"), FACTS)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_magnitudes_are_timms(level: float, increasing: bool, sign: int) -> None:
+    posterize, threshold, added, low, high = FACTS[level, increasing]
+    number = np.arange(len(OPERATIONS))
+    every = np.ones(len(number))
+    drawn = policies.timm_magnitudes(number, level * every, sign * every, increasing, (50, 80))
+    found = dict(zip(OPERATIONS, drawn.magnitude, strict=True))
+    share = sign * level / 10
+    expected = {
+        "ShearX": 0.3 * share, "ShearY": 0.3 * share, "TranslateX": 36 * share,
+        "TranslateY": 22.5 * share, "Rotate": 30 * share, "Posterize": posterize,
+        "SolarizeAdd": added,
+    }  # fmt: skip
+    expected |= dict.fromkeys(OPERATIONS[6:10], (low if sign < 0 else high) - 1)
+    assert found["Solarize"] == pytest.approx((256 if threshold is None else threshold) / 255)
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    changed = drawn.operation != number
+    assert changed.tolist() == [name == "Solarize" and threshold is None for name in OPERATIONS]
+
+
+def test_operations_and_magnitudes_are_drawn_like_timms() -> None:
+    steps = transforms.TimmRandAugment(3, magnitude=8, mstd=0.5, p=0.4).draw(draws(), 50, 80)
+    assert len(steps) == 3
+    for drawn in steps:
+        names = drawn_names(drawn)
+        assert_shares(names, dict.fromkeys(OPERATIONS, 0.4 / 15) | {"Identity": 0.6})
+        angles = drawn.magnitude[names == "Rotate"]
+        assert_shares(angles > 0, {True: 0.5, False: 0.5})
+        levels = np.abs(angles) / 3
+        assert levels.mean() == pytest.approx(8, abs=0.15)
+        assert levels.std() == pytest.approx(0.5, abs=0.1)
+    (drawn,) = transforms.TimmRandAugment(1, 9.9, p=1).draw(draws(), 50, 80)
+    levels = np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"]) / 3
+    assert levels.max() == 10  # and not above
+    (drawn,) = transforms.TimmRandAugment(1, 6, mstd=math.inf, p=1).draw(draws(), 50, 80)
+    levels = np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"]) / 3
+    assert_shares((levels // 2).astype(int), dict.fromkeys(range(3), 1 / 3))
+    (drawn,) = transforms.TimmRandAugment(1, 6, mstd=0, p=1).draw(draws(), 50, 80)
+    assert set(np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"])) == {18}
+
+
+def pillow(image: Image.Image, name: str, magnitude: float) -> Image.Image:
+    """Do one of timm's operations with Pillow."""
+    options: Any = {"resample": Image.Resampling.BILINEAR, "fillcolor": (128, 128, 128)}
+    affine = {
+        "ShearX": (1, magnitude, 0, 0, 1, 0), "ShearY": (1, 0, 0, magnitude, 1, 0),
+        "TranslateX": (1, 0, -magnitude, 0, 1, 0), "TranslateY": (1, 0, 0, 0, 1, -magnitude),
+    }  # fmt: skip
+    if name in affine:
+        return image.transform(image.size, Image.Transform.AFFINE, affine[name], **options)
+    if hasattr(ImageEnhance, name):
+        result: Image.Image = getattr(ImageEnhance, name)(image).enhance(1 + magnitude)
+        return result
+    added = [min(255, value + int(magnitude)) if value < 128 else value for value in range(256)]
+    operations: dict[str, Callable[[], Image.Image]] = {
+        "Identity": image.copy,
+        "Rotate": lambda: image.rotate(magnitude, **options),
+        "Posterize": lambda: ImageOps.posterize(image, int(magnitude)),
+        "Solarize": lambda: ImageOps.solarize(image, round(magnitude * 255)),
+        "SolarizeAdd": lambda: image.point(added * 3),
+        "AutoContrast": lambda: ImageOps.autocontrast(image),
+        "Equalize": lambda: ImageOps.equalize(image),
+        "Invert": lambda: ImageOps.invert(image),
+    }
+    return operations[name]()
+
+
+@pytest.mark.parametrize("increasing", [True, False])
+def test_timms_operations_are_nearly_pillows(increasing: bool) -> None:
+    step = transforms.TimmRandAugment(1, 6, 2, increasing, p=1)
+    count, height, width = 90, 48, 64
+    images = batch(count, height, width, 3, True, True, 5)
+    images = torch.nn.functional.avg_pool2d(images.float(), 5, 1, 2, count_include_pad=False)
+    images = images.to(torch.uint8)
+    (drawn,) = step.draw(draws(count), height, width)
+    found, names = step(images, samples=np.arange(count)), drawn_names(drawn)
+    assert len(set(names)) >= 15
+    for image, result, name, magnitude in zip(images, found, names, drawn.magnitude, strict=True):
+        expected = np.array(pillow(Image.fromarray(image.movedim(0, 2).numpy()), name, magnitude))
+        difference = np.abs(result.movedim(0, 2).numpy().astype(int) - expected)
+        moves = name in OPERATIONS[1:6]  # which differ at the border
+        assert (np.median(difference) if moves else difference.max()) <= 2, name
+        assert difference.mean() < 3, name
+
+
+T = transforms
+UINT8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: T.TrivialAugmentWide(1), "num_magnitude_bins must be an integer of at least 2"),
+        (lambda: T.TrivialAugmentWide(interpolation="bicubic"), "'bilinear', not 'bicubic'"),
+        (lambda: T.TrivialAugmentWide(fill="red"), "fill must be a number, .*not 'red'"),
+        (lambda: T.TrivialAugmentWide(fill=(1, 2))(UINT8), "3 channels, not 2 numbers"),
+        (lambda: T.TrivialAugmentWide()(UINT8[:, :2]), "images must be of 1 or 3 .*not of 2"),
+        (lambda: T.TrivialAugmentWide()(UINT8 / 255), "uint8, as some .*float32. Put it before"),
+        (lambda: T.RandAugment(-1), "num_ops must be an integer of at least 0, not -1"),
+        (lambda: T.RandAugment(magnitude=31), "below num_magnitude_bins, 31, not 31"),
+        (lambda: T.AutoAugment("mnist"), "one of 'imagenet', 'cifar10', 'svhn', not 'mnist'"),
+        (lambda: T.AutoAugment([]), "policy must be one of"),
+        (lambda: T.TimmRandAugment(magnitude=11), "a number from 0 to 10, not 11"),
+        (lambda: T.TimmRandAugment(mstd=-1), "mstd must be a number of at least 0, .*not -1"),
+        (lambda: T.TimmRandAugment(p=2), "p must be a number from 0 to 1, not 2"),
+        (lambda: T.RandAugment().bind(masks=["m"]), "cannot move masks, such as those in 'm'"),
+        (lambda: T.Compose([T.RandAugment()], boxes=["b"]), r"boxes.*Compose\(\[…\], boxes=\[\]"),
+        (
+            lambda: T.Compose([T.RandomApply([T.AutoAugment()])], points=["p"]),
+            "AutoAugment cannot move points",
+        ),
+    ],
+)
+def test_wrong_arguments_are_told(act: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        act()
+
+
+def test_masks_can_be_left_alone(make_images: Make) -> None:
+    step = transforms.Compose([transforms.TrivialAugmentWide()], masks=[])
+    masks = torch.ones(8, 20, 24, dtype=torch.uint8)
+    _, columns = step.bind(masks=["mask"])(make_images(), {"mask": masks})
+    assert torch.equal(columns["mask"], masks)
