@@ -29,8 +29,17 @@ RESERVE_BYTES = 3 << 30
 
 
 def reserve_bytes(available: int) -> int:
-    """Return how much of the available RAM stays free for other uses: 3 GiB, at most half of it."""
+    """Return how much of the available RAM a budget leaves to other uses: 3 GiB, at most half."""
     return max(0, min(RESERVE_BYTES, available // 2))
+
+
+def least_left(available: int) -> int:
+    """Return how much of it must be left while rows are brought in: 3 GiB, at most a quarter.
+
+    That is less than `reserve_bytes` where little is available. What batches take comes out of the
+    reserve. If all of that had to stay free, a budget of half could never be used up.
+    """
+    return max(0, min(RESERVE_BYTES, available // 4))
 
 
 class FilesClaim:

@@ -19,7 +19,7 @@ import torch
 
 from memload.errors import FeedError, MemloadError
 from memload.feeds import windows
-from memload.feeds.budget import Claim, DeviceClaim, reserve_bytes
+from memload.feeds.budget import Claim, DeviceClaim, least_left
 from memload.feeds.device_rows import DeviceRows, shared_rows
 from memload.feeds.registered import RegisteredFile, registered_bytes, shared_file
 from memload.feeds.row_ranges import FoundRows, RowRanges, RowTable
@@ -210,8 +210,8 @@ class _Filler:
         self._on_device = on_device
         self._step, self._busy_share = _STEP_BYTES, _BUSY_SHARE / local_replicas()
         # Pages that are registered already still count as available, and are not deducted here. So
-        # a later Loader reserves as much as the first one.
-        self._reserve = reserve_bytes(available_memory() or 0)
+        # a later Loader leaves as much as the first one.
+        self._least_left = least_left(available_memory() or 0)
         #: How much may be registered, and until when, before the available RAM is looked at again.
         self._unchecked, self._next_check = 0, 0.0
 
@@ -294,14 +294,15 @@ class _Filler:
         if available is None:  # the system does not report it
             return
         left = max(0, available - registered_bytes())
-        if left - size < self._reserve:
+        if left - size < self._least_left:
+            held = size_text(registered_bytes())
             raise FeedError(
-                f"No more rows are held in RAM than {size_text(registered_bytes())}: "
-                f"{size_text(left)} are left, of which {size_text(self._reserve)} stay free for "
-                "other uses. The other rows are read from the disk in every epoch. Use a smaller "
-                "cache_bytes to avoid this warning."
+                f"No more rows are held in RAM than {held}: {size_text(left)} are left, and the "
+                f"next {size_text(size)} would leave less than {size_text(self._least_left)} to "
+                "other uses. The other rows are read from the disk in every epoch. To avoid this "
+                f"warning, free some RAM, or use feed='disk' and cache_bytes of at most {held}."
             )
-        self._unchecked = (left - size - self._reserve) // 2
+        self._unchecked = (left - size - self._least_left) // 2
         self._next_check = time.monotonic() + 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from memload import Index
 from memload.feeds import budget, windows
-from memload.feeds.budget import Claim, claim_all, claimed_bytes, reserve_bytes
+from memload.feeds.budget import Claim, claim_all, claimed_bytes, least_left, reserve_bytes
 from memload.feeds.windows import plan_for_rows
 from memload.storage.shards import Shards
 
@@ -96,6 +96,11 @@ def test_the_same_share_of_each_array_is_claimed(
 def test_three_gib_of_ram_are_left_to_other_uses_or_half_of_it() -> None:
     assert reserve_bytes(64 << 30) == 3 << 30
     assert reserve_bytes(4 << 30) == 2 << 30
+
+
+def test_batches_may_take_a_part_of_what_is_left_where_it_is_little() -> None:
+    assert least_left(64 << 30) == 3 << 30
+    assert least_left(4 << 30) == 1 << 30
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

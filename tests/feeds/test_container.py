@@ -99,7 +99,7 @@ def test_held_rows_leave_room_in_a_container(group: Path, sparse_dataset: Path) 
     assert found["available"] <= LIMIT_BYTES
     assert found["budget"] <= LIMIT_BYTES / 2
     for size, problem in zip(found["held"], found["problems"], strict=True):
-        assert LIMIT_BYTES / 8 < size <= LIMIT_BYTES / 2
+        assert LIMIT_BYTES / 8 < size <= LIMIT_BYTES * 3 / 4  # a quarter is left
         assert problem.startswith(f"No more rows are held in RAM than {size_text(size)}: ")
     assert found["rows_that_stay"] < ROWS
 

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from memload import FeedError, FormatError, Index
-from memload.feeds import held, resident, row_reader
+from memload.feeds import held, limits, resident, row_reader
 from memload.feeds.budget import claim_all, claimed_bytes
 from memload.feeds.interface import Samples
+from memload.feeds.limits import MemoryLimits
 from memload.feeds.registered import shared_file
 from memload.feeds.resident import ResidentFeed
 from memload.feeds.windows import plan_for_rows
@@ -260,11 +261,32 @@ def test_rows_are_held_only_as_long_as_ram_is_left(
     shards = open_shards()
     feed = cuda.feed(shards, "dma")
     cuda.wait(feed)
-    assert sum(cuda.pages.values()) == 4 * 8192  # one more would leave less than 40,000 bytes
+    assert sum(cuda.pages.values()) == 7 * 8192  # one more would leave less than 20,000 bytes
     np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
-    problem = feed.counts().problem
-    assert problem.startswith("No more rows are held in RAM than 32.8 kB: 47.2 kB are left")
+    assert feed.counts().problem == (
+        "No more rows are held in RAM than 57.3 kB: 22.7 kB are left, and the next 6.75 kB would "
+        "leave less than 20 kB to other uses. The other rows are read from the disk in every epoch. "
+        "To avoid this warning, free some RAM, or use feed='disk' and cache_bytes of at most 57.3 kB."
+    )
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    feed.close()
+
+
+@pytest.mark.parametrize("cache_bytes", [None, 10**12])
+def test_what_is_planned_by_default_is_held_although_batches_take_ram(
+    cache_bytes: int | None,
+    cuda: Any,
+    open_shards: Callable[[], Shards],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "available_memory", lambda: 80_000)
+    limit = MemoryLimits(cache_bytes).in_ram("disk").size
+    left = itertools.chain([80_000], itertools.repeat(65_000))  # before and after the first batch
+    monkeypatch.setattr(held, "available_memory", lambda: next(left))
+    feed = cuda.feed(open_shards(), limit=limit)
+    cuda.wait(feed)
+    assert not feed.counts().problem
+    assert sum(cuda.pages.values()) == 9 * 4096  # half of it, in whole pages
     feed.close()
 
 
@@ -280,7 +302,7 @@ def test_a_later_loader_leaves_as_much_ram_as_the_first_one(
     others = Shards(make_dataset("others.bin", rows=(20,), shape=(10, 100, 3)))
     second = cuda.feed(others, "dma")
     cuda.wait(second)
-    assert sum(cuda.pages.values()) == 4 * 8192  # one more would leave less than 40,000 bytes
+    assert sum(cuda.pages.values()) == 7 * 8192  # one more would leave less than 20,000 bytes
     assert first.counts().rows_held > 0
     assert second.counts().rows_held == 0
     np.testing.assert_array_equal(cuda.fetch(second, range(20)), stored(others))
