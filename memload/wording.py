@@ -59,7 +59,7 @@ def size_text(size: int) -> str:
         if value < 999.5:  # three digits are shown: 999.5 would be 1e+03
             break
         value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}" if unit != "bytes" else f"{size} bytes"
+    return f"{value:.3g} {unit}" if unit != "bytes" else counted(size, "byte")
 
 
 def parse_size(size: int | str) -> int:

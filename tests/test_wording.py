@@ -28,6 +28,7 @@ def test_long_lists_and_names_are_cut_and_hostile_ones_escaped() -> None:
     ("size", "text"),
     [
         (0, "0 bytes"),
+        (1, "1 byte"),
         (999, "999 bytes"),
         (1000, "1 kB"),
         (51_123_456, "51.1 MB"),
