@@ -129,8 +129,8 @@ class Loader:
     ``seed`` and epoch only: not on batch size, threads or ranks. ``sampler`` is an order of
     `memload.reading.samplers`, or any iterable of sample numbers, such as a torch Sampler.
     ``batch_sampler`` is an iterable of lists of them. Both must give their numbers anew in each
-    epoch; a generator does not, and is refused. Each `iter` begins the next epoch, and `set_epoch`
-    chooses one.
+    epoch; a generator does not, and is refused. The first batch of an iterator begins the next
+    epoch, and `set_epoch` chooses one.
 
     **Ranks.** ``rank`` and ``num_replicas`` are by default those of `torch.distributed` if it is
     initialised, else those of torchrun (RANK and WORLD_SIZE), else 0 and 1. With ``shuffle`` or
@@ -156,7 +156,7 @@ class Loader:
     **Batches.** A batch belongs to whoever holds it. Its memory is reused when nothing refers to it
     any more. Several iterators may be used at once, also on several threads. One that is left early
     leaves no threads behind. In a forked child, iterate anew: an iterator from before the fork
-    raises RuntimeError.
+    raises RuntimeError, except on the CPU with ``num_threads=0``, where it has nothing in flight.
 
     Raises ValueError and TypeError for wrong arguments. Those of torch's DataLoader that a Loader
     does not need, such as ``num_workers``, are a TypeError that says what it does instead. Raises
