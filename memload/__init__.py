@@ -36,8 +36,8 @@ _PUBLIC = {
     "reading.dataset": "MemmapDataset",
     "reading.loader": "Loader",
     "reading.prefetch": "CudaPrefetcher ThreadPrefetcher background",
-    "reading.samplers": "BlockShuffledSampler ClassBalancedSampler SequentialSampler "
-    "ShuffledSampler WeightedSampler",
+    "reading.samplers": "BlockShuffledSampler ClassBalancedSampler RepeatedSampler "
+    "SequentialSampler ShuffledSampler WeightedSampler",
     "storage.index": "Index",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
@@ -86,6 +86,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.reading.samplers import (
         BlockShuffledSampler as BlockShuffledSampler,
         ClassBalancedSampler as ClassBalancedSampler,
+        RepeatedSampler as RepeatedSampler,
         SequentialSampler as SequentialSampler,
         ShuffledSampler as ShuffledSampler,
         WeightedSampler as WeightedSampler,

@@ -81,8 +81,9 @@ class OrderBatches:
     """The batches of one rank, where all ranks share the epochs of an order.
 
     A step is one batch on every rank: the next ``batch_size × num_replicas`` positions. Rank 0
-    takes the first ``batch_size`` of them, rank 1 the next, and so on. Only the last step may have
-    fewer; `_share` says how it is divided. So an epoch goes on at any number of seen samples, with
+    takes the first ``batch_size`` of them, rank 1 the next, and so on; or, if the order has
+    ``strides_ranks``, they take turns. Only the last step may have fewer; `_share` says how it is
+    divided. So an epoch goes on at any number of seen samples, with
     any number of ranks.
     """
 
@@ -98,8 +99,7 @@ class OrderBatches:
     def __len__(self) -> int:
         """Return the number of this rank's batches in a whole epoch."""
         full_steps, samples_left = divmod(len(self.order), self.batch_size * self.num_replicas)
-        start, stop = self._share(0, samples_left)
-        return full_steps + (stop > start and not self.drop_last)
+        return full_steps + (len(self._share(0, samples_left)) > 0 and not self.drop_last)
 
     def is_over(self, samples_seen: int) -> bool:
         """Return whether an epoch has no more batches for any rank."""
@@ -119,27 +119,28 @@ class OrderBatches:
             positions, parts, stop = [], [], 0
             for step_start in step_starts[:num_steps]:
                 step_stop = min(step_start + per_step, end)
-                first, last = self._share(step_start, step_stop - step_start)
-                if first < last:  # in the last step, this rank may have none
-                    start, stop = stop, stop + last - first
-                    positions.append(np.arange(first, last))
+                share = self._share(step_start, step_stop - step_start)
+                if share:  # in the last step, this rank may have none
+                    start, stop = stop, stop + len(share)
+                    positions.append(np.arange(share.start, share.stop, share.step))
                     parts.append(BatchPart(start, stop, step_stop))
             if parts:
                 yield self._chunk(epoch, np.concatenate(positions), parts)
             step_starts, num_steps = step_starts[num_steps:], min(max_steps, 4 * num_steps)
 
-    def _share(self, step_start: int, step_size: int) -> tuple[int, int]:
-        """Return the first position of this rank in a step, and the one behind its last.
+    def _share(self, step_start: int, step_size: int) -> range:
+        """Return the positions of this rank in a step.
 
         With ``even_ranks`` all ranks get the same number, and the last of them may get positions
         beyond the end of the order: the padding.
         """
         if self.drop_last or getattr(self.order, "even_ranks", False):
-            per_rank = -(-step_size // self.num_replicas)
-            return step_start + self.rank * per_rank, step_start + (self.rank + 1) * per_rank
+            step_size += -step_size % self.num_replicas
+        if getattr(self.order, "strides_ranks", False):
+            return range(step_start + self.rank, step_start + step_size, self.num_replicas)
         first = step_size * self.rank // self.num_replicas
         last = step_size * (self.rank + 1) // self.num_replicas
-        return step_start + first, step_start + last
+        return range(step_start + first, step_start + last)
 
     def _chunk(self, epoch: int, positions: np.ndarray, parts: list[BatchPart]) -> Chunk:
         inside = positions

@@ -23,6 +23,9 @@ _PERMUTED_AT_ONCE = 1 << 15
 #: With 6 rounds over at least 2¹⁰ values, all permutations of 2 to 5 samples are equally frequent.
 _ROUNDS = 6
 _MIN_BITS = 10
+#: A `RepeatedSampler` visits a sample again after so many positions. This is prime, so that visits
+#: meet only if it divides the number of ranks, or the size of a batch less one.
+_BETWEEN_VISITS = 17
 
 
 class Order(Protocol):
@@ -40,7 +43,7 @@ class Order(Protocol):
             def take(self, epoch, positions):
                 return self.size - 1 - positions
 
-    An order may also have two attributes. An order of your own that lacks one has False there:
+    An order may also have three attributes. An order of your own that lacks one has False there:
 
     - ``even_ranks``: whether every rank gets the same number of samples, as training needs. If the
       epoch does not divide evenly, up to ``num_replicas - 1`` samples then come twice. Otherwise
@@ -49,6 +52,8 @@ class Order(Protocol):
     - ``repeats``: whether a sample may come more than once an epoch. Random transforms are then
       drawn for the position in the epoch instead of for the sample, so that no two visits look the
       same.
+    - ``strides_ranks``: whether neighbours in the order go to different ranks. In each step, rank r
+      of R then takes positions r, r + R, r + 2·R, … Otherwise it takes consecutive ones.
     """
 
     def __len__(self) -> int: ...
@@ -69,7 +74,8 @@ class _SizedOrder:
     """
 
     even_ranks = True
-    repeats = False
+    repeats: int = False
+    strides_ranks = False
 
     def __init__(self, size: int) -> None:
         argument = f"{type(self).__name__}: size"
@@ -238,6 +244,46 @@ class ClassBalancedSampler(WeightedSampler):
             )
         counts = np.bincount(values)
         super().__init__(1.0 / counts[values], size=size, seed=seed)
+
+
+class RepeatedSampler(_SizedOrder):
+    """Some samples of each epoch, ``repeats`` times each: repeated augmentation.
+
+    ``size`` is the number of samples in the data set, and an epoch has as many positions. It visits
+    the first ``size / repeats`` samples of the order of a `ShuffledSampler` of the same seed. Every
+    visit gets its own random transform. (Hoffer et al., https://arxiv.org/abs/1901.09335; Berman et
+    al., https://arxiv.org/abs/1902.05509)
+
+    The visits of a sample are 17 positions apart, and ranks take positions in turn. So if there are
+    at least ``repeats`` ranks, and not a multiple of 17, the visits are on different ranks, most in
+    the same step. If there are fewer, some are in the same batch. MixUp and CutMix mix a sample
+    with the one before it in the batch, and the first with the last. They never mix a picture with
+    itself, unless the number of ranks is a multiple of 17, or a batch has 1, 18, 35, 52, …
+    samples. ``drop_last=True`` leaves out a last batch that happens to have so many.
+
+    At the end of an epoch, up to 17 samples may have fewer visits. If the data set has less than
+    ``17 · repeats`` samples, visits are closer together, and nothing of this is certain.
+
+    >>> RepeatedSampler(6, 3).take(epoch=0, positions=np.arange(6))
+    array([0, 2, 0, 2, 0, 2])
+    >>> train = memload.Loader(dataset, 256, sampler=RepeatedSampler(len(dataset), 3))
+    """
+
+    strides_ranks = True
+
+    def __init__(self, size: int, repeats: int = 3, *, seed: int = 0) -> None:
+        super().__init__(size)
+        check_integer("RepeatedSampler: repeats", repeats, 1)
+        self.repeats = int(repeats)
+        self.seed = seed
+        self._apart = max(1, min(_BETWEEN_VISITS, -(-self.size // self.repeats)))
+
+    def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """See `Order.take`."""
+        positions = np.asarray(positions, np.int64)
+        group = positions // (self._apart * self.repeats)
+        visited = group * self._apart + positions % self._apart
+        return _permute(visited, self.size, _key(self.seed, epoch))
 
 
 def check_integer(argument: str, value: Any, minimum: int) -> None:

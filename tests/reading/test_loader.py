@@ -30,6 +30,7 @@ from memload import (
     Loader,
     MemloadError,
     MemmapDataset,
+    RepeatedSampler,
     SequentialSampler,
     ShuffledSampler,
     ThreadPrefetcher,
@@ -38,7 +39,13 @@ from memload import (
 )
 from memload.machine import available_cores
 from memload.reading.pipeline import make_pipeline
-from memload.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from memload.transforms import (
+    Compose,
+    MixUp,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    ToDtype,
+)
 
 SIZE, HEIGHT, WIDTH = 23, 4, 6
 
@@ -581,11 +588,14 @@ def test_random_draws_depend_on_seed_epoch_and_sample_only() -> None:
             assert all(torch.equal(expected[number], images[number]) for number in images)
 
 
-@pytest.mark.parametrize("kind", ["weighted", "sampler", "batch_sampler"])
+@pytest.mark.parametrize("kind", ["weighted", "repeated", "sampler", "batch_sampler"])
 def test_a_sample_that_comes_again_looks_different(kind: str) -> None:
     def loader(batch_size: int) -> Loader:
         if kind == "weighted":
-            order = WeightedSampler(np.eye(SIZE)[3], size=40)
+            order: Any = WeightedSampler(np.eye(SIZE)[3], size=40)
+            return make(batch_size, sampler=order, transform=TRAIN)
+        if kind == "repeated":  # two samples, twelve times each
+            order = RepeatedSampler(SIZE, 12)
             return make(batch_size, sampler=order, transform=TRAIN)
         numbers = [3] * 40
         if kind == "sampler":
@@ -600,6 +610,14 @@ def test_a_sample_that_comes_again_looks_different(kind: str) -> None:
     resumed.load_state_dict(stopped.state_dict())
     rest = [batch.images for batch in resumed]
     assert torch.equal(torch.cat(begun + rest), images)
+
+
+def test_mixup_mixes_other_samples_with_a_repeated_one() -> None:
+    dataset = _shared[0].with_columns(label=np.arange(SIZE))
+    mixup = Compose([ToDtype(torch.float32, scale=True), MixUp(alpha=1.0, num_classes=SIZE)])
+    loader = Loader(dataset, 5, sampler=RepeatedSampler(SIZE, 3), transform=mixup)
+    for batch in loader:
+        assert ((batch.labels > 0).sum(1) == 2).all()
 
 
 def test_a_transform_gets_what_the_data_set_knows_and_may_make_views(

@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,22 @@ from memload import (
     BlockShuffledSampler,
     ClassBalancedSampler,
     MemmapDataset,
+    RepeatedSampler,
     SequentialSampler,
     ShuffledSampler,
     WeightedSampler,
 )
+from memload.reading.epochs import OrderBatches
 
 MAKE: dict[str, Callable[..., Any]] = {
     "sequential": lambda size, seed=0: SequentialSampler(size),
     "shuffled": lambda size, seed=0: ShuffledSampler(size, seed=seed),
     "blocks": lambda size, seed=0: BlockShuffledSampler(size, block=7, window=50, seed=seed),
+    "repeated": lambda size, seed=0: RepeatedSampler(size, 3, seed=seed),
     "weighted": lambda size, seed=0: WeightedSampler(np.arange(1, size + 1), seed=seed),
     "balanced": lambda size, seed=0: ClassBalancedSampler(np.arange(size) % 3, seed=seed),
 }
-RANDOM = {name: MAKE[name] for name in ("shuffled", "blocks", "weighted", "balanced")}
+RANDOM = {name: MAKE[name] for name in ("shuffled", "blocks", "repeated", "weighted", "balanced")}
 
 every_order = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 every_random_order = pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
@@ -115,6 +119,7 @@ def test_seed_and_epoch_each_change_the_order(make: Callable[..., Any]) -> None:
             0,
             [21, 81, 20, 82, 84, 22, 83, 85, 23, 80],
         ),
+        (RepeatedSampler(90, 3, seed=5), 2, 46, [25, 45, 72, 29, 69, 24, 73, 65, 68, 6]),
         (WeightedSampler([1, 2, 3, 0, 4], seed=3, size=100), 1, 50, [2, 4, 4, 2, 0, 0, 1, 1, 0, 1]),
         (ClassBalancedSampler([0, 0, 0, 1], size=12), 0, 0, [3, 3, 3, 1, 0, 1, 3, 2, 0, 3, 2, 2]),
     ],
@@ -169,6 +174,92 @@ def test_blocks_come_in_any_order_and_samples_anywhere_in_their_window() -> None
         assert abs(chi_square(np.bincount(place[:, sample] % 60, minlength=60), epochs / 60)) < 4
 
 
+@pytest.mark.parametrize("repeats", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 7, 50, 51, 1000, 1020])
+def test_repeated_samples_are_the_first_of_the_shuffled_order(size: int, repeats: int) -> None:
+    taken = RepeatedSampler(size, repeats, seed=2).take(3, np.arange(size))
+    shuffled = ShuffledSampler(size, seed=2).take(3, np.arange(size))
+    samples, first, counts = np.unique(taken, return_index=True, return_counts=True)
+    in_order = samples[np.argsort(first)]
+    assert np.array_equal(in_order, shuffled[: len(samples)])
+    assert counts.max() <= repeats
+    assert (counts < repeats).sum() <= 17
+    assert size / repeats <= len(samples) <= size / repeats + 17
+
+
+def batches_of_ranks(order: Any, batch_size: int, ranks: int, seen: int = 0) -> list[list[Any]]:
+    """Return the samples and draw numbers of each batch of each rank, of the first epoch."""
+    return [
+        [
+            (chunk.samples[part.start : part.stop], chunk.draw_numbers[part.start : part.stop])
+            for chunk in OrderBatches(
+                order, batch_size, False, rank, ranks, num_samples=len(order)
+            ).chunks(0, seen)
+            for part in chunk.parts
+        ]
+        for rank in range(ranks)
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    batch_size=st.sampled_from([2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 50, 64, 96, 100, 128, 256]),
+    ranks=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24, 32]),
+    repeats=st.integers(1, 6),
+    size=st.integers(500, 2500),
+    steps_seen=st.integers(0, 5),
+)
+def test_visits_of_a_sample_are_on_different_ranks_and_never_mixed_with_each_other(
+    batch_size: int, ranks: int, repeats: int, size: int, steps_seen: int
+) -> None:
+    order = RepeatedSampler(size, repeats)
+    seen = min(size, steps_seen * batch_size * ranks)
+    shares = batches_of_ranks(order, batch_size, ranks, seen)
+    assert len({len(batches) for batches in shares}) == 1
+    assert seen or len(shares[0]) == len(OrderBatches(order, batch_size, False, 0, ranks, size))
+    visited = [np.concatenate([batch for batch, _ in batches]) for batches in shares if batches]
+    drawn = [np.concatenate([drawn for _, drawn in batches]) for batches in shares if batches]
+    if drawn:
+        # Some come again from the beginning of the epoch, so that ranks are even.
+        positions = np.sort(np.concatenate(drawn))
+        assert np.array_equal(positions, seen + np.arange(len(positions)))
+        assert size <= seen + len(positions) < size + ranks
+    for batches in shares:
+        for batch, _ in batches:
+            if len(batch) % 17 != 1:
+                assert (batch != np.roll(batch, 1)).all()
+    if ranks >= repeats:
+        for samples, positions in zip(visited, drawn, strict=True):
+            inside = samples[positions < size]
+            assert len(np.unique(inside)) == len(inside)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 200),
+    batch_size=st.integers(1, 9),
+    ranks=st.integers(1, 6),
+    drop_last=st.booleans(),
+    even=st.booleans(),
+)
+def test_ranks_that_take_turns_share_an_epoch(
+    size: int, batch_size: int, ranks: int, drop_last: bool, even: bool
+) -> None:
+    order: Any = SequentialSampler(size)
+    order.strides_ranks, order.even_ranks = True, even
+    shares = []
+    for rank in range(ranks):
+        epoch = OrderBatches(order, batch_size, drop_last, rank, ranks, num_samples=size)
+        chunks = list(epoch.chunks(0, 0))
+        shares.append(np.concatenate([np.empty(0, int), *(chunk.samples for chunk in chunks)]))
+        assert len(epoch) == sum(len(chunk.parts) for chunk in chunks)
+        assert (shares[-1] % ranks == rank).all() or even
+    kept = size - size % (batch_size * ranks) if drop_last else size
+    taken = np.concatenate(shares)
+    assert np.array_equal(np.unique(taken), np.arange(kept))
+    assert len(taken) == (kept + -kept % ranks if even or drop_last else kept)
+
+
 def test_weights_are_how_often_samples_are_drawn() -> None:
     weights = np.array([0.0, 1, 2, 0, 3.5, 0.5, 0])
     taken = WeightedSampler(weights, size=70_000, seed=1).take(0, np.arange(70_000))
@@ -206,6 +297,8 @@ def test_classes_are_balanced_whatever_their_size(kind: Callable[..., Any]) -> N
         (ClassBalancedSampler, [], "^labels must be integers "),
         (ClassBalancedSampler, [-1, 2], "^labels must be integers "),
         (ClassBalancedSampler, [0.5, 1], "^labels must be integers "),
+        (RepeatedSampler, -1, "size must be an integer of at least 0, not -1"),
+        (functools.partial(RepeatedSampler, 9), 0, "repeats must be an integer of at least 1, not"),
         (ShuffledSampler, -1, "size must be an integer of at least 0, not -1"),
     ],
 )
