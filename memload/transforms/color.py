@@ -16,6 +16,9 @@ from memload.upload import upload
 
 FactorRange = float | Sequence[float] | None
 
+#: The luma of red, green and blue, of ITU-R BT.601 as in torchvision.
+_LUMA = 0.2989, 0.587, 0.114
+
 
 class ColorJitter(Transform):
     """Adjust brightness, contrast, saturation and hue by random factors, in random order.
@@ -99,7 +102,7 @@ def adjust_brightness(images: Tensor, factor: np.ndarray) -> Tensor:
     _check_factor("adjust_brightness", images, factor)
     if images.dtype == torch.uint8:
         return look_up(images, brightness_table(factor, images.device))
-    return _clamp(images * _per_sample(factor, images), images.dtype)
+    return _clamp(images * _shares(factor, images)[0], images.dtype)
 
 
 def adjust_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
@@ -110,7 +113,10 @@ def adjust_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
     _check_factor("adjust_contrast", images, factor)
     if images.dtype == torch.uint8:
         return look_up(images, contrast_table(images, factor))
-    return _blend_once(images, _mean(images), factor)
+    result = torch.empty_like(images)
+    for part in parts(images):
+        result[part] = _blend(images[part], _mean(images[part]), *_shares(factor[part], images))
+    return result
 
 
 def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
@@ -121,89 +127,84 @@ def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
     _check_factor("adjust_saturation", images, factor)
     if images.shape[1] == 1:
         return images.clone()
-    if images.is_floating_point():
-        return _blend_once(images, _grey_once(images), factor)
     result = torch.empty_like(images)
     for part in parts(images):
-        grey = _grey_once(images[part]).floor_()
-        result[part] = _blend_once(images[part], grey, factor[part])
+        shares = _shares(factor[part], images)
+        if images.dtype == torch.uint8:
+            # Channels apart from each other take 0.5 ms for an image of 224², others 0.7.
+            planes = images[part].contiguous()
+            result[part] = _blend_levels(planes, _grey_levels(planes), *shares)
+        else:
+            result[part] = _blend(images[part], _grey(images[part]), *shares)
     return result
 
 
 def brightness_table(factor: np.ndarray, device: torch.device) -> Tensor:
     """Return the tables uint8 ``(n, 1, 256)`` of `adjust_brightness`."""
     values = torch.arange(256, dtype=torch.float32, device=device).expand(1, 1, 1, 256)
-    return _clamp(values * _per_sample(factor, values), torch.uint8)[:, 0]
+    return _clamp(values * _shares(factor, values)[0], torch.uint8)[:, 0]
 
 
 def contrast_table(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return the tables uint8 ``(n, 1, 256)`` of `adjust_contrast` for uint8 images."""
-    # Sums of whole numbers are exact in any order.
-    sums = [
-        _grey_once(images[part]).floor_().sum((1, 2, 3), keepdim=True, dtype=torch.float64)
-        for part in parts(images)
-    ]
-    if not sums:
-        return images.new_empty((0, 1, 256))
-    mean = (torch.cat(sums) / (images.shape[2] * images.shape[3])).float()
+    means = images.new_empty((len(images), 1, 1, 1), dtype=torch.float32)
+    for part in parts(images):
+        # A sum of whole numbers is exact in any order.
+        total = _grey_levels(images[part]).sum((1, 2, 3), keepdim=True, dtype=torch.float64)
+        means[part] = total / (images.shape[2] * images.shape[3])
     values = torch.arange(256, dtype=torch.uint8, device=images.device).expand(1, 1, 1, 256)
-    return _blend_once(values, mean, factor)[:, 0]
+    return _blend_levels(values, means, *_shares(factor, images))[:, 0]
 
 
 def _check_factor(owner: str, images: Tensor, factor: np.ndarray) -> None:
     one_or_three_channels(owner, images)
-    if not (np.isfinite(factor) & (factor >= 0)).all():
-        found = factor[~(np.isfinite(factor) & (factor >= 0))][0]
-        raise wrong(owner, "factor", "numbers of at least 0", found)
+    is_wrong = ~(np.isfinite(factor) & (factor >= 0))
+    if is_wrong.any():
+        raise wrong(owner, "factor", "numbers of at least 0", factor[is_wrong][0])
 
 
-def _per_sample(values: np.ndarray, images: Tensor) -> Tensor:
-    """Return numbers ``(n, 1, 1, 1)``, in float64 for such images, else in float32."""
+def _shares(factor: np.ndarray, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``factor`` and ``1 - factor``, ``(n, 1, 1, 1)``, in the precision of the images."""
     dtype = np.float64 if images.dtype == torch.float64 else np.float32
-    return upload(values.astype(dtype), images.device)[:, None, None, None]
+    both = upload(np.array([factor, 1 - factor], dtype), images.device)[:, :, None, None, None]
+    return both[0], both[1]
 
 
-def _blend_once(images: Tensor, others: Tensor, factor: np.ndarray) -> Tensor:
-    """Return ``factor · images + (1 - factor) · others``, rounded as torchvision's.
-
-    The second product is added unrounded. That is what torch's ``add`` does with a factor.
-    """
-    rest = _per_sample(1 - factor, images).double()
-    mixed = (images * _per_sample(factor, images)).add_(others.double() * rest)
-    return _clamp(mixed, images.dtype)
+# For levels, torchvision's sums are those of torch's ``add`` with a factor, which adds a product
+# without rounding it before. The two functions below do so, too: the product is exact in float64.
+# With rounded products, 1 value in 1,000 is another after a change of saturation.
 
 
-def _grey_once(images: Tensor) -> Tensor:
-    """Return the luma ``(n, 1, H, W)`` as `_grey` does, but rounded as torchvision's.
+def _blend_levels(images: Tensor, others: Tensor, factor: Tensor, rest: Tensor) -> Tensor:
+    """Return ``factor · images + rest · others`` in uint8."""
+    mixed = (images * factor).double().add_(others.double().mul_(rest))
+    return _clamp(mixed.float(), torch.uint8)
 
-    The second and third product are added unrounded.
-    """
+
+def _grey_levels(images: Tensor) -> Tensor:
+    """Return the luma ``(n, 1, H, W)`` of uint8 images, whole numbers in float32."""
     if images.shape[1] == 1:
-        return images.float() if images.dtype.itemsize <= 2 else images
-    dtype = torch.float64 if images.dtype == torch.float64 else torch.float32
+        return images.float()
     red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
-    weights = torch.tensor((0.2989, 0.587, 0.114), dtype=dtype).tolist()
-    grey: Tensor = red.to(dtype) * weights[0]
-    return grey.add_(green.double() * weights[1]).add_(blue.double() * weights[2])
+    weights = torch.tensor(_LUMA).tolist()  # rounded to float32
+    sums: Tensor = (red * weights[0]).double().add_(green.double(), alpha=weights[1]).float()
+    return sums.double().add_(blue.double(), alpha=weights[2]).float().floor_()
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Return the luma ``(N, 1, H, W)`` in float32 or float64, from 0 to 255 for uint8.
-
-    The weights are those of ITU-R BT.601, as in torchvision.
-    """
+    """Return the luma ``(N, 1, H, W)`` in float32 or float64, from 0 to 255 for uint8."""
     if images.dtype.itemsize <= 2:
         images = images.float()
     if images.shape[1] == 1:
         return images
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
-    return red * 0.2989 + green * 0.587 + blue * 0.114
+    return red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2]
 
 
-def _blend(images: Tensor, others: Tensor, factor: Tensor) -> Tensor:
-    """Return ``factor · images + (1 - factor) · others``."""
+def _blend(images: Tensor, others: Tensor, factor: Tensor, rest: Tensor) -> Tensor:
+    """Return ``factor · images + rest · others``."""
     # Two products, then their sum: a fused operation rounds differently on some devices.
-    mixed = (images * factor).add_(others * (1 - factor))
+    mixed = (images * factor).add_(others * rest)
     return _clamp(mixed, images.dtype)
 
 
@@ -216,7 +217,7 @@ def _brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, _mean(images), factor)
+    return _blend(images, _mean(images), factor, 1 - factor)
 
 
 def _mean(images: Tensor) -> Tensor:
@@ -227,13 +228,16 @@ def _mean(images: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return grey.floor().double().mean((1, 2, 3), keepdim=True).float()
     scaled = grey.double() * (1 << 28)
-    rounded = scaled + (scaled.round() - scaled).detach()  # keeps the gradient
+    rounded = scaled.round()
+    if scaled.requires_grad:
+        rounded = scaled + (rounded - scaled).detach()  # keeps the gradient
     return (rounded.mean((1, 2, 3), keepdim=True) * 2.0**-28).float()
 
 
 def _saturation(images: Tensor, factor: Tensor) -> Tensor:
     grey = _grey(images)
-    return _blend(images, grey.floor() if images.dtype == torch.uint8 else grey, factor)
+    levels = grey.floor() if images.dtype == torch.uint8 else grey
+    return _blend(images, levels, factor, 1 - factor)
 
 
 def _hue(images: Tensor, factor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from memload.upload import upload
 #: The host works on about this many values at once, which stay in its cache.
 _VALUES_AT_ONCE = 1 << 18
 #: A device works on this share of a batch at once, to save memory.
-_PARTS = 8
+_PARTS = 12
 
 
 class _ForSome(Transform):
@@ -191,9 +191,11 @@ def equalize(images: Tensor) -> Tensor:
     """Return images ``(n, C, H, W)`` of which the values of each channel are spread evenly."""
     if images.dtype == torch.uint8:
         return look_up(images, equalize_table(images))
-    pixels = (images.float() if images.dtype.itemsize == 2 else images).clamp(0, 1)
-    # Each of the 256 levels has an equal share of 0 to 1, as in torchvision.
-    levels = pixels.mul_(256 - 1e-3).to(torch.uint8)
+    levels = torch.empty_like(images, dtype=torch.uint8)
+    for part in parts(images):
+        pixels = images[part].float() if images.dtype.itemsize == 2 else images[part]
+        # Each of the 256 levels has an equal share of 0 to 1, as in torchvision.
+        levels[part] = (pixels.clamp(0, 1) * (256 - 1e-3)).to(torch.uint8)
     return look_up(levels, equalize_table(levels)).to(images.dtype).mul_(1 / 255)
 
 
@@ -246,19 +248,21 @@ def look_up(images: Tensor, tables: Tensor) -> Tensor:
     )
     images = images if is_channels_last else images.contiguous()
     result = torch.empty_like(images)
-    first_value = torch.arange(0, tables.shape[1] * 256, 256, device=images.device)
+    table_starts = torch.arange(tables.shape[1], dtype=torch.int32, device=images.device) * 256
     if is_channels_last:
         source, target = (part.permute(0, 2, 3, 1).flatten(2) for part in (images, result))
         # A whole row at once takes half the time of one pixel at a time.
-        first_value = first_value.repeat(images.shape[3]) if len(first_value) > 1 else first_value
+        starts = table_starts.repeat(images.shape[3]) if len(table_starts) > 1 else table_starts
     else:
         source, target = images.flatten(2), result.flatten(2)
-        first_value = first_value[:, None]
+        starts = table_starts[:, None]
     for part in parts(images):
-        chosen = tables[part].flatten(0, 1)
-        samples = torch.arange(0, chosen.numel(), tables[0].numel(), device=images.device)
+        chosen = tables[part]
         # index_select takes int32. For an image of 224² on a core it needs 0.11 ms, gather 0.67.
-        index = source[part] + (samples[:, None, None] + first_value).int()
+        index = source[part].int()
+        if chosen.numel() > 256:
+            samples = torch.arange(len(chosen), dtype=torch.int32, device=images.device)
+            index += starts + samples[:, None, None] * chosen[0].numel()
         torch.index_select(chosen.flatten(), 0, index.flatten(), out=target[part].view(-1))
     return result
 

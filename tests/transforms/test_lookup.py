@@ -22,7 +22,7 @@ def batches(draw: st.DrawFn, channels: tuple[int, ...] = (1, 3)) -> torch.Tensor
     """uint8 images of any size and layout: noise, few values, smooth, or of one colour."""
     shape = (
         draw(st.integers(0, 4)), draw(st.sampled_from(channels)),
-        draw(st.integers(1, 40)), draw(st.integers(1, 40)),
+        draw(st.integers(1, 30)), draw(st.integers(1, 30)),
     )  # fmt: skip
     rng = np.random.default_rng(draw(st.integers(0, 1 << 20)))
     low = draw(st.integers(0, 255))
@@ -61,7 +61,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return found.dtype == expected.dtype and torch.equal(found, expected)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=40)
 @given(images=batches((1, 2, 3, 4)), seed=st.integers(0, 1 << 20))
 def test_solarize_posterize_invert_and_equalize_are_torchvisions(
     images: torch.Tensor, seed: int, functional: Any
@@ -83,14 +83,15 @@ def test_solarize_posterize_invert_and_equalize_are_torchvisions(
     assert same(images, before)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=40)
 @given(images=batches())
 def test_autocontrast_is_torchvisions(images: torch.Tensor, functional: Any) -> None:
-    for batch in (images, images / 255, images.double() / 255):
+    floats = images / 255
+    for batch in (images, floats, floats.double(), floats.half(), floats.bfloat16()):
         assert same(lookup.autocontrast(batch), each(functional.autocontrast, batch))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=40)
 @given(images=batches(), seed=st.integers(0, 1 << 20))
 def test_brightness_contrast_and_saturation_are_torchvisions(
     images: torch.Tensor, seed: int, functional: Any
@@ -107,7 +108,7 @@ def test_brightness_contrast_and_saturation_are_torchvisions(
         )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=40)
 @given(images=batches(), seed=st.integers(0, 1 << 20))
 def test_all_are_tables_that_compose(images: torch.Tensor, seed: int) -> None:
     rng, count = np.random.default_rng(seed), len(images)
@@ -132,6 +133,31 @@ def test_all_are_tables_that_compose(images: torch.Tensor, seed: int) -> None:
     assert same(lookup.look_up(images, both), lookup.solarize(changes[3][0], threshold))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_lookup_in_many_images_is_that_in_each(
+    count: int, layout: torch.memory_format, make_images: Make
+) -> None:
+    images = make_images(50, 5, 6).contiguous(memory_format=layout)
+    tables = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (50, count, 256), np.uint8))
+    expected = tables.expand(50, 3, 256).gather(2, images.flatten(2).long()).view(50, 3, 5, 6)
+    found = lookup.look_up(images, tables)
+    assert same(found, expected)
+    assert found.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("is_uint8", [True, False])
+def test_an_image_does_not_depend_on_the_others(is_uint8: bool, make_images: Make) -> None:
+    images = make_images(50, 5, 6) if is_uint8 else make_images(50, 5, 6) / 255
+    factor = factors(50, 0)
+    for name in ("adjust_brightness", "adjust_contrast", "adjust_saturation"):
+        change = getattr(color, name)
+        alone = [change(images[i : i + 1], factor[i : i + 1]) for i in range(50)]
+        assert same(change(images, factor), torch.cat(alone)), name
+    for change in (lookup.autocontrast, lookup.equalize):
+        assert same(change(images), torch.cat([change(image[None]) for image in images]))
+
+
 STEPS: list[Callable[..., Transform]] = [
     lambda p: transforms.RandomSolarize(100, p),
     lambda p: transforms.RandomPosterize(3, p),
@@ -145,12 +171,12 @@ STEPS: list[Callable[..., Transform]] = [
 def test_a_share_of_the_images_is_changed_and_the_others_are_not(
     make_step: Callable[..., Transform], make_images: Make
 ) -> None:
-    images = make_images(1000) // 2 + 30
+    images = make_images(600, channels=1) // 2 + 30
     before = images.clone()
     changed = make_step(1.0)(images)
     found, columns = make_step(0.3)(images, {"mask": images})
     is_changed = (found == changed).flatten(1).all(1)
-    assert abs(int(is_changed.sum()) - 300) < 60
+    assert abs(int(is_changed.sum()) - 180) < 50
     assert torch.equal(found[~is_changed], images[~is_changed])
     assert torch.equal(images, before)
     assert columns["mask"] is images
