@@ -33,6 +33,7 @@ Each module imports only modules above it:
     arguments   checks of arguments and their messages
     draws       random numbers as a function of (seed, epoch, sample, position, view)
     geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
+    resampling  bicubic weights, and tables of weights for the kernel
     kernel      a plan as Triton kernels, for images and for masks
     reference   a plan by torch operations; defines the pixels
     fused       steps that make one plan together

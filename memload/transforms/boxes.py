@@ -7,6 +7,8 @@ import numpy as np
 from memload.transforms.draws import Draws
 
 _ATTEMPTS = 10
+#: How many numbers of a sample's stream `random_boxes` may use, beginning with the first.
+NUMBERS_OF_A_BOX = 2 + 2 * _ATTEMPTS
 
 
 def random_boxes(
@@ -28,8 +30,8 @@ def random_boxes(
     The logarithm of (length on the second axis / length on the first) is uniform over ``ratio``. A
     box fits if ``smallest <= length < size + smallest`` on both axes. This is the algorithm of
     torchvision's ``RandomResizedCrop.get_params`` and ``RandomErasing.get_params``. It uses the
-    numbers ``first`` to ``first`` + 21 of the draws. Areas are divided by ``parts``, one number or
-    one for each sample.
+    `NUMBERS_OF_A_BOX` numbers of the draws from ``first``. Areas are divided by ``parts``, one
+    number or one for each sample.
     """
     sizes = np.array(size)[:, np.newaxis]
     low, high = math.log(ratio[0]), math.log(ratio[1])

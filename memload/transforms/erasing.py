@@ -17,14 +17,14 @@ from memload.transforms.arguments import (
     share,
     wrong,
 )
-from memload.transforms.boxes import random_boxes
+from memload.transforms.boxes import NUMBERS_OF_A_BOX, random_boxes
 from memload.transforms.draws import Draws, numbers_at
 from memload.transforms.fused import TensorsByName
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
-#: The draws of a box; p and recount have a number each after those of the first box.
-_NUMBERS_OF_BOX, _NUMBER_OF_P, _NUMBER_OF_RECOUNT = 22, 22, 23
+#: p and recount have a number each after those of the first box.
+_NUMBER_OF_P, _NUMBER_OF_RECOUNT = NUMBERS_OF_A_BOX, NUMBERS_OF_A_BOX + 1
 _LARGEST_RECOUNT = 100
 #: Noise takes the numbers of the draws from here on; those before belong to boxes.
 _FIRST_NOISE_NUMBER = 1 << 20
@@ -93,7 +93,7 @@ class RandomErasing(Transform):
             # The width comes first, since the ratio of a box is its second axis over its first.
             start, length, fits = random_boxes(
                 draws, (width, height), self.scale, self.ratio, 0, parts=counts,
-                first=number and _NUMBER_OF_RECOUNT + 1 + (number - 1) * _NUMBERS_OF_BOX,
+                first=number and _NUMBER_OF_RECOUNT + 1 + (number - 1) * NUMBERS_OF_A_BOX,
             )  # fmt: skip
             erased = fits & chosen & (number < counts)
             boxes.append([start[1], start[0], np.where(erased, length[1], 0), length[0]])

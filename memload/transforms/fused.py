@@ -65,6 +65,7 @@ class Fused:
             offset=np.zeros(channels),
             dtype=images.dtype,
             memory_format=memory_format,
+            bicubic=np.zeros(count, bool),
         )
         for position, step in self.steps:
             step.add_to(plan, draws(position))

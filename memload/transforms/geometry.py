@@ -145,8 +145,9 @@ class Plan:
 
     Its pixels come from where ``height`` and ``width`` say. Outside of the source they have the
     value ``fill``, one for each channel, if ``padding_mode`` is "constant". If ``maps_pixels``,
-    each pixel then becomes ``factor · pixel + offset``, float64 ``(C,)`` each. Transforms add
-    themselves to a plan, whose ``dtype`` is that of the output so far.
+    each pixel then becomes ``factor · pixel + offset``, float64 ``(C,)`` each. Samples that are
+    ``bicubic``, bool ``(N,)``, are resized so, and the others bilinearly. Transforms add themselves
+    to a plan, whose ``dtype`` is that of the output so far.
     """
 
     height: Axis
@@ -156,6 +157,7 @@ class Plan:
     offset: np.ndarray
     dtype: torch.dtype
     memory_format: torch.memory_format
+    bicubic: np.ndarray
     antialias: bool = True
     maps_pixels: bool = False
     #: What `uploaded` returned, by function and device.
@@ -170,6 +172,11 @@ class Plan:
     def padding_mode(self) -> str:
         """What is outside of the images, one of `PADDING_MODES`."""
         return self.height.padding_mode
+
+    @functools.cached_property
+    def resizes_bicubically(self) -> bool:
+        """Whether pixels of any sample are interpolated bicubically."""
+        return self.resizes and bool(self.bicubic.any())
 
     def table(self) -> np.ndarray:
         """Return start, length, shift and flipped of height, then of width, int32 ``(8, N)``."""
@@ -200,18 +207,16 @@ class Plan:
 
 
 def weights(length: int, resized: int, antialias: bool) -> np.ndarray:
-    """Return the weights of the source pixels in each output pixel, float64 ``(resized, taps)``.
+    """Return the bilinear weights of the source pixels, float64 ``(resized, taps)``.
 
-    The first tap of output pixel ``i`` is the source pixel
-    ``max(((2·i + 1)·length - half + resized) // (2·resized), 0)``. This is the triangle filter of
+    The first tap of an output pixel is that of `first_pixels`. This is the triangle filter of
     Pillow and torch. It is two source pixels wide or, with ``antialias``, two output pixels if
     those are larger. Distances are in units of 1/(2·resized) of a source pixel, so they are
     integers; ``half`` is half the width of the filter.
     """
     half = 2 * max(length, resized) if antialias else 2 * resized
     centre = (2 * np.arange(resized) + 1)[:, np.newaxis] * length
-    # The source pixel before the first one has a weight of 0.
-    first = np.maximum((centre - half + resized) // (2 * resized), 0)
+    first = first_pixels(length, resized, antialias)[:, np.newaxis]
     pixels = first + np.arange(-(-half // resized) + 1)
     distance = np.maximum(half - np.abs((2 * pixels + 1) * resized - centre), 0)
     distance = distance * (pixels < length)
@@ -219,8 +224,19 @@ def weights(length: int, resized: int, antialias: bool) -> np.ndarray:
     return normalised
 
 
+def first_pixels(length: int, resized: int, antialias: bool) -> np.ndarray:
+    """Return the first source pixel with a bilinear weight above 0 in each output pixel.
+
+    For output pixel ``i`` that is ``max(((2·i + 1)·length - half + resized) // (2·resized), 0)``,
+    with the ``half`` of `weights`.
+    """
+    half = 2 * max(length, resized) if antialias else 2 * resized
+    centre = (2 * np.arange(resized) + 1) * length
+    return np.maximum((centre - half + resized) // (2 * resized), 0)
+
+
 def precision(axis: Axis, antialias: bool) -> np.ndarray:
-    """Return the bits after the binary point of each sample's weights, int8 ``(N,)``."""
+    """Return the bits after the binary point of each sample's bilinear weights, ``(N,)``."""
     if axis.resized is None:
         return np.zeros_like(axis.length, np.int8)
     table = _precision_table(axis.resized, antialias)
@@ -241,12 +257,16 @@ def _precision_table(resized: int, antialias: bool) -> np.ndarray:
 
 
 def precision_of(length: int, resized: int, antialias: bool) -> int:
+    """Return how many bits after the binary point torch keeps of bilinear weights."""
+    return bits_for(float(weights(length, resized, antialias).max()))
+
+
+def bits_for(largest: float) -> int:
     """Return how many bits after the binary point torch keeps of the weights of uint8 images.
 
     torch rounds them to 16 bits, and shifts them as far as the largest weight allows (see
     ``compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``).
     """
-    largest = weights(length, resized, antialias).max()
     for bits in range(_MAX_PRECISION):
         if int(0.5 + largest * (1 << bits + 1)) >= 1 << 15:
             return bits

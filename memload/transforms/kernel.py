@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memload.transforms.geometry import PADDING_MODES, Plan, precision
+from memload.transforms.resampling import filters_of
 
 #: What a program makes: rows, columns times channels, strips of so many rows; and the number of
 #: warps. On an H200, 256 images of 224×224 are flipped and normalised to bfloat16 in 47 µs, and in
@@ -19,17 +20,20 @@ from memload.transforms.geometry import PADDING_MODES, Plan, precision
 #: computes the weights of all rows of its tile, so twice the rows and warps take 153 µs, and twice
 #: the warps alone 176 µs.
 _TILE_MOVED, _TILE_RESIZED = (16, 256, 1, 4), (4, 256, 4, 2)
+#: The same for filters of a table. A thread has one column and takes 221 registers (sm_90, three
+#: channels). With `_TILE_RESIZED` it has four, and 40 registers do not fit. Not timed yet.
+_TILE_BY_TABLE = 8, 128, 2, 4
 #: Rows and columns that a program makes of a mask.
 _TILE_OF_MASK = 32, 64
-#: How many integers `_parameters` has for each sample.
-_PER_SAMPLE = tl.constexpr(12)
+#: How many integers `_parameters` has for each sample, and how many numbers for each channel.
+_PER_SAMPLE, _PER_CHANNEL = tl.constexpr(12), tl.constexpr(3)
 
 
 def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     """Carry out a plan for uint8 images ``(N, C, H, W)`` of any strides.
 
     They are the plan's samples from ``first_in_plan``. The result has the same bits as that of
-    `reference`, except for images resized to a width of 1 pixel. Sides have at most
+    `reference`, except for images resized bilinearly to a width of 1 pixel. Sides have at most
     `geometry.LARGEST_SIDE` pixels.
     """
     count, channels, height, width = images.shape
@@ -47,14 +51,16 @@ def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 32:
         images = images.contiguous(memory_format=torch.channels_last)
     dense = images.stride(1) == out.stride(1) == 1 and images.stride(3) == out.stride(3) == channels
-    rows, columns, strips, warps = _TILE_RESIZED if plan.resizes else _TILE_MOVED
+    tile = _TILE_RESIZED if plan.resizes else _TILE_MOVED
+    rows, columns, strips, warps = _TILE_BY_TABLE if plan.resizes_bicubically else tile
     tiles = triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
     with torch.cuda.device(images.device if images.is_cuda else -1):
         _kernel[(count * tiles,)](
             images, out, plan.uploaded(_parameters, images.device), first_in_plan,
             height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
             len(plan.height.start), *images.stride(), *out.stride(),
-            C=channels, RESIZE=plan.resizes, ANTIALIAS=plan.antialias, AFFINE=plan.maps_pixels,
+            C=channels, RESIZE=plan.resizes, TABLE=plan.resizes_bicubically,
+            ANTIALIAS=plan.antialias, AFFINE=plan.maps_pixels,
             INSIDE=plan.height.inside and plan.width.inside, PADDING=_padding(plan), DENSE=dense,
             ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
             enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
@@ -96,18 +102,23 @@ def _parameters(plan: Plan) -> np.ndarray:
 
     First come 12 rows with a number for each sample: `Plan.table`, the precisions of height and
     width, and whether each was mirrored. Then come 3 rows with a float32 for each channel: factor,
-    offset and fill.
+    offset and fill. If any sample is resized bicubically, `Filters.places` and the table of these
+    follow. The places are then counted from the first parameter.
     """
     table, channels = plan.table(), len(plan.fill)
     rows, count = _PER_SAMPLE.value, table.shape[1]
-    parameters = np.empty(rows * count + 3 * channels, np.int32)
+    parameters = np.empty(rows * count + _PER_CHANNEL.value * channels, np.int32)
     per_sample = parameters[: rows * count].reshape(rows, count)
     per_sample[:8] = table
+    per_sample[10], per_sample[11] = plan.height.mirrored, plan.width.mirrored
+    per_channel = parameters[rows * count :].view(np.float32).reshape(-1, channels)
+    per_channel[:] = plan.factor, plan.offset, plan.fill
+    if plan.resizes_bicubically:
+        per_sample[8:10], places, filters = filters_of(plan)
+        places[:2] += parameters.size + places.size
+        return np.concatenate([parameters, places.ravel(), *filters])
     per_sample[8] = precision(plan.height, plan.antialias)
     per_sample[9] = precision(plan.width, plan.antialias)
-    per_sample[10], per_sample[11] = plan.height.mirrored, plan.width.mirrored
-    per_channel = parameters[rows * count :].view(np.float32).reshape(3, channels)
-    per_channel[:] = plan.factor, plan.offset, plan.fill
     return parameters
 
 
@@ -116,9 +127,9 @@ def _kernel(
     source, out, parameters, first,
     height, width, extent_y, extent_x, resized_y, resized_x, count,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
-    C: tl.constexpr, RESIZE: tl.constexpr, ANTIALIAS: tl.constexpr, AFFINE: tl.constexpr,
-    INSIDE: tl.constexpr, PADDING: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, STRIPS: tl.constexpr,
+    C: tl.constexpr, RESIZE: tl.constexpr, TABLE: tl.constexpr, ANTIALIAS: tl.constexpr,
+    AFFINE: tl.constexpr, INSIDE: tl.constexpr, PADDING: tl.constexpr, DENSE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr,
 ):  # fmt: skip
     """Make one tile of the output.
 
@@ -134,6 +145,9 @@ def _kernel(
       box, half its width, the number of its taps, the sum of its distances, and 2^bits / total; see
       `_filter`.
     - bits: how many bits of the weights are after the binary point; see `geometry.precision`.
+
+    If any sample of the plan is bicubic (``TABLE``), filters come from a table instead; see
+    `_by_table`. Without a bicubic sample, the code is that of a kernel that knows no tables.
 
     The parameter ``first`` has no axis: it is the batch's first sample in the plan.
     """
@@ -170,9 +184,14 @@ def _kernel(
             _shown(from_x, resized_x, PADDING),
             tl.load(mine + 9 * count),
         )
-        first_x, half_x, taps_x, total_x, unit_x = _filter(
-            shown_x, length_x, resized_x, bits_x, ANTIALIAS
-        )
+        if TABLE:
+            places = mine + _PER_SAMPLE * count + _PER_CHANNEL * C
+            rows_y, rows_x = parameters + tl.load(places), parameters + tl.load(places + count)
+            taps_y, taps_x = tl.load(places + 2 * count), tl.load(places + 3 * count)
+        else:
+            first_x, half_x, taps_x, total_x, unit_x = _filter(
+                shown_x, length_x, resized_x, bits_x, ANTIALIAS
+            )
     for strip in range(STRIPS):
         y = (program // across % down * STRIPS + strip) * ROWS + tl.arange(0, ROWS)
         from_y = tl.where(flipped_y, extent_y - 1 - y, y) + shift_y
@@ -182,34 +201,43 @@ def _kernel(
                 _shown(from_y, resized_y, PADDING),
                 tl.load(mine + 8 * count),
             )
-            first_y, half_y, taps_y, total_y, unit_y = _filter(
-                shown_y, length_y, resized_y, bits_y, ANTIALIAS
-            )
-            value = tl.zeros(in_output.shape, tl.int32) + (1 << bits_y >> 1)
-            for i in range(taps_y):
-                weight_y = _weight(
-                    first_y + i, shown_y, length_y, resized_y, half_y, total_y, unit_y, bits_y
+            if TABLE:
+                value = _by_table(
+                    source, channel_offset, in_output, fill, shown_y, shown_x, rows_y, rows_x,
+                    taps_y, taps_x, bits_y, bits_x, start_y, start_x, length_y, length_x,
+                    height, width, resized_y, resized_x, source_y, source_x, INSIDE, PADDING,
+                )  # fmt: skip
+            else:
+                first_y, half_y, taps_y, total_y, unit_y = _filter(
+                    shown_y, length_y, resized_y, bits_y, ANTIALIAS
                 )
-                pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height, PADDING)
-                row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
-                row = tl.zeros(in_output.shape, tl.int32) + (1 << bits_x >> 1)
-                # Two taps are enough unless the box shrinks. Unrolled, their weights are computed
-                # once for all strips.
-                for j in tl.static_range(2):
-                    row += _tap(
-                        j, source, channel_offset, row_offset, mask, fill, shown_x, start_x,
-                        length_x, width, resized_x, first_x, half_x, total_x, unit_x, bits_x,
-                        source_x, INSIDE, PADDING,
-                    )  # fmt: skip
-                for j in range(2, taps_x):
-                    row += _tap(
-                        j, source, channel_offset, row_offset, mask, fill, shown_x, start_x,
-                        length_x, width, resized_x, first_x, half_x, total_x, unit_x, bits_x,
-                        source_x, INSIDE, PADDING,
-                    )  # fmt: skip
-                # As torch does it: rows first, rounded to 8 bits, then columns.
-                value += tl.minimum(row >> bits_x, 255) * weight_y[None, :]
-            value = tl.minimum(value >> bits_y, 255)
+                value = tl.zeros(in_output.shape, tl.int32) + (1 << bits_y >> 1)
+                for i in range(taps_y):
+                    weight_y = _weight(
+                        first_y + i, shown_y, length_y, resized_y, half_y, total_y, unit_y, bits_y
+                    )
+                    pixel_y, inside_y = _source_pixel(
+                        first_y + i, start_y, length_y, height, PADDING
+                    )
+                    row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
+                    row = tl.zeros(in_output.shape, tl.int32) + (1 << bits_x >> 1)
+                    # Two taps are enough unless the box shrinks. Unrolled, their weights are
+                    # computed once for all strips.
+                    for j in tl.static_range(2):
+                        row += _tap(
+                            j, source, channel_offset, row_offset, mask, fill, shown_x, start_x,
+                            length_x, width, resized_x, first_x, half_x, total_x, unit_x, bits_x,
+                            source_x, INSIDE, PADDING,
+                        )  # fmt: skip
+                    for j in range(2, taps_x):
+                        row += _tap(
+                            j, source, channel_offset, row_offset, mask, fill, shown_x, start_x,
+                            length_x, width, resized_x, first_x, half_x, total_x, unit_x, bits_x,
+                            source_x, INSIDE, PADDING,
+                        )  # fmt: skip
+                    # As torch does it: rows first, rounded to 8 bits, then columns.
+                    value += tl.minimum(row >> bits_x, 255) * weight_y[None, :]
+                value = tl.minimum(value >> bits_y, 255)
             if PADDING == 0 and not INSIDE:
                 shown = ((from_y >= 0) & (from_y < resized_y))[None, :] & (
                     (from_x >= 0) & (from_x < resized_x)
@@ -245,6 +273,41 @@ def _kernel(
 
 
 @triton.jit
+def _by_table(
+    source, channel_offset, in_output, fill, shown_y, shown_x, rows_y, rows_x,
+    taps_y, taps_x, bits_y, bits_x, start_y, start_x, length_y, length_x,
+    height, width, resized_y, resized_x, source_y, source_x,
+    INSIDE: tl.constexpr, PADDING: tl.constexpr,
+):  # fmt: skip
+    """Return what a tile is resized to, by filters of a table, whose ``rows`` are `Filter.rows`.
+
+    Each pass ends between 0 and 255, as torch does it: bicubic weights can be below 0.
+    """
+    first_y, first_x = tl.load(rows_y + shown_y), tl.load(rows_x + shown_x)
+    value = tl.zeros(in_output.shape, tl.int32) + (1 << bits_y >> 1)
+    for i in range(taps_y):
+        weight_y = tl.load(rows_y + (i + 1) * resized_y + shown_y)
+        pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height, PADDING)
+        row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
+        row = tl.zeros(in_output.shape, tl.int32) + (1 << bits_x >> 1)
+        # Four taps are enough unless the box shrinks, and every filter has so many rows.
+        for j in tl.static_range(4):
+            weight = tl.load(rows_x + (j + 1) * resized_x + shown_x)
+            row += weight[:, None] * _tap_pixels(
+                first_x + j, source, channel_offset, row_offset, mask, fill, start_x, length_x,
+                width, source_x, INSIDE, PADDING,
+            )  # fmt: skip
+        for j in range(4, taps_x):
+            weight = tl.load(rows_x + (j + 1) * resized_x + shown_x)
+            row += weight[:, None] * _tap_pixels(
+                first_x + j, source, channel_offset, row_offset, mask, fill, start_x, length_x,
+                width, source_x, INSIDE, PADDING,
+            )  # fmt: skip
+        value += tl.minimum(tl.maximum(row >> bits_x, 0), 255) * weight_y[None, :]
+    return tl.minimum(tl.maximum(value >> bits_y, 0), 255)
+
+
+@triton.jit
 def _tap(
     j, source, channel_offset, row_offset, mask, fill, shown_x, start_x, length_x,
     width, resized_x, first_x, half_x, total_x, unit_x, bits_x, source_x,
@@ -252,7 +315,20 @@ def _tap(
 ):  # fmt: skip
     """Return what source pixel ``first_x + j`` contributes to each pixel of a row."""
     weight = _weight(first_x + j, shown_x, length_x, resized_x, half_x, total_x, unit_x, bits_x)
-    pixel_x, inside_x = _source_pixel(first_x + j, start_x, length_x, width, PADDING)
+    value = _tap_pixels(
+        first_x + j, source, channel_offset, row_offset, mask, fill, start_x, length_x,
+        width, source_x, INSIDE, PADDING,
+    )  # fmt: skip
+    return value * weight[:, None]
+
+
+@triton.jit
+def _tap_pixels(
+    pixel, source, channel_offset, row_offset, mask, fill, start_x, length_x,
+    width, source_x, INSIDE: tl.constexpr, PADDING: tl.constexpr,
+):  # fmt: skip
+    """Return the value of a pixel of the box for each pixel of a row."""
+    pixel_x, inside_x = _source_pixel(pixel, start_x, length_x, width, PADDING)
     where = (row_offset + (pixel_x * source_x + channel_offset)[:, None]).to(tl.uint32)
     if INSIDE:
         value = tl.load(source + where)
@@ -262,7 +338,7 @@ def _tap(
     value = value.to(tl.int32)
     if not INSIDE:
         value = tl.where(mask, value, fill)
-    return value * weight[:, None]
+    return value
 
 
 @triton.jit

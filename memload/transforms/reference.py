@@ -17,9 +17,10 @@ def reference(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
 
     They are the plan's samples from ``first_in_plan``.
 
-    On the CPU, uint8 images are resized as uint8, and the kernel gives the same bits, except for a
-    width of 1 pixel. On other devices they are resized as float32. In these two cases, the results
-    here and of the kernel may differ by 1.
+    On the CPU, uint8 images are resized as uint8, and the kernel gives the same bits, except for
+    bilinear results with a width of 1 pixel, which may differ by 1. On other devices they are
+    resized as float32, and differ from the kernel's by 1 where rows and columns are rounded to 8
+    bits in between, or more if a bicubic value is cut off there.
     """
     count, channels = images.shape[:2]
     height, width = plan.height.extent, plan.width.extent
@@ -33,11 +34,12 @@ def reference(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     # Channels last, work on whole rows of W·C values: torch is slow with a last dimension of 3.
     affine = affine[:, :, np.newaxis] if planar else np.tile(affine, width)
     factor_and_offset = upload(affine, device)
-    table = plan.table()[:, first_in_plan : first_in_plan + count]
+    samples = slice(first_in_plan, first_in_plan + count)
+    table, bicubic = plan.table()[:, samples], plan.bicubic[samples]
     step = max(1, _CHUNK_VALUES // (height * width * channels))
     for start in range(0, count, step):
         chunk = slice(start, start + step)
-        moved, target = _move(images[chunk], table[:, chunk], plan), out[chunk]
+        moved, target = _move(images[chunk], table[:, chunk], bicubic[chunk], plan), out[chunk]
         if not planar:
             moved, target = moved.permute(0, 2, 3, 1), target.permute(0, 2, 3, 1)
         if plan.maps_pixels:
@@ -74,19 +76,22 @@ def reference_masks(masks: Tensor, plan: Plan, fill: int, first_in_plan: int = 0
     return out
 
 
-def _move(images: Tensor, table: np.ndarray, plan: Plan) -> Tensor:
-    """Crop, resize, crop again and flip. ``table`` is the part of `Plan.table` for these images."""
+def _move(images: Tensor, table: np.ndarray, bicubic: np.ndarray, plan: Plan) -> Tensor:
+    """Crop, resize, crop again and flip.
+
+    ``table`` and ``bicubic`` are the parts of `Plan.table` and the plan's for these images.
+    """
     height, width = plan.height, plan.width
     if not (height.unchanged and width.unchanged):
         size = None
         if height.resized is not None and width.resized is not None:
             size = height.resized, width.resized
-        images = _take_boxes(images, table[[0, 1, 4, 5]], plan, size)
+        images = _take_boxes(images, table[[0, 1, 4, 5]], bicubic, plan, size)
         extents = height.extent, width.extent
         if size not in (None, extents) or table[[2, 6]].any():
             windows = table[[2, 1, 6, 5]]
             windows[1], windows[3] = extents
-            images = _take_boxes(images, windows, plan)
+            images = _take_boxes(images, windows, bicubic, plan)
     for flipped, dim in ((table[3], -2), (table[7], -1)):
         if flipped.any():
             which = upload(flipped != 0, images.device)[:, None, None, None]
@@ -95,11 +100,15 @@ def _move(images: Tensor, table: np.ndarray, plan: Plan) -> Tensor:
 
 
 def _take_boxes(
-    images: Tensor, boxes: np.ndarray, plan: Plan, size: tuple[int, int] | None = None
+    images: Tensor,
+    boxes: np.ndarray,
+    bicubic: np.ndarray,
+    plan: Plan,
+    size: tuple[int, int] | None = None,
 ) -> Tensor:
     """Return a box of each image, resized to ``size``. Around the images is the plan's padding.
 
-    ``boxes`` ``(4, N)`` are top, height, left and width.
+    ``boxes`` ``(4, N)`` are top, height, left and width. ``bicubic`` ``(N,)`` says how to resize.
     """
     starts, lengths = boxes[::2], boxes[1::2]
     extents = np.array(images.shape[2:])
@@ -108,18 +117,21 @@ def _take_boxes(
     if top_left.any() or bottom_right.any():
         images, starts = _pad(images, top_left, bottom_right, plan), starts + top_left[:, None]
     (tops, lefts), (heights, widths) = starts.tolist(), lengths.tolist()
-    if (boxes == boxes[:, :1]).all():
+    if (boxes == boxes[:, :1]).all() and (size is None or (bicubic == bicubic[0]).all()):
         images = images[..., tops[0] : tops[0] + heights[0], lefts[0] : lefts[0] + widths[0]]
-        return images if size is None else _resize(images, size, plan.antialias)
+        return images if size is None else _resize(images, size, plan.antialias, bicubic[0])
     parts = [
         images[index : index + 1, :, top : top + height, left : left + width]
         for index, (top, height, left, width) in enumerate(
             zip(tops, heights, lefts, widths, strict=True)
         )
     ]
-    return torch.cat(
-        [part if size is None else _resize(part, size, plan.antialias) for part in parts]
-    )
+    if size is not None:
+        parts = [
+            _resize(part, size, plan.antialias, is_bicubic)
+            for part, is_bicubic in zip(parts, bicubic, strict=True)
+        ]
+    return torch.cat(parts)
 
 
 def _pad(images: Tensor, before: np.ndarray, after: np.ndarray, plan: Plan) -> Tensor:
@@ -149,19 +161,28 @@ def _pad(images: Tensor, before: np.ndarray, after: np.ndarray, plan: Plan) -> T
     return padded
 
 
-def _resize(images: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
-    """Resize bilinearly. uint8 becomes uint8."""
-    if size[1] == 1 and size[0] > 1:  # torch 2.13 returns wrong pixels for a width of 1
-        return _resize(images.mT, (1, size[0]), antialias).mT
+def _resize(images: Tensor, size: tuple[int, int], antialias: bool, bicubic: bool) -> Tensor:
+    """Resize bicubically or bilinearly. uint8 becomes uint8."""
+    is_uint8, on_cpu = images.dtype == torch.uint8, images.device.type == "cpu"
+    # torch 2.13 returns wrong pixels for a width of 1.
+    if size[1] == 1 and bicubic and is_uint8 and on_cpu:
+        # With one channel they are right. Columns first would cut other values off in between.
+        planes = images.clone(memory_format=torch.contiguous_format).flatten(0, 1)[:, None]
+        resized = interpolate(planes, size, mode="bicubic", antialias=antialias)
+        return resized.view(*images.shape[:2], *size)
+    if size[1] == 1 and size[0] > 1:
+        return _resize(images.mT, (1, size[0]), antialias, bicubic).mT
     if 1 in images.shape[2:]:  # a side of 1 may have any stride, and torch would use it
         images = images.clone(memory_format=torch.contiguous_format)
-    is_uint8 = images.dtype == torch.uint8
     # torch resizes uint8 on the CPU only, and fails at a single pixel.
-    uint8_works = images.device.type == "cpu" and size != (1, 1)
+    uint8_works = on_cpu and size != (1, 1)
     as_it_is = uint8_works if is_uint8 else images.dtype.itemsize > 2
     source = images if as_it_is else images.float()
-    resized = interpolate(source, size, mode="bilinear", antialias=antialias)
-    return (resized.round_() if is_uint8 and not as_it_is else resized).to(images.dtype)
+    mode = "bicubic" if bicubic else "bilinear"
+    resized = interpolate(source, size, mode=mode, antialias=antialias)
+    if is_uint8 and not as_it_is:
+        resized = resized.round_().clamp_(0, 255)
+    return resized.to(images.dtype)
 
 
 def _scale(out: Tensor, values: Tensor, factor: Tensor, offset: Tensor) -> None:

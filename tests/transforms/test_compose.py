@@ -209,7 +209,8 @@ def test_columns_come_back_when_they_were_given() -> None:
 
 def test_repr_shows_what_is_done_in_one_pass() -> None:
     assert repr(transforms.evaluate(224)) == (
-        "Compose(\n    Fused(Resize(size=256, max_size=None, antialias=True), "
+        "Compose(\n    "
+        "Fused(Resize(size=256, max_size=None, interpolation=bilinear, antialias=True), "
         "CenterCrop(size=(224, 224)), "
         "Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), "
         "ToDtype(dtype=torch.float32, scale=False)),\n)"
@@ -356,7 +357,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.CenterCrop((1, 2, 3)), r"CenterCrop: size .*, not \(1, 2, 3\)"),
     (lambda: T.Resize(8, max_size=8), "Resize: max_size .*, not 8 with size 8"),
     (lambda: T.Resize(None), "Resize: neither size nor max_size was given"),
-    (lambda: T.Resize(8, "bicubic"), "interpolation must be 'bilinear', not 'bicubic'"),
+    (lambda: T.Resize(8, "box"), "interpolation must be 'bilinear', 'bicubic' or .*, not 'box'"),
+    (lambda: T.RandomResizedCrop(8, interpolation=0), "interpolation must be .*, not 0"),
     (lambda: T.Resize(8, antialias="no"), "antialias must be True or False, not 'no'"),
     (lambda: T.RandomCrop(4, padding=-1), "RandomCrop: padding must be .*, not -1"),
     (lambda: T.RandomCrop(4, padding_mode="wrap"), "padding_mode .*'symmetric', not 'wrap'"),

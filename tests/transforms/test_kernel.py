@@ -65,10 +65,14 @@ def steps(rng: random.Random, channels: int, largest: int) -> list[transforms.Tr
             (side(), side()), rng.randint(0, 4), pad_if_needed=True, fill=rng.randint(0, 255)
         ),
     ])  # fmt: skip
-    size = (side(), max(2, side()))  # to a width of 1, the reference may differ by 1
+    interpolation = rng.choice(["bilinear", "bilinear", "bicubic", "bicubic", "random"])
+    # To a width of 1, bilinear pixels of the reference may differ by 1.
+    size = (side(), max(1 if interpolation == "bicubic" else 2, side()))
     resize = rng.choice([
-        transforms.Resize(size, antialias=antialias),
-        transforms.RandomResizedCrop(size, scale=(0.01, 1), antialias=antialias),
+        transforms.Resize(size, interpolation, antialias=antialias),
+        transforms.RandomResizedCrop(
+            size, scale=(0.01, 1), interpolation=interpolation, antialias=antialias
+        ),
     ])  # fmt: skip
     flips = (transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip())
     moves = rng.choice([[], [crop], [resize], [resize], [crop, resize], [resize, crop]])

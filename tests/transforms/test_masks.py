@@ -88,7 +88,8 @@ def expected_masks(
         count, height, width = masks.shape
         rows, columns = Recorded(height, count), Recorded(width, count)
         plan = Plan(
-            rows, columns, (0.0,) * 3, np.ones(3), np.zeros(3), torch.uint8, torch.channels_last
+            *(rows, columns, (0.0,) * 3, np.ones(3), np.zeros(3), torch.uint8, torch.channels_last),
+            bicubic=np.zeros(count, bool),
         )
         step.add_to(plan, Draws(samples, position=position, **draw))  # type: ignore[attr-defined]
         moved = []
@@ -110,7 +111,12 @@ def draw_steps(data: st.DataObject) -> list[Any]:
         ),
         sides.map(transforms.Resize),
         st.integers(8, 40).map(lambda longest: transforms.Resize(None, max_size=longest)),
-        st.builds(transforms.RandomResizedCrop, sides, antialias=st.booleans()),
+        st.builds(
+            transforms.RandomResizedCrop,
+            sides,
+            interpolation=st.sampled_from(["bilinear", "bicubic", "random"]),
+            antialias=st.booleans(),
+        ),
         st.just(transforms.RandomHorizontalFlip()),
         st.just(transforms.RandomVerticalFlip()),
         st.just(transforms.RandomGrayscale()),
