@@ -1,12 +1,11 @@
 """TrivialAugmentWide, RandAugment and AutoAugment: operations drawn for each sample.
 
-draws ─▶ draw(draws) ─▶ Drawn, a list ─▶ the samples of each operation are put side by side,
-         an operation and a magnitude     changed by one call, and put back
-         for each sample
+draws ─▶ draw ─▶ Drawn: an operation and a ─▶ change_each: the samples of each operation are put
+                 magnitude for each sample    side by side, changed by one call, and put back
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -79,10 +78,8 @@ class Automatic(Transform):
         fill = self.fill
         if fill is not None:
             fill = per_channel(self, "fill", fill, channels, images.dtype)
-        changed = images
-        for drawn in self.draw(draws, height, width):
-            changed = change_each(changed, drawn, self.interpolation, fill)
-        return (images.clone() if changed is images else changed), columns
+        steps = self.draw(draws, height, width)
+        return change_each(images, steps, self.interpolation, fill), columns
 
 
 class TrivialAugmentWide(Automatic):
@@ -283,39 +280,46 @@ def _interpolation(owner: Transform, interpolation: Any) -> Interpolation:
     return names[value]
 
 
-def change_each(images: Tensor, drawn: Drawn, interpolation: Interpolation, fill: Fill) -> Tensor:
-    """Return images in new memory, each changed by the operation that was drawn for it."""
-    # What moves pixels has one matrix an image, so all of it is one group.
-    groups = np.where(_MOVES[drawn.operation], _MOVING, drawn.operation)
-    order = np.argsort(groups, kind="stable")
-    places, places_back = upload(np.stack([order, order.argsort()]), images.device)
-    side_by_side = _take(images, places)
-    numbers, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
-    for number, start, end in zip(numbers, starts, starts + counts, strict=True):
-        some, samples = side_by_side[start:end], order[start:end]
-        magnitude = drawn.magnitude[samples]
-        if number == _MOVING:
-            matrices = _matrices(drawn.operation[samples], magnitude, *images.shape[2:])
-            side_by_side[start:end] = warp(some, matrices, interpolation, fill)
-        elif number != NUMBERS["Identity"]:
-            side_by_side[start:end] = _CHANGES[OPERATIONS[number]](some, magnitude)
-    return _take(side_by_side, places_back)
+def change_each(
+    images: Tensor, steps: Sequence[Drawn], interpolation: Interpolation, fill: Fill
+) -> Tensor:
+    """Return images in new memory, each changed by what was drawn for it, one step after another.
+
+    ``fill`` is as for `warp`.
+    """
+    changed, places = images, np.arange(len(images))  # where each sample is among the changed
+    for drawn in steps:
+        # What moves pixels has one matrix an image, so all of it is one group.
+        groups = np.where(_MOVES[drawn.operation], _MOVING, drawn.operation)
+        order = groups.argsort(kind="stable")
+        changed, places = _take(changed, places[order]), order.argsort()
+        numbers, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
+        for number, start, end in zip(numbers, starts, starts + counts, strict=True):
+            of_group = Drawn(drawn.operation[order[start:end]], drawn.magnitude[order[start:end]])
+            if number == _MOVING:
+                matrices = _matrices(of_group, *images.shape[2:])
+                changed[start:end] = warp(changed[start:end], matrices, interpolation, fill)
+            elif number != NUMBERS["Identity"]:
+                change = _CHANGES[OPERATIONS[number]]
+                changed[start:end] = change(changed[start:end], of_group.magnitude)
+    return _take(changed, places)
 
 
-def _take(images: Tensor, places: Tensor) -> Tensor:
-    """Return the images at these places, in the same layout."""
+def _take(images: Tensor, places: np.ndarray) -> Tensor:
+    """Return the images at these places in new memory, in the same layout."""
     if not len(places):
         return images.clone()
     # index_select copies whole rows of memory, in 6 µs for an image of 224² on a core. An index in
     # brackets goes value by value, in 210 µs.
     is_last = images.is_contiguous(memory_format=torch.channels_last)
     rows = images.permute(0, 2, 3, 1) if is_last else images.contiguous()
-    taken = rows.flatten(1).index_select(0, places).view(rows.shape)
+    taken = rows.flatten(1).index_select(0, upload(places, images.device)).view(rows.shape)
     return taken.permute(0, 3, 1, 2) if is_last else taken
 
 
-def _matrices(operation: np.ndarray, magnitude: np.ndarray, height: int, width: int) -> np.ndarray:
+def _matrices(drawn: Drawn, height: int, width: int) -> np.ndarray:
     """Return the matrices for `warp` of shears, translations and rotations."""
+    operation, magnitude = drawn
     shear_x, shear_y, shift_x, shift_y, angle = np.where(
         operation == np.arange(1, 6)[:, np.newaxis], magnitude, 0
     )

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -204,6 +205,20 @@ def test_what_an_image_gets_depends_on_its_sample_alone(make_images: Make) -> No
         order = np.random.default_rng(0).permutation(64)[:20]
         assert torch.equal(step(images[order], samples=order, seed=3, epoch=1), whole[order])
         assert not torch.equal(step(images, samples=samples, seed=3, epoch=2), whole)
+
+
+def test_they_are_steps_among_others(make_images: Make) -> None:
+    images, samples = make_images(64), np.arange(64)
+    flip, augment = transforms.RandomHorizontalFlip(), transforms.RandAugment()
+    both = transforms.Compose([flip, augment, transforms.Normalize("imagenet")])
+    found = pickle.loads(pickle.dumps(both))(images, samples=samples)
+    flipped = flip(images, samples=samples)
+    (expected, _) = augment.apply(flipped, {}, Draws(samples, 0, 0, 1, 0))
+    assert torch.equal(found, transforms.Normalize("imagenet")(expected))
+    some = transforms.RandomApply([transforms.TrivialAugmentWide()], p=0.5)
+    changed = (some(images, samples=samples) != images).flatten(1).any(1)
+    assert 15 < changed.sum() < 45
+    assert both.moves_pixels
 
 
 def test_no_operation_is_a_copy(make_images: Make) -> None:
