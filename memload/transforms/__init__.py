@@ -8,7 +8,7 @@ Names, arguments, defaults and arithmetic are those of torchvision. See `Transfo
 a transform, and `Compose` for what is fused. ``train(224)`` and ``evaluate(224)`` are the usual
 recipes for ImageNet.
 
-Crops, resizes and flips move masks, points and boxes together with the images. In a Loader these
+What moves pixels moves masks, points and boxes together with the images. In a Loader these
 are all those of the data set; elsewhere, a `Compose` names the columns:
 
 >>> both = transforms.Compose([transforms.RandomResizedCrop(224)], masks=["mask"], boxes=["boxes"])
@@ -48,7 +48,7 @@ Each module imports only modules above it:
     pixels      Normalize and ToDtype
     lookup      RandomSolarize, RandomPosterize, RandomInvert, RandomAutocontrast, RandomEqualize
     color       ColorJitter and RandomGrayscale
-    warping     warp: affine maps and perspectives, a matrix for each sample
+    warping     RandomAffine, RandomRotation and RandomPerspective: a matrix for each sample
     filtering   RandomAdjustSharpness and GaussianBlur
     policies    what is drawn for TrivialAugment, RandAugment and AutoAugment
     automatic   TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
@@ -88,6 +88,7 @@ from memload.transforms.mixing import CutMix, MixUp
 from memload.transforms.pixels import Normalize, ToDtype
 from memload.transforms.recipes import evaluate, train
 from memload.transforms.transform import Transform
+from memload.transforms.warping import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
     "AutoAugment",
@@ -101,6 +102,7 @@ __all__ = [
     "Normalize",
     "RandAugment",
     "RandomAdjustSharpness",
+    "RandomAffine",
     "RandomApply",
     "RandomAutocontrast",
     "RandomChoice",
@@ -110,8 +112,10 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomPerspective",
     "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",

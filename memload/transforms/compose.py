@@ -25,9 +25,9 @@ class Compose(Transform):
     So does any callable or module that takes images and returns images, such as
     ``torch.nn.AvgPool2d``. `repr` shows the passes. For how to call it see `Transform`.
 
-    Every crop, resize and flip also moves the columns named by ``points``, ``masks`` and ``boxes``,
-    with the same random numbers. By default these are none, and in a Loader all those of the data
-    set that are in its batches. Lists that are given stay, also empty ones.
+    What moves pixels also moves the columns named by ``points``, ``masks`` and ``boxes``, with the
+    same random numbers. By default these are none, and in a Loader all those of the data set that
+    are in its batches. Lists that are given stay, also empty ones.
 
     - ``points`` ``(N, K, 2)`` are x and y in pixels. Pixel centres have integer coordinates: (0, 0)
       is the centre of the top left pixel.

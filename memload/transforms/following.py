@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +20,29 @@ KINDS = ("points", "masks", "boxes")
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
+class Movement(Protocol):
+    """How the pixels of a batch move, for what follows them.
+
+    That of a crop, a resize or a flip is a `PlannedMovement`. Other transforms that move pixels
+    have a method ``movement(images, draws)``, which returns one.
+    """
+
+    def points(self, points: Tensor) -> Tensor:
+        """Return points ``(N, K, 2)`` where the pixels below them went."""
+
+    def masks(self, masks: Tensor, fill: int) -> Tensor:
+        """Return masks ``(N, H, W)`` of signed integers or uint8 that moved; ``fill`` outside."""
+
+    def boxes(self, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return where boxes ``(N, K, 4)`` went, and the size of the images.
+
+        These are the smallest and the largest x and y, ``(N, K, 2)``, and the width and height.
+        """
+
+
 @dataclass(frozen=True)
 class Followers:
-    """The names of the columns that every crop, resize and flip moves together with the images.
+    """The names of the columns that all that moves pixels moves together with the images.
 
     For their shapes, ``mask_fill`` and ``min_area`` see `Compose`.
     """
@@ -94,53 +114,79 @@ class Followers:
                 raise wrong(owner, subject, expected, f"on {mask.device}")
 
     def move(
-        self,
-        columns: TensorsByName,
-        plan: Plan,
-        first_in_plan: int,
-        moved_boxes: dict[str, "MovedBoxes"],
+        self, columns: TensorsByName, movement: Movement, moved_boxes: dict[str, "MovedBoxes"]
     ) -> TensorsByName:
-        """Return the columns, moved as the plan moves images from ``first_in_plan`` on.
+        """Return the columns, moved as the images are.
 
         ``moved_boxes`` are the boxes of the last call, by name. They are replaced by the new ones.
         """
         moved = dict(columns)
         for name in self.points:
-            moved[name] = _move_points(columns[name], plan, first_in_plan)
+            moved[name] = movement.points(columns[name])
         for name in self.masks:
-            moved[name] = move_masks(columns[name], plan, self.mask_fill, first_in_plan)
+            moved[name] = move_masks(columns[name], movement, self.mask_fill)
         for name in self.boxes:
             boxes, last = columns[name], moved_boxes.get(name)
             # If a Transform returned other boxes, their full area counts again.
             if last is None or last.boxes is not boxes:
                 last = MovedBoxes(boxes, torch.ones_like(boxes[..., 0]))
-            moved_boxes[name] = _move_boxes(last, plan, first_in_plan, self.min_area)
+            moved_boxes[name] = _move_boxes(last, movement, self.min_area)
             moved[name] = moved_boxes[name].boxes
         return moved
 
 
 class MovedBoxes(NamedTuple):
-    """Boxes after a plan."""
+    """Boxes after a movement."""
 
     boxes: Tensor  #: ``(N, K, 4)``
     share: Tensor  #: how much of the area of each is kept so far, ``(N, K)``
 
 
-def as_signed(masks: Tensor) -> Tensor:
-    """Return masks as integers of the same bits that torch can work with, without a copy."""
-    return masks.view(_SIGNED.get(masks.dtype, masks.dtype))
+def as_signed(values: Tensor) -> Tensor:
+    """Return any tensor as numbers of the same bits that torch can work with, without a copy."""
+    return values.view(_SIGNED.get(values.dtype, values.dtype))
 
 
-def move_masks(masks: Tensor, plan: Plan, fill: int, first_in_plan: int) -> Tensor:
-    """Return masks ``(N, H, W)`` of any integers, moved as the plan moves images; new memory."""
+def move_masks(masks: Tensor, movement: Movement, fill: int) -> Tensor:
+    """Return masks ``(N, H, W)`` of any integers, moved as the images are; new memory."""
     signed = as_signed(masks)
     limits = torch.iinfo(signed.dtype)
     fill -= (fill > limits.max) << limits.bits  # the signed number of the same bits
-    if plan.runs_in_kernel(masks):
-        from memload.transforms.kernel import run_masks
+    return movement.masks(signed, fill).view(masks.dtype)
 
-        return run_masks(signed, plan, fill, first_in_plan).view(masks.dtype)
-    return reference_masks(signed, plan, fill, first_in_plan).view(masks.dtype)
+
+@dataclass(frozen=True)
+class PlannedMovement:
+    """How images move that are a plan's samples from ``first_in_plan`` on. See `Movement`."""
+
+    plan: Plan
+    first_in_plan: int
+
+    def points(self, points: Tensor) -> Tensor:
+        """See `Movement.points`."""
+        maps = self.plan.uploaded(_point_maps, points.device)
+        maps = maps[self.first_in_plan : self.first_in_plan + len(points)]
+        factor, offset = maps.to(points.dtype).unbind(1)
+        return points * factor + offset
+
+    def masks(self, masks: Tensor, fill: int) -> Tensor:
+        """See `Movement.masks`."""
+        if self.plan.runs_in_kernel(masks):
+            from memload.transforms.kernel import run_masks
+
+            return run_masks(masks, self.plan, fill, self.first_in_plan)
+        return reference_masks(masks, self.plan, fill, self.first_in_plan)
+
+    def boxes(self, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Movement.boxes`."""
+        count, number = boxes.shape[:2]
+        maps = self.plan.uploaded(_edge_maps, boxes.device)
+        maps = maps[:, self.first_in_plan : self.first_in_plan + count]
+        start, factor, divisor, offset, extent = maps.unbind()
+        corners = boxes.reshape(count, 2 * number, 2).double()
+        moved = ((corners - start) * factor / divisor + offset).to(boxes.dtype)
+        one, other = moved.view(count, number, 2, 2).unbind(2)
+        return torch.minimum(one, other), torch.maximum(one, other), extent.to(boxes.dtype)
 
 
 def _wrong_column(
@@ -164,33 +210,18 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-def _move_points(points: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
-    """Return points ``(N, K, 2)``, x and y, where the pixels below them went."""
-    maps = plan.uploaded(_point_maps, points.device)[first_in_plan : first_in_plan + len(points)]
-    factor, offset = maps.to(points.dtype).unbind(1)
-    return points * factor + offset
-
-
 def _point_maps(plan: Plan) -> np.ndarray:
     """Return `Axis.affine` of x and y, float64 ``(N, 2, 1, 2)``."""
     maps = [np.stack(axis.affine(), 1) for axis in (plan.width, plan.height)]
     return np.stack(maps, 2)[:, :, np.newaxis]
 
 
-def _move_boxes(before: MovedBoxes, plan: Plan, first_in_plan: int, min_area: float) -> MovedBoxes:
-    """Return boxes after a plan.
+def _move_boxes(before: MovedBoxes, movement: Movement, min_area: float) -> MovedBoxes:
+    """Return boxes after a movement.
 
     Boxes of which nothing is left, or less than ``min_area``, are NaN.
     """
-    boxes = before.boxes
-    count, number = boxes.shape[:2]
-    maps = plan.uploaded(_edge_maps, boxes.device)[:, first_in_plan : first_in_plan + count]
-    start, factor, divisor, offset, extent = maps.unbind()
-    corners = boxes.reshape(count, 2 * number, 2).double()
-    moved = ((corners - start) * factor / divisor + offset).to(boxes.dtype)
-    one, other = moved.view(count, number, 2, 2).unbind(2)
-    low, high = torch.minimum(one, other), torch.maximum(one, other)
-    extent = extent.to(boxes.dtype)
+    low, high, extent = movement.boxes(before.boxes)
     shown_low, shown_high = (torch.minimum(edge.clamp(min=0), extent) for edge in (low, high))
     area = (shown_high - shown_low).prod(2)
     share = before.share * area / (high - low).prod(2)

@@ -12,6 +12,7 @@ _HERE = (
     *("ColorJitter", "RandomGrayscale", "RandomErasing", "MixUp", "CutMix"),
     *("AutoAugment", "RandAugment", "TrivialAugmentWide"),
     *("RandomAdjustSharpness", "GaussianBlur"),
+    *("RandomAffine", "RandomRotation", "RandomPerspective"),
     *("RandomSolarize", "RandomPosterize", "RandomInvert", "RandomAutocontrast"),
     "RandomEqualize",
 )

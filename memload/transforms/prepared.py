@@ -11,7 +11,12 @@ from torch import Tensor
 
 from memload.transforms.arguments import describe, integer, wrong
 from memload.transforms.draws import Draws
-from memload.transforms.following import Followers, MovedBoxes
+from memload.transforms.following import (
+    Followers,
+    MovedBoxes,
+    PlannedMovement,
+    as_signed,
+)
 from memload.transforms.fused import Fused, TensorsByName
 from memload.transforms.geometry import Plan
 from memload.transforms.reference import reference
@@ -161,11 +166,14 @@ class Prepared:
                 if images is original and len(self._steps_of_views) > 1 and not _is_transform(step):
                     # A function may change them in place, but the next view must not see that.
                     images = images.clone()
-                images, columns = self._apply(step, position, images, columns, start, view)
+                images, columns = self._apply(
+                    step, position, images, columns, start, view, moved_boxes
+                )
                 continue
             plan, first_in_plan = self._plan(step, position, images, start, view)
             if self._followers and step.moves_pixels:
-                columns = self._followers.move(columns, plan, first_in_plan, moved_boxes)
+                movement = PlannedMovement(plan, first_in_plan)
+                columns = self._followers.move(columns, movement, moved_boxes)
             if images.dtype == torch.uint8 and plan.runs_in_kernel(images):
                 from memload.transforms.kernel import run
 
@@ -221,7 +229,10 @@ class Prepared:
                 inside_of=f"{draws.position}.{option.number}.",
                 first_view=draws.view,
             )
-            given = {key: column[taken.to(column.device)] for key, column in columns.items()}
+            given = {
+                key: as_signed(column)[taken.to(column.device)].view(column.dtype)
+                for key, column in columns.items()
+            }
             new, new_columns = part(images[taken], given)
             _put(f"what {name} chooses", changed, put, new[put] if is_whole else new)
             for key, column in new_columns.items():
@@ -229,7 +240,7 @@ class Prepared:
                     if changed_columns[key] is columns[key]:
                         changed_columns[key] = columns[key].clone()
                     where = put.to(column.device)
-                    column = column[where] if is_whole else column
+                    column = as_signed(column)[where].view(column.dtype) if is_whole else column
                     _put(
                         f"columns[{key!r}] of what {name} chooses",
                         changed_columns[key],
@@ -246,12 +257,16 @@ class Prepared:
         columns: TensorsByName,
         start: int,
         view: int,
+        moved_boxes: dict[str, MovedBoxes],
     ) -> tuple[Tensor, TensorsByName]:
         """Return what a step returns that cannot be fused."""
         name, count = getattr(step, "__name__", type(step).__name__), images.shape[0]
         returned = f"what {name} returns"
         if _is_transform(step):
             draws = self._draws(self._samples[start : start + count], position, view)
+            if self._followers and hasattr(step, "movement"):
+                movement = step.movement(images, draws)
+                columns = self._followers.move(columns, movement, moved_boxes)
             if hasattr(step, "options"):
                 result = self._choose(step, images, columns, draws)
             else:
@@ -287,7 +302,7 @@ def _put(subject: str, target: Tensor, places: Tensor, values: Tensor) -> None:
         raise wrong(
             subject, "shape and dtype", expected, f"{values.dtype} {tuple(values.shape[1:])}"
         )
-    target[places] = values
+    as_signed(target)[places] = as_signed(values)
 
 
 def _is_transform(step: Any) -> bool:

@@ -29,13 +29,14 @@ class Transform:
     the rank and a DataLoader's worker are added to the seed. No other random state is read or
     changed. Objects can be pickled; with ``samples``, several threads can use one.
 
-    Crops, resizes and flips also move masks, points and boxes: the columns that a `Compose` names,
-    or in a Loader those of the data set. All other transforms leave them alone, but for CutMix,
-    which cuts masks.
+    What moves pixels, such as a crop, also moves masks, points and boxes: the columns that a
+    `Compose` names, or in a Loader those of the data set. All other transforms leave them alone,
+    but for CutMix, which cuts masks.
 
     Subclasses define `apply`, and take what is random from its ``draws``: ``draws.uniform(count)``
     is float64 ``(count, N)``, at least 0 and below 1. One that moves pixels has to move the masks,
-    points and boxes in ``columns`` by itself.
+    points and boxes in ``columns`` by itself, or has a method ``movement(images, draws)``, which
+    returns a `following.Movement`.
 
     >>> class Invert(Transform):
     ...     def __init__(self, p=0.5):
@@ -58,7 +59,7 @@ class Transform:
 
     @property
     def moves_pixels(self) -> bool:
-        """Whether it is a crop, a resize or a flip, or has one: masks have to follow."""
+        """Whether it moves pixels, as a crop does, or has a step that does: masks follow."""
         return self.fuses_as in ("crop", "resize", "flip")
 
     @not_compiled
@@ -106,7 +107,7 @@ class Transform:
         ``mean`` and ``std`` are those of pixels from 0 to 1, one for each channel. ``points``,
         ``masks`` and ``boxes`` are the names of columns that follow the images; see `Compose`.
         """
-        if self.fuses_as in ("no", "pixels") or not (points or masks or boxes):
+        if not self.moves_pixels or not (points or masks or boxes):
             return self
         bound = copy.copy(self)
         bound._followers = Followers.of({"points": points, "masks": masks, "boxes": boxes})

@@ -64,7 +64,7 @@ def test_one_warning_names_ours(transform: Any, make_dataset: Callable[..., Any]
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("RandomRotation", {}), ("AugMix", {}), ("ElasticTransform", {}), ("RandomPerspective", {"p": 1}),
+    [("RandomZoomOut", {}), ("AugMix", {}), ("ElasticTransform", {}), ("RandomIoUCrop", {"p": 1}),
      ("JPEG", {"quality": [50, 100]})],
 )  # fmt: skip
 def test_what_has_no_equivalent_is_told(

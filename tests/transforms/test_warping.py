@@ -8,6 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memload import transforms
+from memload.transforms import warping
+from memload.transforms.draws import Draws
 from memload.transforms.warping import affine_matrices, perspective_matrices, warp
 
 SIDES = st.integers(1, 40)
@@ -151,3 +154,181 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=f"warp: {message}"):
         warp(make_batch(0, 3, 5, 6, "contiguous"), matrices, **options)
+
+
+def test_the_operations_for_other_devices_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = make_batch(0, 3, 60, 70, "channels last")
+    matrices = affine_matrices(60, 70, *random_numbers(3, 1))
+    for batch, fill in ((images, 9), (images / 255, 0.1), (images, None)):
+        expected = warp(batch, matrices, "bilinear", fill)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(warping, "_grid_sample_fits", lambda: False)
+            assert torch.equal(warp(batch, matrices, "bilinear", fill), expected)
+
+
+WARPS = [
+    transforms.RandomAffine(180, (0.2, 0.3), (0.5, 2.0), (-20.0, 20.0, -9.0, 9.0)),
+    transforms.RandomAffine(30, center=[2.0, 7.0]),
+    transforms.RandomRotation(180),
+    transforms.RandomRotation((90, 90)),
+    transforms.RandomPerspective(0.6, p=0.7, interpolation="nearest"),
+]
+IN_PARTS = [
+    transforms.RandomApply([WARPS[0]], p=0.5),
+    transforms.RandomChoice([WARPS[0], WARPS[4]]),
+    transforms.Compose([transforms.RandomHorizontalFlip(), WARPS[0], WARPS[4]]),
+]
+
+
+@pytest.mark.parametrize("step", WARPS + IN_PARTS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16])
+def test_a_mask_that_is_its_image_stays_so(step: transforms.Transform, dtype: torch.dtype) -> None:
+    images = make_batch(0, 1, 31, 26, "contiguous")
+    mask = images[:, 0].to(dtype)
+    compose = transforms.Compose([step], masks=["mask"], mask_fill=0)
+    moved, columns = compose(images, {"mask": mask}, samples=np.arange(3), seed=5)
+    assert columns["mask"].dtype == dtype
+    assert torch.equal(columns["mask"].int(), moved[:, 0].int())
+    alone = step.bind(masks=["mask"])
+    if not isinstance(step, transforms.Compose):
+        _, bound = alone(images, {"mask": mask}, samples=np.arange(3), seed=5)
+        assert bound["mask"].shape == mask.shape
+
+
+@pytest.mark.parametrize("step", WARPS + IN_PARTS)
+def test_points_go_where_their_pixels_go(step: transforms.Transform) -> None:
+    side = 200
+    y, x = torch.meshgrid(torch.arange(float(side)), torch.arange(float(side)), indexing="ij")
+    images = torch.stack([x, y]).expand(3, 2, side, side)
+    points = torch.from_numpy(np.random.default_rng(0).integers(50, 150, (3, 30, 2))).float()
+    compose = transforms.Compose([step], points=["at"])
+    moved, columns = compose(images, {"at": points}, samples=np.arange(3), seed=5)
+    column, row = columns["at"].round().long().unbind(2)
+    inside = (row >= 0) & (row < side) & (column >= 0) & (column < side)
+    assert inside.sum() > 40
+    sources = moved[torch.arange(3)[:, None], :, row.clamp(0, side - 1), column.clamp(0, side - 1)]
+    # The pixel there may have come from beside the point, if the image has become smaller.
+    assert (sources - points).abs().amax(2)[inside].max() <= 3
+
+
+@pytest.mark.parametrize("step", WARPS + IN_PARTS[:2])
+def test_boxes_hold_their_corners_and_stay_inside(step: transforms.Transform) -> None:
+    images = torch.zeros((3, 1, 50, 60), dtype=torch.uint8)
+    low = torch.from_numpy(np.random.default_rng(0).uniform(0, 40, (3, 20, 2)))
+    boxes = torch.cat([low, low + 10], 2)
+    inner = torch.cat([low, low + 10, low + torch.tensor([10, 0])], 1) - 0.5
+    compose = transforms.Compose([step], points=["inner"], boxes=["boxes"])
+    _, columns = compose(images, {"inner": inner, "boxes": boxes}, samples=np.arange(3), seed=5)
+    found, points = columns["boxes"], columns["inner"].view(3, 3, 20, 2) + 0.5
+    size = torch.tensor([60.0, 50.0])
+    kept = ~found.isnan().any(2)
+    assert kept.any()
+    for corner in points.unbind(1):
+        visible = kept & (corner >= 0).all(2) & (corner <= size).all(2)
+        assert (corner >= found[..., :2] - 1e-9).all(2)[visible].all()
+        assert (corner <= found[..., 2:] + 1e-9).all(2)[visible].all()
+    assert (found[kept][:, :2] >= 0).all()
+    assert (found[kept][:, 2:] <= size).all()
+
+
+def test_a_box_is_the_smallest_upright_one_of_its_corners() -> None:
+    boxes = torch.tensor([[[2.0, 4, 6, 6], [0, 0, 10, 10], [0, 0, 1, 1]]])
+    images = torch.zeros((1, 1, 10, 10))
+
+    def moved(degrees: float) -> torch.Tensor:
+        turn = transforms.RandomRotation((degrees, degrees))
+        compose = transforms.Compose([turn], boxes=["boxes"], min_area=0.3)
+        boxes_found: torch.Tensor = compose(images, {"boxes": boxes})[1]["boxes"][0]
+        return boxes_found
+
+    quarter = torch.tensor([[4.0, 4, 6, 8], [0, 0, 10, 10], [0, 9, 1, 10]])
+    assert torch.allclose(moved(90), quarter, atol=1e-6)
+    # The corners are (-3, -1), (1, -1), (1, 1) and (-3, 1) from the centre.
+    eighth = torch.tensor([[-4.0, -2, 2, 4]]) / 2**0.5 + 5
+    found = moved(45)
+    assert torch.allclose(found[:1], eighth)
+    assert torch.equal(found[1], torch.tensor([0.0, 0, 10, 10]))
+    assert found[2].isnan().all()
+
+
+def test_turns_by_right_angles_move_floats_as_they_are(functional: Any) -> None:
+    for shape in ((3, 9, 9), (3, 8, 11)):
+        images = torch.rand(2, *shape)
+        for degrees in (0, 90, 180, 270, -90, 360, 33):
+            turn = transforms.RandomRotation((degrees, degrees), "bilinear", fill=0.5)
+            bilinear = functional._geometry.InterpolationMode.BILINEAR
+            expected = functional.rotate(images, degrees, bilinear, fill=0.5)
+            assert torch.equal(turn(images), expected)
+
+
+def test_perspectives_of_images_of_one_row_change_nothing() -> None:
+    for shape in ((3, 1, 1), (3, 1, 9), (3, 9, 1)):
+        images = torch.rand(4, *shape)
+        assert torch.equal(transforms.RandomPerspective(1.0, p=1)(images), images)
+
+
+def test_numbers_are_uniform_in_their_ranges() -> None:
+    step = transforms.RandomAffine((-10, 30), (0.1, 0.5), (0.5, 3), (-20, 5, 0, 45))
+    _, matrices = step.draw(100, 40, Draws(np.arange(20_000), 0, 0, 0, 0))
+    scale = (matrices[:, 0] * matrices[:, 4] - matrices[:, 1] * matrices[:, 3]) ** -0.5
+    assert scale.min() >= 0.5 - 1e-9
+    assert scale.max() <= 3 + 1e-9
+    assert abs(np.quantile(scale, [0.25, 0.5, 0.75]) - [1.125, 1.75, 2.375]).max() < 0.04
+    shifts = -matrices[:, 2::3] + 0.0
+    forwards = np.linalg.inv(matrices.reshape(-1, 2, 3)[:, :, :2])
+    shifts = np.einsum("nij,nj->ni", forwards, shifts)
+    assert abs(shifts - shifts.round()).max() < 1e-6
+    numbers, counts = np.unique(shifts[:, 0].round(), return_counts=True)
+    assert numbers.tolist() == [*range(-4, 5)]
+    # The outermost shifts have half the share, as in torchvision.
+    assert abs(counts / 20_000 - [0.0625, *[0.125] * 7, 0.0625]).max() < 0.01
+    assert abs(shifts[:, 1]).max() == pytest.approx(50)
+
+
+def test_a_share_of_perspectives_moves_corners_inwards() -> None:
+    step = transforms.RandomPerspective(0.5, p=0.3)
+    places, matrices = step.draw(41, 81, Draws(np.arange(20_000), 0, 0, 0, 0))
+    assert abs(len(places) / 20_000 - 0.3) < 0.01
+    warping_of_all = warping.Warping(len(places), 41, 81, np.arange(len(places)), matrices)
+    corners = warping_of_all.points(torch.full((len(places), 1, 2), -0.5))[:, 0] + 0.5
+    for axis, largest in ((0, 20), (1, 10)):
+        numbers, counts = np.unique(corners[:, axis].round(), return_counts=True)
+        assert numbers.tolist() == [*range(largest + 1)]
+        assert abs(counts / len(places) * (largest + 1) - 1).max() < 0.25
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: transforms.RandomAffine(-1), "RandomAffine: degrees must be a number of at least"),
+        (lambda: transforms.RandomAffine((3, 1)), "RandomAffine: degrees must be"),
+        (lambda: transforms.RandomAffine(0, translate=(0, 2)), "translate must be a pair"),
+        (lambda: transforms.RandomAffine(0, scale=(0, 1)), "scale must be a pair"),
+        (lambda: transforms.RandomAffine(0, shear=(1, 2, 3)), "shear must be"),
+        (lambda: transforms.RandomAffine(0, center=(1,)), "center must be a pair"),
+        (lambda: transforms.RandomAffine(0, interpolation="bicubic"), "interpolation must be"),
+        (lambda: transforms.RandomRotation(5, expand=True), "expand must be False"),
+        (lambda: transforms.RandomPerspective(2), "distortion_scale must be"),
+        (lambda: transforms.RandomPerspective(p=-1), "p must be"),
+    ],
+)
+def test_wrong_arguments_of_transforms_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_interpolations_of_torchvision_and_pillow_are_known(torchvision: Any) -> None:
+    modes = torchvision.transforms.InterpolationMode
+    for given_mode in (modes.BILINEAR, "bilinear", 2):
+        assert transforms.RandomAffine(9, interpolation=given_mode).interpolation == "bilinear"
+
+
+def test_a_fill_of_none_differs_from_black_only_on_the_edge() -> None:
+    images = torch.rand(2, 3, 20, 20)
+    without = transforms.RandomAffine(45, interpolation="bilinear", fill=None)
+    black = transforms.RandomAffine(45, interpolation="bilinear")
+    ours, darker = (step(images, samples=np.arange(2)) for step in (without, black))
+    assert (darker <= ours + 1e-6).all()
+    assert 0 < (darker != ours).float().mean() < 0.3
