@@ -1,0 +1,137 @@
+"""The recipes, by what they return for a batch."""
+
+import inspect
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from memload import Index, Loader, transforms
+from memload.transforms import recipes
+
+Make = Callable[..., torch.Tensor]
+STATISTICS = {"mean": 0.5, "std": 0.25}
+#: Recipe, its arguments, the steps in order, and the sides of its views.
+RECIPES = {
+    "train": ((20,), "RandomResizedCrop RandomHorizontalFlip Normalize ToDtype", [20]),
+    "evaluate": ((20,), "Resize CenterCrop Normalize ToDtype", [20]),
+    "imagenet_v1": ((20,), "RandomResizedCrop RandomHorizontalFlip Normalize ToDtype", [20]),
+    "imagenet_v2": (
+        (20,),
+        "RandomResizedCrop RandomHorizontalFlip TrivialAugmentWide Normalize ToDtype RandomErasing "
+        "RandomChoice",
+        [20],
+    ),
+    "deit": (
+        (20,),
+        "RandomResizedCrop RandomHorizontalFlip TimmRandAugment Normalize ToDtype RandomErasing "
+        "RandomChoice",
+        [20],
+    ),
+    "convnext": (
+        (20,),
+        "RandomResizedCrop RandomHorizontalFlip TimmRandAugment Normalize ToDtype RandomErasing "
+        "RandomChoice",
+        [20],
+    ),
+    "deit3": (
+        (20,),
+        "RandomResizedCrop RandomHorizontalFlip RandomChoice ColorJitter Normalize ToDtype "
+        "RandomChoice",
+        [20],
+    ),
+    "simclr": (
+        (40,),
+        "RandomResizedCrop RandomHorizontalFlip RandomApply RandomGrayscale RandomApply Normalize "
+        "ToDtype",
+        [40, 40],
+    ),
+    "byol": ((40,), "", [40, 40]),
+    "dino": ((20,), "", [20, 20, *[96] * 8]),
+    "mae": ((20,), "RandomResizedCrop RandomHorizontalFlip Normalize ToDtype", [20]),
+    "cifar": ((32,), "RandomCrop RandomHorizontalFlip Normalize ToDtype", [32]),
+    "airbench": ((32,), "RandomCrop RandomHorizontalFlip Normalize ToDtype", [32]),
+}
+
+
+def make(name: str, **options: object) -> transforms.Compose:
+    """Return a recipe for small images."""
+    arguments = RECIPES[name][0]
+    compose = getattr(recipes, name)(*arguments, **options)
+    assert isinstance(compose, transforms.Compose)
+    return compose
+
+
+def test_every_recipe_is_here() -> None:
+    public = [name for name, _ in inspect.getmembers(recipes, inspect.isfunction) if name[0] != "_"]
+    mine = [name for name in public if getattr(recipes, name).__module__ == recipes.__name__]
+    assert sorted(mine) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_gives_images_of_its_size_and_dtype(name: str, make_images: Make) -> None:
+    images, labels = make_images(6, 36, 40), torch.arange(6) % 4
+    columns = {"label": labels}
+    compose = make(name, **STATISTICS, dtype=torch.bfloat16).bind(num_classes=4)
+    images_before = images.clone()
+    found, found_columns = compose(images, columns, samples=np.arange(6), seed=1)
+    views = found if isinstance(found, tuple) else (found,)
+    assert [tuple(view.shape) for view in views] == [
+        (6, 3, side, side) for side in RECIPES[name][2]
+    ]
+    assert {view.dtype for view in views} == {torch.bfloat16}
+    assert all(view.isfinite().all() for view in views)
+    assert torch.equal(images, images_before)
+    if "mix" in inspect.signature(getattr(recipes, name)).parameters:
+        torch.testing.assert_close(found_columns["label"].sum(1), torch.ones(6))
+        alone = make(name, **STATISTICS, mix=False)
+        _, same = alone(images, columns, samples=np.arange(6))
+        assert torch.equal(same["label"], labels)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, steps, _) in RECIPES.items() if steps])
+def test_printing_a_recipe_shows_its_steps(name: str) -> None:
+    text = re.sub(r"\[.*?\](?=, p=)", "", repr(make(name, **STATISTICS)))  # options of a choice
+    steps = RECIPES[name][1].split()
+    found = [step for step in re.findall(r"(\w+)\(", text) if step not in ("Compose", "Fused")]
+    assert found == steps
+
+
+def test_samples_get_the_same_in_any_batch(make_images: Make) -> None:
+    images = make_images(10, 36, 40)
+    for name in ("deit3", "simclr", "byol", "dino"):
+        options = {"mix": False} if name == "deit3" else {}
+        compose = make(name, **STATISTICS, **options)
+        whole, part = (
+            compose(images[where], samples=np.arange(10)[where], seed=3)
+            for where in (slice(None), slice(3, 7))
+        )
+        for view, some in zip(
+            *(one if isinstance(one, tuple) else (one,) for one in (whole, part)), strict=True
+        ):
+            assert torch.equal(view[3:7], some)
+
+
+def test_byols_and_dinos_views_differ_in_kind() -> None:
+    for name in ("byol", "dino"):
+        lines = repr(make(name)).splitlines()[1:-1]
+        assert "RandomSolarize" not in lines[0]
+        assert "RandomSolarize(threshold=128" in lines[1]
+
+
+def test_small_pictures_take_the_statistics_of_their_data_set(
+    make_dataset: Callable[..., Index],
+) -> None:
+    path = make_dataset(rows=(9,), shape=(32, 32, 3), columns={"label": np.arange(9) % 3}).path
+    for name in ("cifar", "airbench"):
+        with pytest.raises(ValueError, match="Normalize has no mean and std"):
+            list(Loader(path, 9, transform=make(name), device="cpu"))  # it has none
+        (images, _) = next(iter(Loader(path, 9, transform=make(name, **STATISTICS), device="cpu")))
+        assert tuple(images.shape) == (9, 3, 32, 32)
+
+
+def test_statistics_take_the_place_of_mean_and_std() -> None:
+    with pytest.raises(ValueError, match="mae: statistics takes the place of mean and std"):
+        recipes.mae(statistics="train.bin", mean=[0.5, 0.5, 0.5])
