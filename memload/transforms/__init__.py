@@ -54,10 +54,11 @@ Each module imports only modules above it:
     automatic   TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix
-    recipes     train and evaluate
+    recipes     train, evaluate, and the recipes that people train with, by name
     foreign     the warning of torchvision's random transforms
 """
 
+from memload.transforms import recipes
 from memload.transforms.automatic import (
     AutoAugment,
     RandAugment,
@@ -124,5 +125,6 @@ __all__ = [
     "Transform",
     "TrivialAugmentWide",
     "evaluate",
+    "recipes",
     "train",
 ]
