@@ -149,9 +149,7 @@ def contrast_table(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return the tables uint8 ``(n, 1, 256)`` of `adjust_contrast` for uint8 images."""
     means = images.new_empty((len(images), 1, 1, 1), dtype=torch.float32)
     for part in parts(images):
-        # A sum of whole numbers is exact in any order.
-        total = _grey_levels(images[part]).sum((1, 2, 3), keepdim=True, dtype=torch.float64)
-        means[part] = total / (images.shape[2] * images.shape[3])
+        means[part] = _mean_of_whole(_grey_levels(images[part]))
     values = torch.arange(256, dtype=torch.uint8, device=images.device).expand(1, 1, 1, 256)
     return _blend_levels(values, means, *_shares(factor, images))[:, 0]
 
@@ -226,12 +224,19 @@ def _mean(images: Tensor) -> Tensor:
     # The mean must not depend on the order of the sum. Sums of whole numbers are exact in float64:
     # grey levels, or for floats multiples of 2^-28, of up to 33 megapixels.
     if images.dtype == torch.uint8:
-        return grey.floor().double().mean((1, 2, 3), keepdim=True).float()
+        return _mean_of_whole(grey.floor()).float()
     scaled = grey.double() * (1 << 28)
     rounded = scaled.round()
     if scaled.requires_grad:
         rounded = scaled + (rounded - scaled).detach()  # keeps the gradient
-    return (rounded.mean((1, 2, 3), keepdim=True) * 2.0**-28).float()
+    return (_mean_of_whole(rounded) * 2.0**-28).float()
+
+
+def _mean_of_whole(values: Tensor) -> Tensor:
+    """Return the mean of whole numbers of each sample, float64 ``(n, 1, 1, 1)``."""
+    total = values.sum((1, 2, 3), keepdim=True, dtype=torch.float64)
+    # By a tensor: on CUDA, torch multiplies by the inverse of a number, and so does ``mean``.
+    return total / torch.full_like(total, values.shape[1:].numel())
 
 
 def _saturation(images: Tensor, factor: Tensor) -> Tensor:

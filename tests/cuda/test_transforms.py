@@ -1,12 +1,15 @@
 """Transforms on a GPU against those on the CPU. The kernel has tests/transforms/test_kernel.py."""
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
 from memload import transforms
+from memload.transforms import color, lookup
 from memload.transforms.erasing import _normal_quantiles
 
 
@@ -76,6 +79,44 @@ def test_filters_on_a_gpu_have_the_bits_of_those_on_the_cpu(
     expected = step(images, samples=np.arange(32), seed=3)
     for given in (images.cuda(), images.contiguous().cuda()):
         assert torch.equal(step(given, samples=np.arange(32), seed=3).cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+def test_colours_on_a_gpu_have_the_bits_of_those_on_the_cpu(dtype: torch.dtype) -> None:
+    images = pixels(32, 50, 60)
+    images = images if dtype == torch.uint8 else (images / 255).to(dtype)
+    white = 255 if dtype == torch.uint8 else 1
+    factor = np.linspace(0, 2, 32)
+    changes = [
+        lookup.invert,
+        lookup.autocontrast,
+        lookup.equalize,
+        lambda batch: lookup.solarize(batch, factor / 2 * white),
+        lambda batch: color.adjust_brightness(batch, factor),
+        lambda batch: color.adjust_contrast(batch, factor),
+        lambda batch: color.adjust_saturation(batch, factor),
+    ]
+    if dtype == torch.uint8:
+        changes.append(lambda batch: lookup.posterize(batch, np.arange(32) % 9))
+    for change in changes:
+        expected = change(images)
+        for given in (images.cuda(), images.contiguous().cuda()):
+            change(given)
+            with no_waiting():
+                found = change(given)
+            assert torch.equal(found.cpu(), expected)
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Raise an error where the host would wait for the GPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it calls itself a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def masks_and_boxes(count: int, height: int, width: int) -> dict[str, torch.Tensor]:
@@ -156,14 +197,9 @@ def test_nothing_waits_for_the_gpu_where_masks_and_boxes_follow() -> None:
     moving = transforms.Compose(steps[:8], **bound, boxes=["boxes"])
     for one in (compose, moving):
         one(images, columns, samples=np.arange(8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it calls itself a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for one in (compose, moving):
             one(images, columns, samples=np.arange(8))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_masks_on_another_device_than_the_images_are_an_error() -> None:
@@ -177,13 +213,8 @@ def test_nothing_waits_for_the_gpu_where_samples_are_on_the_host() -> None:
     columns = {"label": torch.arange(8, device="cuda") % 7}
     compose = transforms.Compose(EVERYTHING)
     compose(images, columns, samples=np.arange(8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it calls itself a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         compose(images, columns, samples=np.arange(8))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_samples_on_the_gpu_are_understood() -> None:
