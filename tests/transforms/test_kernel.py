@@ -152,7 +152,8 @@ def test_the_kernels_pad_as_the_reference_does(padding_mode: str, seed: int) -> 
     rng = random.Random(f"{padding_mode} {seed}")
     channels, count = rng.choice([1, 3, 4]), rng.randint(1, 3)
     images = pixels(rng, count, rng.randint(6, 20), rng.randint(6, 20), channels)
-    resize = transforms.Resize((rng.randint(6, 20), rng.randint(6, 20)))
+    interpolation = rng.choice(["bilinear", "bicubic", "random"])
+    resize = transforms.Resize((rng.randint(6, 20), rng.randint(6, 20)), interpolation)
     crop = transforms.RandomCrop(
         rng.randint(6, 16), 5, pad_if_needed=padding_mode == "edge", padding_mode=padding_mode
     )
