@@ -90,6 +90,9 @@ class Draws:
         return uniform
 
 
-def numbers_at(streams: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+def numbers_at(streams: Integers, number: Integers) -> Integers:
     """Return 16 random bits of streams, as int64, on their device: those of the given numbers."""
+    if isinstance(streams, np.ndarray):
+        mixed_bits = mix(streams + (number + 1) * _INCREMENT).view(np.uint64) >> np.uint64(48)
+        return np.asarray(mixed_bits.view(np.int64))
     return _shift_right(mix(streams + (number + 1) * _INCREMENT), 48)

@@ -1,7 +1,7 @@
 """RandomErasing and Cutout: a box of each image is painted over."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -80,7 +80,8 @@ class RandomErasing(Transform):
         if not images.is_floating_point():
             advice = "Put it after Normalize."
             raise wrong(self, "images", "floating for value='random'", images.dtype, advice)
-        return _paint_noise(images, boxes, draws), columns
+        noise = _noise_each if images.device.type == "cpu" else _noise_all
+        return noise(images, boxes, draws), columns
 
     def _boxes(self, height: int, width: int, draws: Draws) -> np.ndarray:
         """Return top, left, height and width, int64 ``(4, number, N)``. Some heights are 0."""
@@ -157,12 +158,18 @@ def _paint(images: Tensor, boxes: np.ndarray, value: tuple[float, ...]) -> Tenso
 def _paint_each(images: Tensor, boxes: np.ndarray, colour: Tensor) -> Tensor:
     """Paint one box after another. On the CPU, 64 images of 224×224 take 11 ms instead of 54."""
     painted = images.clone()
+    for index, rows, columns in _each(boxes):
+        painted[index, :, rows, columns] = colour
+    return painted
+
+
+def _each(boxes: np.ndarray) -> Iterator[tuple[int, slice, slice]]:
+    """Yield the sample, rows and columns of each of the boxes ``(4, number, N)``."""
     number, sample = np.nonzero(boxes[2])
     starts, lengths = boxes[:2, number, sample], boxes[2:, number, sample]
     edges = *starts.clip(0).tolist(), *(starts + lengths).clip(0).tolist()
     for index, top, left, bottom, right in zip(sample.tolist(), *edges, strict=True):
-        painted[index, :, top:bottom, left:right] = colour
-    return painted
+        yield index, slice(top, bottom), slice(left, right)
 
 
 def _paint_all(images: Tensor, boxes: np.ndarray, colour: Tensor) -> Tensor:
@@ -171,7 +178,19 @@ def _paint_all(images: Tensor, boxes: np.ndarray, colour: Tensor) -> Tensor:
     return torch.where(functools.reduce(torch.logical_or, insides), colour, images)
 
 
-def _paint_noise(images: Tensor, boxes: np.ndarray, draws: Draws) -> Tensor:
+def _noise_each(images: Tensor, boxes: np.ndarray, draws: Draws) -> Tensor:
+    """Return what `_noise_all` does, one box after another: on the CPU 78 ms instead of 109."""
+    noisy, (_, channels, height, width) = images.clone(), images.shape
+    in_order = np.arange(height * width * channels).reshape(height, width, channels)
+    numbers = _FIRST_NOISE_NUMBER + in_order.transpose(2, 0, 1)
+    quantiles = _normal_quantiles(images.device)
+    for index, rows, columns in _each(boxes):
+        drawn = numbers_at(draws.streams[index : index + 1], numbers[:, rows, columns])
+        noisy[index, :, rows, columns] = quantiles[torch.from_numpy(drawn)].to(images.dtype)
+    return noisy
+
+
+def _noise_all(images: Tensor, boxes: np.ndarray, draws: Draws) -> Tensor:
     """Return images whose boxes ``(4, number, N)`` are normal noise.
 
     It depends on the sample and the pixel alone, so overlapping boxes agree.

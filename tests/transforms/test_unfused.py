@@ -182,6 +182,16 @@ def test_boxes_are_painted_alike_one_after_another_and_at_once(make_images: Make
         assert not torch.equal(found, given)
 
 
+def test_noise_is_the_same_for_one_box_after_another_and_at_once(make_images: Make) -> None:
+    samples = np.arange(100)
+    boxes = boxes_of(transforms.RandomErasing(0.8, recount=(1, 3)), samples, 20, 24)
+    draws = Draws(samples, 5, 0, position=0, view=0)
+    for given in (make_images(100) / 255, make_images(100).contiguous().half()):
+        found = erasing._noise_each(given, boxes, draws)
+        assert torch.equal(found, erasing._noise_all(given, boxes, draws))
+        assert not torch.equal(found, given)
+
+
 def test_random_erasing_draws_normal_noise_of_each_sample_alone() -> None:
     images = torch.zeros(200, 3, 40, 50)
     step = transforms.RandomErasing(p=0.5, scale=(0.2, 0.3), value="random")
