@@ -28,9 +28,9 @@ class ColorJitter(Transform):
     and arguments are those of torchvision's ``ColorJitter``.
 
     Images ``(N, C, H, W)`` have 1 or 3 channels, and keep their dtype. Floats are from 0 to 1.
-    uint8 is rounded down after each adjustment, as in torchvision. The sums of a change of saturation
-    are rounded once more than there: of 1,000 values, up to 4 differ by one level. Masks stay as they
-    are.
+    uint8 is rounded down after each adjustment, as in torchvision. A change of saturation rounds
+    its sums once more than there, by which up to 4 of 1,000 values differ by one level. Masks stay
+    as they are.
 
     >>> images = ColorJitter(0.4, 0.4, 0.4, 0.1)(images, samples=samples)
     """
