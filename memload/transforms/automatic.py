@@ -18,12 +18,12 @@ from memload.transforms.arguments import integer, numbers, per_channel, share, w
 from memload.transforms.color import adjust_brightness, adjust_contrast, adjust_saturation
 from memload.transforms.draws import Draws
 from memload.transforms.filtering import sharpen
-from memload.transforms.following import KINDS
+from memload.transforms.following import Movement
 from memload.transforms.fused import TensorsByName
 from memload.transforms.lookup import autocontrast, equalize, invert, posterize, solarize
 from memload.transforms.policies import NUM_COMMON, NUMBERS, OPERATIONS, USUAL, WIDE, Drawn
 from memload.transforms.transform import Transform
-from memload.transforms.warping import Fill, Interpolation, affine_matrices, warp
+from memload.transforms.warping import Fill, Interpolation, Warping, affine_matrices, warp
 from memload.upload import upload
 
 #: Which operations move pixels, and the number that all of these have as a group.
@@ -45,29 +45,22 @@ class Automatic(Transform):
 
     @property
     def moves_pixels(self) -> bool:
-        """See `Transform.moves_pixels`. But masks cannot follow."""
+        """See `Transform.moves_pixels`."""
         return True
 
     def draw(self, draws: Draws, height: int, width: int) -> list[Drawn]:
         """Return what is done to images of this size, one operation after another."""
         raise NotImplementedError
 
-    def bind(self, **facts: Any) -> Transform:
-        """Return the transform itself. Raises ValueError for masks, points and boxes."""
-        name = type(self).__name__
-        for kind in KINDS:
-            for column in facts.get(kind) or ():
-                raise ValueError(
-                    f"{name} cannot move {kind}, such as those in {column!r}. Leave {name} out or, "
-                    f"in a Loader, the {kind} with columns=…. If they need not move with the "
-                    f"images, write Compose([…], {kind}=[])."
-                )
-        return self
+    def movement(self, images: Tensor, draws: Draws) -> Movement:
+        """Return how images ``(N, C, H, W)`` move. `Prepared` has masks and such follow."""
+        count, _, height, width = images.shape
+        return _Moves(self.draw(draws, height, width), count, height, width)
 
     def apply(
         self, images: Tensor, columns: TensorsByName, draws: Draws
     ) -> tuple[Tensor, TensorsByName]:
-        """Do what was drawn for each sample."""
+        """Do what was drawn for each sample. The columns were moved before."""
         channels, height, width = images.shape[1:]
         if channels not in (1, 3):
             raise wrong(self, "images", "of 1 or 3 channels", f"of {channels}")
@@ -93,8 +86,7 @@ class TrivialAugmentWide(Automatic):
     ``interpolation`` is "nearest" or "bilinear". What comes into view is ``fill``, one number or
     one for each channel, or None for black. Images ``(N, C, H, W)`` are uint8 and have 1 or 3
     channels. Results are those of torchvision's operations on tensors. Masks, points and boxes
-    cannot follow: a `Compose` that names them, or a Loader that has them, raises ValueError.
-    (Müller and Hutter, https://arxiv.org/abs/2103.10158)
+    follow shears, shifts and rotations, as in a `Compose`. (Müller and Hutter, https://arxiv.org/abs/2103.10158)
 
     >>> images = TrivialAugmentWide()(images, samples=samples)
     """
@@ -333,6 +325,43 @@ def _matrices(drawn: Drawn, height: int, width: int) -> np.ndarray:
     # Shears leave the upper left corner where it is, and rotations the centre.
     from_corner = affine_matrices(height, width, *arguments, center=(0.0, 0.0))
     return np.where((operation < NUMBERS["TranslateX"])[:, np.newaxis], from_corner, centred)
+
+
+class _Moves:
+    """How images move by what was drawn for them: a `following.Movement`."""
+
+    def __init__(self, steps: Sequence[Drawn], count: int, height: int, width: int) -> None:
+        size = count, height, width
+        self._steps = []
+        whole = np.tile(np.eye(3), (count, 1, 1))
+        for drawn in steps:
+            matrices = _matrices(drawn, height, width)
+            places = np.flatnonzero(_MOVES[drawn.operation])
+            self._steps.append(Warping(*size, places, matrices[places]))
+            # Matrices map the output to the input, so the last step comes first.
+            whole[:, :2] = whole[:, :2] @ _squares(matrices)
+        self._whole = Warping(*size, np.arange(count), whole[:, :2].reshape(count, 6))
+
+    def points(self, points: Tensor) -> Tensor:
+        """See `following.Movement`."""
+        return self._whole.points(points)
+
+    def masks(self, masks: Tensor, fill: int) -> Tensor:
+        """See `following.Movement`. What leaves the image in between does not come back."""
+        moved = masks
+        for step in self._steps:
+            moved = step.masks(moved, fill)
+        return masks.clone() if moved is masks else moved
+
+    def boxes(self, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `following.Movement`."""
+        return self._whole.boxes(boxes)
+
+
+def _squares(matrices: np.ndarray) -> np.ndarray:
+    """Return affine maps ``(n, 6)`` as matrices ``(n, 3, 3)``."""
+    last_rows = np.tile([[0.0, 0.0, 1.0]], (len(matrices), 1, 1))
+    return np.concatenate([matrices.reshape(-1, 2, 3), last_rows], 1)
 
 
 def _solarize_add(images: Tensor, added: np.ndarray) -> Tensor:

@@ -16,7 +16,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from memload import transforms
 from memload.transforms import policies
-from memload.transforms.automatic import Automatic
+from memload.transforms.automatic import Automatic, change_each
 from memload.transforms.draws import Draws
 from memload.transforms.policies import OPERATIONS
 
@@ -346,17 +346,45 @@ UINT8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         (lambda: T.TimmRandAugment(magnitude=11), "a number from 0 to 10, not 11"),
         (lambda: T.TimmRandAugment(mstd=-1), "mstd must be a number of at least 0, .*not -1"),
         (lambda: T.TimmRandAugment(p=2), "p must be a number from 0 to 1, not 2"),
-        (lambda: T.RandAugment().bind(masks=["m"]), "cannot move masks, such as those in 'm'"),
-        (lambda: T.Compose([T.RandAugment()], boxes=["b"]), r"boxes.*Compose\(\[…\], boxes=\[\]"),
-        (
-            lambda: T.Compose([T.RandomApply([T.AutoAugment()])], points=["p"]),
-            "AutoAugment cannot move points",
-        ),
     ],
 )
 def test_wrong_arguments_are_told(act: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         act()
+
+
+AUGMENTS = [
+    transforms.TrivialAugmentWide(), transforms.RandAugment(3, 20), transforms.AutoAugment("svhn"),
+    transforms.TimmRandAugment(), transforms.RandAugment(0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", AUGMENTS, ids=repr)
+def test_masks_points_and_boxes_follow(step: Automatic, make_images: Make) -> None:
+    count, height, width = 64, 60, 80
+    images, samples = make_images(count, height, width), np.arange(count)
+    masks = torch.zeros(count, height, width, dtype=torch.uint8)
+    masks[:, 20:41, 30:51] = 1
+    points = torch.tensor([[40.0, 30.0]]).expand(count, 1, 2)
+    boxes = torch.tensor([[30.0, 20.0, 51.0, 41.0]]).expand(count, 1, 4)
+    names = {"points": ["point"], "masks": ["mask"], "boxes": ["box"]}
+    columns = {"point": points, "mask": masks, "box": boxes}
+    found, moved = transforms.Compose([step], **names)(images, columns, samples=samples)
+    assert torch.equal(found, step(images, samples=samples))
+    # Masks lie on the images: they move as images do whose colours stay.
+    only_moved = []
+    for operation, magnitude in step.draw(draws(count), height, width):
+        moves = (operation >= 1) & (operation <= 5)
+        only_moved.append(policies.Drawn(np.where(moves, operation, 0), magnitude))
+    expected = change_each(masks[:, None], only_moved, "nearest", 255)[:, 0]
+    assert torch.equal(moved["mask"], expected)
+    for mask, point, box in zip(moved["mask"], moved["point"], moved["box"], strict=True):
+        rows, places = torch.nonzero(mask == 1).unbind(1)
+        if len(rows) > 0.95 * 21 * 21:  # it was in the image after every step
+            centre = torch.stack([places.float().mean(), rows.float().mean()])
+            assert (point[0] - centre).abs().max() < 1
+            assert (box[0, :2] - torch.stack([places.min(), rows.min()])).abs().max() < 1.5
+            assert (box[0, 2:] - torch.stack([places.max(), rows.max()]) - 1).abs().max() < 1.5
 
 
 def test_masks_can_be_left_alone(make_images: Make) -> None:
