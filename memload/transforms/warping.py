@@ -314,8 +314,11 @@ class Warping:
 
     def boxes(self, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `following.Movement`."""
-        corners = boxes[..., [0, 1, 2, 1, 2, 3, 0, 3]].reshape(len(boxes), -1, 2)
-        moved = self._moved(corners).to(boxes.dtype).view(*boxes.shape[:2], 4, 2)
+        left, top, right, bottom = boxes.unbind(2)
+        corners = torch.stack([left, top, right, top, right, bottom, left, bottom], 2)
+        count, number = boxes.shape[:2]
+        moved = self._moved(corners.view(count, 4 * number, 2)).to(boxes.dtype)
+        moved = moved.reshape(count, number, 4, 2)
         extent = upload(np.array([self.width, self.height]), boxes.device).to(boxes.dtype)
         return moved.amin(2), moved.amax(2), extent
 

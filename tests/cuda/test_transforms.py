@@ -177,6 +177,32 @@ def test_masks_and_boxes_on_a_gpu_are_those_on_the_cpu(floats_first: bool) -> No
             ), name
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "step",
+    [
+        transforms.RandomAffine(180, (0.2, 0.3), (0.5, 2.0), (-20.0, 20.0, -9.0, 9.0)),
+        transforms.RandomAffine(30, interpolation="bilinear", fill=1, center=[2.0, 7.0]),
+        transforms.RandomRotation(180, interpolation="bilinear", fill=None),
+        transforms.RandomPerspective(p=0.7, fill=1),
+    ],
+    ids=repr,
+)
+def test_warped_images_have_the_bits_of_those_on_the_cpu(
+    step: transforms.Transform, dtype: torch.dtype
+) -> None:
+    images, columns = pixels(32, 50, 60), masks_and_boxes(32, 50, 60)
+    images = images if dtype == torch.uint8 else (images / 255).to(dtype)
+    compose = transforms.Compose([step], masks=["mask", "wide"], boxes=["boxes"])
+    expected, following = compose(images, columns, samples=np.arange(32), seed=3)
+    on_device = {name: column.cuda() for name, column in columns.items()}
+    found, followed = compose(images.cuda(), on_device, samples=np.arange(32), seed=3)
+    assert torch.equal(found.cpu(), expected)
+    for name in ("mask", "wide"):
+        assert np.array_equal(followed[name].cpu().numpy(), following[name].numpy())
+    torch.testing.assert_close(followed["boxes"].cpu(), following["boxes"], equal_nan=True)
+
+
 def test_cutmix_cuts_masks_on_a_gpu_as_on_the_cpu() -> None:
     images, columns = pixels(32, 50, 60), masks_and_boxes(32, 50, 60)
     compose = transforms.Compose([transforms.CutMix(num_classes=7)], masks=["mask", "wide"])
@@ -194,7 +220,12 @@ def test_nothing_waits_for_the_gpu_where_masks_and_boxes_follow() -> None:
     steps = [*EVERYTHING[:8], transforms.CutMix(num_classes=7), transforms.CenterCrop(50)]
     bound = {"masks": ["mask", "wide"], "points": ["points"]}
     compose = transforms.Compose(steps, **bound)
-    moving = transforms.Compose(steps[:8], **bound, boxes=["boxes"])
+    warps = [
+        transforms.RandomAffine(9),
+        transforms.RandomRotation(9),
+        transforms.RandomPerspective(),
+    ]
+    moving = transforms.Compose([*steps[:8], *warps], **bound, boxes=["boxes"])
     for one in (compose, moving):
         one(images, columns, samples=np.arange(8))
     with no_waiting():
