@@ -42,7 +42,7 @@ Each module imports only modules above it:
     transform   Transform, the base of all
     compose     Compose, the list
     choosing    RandomApply and RandomChoice
-    some        changes some images of a batch
+    some        takes and changes some images of a batch
     boxes       random boxes of given area and ratio
     cropping    crops, resizes and flips
     pixels      Normalize and ToDtype

@@ -291,7 +291,7 @@ def airbench(
 
 def _with_own_mean(ending: Ending) -> Ending:
     """Return how a recipe ends whose mean is by default that of the data set."""
-    own: Ending = {"mean": None}
+    own: Ending = {} if "statistics" in ending else {"mean": None}
     return {**own, **ending}
 
 
@@ -314,6 +314,6 @@ def _end(recipe: str, **ending: Unpack[Ending]) -> list[Any]:
     statistics, dtype = ending.get("statistics"), ending.get("dtype", torch.float32)
     if statistics is None:
         return [Normalize(mean, std), ToDtype(dtype)]
-    if mean not in ("imagenet", None) or std is not None:
+    if mean != "imagenet" or std is not None:
         raise ValueError(f"{recipe}: statistics takes the place of mean and std. Leave them out.")
     return [Normalize(statistics), ToDtype(dtype)]
