@@ -36,6 +36,11 @@ install() {
     # torch first: as a dependency, pip would take its newest build, with gigabytes of CUDA.
     .venv/bin/python -c 'import torch' 2>/dev/null || .venv/bin/python -m pip install --quiet torch==2.13.0
     .venv/bin/python -m pip install --quiet --editable ".${1:+[$1]}"
+    # The tests set the transforms beside torchvision's. Its wheel is for CUDA, and beside torch for the CPU it fails in
+    # libraries that import it where they find it. So it has a folder of its own, where only these tests look.
+    if [[ $1 == *test* && ! -d .venv/torchvision ]]; then
+        .venv/bin/python -m pip install --quiet --no-deps --target .venv/torchvision torchvision==0.28.0
+    fi
     touch "$stamp"
 }
 

@@ -1,7 +1,10 @@
 """Batches to transform."""
 
+import contextlib
 import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,15 +27,24 @@ def make_images() -> Callable[..., torch.Tensor]:
     return make
 
 
+#: They undo what they defined when they are dropped.
+_libraries: list[Any] = []
+
+
 @pytest.fixture(scope="session")
 def torchvision() -> Any:
     """torchvision, whose operations on tensors define the results."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        # A wheel for CUDA cannot load its operators beside torch for the CPU, and wants to know
-        # their types.
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    with contextlib.suppress(ImportError, RuntimeError):
+        return importlib.import_module("torchvision")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    # See scripts/environment.sh. Its wheel for CUDA cannot load its operators beside torch for the
+    # CPU, and wants to know their types.
+    sys.path.append(str(Path(sys.prefix) / "torchvision"))
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries.append(library)
     return importlib.import_module("torchvision")
 
 
