@@ -6,10 +6,14 @@
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
+_Name = TypeVar("_Name", bound=str)
+#: Pillow's numbers of interpolations.
+_PILLOWS_INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 
 def wrong(
@@ -85,6 +89,18 @@ def share(
     if not is_finite(value) or not 0 <= value <= 1:
         raise wrong(owner, argument, expected, repr(value))
     return float(value)
+
+
+def interpolation_name(owner: object, value: Any, *names: _Name) -> _Name:
+    """Return which of ``names`` was given; torchvision's enumeration or Pillow's number will do."""
+    found = getattr(value, "value", value)
+    if isinstance(found, int) and not isinstance(found, bool):
+        found = _PILLOWS_INTERPOLATIONS.get(found)
+    for name in names:
+        if found == name:
+            return name
+    *others, last = map(repr, names)
+    raise wrong(owner, "interpolation", f"{', '.join(others)} or {last}", repr(value))
 
 
 def column_names(owner: object, argument: str, value: Any) -> tuple[str, ...] | None:

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from memload.transforms import policies
-from memload.transforms.arguments import integer, numbers, per_channel, share, wrong
+from memload.transforms.arguments import (
+    integer,
+    interpolation_name,
+    numbers,
+    per_channel,
+    share,
+    wrong,
+)
 from memload.transforms.color import adjust_brightness, adjust_contrast, adjust_saturation
 from memload.transforms.draws import Draws
 from memload.transforms.filtering import sharpen
@@ -41,7 +48,9 @@ class Automatic(Transform):
     _posterizes = True
 
     def __init__(self, interpolation: Any, fill: Fill) -> None:
-        self.interpolation = _interpolation(self, interpolation)
+        self.interpolation: Interpolation = interpolation_name(
+            self, interpolation, "nearest", "bilinear"
+        )
         self.fill = None if fill is None else numbers(self, "fill", fill)
 
     @property
@@ -257,20 +266,6 @@ def _with_sign(operation: np.ndarray, magnitude: np.ndarray, drawn: np.ndarray) 
     """Return what was drawn; half of the magnitudes that have a sign are negative."""
     is_negative = policies.HAS_SIGN[operation] & (drawn < 0.5)
     return Drawn(operation, np.where(is_negative, -magnitude, magnitude))
-
-
-def _interpolation(owner: Transform, interpolation: Any) -> Interpolation:
-    """Return the name of an interpolation. Pillow numbers them."""
-    names: dict[Any, Interpolation] = {
-        0: "nearest",
-        2: "bilinear",
-        "nearest": "nearest",
-        "bilinear": "bilinear",
-    }
-    value = getattr(interpolation, "value", interpolation)
-    if isinstance(value, bool) or not isinstance(value, int | str) or value not in names:
-        raise wrong(owner, "interpolation", "'nearest' or 'bilinear'", repr(interpolation))
-    return names[value]
 
 
 def change_each(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from memload.transforms.arguments import (
+    interpolation_name,
     interval,
     numbers,
     pair,
@@ -22,8 +23,8 @@ from memload.transforms.draws import Draws
 from memload.transforms.geometry import PADDING_MODES, Plan
 from memload.transforms.transform import Transform
 
-#: The interpolations of a resize, with Pillow's numbers.
-_INTERPOLATIONS = {"bilinear": 2, "bicubic": 3, "random": None}
+#: The interpolations of a resize.
+_INTERPOLATIONS = ("bilinear", "bicubic", "random")
 #: A function of the epoch that returns a size.
 SizeOfEpoch = Callable[[int], int | Sequence[int]]
 
@@ -220,7 +221,7 @@ class Resize(Transform):
         self.size: int | tuple[int, int] | SizeOfEpoch | None = None  # repr shows it first
         self.max_size = max_size
         self.size = size if callable(size) else self._checked("size", size)
-        self.interpolation = _interpolation(self, interpolation)
+        self.interpolation = interpolation_name(self, interpolation, *_INTERPOLATIONS)
         self.antialias = _antialias(self, antialias)
 
     def add_to(self, plan: Plan, draws: Draws) -> None:
@@ -291,7 +292,7 @@ class RandomResizedCrop(Transform):
         self.size = size if callable(size) else pair(self, "size", size)
         self.scale = interval(self, "scale", scale, 0)
         self.ratio = interval(self, "ratio", ratio, 1e-6)
-        self.interpolation = _interpolation(self, interpolation)
+        self.interpolation = interpolation_name(self, interpolation, *_INTERPOLATIONS)
         self.antialias = _antialias(self, antialias)
 
     def add_to(self, plan: Plan, draws: Draws) -> None:
@@ -310,15 +311,6 @@ class RandomResizedCrop(Transform):
         plan.width.crop(start[1], length[1], resized=size[1])
         plan.antialias = self.antialias
         plan.bicubic = _are_bicubic(self.interpolation, draws, number=NUMBERS_OF_A_BOX)
-
-
-def _interpolation(owner: Transform, given: Any) -> str:
-    """Return the name of what is given, which may be torchvision's or Pillow's number for it."""
-    value = getattr(given, "value", given)
-    for name, number in _INTERPOLATIONS.items():
-        if value == name or (number is not None and value == number):
-            return name
-    raise wrong(owner, "interpolation", "'bilinear', 'bicubic' or 'random'", repr(given))
 
 
 def _antialias(owner: Transform, given: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from memload.transforms.arguments import (
+    interpolation_name,
     interval,
     is_finite,
     numbers,
@@ -33,13 +34,6 @@ from memload.upload import upload
 
 Interpolation = Literal["nearest", "bilinear"]
 Fill = float | Sequence[float] | None
-#: torchvision's enumeration has these values, and Pillow these numbers.
-_INTERPOLATIONS: dict[Any, Interpolation] = {
-    "nearest": "nearest",
-    "bilinear": "bilinear",
-    0: "nearest",
-    2: "bilinear",
-}
 
 #: A position outside of any image, in the units of `_grid`.
 _FAR = 3.0
@@ -77,9 +71,7 @@ def warp(
     called only on CPUs where it gives what the operations of this module give.
     """
     count, channels, height, width = images.shape
-    if interpolation not in ("nearest", "bilinear"):
-        expected = "'nearest' or 'bilinear'"
-        raise wrong("warp", "interpolation", expected, repr(interpolation))
+    interpolation = interpolation_name("warp", interpolation, "nearest", "bilinear")
     if matrices.shape not in ((count, 6), (count, 8)):
         expected = f"({count}, 6) or ({count}, 8)"
         raise wrong("warp", "matrices", expected, matrices.shape)
@@ -374,11 +366,7 @@ class Warp(Transform):
 
     def _set_pixels(self, interpolation: Any, fill: Any) -> None:
         """Check and set what is the same for all of them."""
-        found = getattr(interpolation, "value", interpolation)
-        if not isinstance(found, str | int) or found not in _INTERPOLATIONS:
-            expected = "'nearest' or 'bilinear'"
-            raise wrong(self, "interpolation", expected, repr(interpolation))
-        self.interpolation = _INTERPOLATIONS[found]
+        self.interpolation = interpolation_name(self, interpolation, "nearest", "bilinear")
         self.fill = None if fill is None else numbers(self, "fill", fill)
 
 

@@ -312,6 +312,10 @@ def test_a_share_of_perspectives_moves_corners_inwards() -> None:
         (lambda: transforms.RandomAffine(0, shear=(1, 2, 3)), "shear must be"),
         (lambda: transforms.RandomAffine(0, center=(1,)), "center must be a pair"),
         (lambda: transforms.RandomAffine(0, interpolation="bicubic"), "interpolation must be"),
+        (
+            lambda: transforms.RandomAffine(0, interpolation=False),
+            "interpolation must be .*, not False",
+        ),
         (lambda: transforms.RandomRotation(5, expand=True), "expand must be False"),
         (lambda: transforms.RandomPerspective(2), "distortion_scale must be"),
         (lambda: transforms.RandomPerspective(p=-1), "p must be"),
