@@ -1,6 +1,7 @@
 """Reads many parts of files at once past the page cache, by Linux's asynchronous I/O.
 
-See io_setup(2), io_submit(2) and io_getevents(2). The C library has no functions for these calls.
+See io_setup(2), io_submit(2), io_getevents(2) and io_destroy(2). The C library has no functions
+for these calls.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ import numpy as np
 
 #: The most reads under way in one queue.
 DEPTH = 64
-#: The numbers of io_setup, io_submit and io_getevents, from the kernel's tables.
-_CALLS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}
+#: The numbers of io_setup, io_submit, io_getevents and io_destroy, from the kernel's tables.
+_CALLS = {"x86_64": (206, 209, 208, 207), "aarch64": (0, 2, 4, 1)}
 #: ``struct iocb`` and ``struct io_event`` of linux/aio_abi.h, as on little-endian machines.
 _REQUEST = np.dtype(
     [
@@ -57,7 +58,7 @@ class ReadQueue:
         calls = _CALLS.get(platform.machine())
         if sys.platform != "linux" or calls is None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        setup, self._submit, self._get_results = calls
+        setup, self._submit, self._get_results, self._destroy = calls
         self._context = ctypes.c_ulong(0)
         _call(setup, DEPTH, ctypes.addressof(self._context))
 
@@ -71,7 +72,8 @@ class ReadQueue:
 
         Returns how many bytes were read of each part, int64 ``(n,)``. That is less than asked for
         at the end of a file, and 0 or less if it cannot be read. Blocks until all reads have ended;
-        the GIL is released meanwhile.
+        the GIL is released meanwhile. If an error is raised, they have ended, too, and so has the
+        queue.
         """
         requests = np.zeros(len(size), _REQUEST)
         requests["number"] = np.arange(len(size))
@@ -79,15 +81,24 @@ class ReadQueue:
         requests["size"], requests["address"] = size, address
         first = requests.ctypes.data
         pointers = first + np.arange(len(size), dtype=np.uint64) * _REQUEST.itemsize
-        counts = np.zeros(len(size), np.int64)
+        try:
+            return self._read_all(pointers)
+        except BaseException:
+            # This waits for the reads under way, which write into memory of the caller.
+            _call(self._destroy, self._context.value)
+            raise
+
+    def _read_all(self, pointers: np.ndarray) -> np.ndarray:
+        """Do the reads of which these point to the requests; return how much each has read."""
+        counts = np.zeros(len(pointers), np.int64)
         begun = under_way = 0
-        while begun < len(size) or under_way:
-            if begun < len(size) and under_way < DEPTH:
+        while begun < len(pointers) or under_way:
+            if begun < len(pointers) and under_way < DEPTH:
                 accepted = self._begin(pointers[begun : begun + DEPTH - under_way])
                 begun += max(1, accepted)  # one that is refused is left out: its count stays 0
                 under_way += accepted
             # Half of a full queue goes on while the other half is refilled.
-            if under_way and (begun == len(size) or under_way == DEPTH):
+            if under_way and (begun == len(pointers) or under_way == DEPTH):
                 under_way -= self._note_results(counts, under_way)
         return counts
 

@@ -78,6 +78,33 @@ def test_parts_that_cannot_be_read_leave_the_others_alone(
         np.testing.assert_array_equal(part, content[start : start + 100])
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_after_an_error_nothing_is_read_any_more(
+    failing: int, descriptor: int, content: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, calls = read_queue._call, []
+    queue = ReadQueue()
+
+    def fail(number: int, *arguments: int) -> int:
+        calls.append(number)
+        if number == queue._get_results and calls.count(number) == failing:
+            raise OSError(errno.EPERM, "not permitted")
+        return call(number, *arguments)
+
+    memory = np.zeros((100, 4096), np.uint8)
+    offset, size = np.arange(100) * 4096, np.full(100, 4096)
+    arguments = np.full(100, descriptor), offset, size, memory.ctypes.data + offset
+    with monkeypatch.context() as patch:
+        patch.setattr(read_queue, "_call", fail)
+        with pytest.raises(OSError, match="not permitted"):
+            queue.read(*arguments)
+    # All that were begun have ended: they are there, and the queue begins no others.
+    np.testing.assert_array_equal(memory[:DEPTH].ravel(), content[: DEPTH * 4096])
+    memory[:] = 0
+    assert not queue.read(*arguments).any()
+    assert not memory.any()
+
+
 def test_a_queue_that_is_given_back_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_queue, "_free", read_queue.queue.SimpleQueue())
     first, second = take_queue(), take_queue()
