@@ -140,6 +140,7 @@ class PageCacheFeed:
     def counts(self) -> ReadCounts:
         """See `Feed.counts`."""
         held = self._held.count(self._used_rows)
+        bytes_read, seconds = self._reader.busy_time.so_far()
         return ReadCounts(
             self._num_rows,
             rows_held=held.now,
@@ -147,8 +148,8 @@ class PageCacheFeed:
             rows_on_device=held.on_device,
             served=self._counter.served,
             hits=self._counter.hits,
-            bytes_read=self._reader.bytes_read,
-            seconds_reading=self._reader.seconds_read,
+            bytes_read=bytes_read,
+            seconds_reading=seconds,
             problem=self._held.problem,
         )
 

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -28,19 +28,38 @@ _NUM_QUEUES = 2
 #: How many threads read past the page cache where there are no queues, and at most through it. Of
 #: 8, 16, 32 and 64, this was within 5 % of the best for rows of 3 and 27 KB (8: 0.80 and 0.68; 64:
 #: 0.57 and 0.98); for larger rows the differences were within the noise.
-READS_IN_FLIGHT = 32
+MAX_THREADS = 32
 #: The most reads of a batch that one of these threads does at a time.
 _READS_PER_PART = 8
 _THREAD_NAME = "memload-read"
 
-#: A part of a file to read: the number of the file, the offset in it, the position in the memory,
-#: the size, how much of that the rows need (behind it, the file may end), and whether it stays in
-#: the page cache. It is a plain tuple, as there is one for each row.
-_FilePart = tuple[int, int, int, int, int, bool]
 #: What one thread does of a reading. Returns how many bytes were read.
 _Part = Callable[[], int]
 
 logger = logging.getLogger("memload")
+
+
+class _Reads(NamedTuple):
+    """Parts of files to read; each array has an entry for each part."""
+
+    file: np.ndarray  #: number of the file
+    offset: np.ndarray  #: in the file, in bytes
+    position: np.ndarray  #: in the memory, in bytes
+    size: np.ndarray  #: in bytes
+    needed: np.ndarray  #: how many of these the rows need; behind them, the file may end
+    are_kept: np.ndarray  #: whether they stay in the page cache, bool
+
+    @property
+    def number(self) -> int:
+        return len(self.file)
+
+    def some(self, which: slice | np.ndarray) -> "_Reads":
+        """Return the reads of a slice or a mask."""
+        return _Reads(*(column[which] for column in self))
+
+    def divided(self, number: int) -> list["_Reads"]:
+        """Return this many parts of much the same size."""
+        return [self.some(slice(first, None, number)) for first in range(number)]
 
 
 class Reading:
@@ -123,9 +142,10 @@ class RowReader:
         self._shards = shards
         self._device, self._buffers = device, buffers
         self._resources = self._new_resources()
-        self._busy_time = BusyTime()
+        #: How much was read from the files, and for how long.
+        self.busy_time = BusyTime()
         #: Set while nobody waits for the disk.
-        self.idle = self._busy_time.idle
+        self.idle = self.busy_time.idle
         self._is_closed = False
 
     @cached_property
@@ -153,16 +173,6 @@ class RowReader:
         """Whether all files can be read past the page cache."""
         return bool(self._files.are_direct.all())
 
-    @property
-    def bytes_read(self) -> int:
-        """How many bytes were read from the files."""
-        return self._busy_time.so_far()[0]
-
-    @property
-    def seconds_read(self) -> float:
-        """For how many seconds something was being read. Overlapping reads count once."""
-        return self._busy_time.so_far()[1]
-
     def begin(self, rows: np.ndarray, kept: np.ndarray) -> Reading:
         """Begin to read rows (int64, ``(n,)``, at least one), in any order.
 
@@ -189,20 +199,20 @@ class RowReader:
         tasks = [(resources.direct, part) for part in self._divide_direct(direct, memory)]
         tasks += [(resources.cached, part) for part in self._divide_cached(cached, memory)]
         parts = [part for _, part in tasks]
-        self._busy_time.begin(parts)
+        self.busy_time.begin(parts)
         try:
             with starting_threads("use feed='pinned' with num_threads=0"):
                 for pool, part in tasks:
                     reading.parts.append(pool.submit(self._run, part, known))
         except MemloadError:
             # The first of these may end twice: a thread that runs already may still take it.
-            self._busy_time.end(parts[len(reading.parts) :])
+            self.busy_time.end(parts[len(reading.parts) :])
             raise
         return reading
 
     def _plan(
         self, rows: np.ndarray, kept: np.ndarray, alignment: int
-    ) -> tuple[np.ndarray, list[_FilePart], list[_FilePart], int]:
+    ) -> tuple[np.ndarray, _Reads, _Reads, int]:
         """Plan the reads of rows into memory.
 
         Returns where each row begins in the memory, int64 ``(n,)``, the direct reads, those through
@@ -211,7 +221,7 @@ class RowReader:
         file, offset = self._shards.offsets_of(rows)
         # If all are kept, no file is opened for direct reads.
         is_cached = kept if kept.all() else kept | ~self._files.are_direct[file]
-        order = np.lexsort((rows, kept, is_cached))  # direct reads first
+        order = np.lexsort((rows, kept, is_cached))
         file, offset, kept = file[order], offset[order], kept[order]
         start, end = offset // alignment * alignment, offset + self._shards.array.row_bytes
         stop = -(-end // alignment) * alignment
@@ -223,29 +233,28 @@ class RowReader:
         begins[order] = offset + np.repeat(ranges.position - ranges.offset, rows_in_range)
         needed = end[ranges.last] - ranges.offset
         where = (ranges.file, ranges.offset, ranges.position, ranges.size)
-        columns = (*where, needed, kept[ranges.first])
-        reads = list(zip(*(column.tolist() for column in columns), strict=True))
-        num_direct = np.count_nonzero(~is_cached[order[ranges.first]])
-        return begins, reads[:num_direct], reads[num_direct:], int(ranges.size.sum())
+        reads = _Reads(*where, needed, kept[ranges.first])
+        are_cached = is_cached[order[ranges.first]]
+        return begins, reads.some(~are_cached), reads.some(are_cached), int(ranges.size.sum())
 
-    def _divide_direct(self, reads: list[_FilePart], memory: memoryview) -> list[_Part]:
+    def _divide_direct(self, reads: _Reads, memory: memoryview) -> list[_Part]:
         """Divide the reads of a batch past the page cache among threads.
 
         A queue takes all of them. Without queues, they are as few parts as keep the disk busy.
         """
-        if reads and has_queues():
+        if reads.number and has_queues():
             return [partial(self._read_with_queue, reads, memory)]
-        free_threads = READS_IN_FLIGHT - len(self._busy_time.under_way)
-        number = min(len(reads), max(free_threads, -(-len(reads) // _READS_PER_PART)))
-        return [partial(self._read_direct, reads[n::number], memory) for n in range(number)]
+        free_threads = MAX_THREADS - len(self.busy_time.under_way)
+        number = min(reads.number, max(free_threads, -(-reads.number // _READS_PER_PART)))
+        return [partial(self._read_direct, part, memory) for part in reads.divided(number)]
 
-    def _divide_cached(self, reads: list[_FilePart], memory: memoryview) -> list[_Part]:
+    def _divide_cached(self, reads: _Reads, memory: memoryview) -> list[_Part]:
         """Divide the reads of a batch through the page cache among threads: a part for each.
 
         There is a thread for each core, as a read of 150 KB takes up to 250 µs of CPU time.
         """
-        number = min(len(reads), _num_cached_threads())
-        return [partial(self._read_cached, reads[n::number], memory) for n in range(number)]
+        number = min(reads.number, _num_cached_threads())
+        return [partial(self._read_cached, part, memory) for part in reads.divided(number)]
 
     def _run(self, part: _Part, reading: "weakref.ref[Reading]") -> None:
         """Do a part of a reading on a thread, unless nobody waits for it any more."""
@@ -257,42 +266,44 @@ class RowReader:
                 raise RuntimeError("The feed was closed before these rows were read.")
             bytes_read = part()
         finally:
-            self._busy_time.end([part], bytes_read)
+            self.busy_time.end([part], bytes_read)
 
-    def _read_with_queue(self, reads: list[_FilePart], memory: memoryview) -> int:
+    def _read_with_queue(self, reads: _Reads, memory: memoryview) -> int:
         """Read past the page cache with a queue. Returns how many bytes the rows needed."""
-        file, offset, position, size, needed, _ = np.array(reads, np.int64).T
-        address = position + np.frombuffer(memory, np.uint8).ctypes.data
-        count = np.zeros_like(size)
+        address = reads.position + np.frombuffer(memory, np.uint8).ctypes.data
+        count = np.zeros_like(reads.size)
         if (queue := take_queue()) is not None:  # None: other readers have taken all there may be
-            count = queue.read(self._files.descriptor_array[file], offset, size, address)
+            descriptors = self._files.descriptor_array[reads.file]
+            count = queue.read(descriptors, reads.offset, reads.size, address)
             give_back(queue)
         # What the queue has not read is read again, one after another. That raises its errors.
-        self._read_direct([reads[number] for number in np.flatnonzero(count < needed)], memory)
-        return int(needed.sum())
+        self._read_direct(reads.some(count < reads.needed), memory)
+        return int(reads.needed.sum())
 
-    def _read_direct(self, reads: list[_FilePart], memory: memoryview) -> int:
+    def _read_direct(self, reads: _Reads, memory: memoryview) -> int:
         """Read past the page cache, one after another. Returns how many bytes the rows needed."""
         descriptors = self._files.descriptors
-        for file, offset, position, size, needed, _ in reads:
+        for file, offset, position, size, needed, _ in _each(*reads):
             part = memory[position : position + size]
             self._shards.read(file, offset, part, needed, descriptors[file])
-        return sum(needed for *_, needed, _ in reads)
+        return int(reads.needed.sum())
 
-    def _read_cached(self, reads: list[_FilePart], memory: memoryview) -> int:
+    def _read_cached(self, reads: _Reads, memory: memoryview) -> int:
         """Read through the page cache, of which the kernel is asked for all parts first.
 
         Returns how many bytes the rows needed.
         """
         descriptors = self._shards.descriptors
-        for file, offset, _, _, needed, _ in reads:
+        for file, offset, needed in _each(reads.file, reads.offset, reads.needed):
             read_ahead(descriptors[file], offset, needed)
-        for file, offset, position, _, needed, _ in reads:
+        for file, offset, position, needed in _each(
+            reads.file, reads.offset, reads.position, reads.needed
+        ):
             self._shards.read(file, offset, memory[position : position + needed], needed)
-        for file, offset, _, _, needed, is_kept in reads:
-            if not is_kept:
-                drop_behind(descriptors[file], offset, needed)
-        return sum(needed for *_, needed, _ in reads)
+        dropped = reads.some(~reads.are_kept)
+        for file, offset, needed in _each(dropped.file, dropped.offset, dropped.needed):
+            drop_behind(descriptors[file], offset, needed)
+        return int(reads.needed.sum())
 
     def read_range(self, file: int, offset: int, size: int, memory: memoryview) -> int:
         """Read a part of a file past the page cache, on this thread. Returns where it begins.
@@ -326,7 +337,7 @@ class RowReader:
         self._resources.end_threads(wait=is_outside)
 
     def _new_resources(self) -> _Resources:
-        num_direct = _NUM_QUEUES if has_queues() else READS_IN_FLIGHT
+        num_direct = _NUM_QUEUES if has_queues() else MAX_THREADS
         return _Resources(
             ThreadPoolExecutor(num_direct, _THREAD_NAME),
             ThreadPoolExecutor(_num_cached_threads(), _THREAD_NAME),
@@ -347,9 +358,14 @@ class RowReader:
             )
 
 
+def _each(*columns: np.ndarray) -> Iterator[tuple[int, ...]]:
+    """Return an entry of each column at a time, as Python's integers."""
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
 def _num_cached_threads() -> int:
     """Return how many threads read through the page cache: one for each core, at least 2."""
-    return min(READS_IN_FLIGHT, max(2, available_cores()))
+    return min(MAX_THREADS, max(2, available_cores()))
 
 
 #: The devices (``st_dev``) of file systems of which this process has warned.

@@ -22,7 +22,7 @@ import torch
 
 from memload import FeedError, FormatError, Index, MemloadError
 from memload.feeds import page_locked, row_reader
-from memload.feeds.row_reader import READS_IN_FLIGHT, Reading, RowReader
+from memload.feeds.row_reader import MAX_THREADS, Reading, RowReader
 from memload.storage.file_reads import DirectFile
 from memload.storage.read_queue import ReadQueue
 from memload.storage.shards import Shards
@@ -442,7 +442,7 @@ def test_a_range_of_a_file_is_read_on_the_callers_thread(
     ):
         first = reader.read_range(1, offset, size, memory)
         assert bytes(memory[first : first + size]) == whole[offset : offset + size]
-    assert reader.bytes_read == 0
+    assert reader.busy_time.so_far() == (0, 0)
     assert reader.idle.is_set()
     reader.close()
 
@@ -662,7 +662,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 #: Rows that do not touch: each is a read, and each read is a part of its own.
-APART = np.arange(0, 2 * READS_IN_FLIGHT, 2)
+APART = np.arange(0, 2 * MAX_THREADS, 2)
 
 
 @pytest.fixture
@@ -695,18 +695,19 @@ def test_idle_tells_whether_something_is_being_read(
 ) -> None:
     reader = open_reader(open_shards(wide))
     assert reader.idle.is_set()
-    assert reader.seconds_read == 0
+    assert reader.busy_time.so_far() == (0, 0)
     monkeypatch.setattr(os, "preadv", gate)
     readings = [begin(reader, APART) for _ in range(3)]
-    gate.wait_for(READS_IN_FLIGHT)
+    gate.wait_for(MAX_THREADS)
     assert not reader.idle.is_set()
-    assert reader.bytes_read == reader.seconds_read == 0  # nothing has arrived
+    assert reader.busy_time.so_far() == (0, 0)  # nothing has arrived
     gate.open()
     for reading in readings:
         reading.wait()
     assert reader.idle.wait(10)
-    assert 0 < reader.seconds_read == reader.seconds_read
-    assert reader.bytes_read >= 3 * len(APART) * 30_000
+    bytes_read, seconds = reader.busy_time.so_far()
+    assert bytes_read >= 3 * len(APART) * 30_000
+    assert 0 < seconds == reader.busy_time.so_far()[1]
     reader.close()
 
 
@@ -730,7 +731,7 @@ def test_what_nobody_waits_for_any_more_is_not_read(
     reader, expected = open_reader(open_shards(wide)), stored(open_shards(wide))
     monkeypatch.setattr(os, "preadv", gate)
     readings = [begin(reader, APART) for _ in range(10)]
-    gate.wait_for(READS_IN_FLIGHT)
+    gate.wait_for(MAX_THREADS)
     begun = len(gate.reads)
     del readings
     following = begin(reader, APART)
@@ -783,7 +784,7 @@ def test_closing_waits_for_reads_under_way_and_drops_the_others(
     first = begin(reader, APART[:4])
     gate.wait_for(4)
     readings = [begin(reader, APART) for _ in range(20)]
-    gate.wait_for(READS_IN_FLIGHT - 4)
+    gate.wait_for(MAX_THREADS - 4)
     closing = threading.Thread(target=reader.close)
     closing.start()
     while not reader._is_closed:
@@ -794,7 +795,7 @@ def test_closing_waits_for_reads_under_way_and_drops_the_others(
     np.testing.assert_array_equal(finish(first, 30_000), expected[APART[:4]])
     with pytest.raises(RuntimeError, match="closed before these rows were read"):
         readings[-1].wait()
-    assert len(gate.reads) <= 8 * READS_IN_FLIGHT
+    assert len(gate.reads) <= 8 * MAX_THREADS
     reader.close()
     with pytest.raises(RuntimeError, match="after shutdown"):
         begin(reader, APART)
