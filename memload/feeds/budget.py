@@ -87,13 +87,26 @@ class DeviceClaim(NamedTuple):
     """Rows of an array that are held in the memory of a device.
 
     ``ranges`` are int64 ``(n, 2)``: the first row of each range, and the row behind the last.
-    Claims with the same ``key`` share the memory, of ``size`` bytes.
+    Claims with the same ``key`` share the memory.
     """
 
     device: torch.device
     key: tuple[object, ...]
     ranges: np.ndarray
-    size: int
+    row_bytes: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes."""
+        return int((self.ranges[:, 1] - self.ranges[:, 0]).sum()) * self.row_bytes
+
+    def first_rows(self, number: int) -> "DeviceClaim | None":
+        """Return a claim for this many of the rows; None for none."""
+        length = self.ranges[:, 1] - self.ranges[:, 0]
+        before = np.cumsum(length) - length
+        stop = np.minimum(self.ranges[:, 1], self.ranges[:, 0] + number - before)
+        some = np.stack([self.ranges[:, 0], stop], 1)[before < number]
+        return self._replace(ranges=some) if len(some) else None
 
 
 _claims: weakref.WeakSet[FilesClaim] = weakref.WeakSet()
@@ -177,44 +190,21 @@ def hold_on_device(claims: Sequence[Claim], limit: int, device: torch.device) ->
     with _lock:
         on_device = [one.on_device for one in list(_claims) if one.on_device is not None]
         claimed = {one.key: one for one in on_device if one.device == device}
-        rest = [_rows_beyond_ram(claim) for claim in claims]
-        keys = [
-            (device, *claim.files, ranges.tobytes())
-            for claim, ranges in zip(claims, rest, strict=True)
-        ]
-        costs = [
-            0 if key in claimed else _bytes_of(claim, ranges)
-            for claim, key, ranges in zip(claims, keys, rest, strict=True)
-        ]
+        wanted = [_wanted_on_device(claim, device) for claim in claims]
+        costs = [0 if one.key in claimed else one.size for one in wanted]
         left = max(0, limit - sum(one.size for one in claimed.values()))
         to_spend = min(left, sum(costs))
-        for claim, key, ranges, cost in zip(claims, keys, rest, costs, strict=True):
-            if key in claimed:
-                claim.on_device = claimed[key]
-            elif cost:
-                row_bytes = claim.shards.array.row_bytes
-                some = _first_rows(ranges, to_spend * cost // sum(costs) // row_bytes)
-                if len(some):
-                    claim.on_device = DeviceClaim(device, key, some, _bytes_of(claim, some))
+        for claim, one, cost in zip(claims, wanted, costs, strict=True):
+            number = to_spend * cost // max(1, sum(costs)) // one.row_bytes
+            claim.on_device = claimed.get(one.key) or one.first_rows(number)
 
 
-def _rows_beyond_ram(claim: Claim) -> np.ndarray:
-    """Return the rows of wanted windows that are not held in RAM: ranges."""
+def _wanted_on_device(claim: Claim, device: torch.device) -> DeviceClaim:
+    """Return a claim for all rows of wanted windows that are not held in RAM."""
     wanted = RowRanges(claim.shards, pieces_of(claim.wanted_plan))
-    return wanted.without(RowRanges(claim.shards, pieces_of(claim.plan)))
-
-
-def _first_rows(ranges: np.ndarray, number: int) -> np.ndarray:
-    """Return the ranges of the first rows of ranges."""
-    size = ranges[:, 1] - ranges[:, 0]
-    before = np.cumsum(size) - size
-    stop = np.minimum(ranges[:, 1], ranges[:, 0] + number - before)
-    some = before < number
-    return np.stack([ranges[some, 0], stop[some]], 1)
-
-
-def _bytes_of(claim: Claim, ranges: np.ndarray) -> int:
-    return int((ranges[:, 1] - ranges[:, 0]).sum()) * claim.shards.array.row_bytes
+    ranges = wanted.without(RowRanges(claim.shards, pieces_of(claim.plan)))
+    key = (device, *claim.files, ranges.tobytes())
+    return DeviceClaim(device, key, ranges, claim.shards.array.row_bytes)
 
 
 def _find_plan(

@@ -72,22 +72,14 @@ class MemoryLimits(NamedTuple):
         `reserve_bytes`, so that the system does not run out of RAM, but not below the feed's
         default (that of ``disk`` for ``dma`` and ``uva``).
         """
+        if self.cache is None:
+            return _default_in_ram(feed)
         available = available_memory()
-        share = PAGE_CACHE_SHARE if feed in ("pinned", "cpu") else REGISTERED_SHARE
-        if self.cache is not None:
-            if available is not None:
-                largest = max(available - reserve_bytes(available), int(share * available))
-                if largest < self.cache:
-                    text = f"the {size_text(largest)} to which cache_bytes was cut down"
-                    return Limit(largest, text)
-            return Limit(self.cache, f"the {size_text(self.cache)} of cache_bytes")
-        if feed in ("dma", "uva"):
-            return Limit(math.inf, "the available RAM")
-        if available is None:  # the system does not report it
-            size = 0 if feed == "disk" else math.inf
-            return Limit(size, "the available RAM, which the system does not report")
-        text = f"{share:.0%} of the {size_text(available)} of available RAM"
-        return Limit(share * available, text)
+        if available is not None:
+            largest = max(available - reserve_bytes(available), int(_share(feed) * available))
+            if largest < self.cache:
+                return Limit(largest, f"the {size_text(largest)} to which cache_bytes was cut down")
+        return Limit(self.cache, f"the {size_text(self.cache)} of cache_bytes")
 
     def cut_down(self, feed: str) -> str:
         """Return why less RAM may be taken than was given; empty if that is not so."""
@@ -107,6 +99,23 @@ class MemoryLimits(NamedTuple):
         return Limit(
             RESIDENT_SHARE * free, f"{RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
         )
+
+
+def _default_in_ram(feed: str) -> Limit:
+    """Return the limit of rows in RAM if none was given."""
+    if feed in ("dma", "uva"):
+        return Limit(math.inf, "the available RAM")
+    available = available_memory()
+    if available is None:
+        size = 0 if feed == "disk" else math.inf
+        return Limit(size, "the available RAM, which the system does not report")
+    share = _share(feed)
+    return Limit(share * available, f"{share:.0%} of the {size_text(available)} of available RAM")
+
+
+def _share(feed: str) -> float:
+    """Return which part of the available RAM the rows of a feed may take by default."""
+    return PAGE_CACHE_SHARE if feed in ("pinned", "cpu") else REGISTERED_SHARE
 
 
 #: Nothing was given.
