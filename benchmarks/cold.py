@@ -39,7 +39,6 @@ import gc
 import itertools
 import json
 import math
-import shlex
 import statistics
 import sys
 import tempfile
@@ -458,9 +457,8 @@ def main() -> None:
         bench = Bench(options, folder)
         parameters = {"ram": described(bench)}
         results, failed = measure_all(bench)
-    left_out = harness.partial(options, USUAL)
+    left_out = harness.partial(options, {**USUAL, "only": []})
     left_out += ["--quick"] * (options.quick and options.device == "cpu")
-    left_out += [f"--only {shlex.join(options.only)}"] * bool(options.only)
     left_out += [f"without {title}" for title in failed]
     parameters |= {"images": options.images, "rows": bench.count}
     shown = ("side", "batch", "rounds", "device")

@@ -36,7 +36,6 @@ import json
 import multiprocessing
 import os
 import re
-import shlex
 import shutil
 import statistics
 import sys
@@ -243,8 +242,7 @@ def main() -> None:
     options.count = max(options.count, options.part)
     if options.device == "cuda":
         harness.need_cuda("--device cpu leaves batches in memory.")
-    left_out = harness.partial(options, USUAL)
-    left_out += [f"--only {shlex.join(options.only)}"] * bool(options.only)
+    left_out = harness.partial(options, {**USUAL, "only": []})
     scratch = {"dir": options.folder or "/var/tmp", "prefix": "memload-benchmark-"}
     with tempfile.TemporaryDirectory(**scratch) as folder:
         parameters = copy_pictures(options, Path(folder))

@@ -21,6 +21,7 @@ import platform
 import random
 import re
 import select
+import shlex
 import signal
 import statistics
 import subprocess
@@ -80,7 +81,7 @@ def run_benchmark(
     parameters: dict[str, Any] = {}
     for name in options:
         value = getattr(given, name)
-        if value is not None:
+        if value not in (None, []):
             parameters[name] = "given" if isinstance(value, Path) else value
     parameters |= facts or {}
     record(Path(sys.argv[0]).stem, given, results, parameters, partial(given, options))
@@ -484,11 +485,16 @@ def record(
 
 
 def partial(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
-    """Return the numeric options that are lower than their default, rounds where they are few."""
+    """Return the options that made less of a run.
+
+    These are lists of words, and numbers lower than their default; rounds where they are few.
+    """
+    words = {name: getattr(options, name) for name, value in usual.items() if value == []}
     least = {name: value for name, value in usual.items() if isinstance(value, int | float)}
     least["rounds"] = min(usual.get("rounds", 0), ENOUGH_ROUNDS)
     given = {name: getattr(options, name, 0) for name in least}
-    return [f"--{name} {value}" for name, value in given.items() if value < least[name]]
+    less = [f"--{name} {value}" for name, value in given.items() if value < least[name]]
+    return less + [f"--{name} {shlex.join(value)}" for name, value in words.items() if value]
 
 
 def command() -> str:

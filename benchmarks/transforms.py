@@ -1,23 +1,29 @@
 """Transforms of a batch beside the plain torch operations they are made of, or beside a copy.
 
 On the CPU each recipe stands beside the operations of torch that it takes at least, which are given
-what was drawn. On CUDA the recipes stand beside a copy of as many bytes, and beside torchvision v2
-and Kornia where they are installed, each with a draw of its own for every sample where it can.
-Images a second, of calls one after another, with the host's part; or, "on the device", without it.
-As in a Loader, the calls are for parts of stretches of samples; "a call by itself" is given its
-samples and cannot share work with the next.
+what was drawn; and operations beside torchvision v2, if it is installed, which is called for each
+sample, both with one thread and at most 64 images. On CUDA the recipes stand beside a copy of as
+many bytes, and beside torchvision v2 and Kornia where they are installed, each with a draw of its
+own for every sample where it can. Images a second, of calls one after another, with the host's
+part; or, "on the device", without it. Images are uint8 and channels-last, as a Loader has them; an
+image counts once for all its views. As in a Loader, the calls are for parts of stretches of samples;
+"a call by itself" is given its samples and cannot share work with the next. `--only` takes the
+figures whose names contain one of its words.
 """
 
 import functools
 import itertools
+import math
+import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import augmentations
 import numpy as np
 import torch
+from augmentations import OPERATIONS, OTHERS
 from harness import Way, need_cuda, rate, run_benchmark
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
@@ -25,13 +31,18 @@ from torch.nn.functional import interpolate, pad
 from memload import transforms
 
 MEAN, STD = (
-    torch.tensor(values).view(1, 3, 1, 1)
-    for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    torch.tensor(values).view(1, 3, 1, 1) for values in (augmentations.MEAN, augmentations.STD)
 )
 STEPS = [transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
 FLIP = transforms.Compose(STEPS)
 CROP = transforms.Compose([transforms.RandomCrop(32, padding=4), *STEPS])
-OTHERS = ("torchvision", "kornia")
+#: The tables.
+TRIVIAL = "TrivialAugmentWide, resized crop, flip, normalise"
+DINO = "dino(224), ten views of pictures of 256×256"
+RECIPES = "recipes, of pictures of 256×256 or 32×32"
+ON_CUDA, ON_CPU = "operations, 224×224", "operations, 224×224, one thread"
+#: Images of each call on the CPU, where torchvision takes 10 ms for some.
+MOST_ON_CPU = 64
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -110,98 +121,152 @@ def on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def in_stretches(transform: transforms.Compose, images: Tensor) -> Callable[[], Tensor]:
+def operations_on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
+    """Return each operation on one thread, and torchvision's, a sample after another."""
+    images = random_images(batch, 224, "cpu")
+    contiguous, calls = images.contiguous(), {}
+    for name, make in OPERATIONS.items():
+        operation = transforms.Compose([make(transforms)])
+        calls[f"{ON_CPU} › {name} › memload"] = on_one_thread(in_stretches(operation, images))
+        if v2 := augmentations.torchvision_v2():
+            # its faster layout: channels-last takes 0.82 of the time for crops, up to 5 times for others
+            stored = images if name.startswith("RandomResizedCrop") else contiguous
+            theirs = functools.partial(augmentations.a_sample(make(v2)), stored)
+            calls[f"{ON_CPU} › {name} › {augmentations.A_SAMPLE}"] = on_one_thread(theirs)
+    return calls
+
+
+def on_one_thread(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Return a call for which torch has one thread."""
+
+    def on_one() -> Tensor:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        result = call()
+        torch.set_num_threads(threads)
+        return result
+
+    return on_one
+
+
+def random_images(batch: int, side: int, device: str) -> Tensor:
+    """Return channels-last images."""
+    shape = batch, side, side, 3
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
+
+
+def in_stretches(
+    transform: transforms.Compose, images: Tensor, columns: dict[str, Tensor] | None = None
+) -> Callable[[], Any]:
     """Return what transforms the next batch of 2^15 samples, then of as many others."""
 
-    def batches() -> Iterator[Tensor]:
+    def batches() -> Iterator[Any]:
         for epoch in itertools.count():
             prepared = transform.prepare(np.arange(1 << 15), epoch=epoch)
             for start in range(0, (1 << 15) - len(images) + 1, len(images)):
-                yield prepared(images, None, start, start + len(images))
+                yield prepared(images, columns, start, start + len(images))
 
     return batches().__next__
 
 
-def on_cuda(batch: int, with_others: bool) -> dict[str, Callable[[], Any]]:
-    """Return the recipes, a copy that moves as many bytes, and others' recipes."""
-    make = functools.partial(torch.randint, 0, 256, dtype=torch.uint8, device="cuda")
-    images = make((batch, 224, 224, 3)).permute(0, 3, 1, 2)
-    large = make((batch, 256, 256, 3)).permute(0, 3, 1, 2)
+def on_cuda(batch: int) -> dict[str, Callable[[], Any]]:
+    """Return the basic recipes, a copy that moves as many bytes, and others' recipes."""
+    images, large = (random_images(batch, side, "cuda") for side in (224, 256))
     numbers = np.arange(batch)
     flip = transforms.Compose([*STEPS, transforms.ToDtype(torch.bfloat16)])
     train = transforms.train(224, dtype=torch.bfloat16)
     # The recipe reads 1 byte and writes 2 a pixel; a copy reads and writes half of that each.
-    source, target = (make((batch, images[0].numel() * 3 // 2)) for _ in range(2))
-    calls: dict[str, Callable[[], Any]] = {
+    source, target = (
+        torch.empty((batch, images[0].numel() * 3 // 2), dtype=torch.uint8, device="cuda")
+        for _ in range(2)
+    )
+    return {
         "copy": lambda: target.copy_(source),
         "flip, normalise": in_stretches(flip, images),
         "resized crop, flip, normalise": in_stretches(train, large),
         "flip, normalise, a call by itself": lambda: flip(images, samples=numbers),
         "resized crop, flip, normalise, a call by itself": lambda: train(large, samples=numbers),
+        **augmentations.crops_of_others(large),
     }
-    return calls | (of_others(large) if with_others else {})
 
 
-def of_others(large: Tensor) -> dict[str, Callable[[], Any]]:
-    """Return the recipes of torchvision and Kornia, where they are installed."""
-    calls: dict[str, Callable[[], Any]] = {}
-    if find_spec("torchvision"):
-        from torchvision.transforms import v2
+def tables_on_cuda(batch: int) -> dict[str, Callable[[], Any]]:
+    """Return recipes and operations; names are those of a table, a row in it, and a library."""
+    images, large, small = (random_images(batch, side, "cuda") for side in (224, 256, 32))
+    trivial = augmentations.trivial_augment()
+    calls = {f"{TRIVIAL} › memload": in_stretches(trivial, images)}
+    theirs = augmentations.trivial_augments_of_others(images)
+    calls |= {f"{TRIVIAL} › {name}": call for name, call in theirs.items()}
 
-        theirs = v2.Compose(
-            [
-                v2.RandomResizedCrop(224),
-                v2.RandomHorizontalFlip(),
-                v2.ToDtype(torch.float32, scale=True),
-                v2.Normalize(MEAN.flatten().tolist(), STD.flatten().tolist()),
-            ]
-        )
-        # v2 draws once a batch; to draw for each sample takes a call for each
-        calls["torchvision v2, one draw a batch"] = lambda: theirs(large).bfloat16()
-        calls["torchvision v2, one draw a sample"] = lambda: torch.stack(
-            [theirs(image) for image in large]
-        ).bfloat16()
-    if find_spec("kornia"):
-        import kornia.augmentation as kornia
+    dino = transforms.recipes.dino(224, dtype=torch.bfloat16)
+    calls[f"{DINO} › memload"] = in_stretches(dino, large)
+    theirs = augmentations.dino_of_others(large)
+    calls |= {f"{DINO} › {name}": call for name, call in theirs.items()}
 
-        augment = torch.nn.Sequential(
-            kornia.RandomResizedCrop((224, 224)),
-            kornia.RandomHorizontalFlip(),
-            kornia.Normalize(MEAN.flatten(), STD.flatten()),
-        )
-        calls["kornia"] = lambda: augment(large / 255).bfloat16()
+    columns = {"label": torch.randint(0, 1000, (batch,), device="cuda")}
+    for name, (recipe, side) in augmentations.named_recipes().items():
+        stored = small if side == 32 else large
+        calls[f"{RECIPES} › {name} › memload"] = in_stretches(recipe, stored, columns)
+
+    for name, make in OPERATIONS.items():
+        operation = transforms.Compose([make(transforms)])
+        calls[f"{ON_CUDA} › {name} › memload"] = in_stretches(operation, images)
+        if v2 := augmentations.torchvision_v2():
+            of_batch = functools.partial(make(v2), images)
+            calls[f"{ON_CUDA} › {name} › {augmentations.A_BATCH}"] = of_batch
     return calls
 
 
 def rate_on_device(call: Callable[[], Any], batch: int) -> float:
-    """Return images a second of ten calls that are all queued before the GPU begins the first."""
+    """Return images a second of calls that are all queued before the GPU begins the first.
+
+    There are ten, or as many as the host queues in 4 ms: the GPU's queue has room for some 1,000
+    kernels, and the host takes 4 µs for each. A copy keeps the GPU busy meanwhile. Calls that are
+    slower than that, or wait for the GPU, wait for the host.
+    """
     busy = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(16):
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - began
+    count = min(10, max(1, int(0.004 / seconds)))
+    # A copy takes 0.25 ms. At times the numbers of the next samples are drawn, which takes 2 ms.
+    for _ in range(math.ceil((2 * count * seconds + 0.003) / 0.00025)):
         busy[: 1 << 29].copy_(busy[1 << 29 :])
     start.record()
-    for _ in range(10):
+    for _ in range(count):
         call()
     end.record()
     torch.cuda.synchronize()
-    return 10 * batch / (start.elapsed_time(end) / 1000)
+    return count * batch / (start.elapsed_time(end) / 1000)
 
 
 def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return what is called."""
-
-    def counted(call: Callable[[], Any]) -> Callable[[], int]:
-        return lambda: len(call())  # a batch
-
     if options.device == "cpu":
-        calls = on_cpu(options.batch)
-        return {f"{name}, images/s": rate(counted(call)) for name, call in calls.items()}
+        few = min(options.batch, MOST_ON_CPU)
+        found = {name: (call, options.batch) for name, call in on_cpu(options.batch).items()}
+        found |= {name: (call, few) for name, call in operations_on_cpu(few).items()}
+        found = only(found, options.only)
+        return {
+            f"{name}, images/s": rate(counted(call, batch)) for name, (call, batch) in found.items()
+        }
     need_cuda("Leave --device out to measure the CPU.")
-    calls = on_cuda(options.batch, not options.quick)
+    return ways_on_cuda(options)
+
+
+def ways_on_cuda(options: Any) -> dict[str, Way]:
+    """Return what is called on CUDA, with and without the host's part."""
+    calls = only(on_cuda(options.batch) | tables_on_cuda(options.batch), options.only)
+    others = {name for name in calls if name.rpartition(" › ")[2].startswith(OTHERS)}
+    if options.quick:
+        calls = {name: call for name, call in calls.items() if name not in others}
     found: dict[str, Way] = {}
     for name, call in calls.items():
-        found[f"{name}, images/s"] = rate(counted(call), torch.cuda.synchronize, 0.02)
-        if not name.startswith(OTHERS):
+        run = counted(call, options.batch)
+        found[f"{name}, images/s"] = rate(run, torch.cuda.synchronize, 0.02)
+        if name not in others:
             found[f"{name}, on the device, images/s"] = functools.partial(
                 rate_on_device, call, options.batch
             )
@@ -214,16 +279,45 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     return found
 
 
+def counted(call: Callable[[], Any], batch: int) -> Callable[[], int]:
+    """Return a call that returns its number of images."""
+
+    def run() -> int:
+        call()
+        return batch
+
+    return run
+
+
+def only(calls: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """Return the calls whose name contains one of the words; without words, all."""
+    found = {name: call for name, call in calls.items() if any(word in name for word in words)}
+    if words and not found:
+        sys.exit(f"No name contains one of {words}. Give other words to --only.")
+    return found or calls
+
+
 def time_ratios() -> dict[str, tuple[str, str]]:
     """Return the ratios of times, which are those of rates the other way round."""
     flip, crop = "flip, normalise", "resized crop, flip, normalise"
     sizes = (f"{crop}, 256", f"{flip}, 256", f"{flip}, 32", f"padded crop, {flip}, 32")
     pairs = [(name, f"{name}, plain") for name in (*sizes, "resize, centre crop, normalise, 256")]
     pairs += [(f"copy{kind}", f"{flip}{kind}") for kind in ("", ", on the device")]
-    theirs = ("torchvision v2, one draw a batch", "torchvision v2, one draw a sample", "kornia")
-    pairs += [(name, crop) for name in theirs]
-    return {
+    a_batch, a_sample = augmentations.A_BATCH, augmentations.A_SAMPLE
+    pairs += [(name, crop) for name in (a_batch, a_sample, "kornia")]
+    ratios = {
         f"time: {one} / {other}": (f"{other}, images/s", f"{one}, images/s") for one, other in pairs
+    }
+    rows = [(TRIVIAL, name) for name in (a_batch, a_sample, augmentations.KORNIA)]
+    rows += [(DINO, a_batch)]
+    for name in OPERATIONS:
+        rows += [(f"{ON_CUDA} › {name}", a_batch), (f"{ON_CPU} › {name}", a_sample)]
+    return ratios | {
+        f"{row} › time: {theirs} / memload": (
+            f"{row} › memload, images/s",
+            f"{row} › {theirs}, images/s",
+        )
+        for row, theirs in rows
     }
 
 
@@ -231,7 +325,7 @@ if __name__ == "__main__":
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
     run_benchmark(
         ways,
-        options={"batch": 256, "rounds": 30, "device": devices},
+        options={"batch": 256, "rounds": 30, "device": devices, "only": []},
         quick={"rounds": 12},
         ratios=time_ratios(),
         facts={"images": "in memory"},

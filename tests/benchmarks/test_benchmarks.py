@@ -38,7 +38,12 @@ TINY = {
         *("synthetic", "Loader, cpu", "the same in CudaPrefetcher", "synthetic, again")
     ],
     "train_step --masks --toy --images 64 --seconds 0.01": ["synthetic", "Loader, cpu, train(64)"],
-    "transforms --device cpu --batch 2": ["time: flip, normalise, 32 / flip, normalise, 32, plain"],
+    "transforms --device cpu --batch 2": [
+        *(
+            "time: flip, normalise, 32 / flip, normalise, 32, plain",
+            "operations, 224×224, one thread",
+        )
+    ],
 }
 
 
@@ -64,6 +69,14 @@ def test_benchmarks_measure_everything_once(command: str, tmp_path: Path) -> Non
     script, *options = command.split()
     found: dict[str, Any] = json.loads(run(script, "--rounds", "1", *options, folder=tmp_path))
     assert set(TINY[command]) <= found["results"].keys()
+
+
+def test_only_some_transforms_are_measured(tmp_path: Path) -> None:
+    options = ["--device", "cpu", "--batch", "2", "--rounds", "1", "--only", "GaussianBlur"]
+    found = json.loads(run("transforms", *options, folder=tmp_path))
+    assert found["parameters"]["only"] == ["GaussianBlur"]
+    (rows,) = found["results"].values()
+    assert rows.keys() == {"GaussianBlur(9)", "GaussianBlur(23)"}
 
 
 def test_fidelity_finds_equal_pixels_and_equal_losses(folder: Path, tmp_path: Path) -> None:
