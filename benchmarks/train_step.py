@@ -20,8 +20,10 @@ over the time of a turn; that is what the training thread takes to ask for a bat
 but autograd's, and workers.
 
 `--quick` measures the Loaders alone. So does `--masks`, where a mask of the same size comes with each
-image and moves with it; the step does not use it. `--toy` shows on a CPU that all of it runs: few small pictures,
-and the stem, which is one convolution.
+image and moves with it; the step does not use it. `--recipe imagenet_v2` measures the Loaders with
+that recipe, which makes 176×176 of 256×256 and mixes samples; then labels are shares of the classes,
+in the synthetic batch, too. `--toy` shows on a CPU that all of it runs: few small pictures, and the
+stem, which is one convolution.
 """
 
 import contextlib
@@ -142,13 +144,33 @@ def feeding_time() -> float:
     return total
 
 
+def read_by_loaders(
+    options: Any, folder: Path, side: int, larger_side: int
+) -> dict[str, tuple[Path, transforms.Compose]]:
+    """Return what the Loaders read, and their transforms, by what follows the Loader's name."""
+    larger = noise_dataset(folder, options.images // 2, larger_side, masks=options.masks)
+    if options.recipe == "imagenet_v2":
+        recipe = transforms.recipes.imagenet_v2(side, dtype=torch.bfloat16)
+        return {f", imagenet_v2({side})": (larger, recipe)}
+    exact = noise_dataset(folder, options.images, side, masks=options.masks)
+    crop = transforms.train(side, dtype=torch.bfloat16)
+    return {"": (exact, NORMALISE), f", train({side})": (larger, crop)}
+
+
+def synthetic_batch(training: Training, soft: bool) -> tuple[Tensor, Tensor]:
+    """Return normalised images, and labels: numbers or, ``soft``, the shares of mixed classes."""
+    images = torch.randn(training.shape, device=training.device, dtype=torch.bfloat16)
+    labels = torch.randint(0, 1000, training.shape[:1], device=training.device)
+    if soft:
+        shares = nn.functional.one_hot(labels, 1000).float()
+        labels = shares.lerp(shares.roll(1, 0), 0.25)
+    return images.to(memory_format=torch.channels_last), labels
+
+
 def loaders(
-    training: Training, exact: Path, larger: Path, feeds: Iterable[Any]
+    training: Training, read: dict[str, tuple[Path, transforms.Compose]], feeds: Iterable[Any]
 ) -> dict[str, Begin]:
     """Return the Loaders."""
-    batch, _, side, _ = training.shape
-    recipes = {"": (exact, NORMALISE)}
-    recipes[f", train({side})"] = (larger, transforms.train(side, dtype=torch.bfloat16))
 
     def forever(loader: Any, _: int) -> Iterator[Any]:
         while True:
@@ -156,9 +178,11 @@ def loaders(
 
     found: dict[str, Begin] = {}
     settings: dict[str, Any] = {"shuffle": True, "drop_last": True, "device": training.device}
-    for kind, (path, transform) in recipes.items():
+    for kind, (path, transform) in read.items():
         for feed in feeds:
-            loader = memload.Loader(path, batch, feed=feed, transform=transform, **settings)
+            loader = memload.Loader(
+                path, training.shape[0], feed=feed, transform=transform, **settings
+            )
             if feed in ("dma", "uva"):
                 settle(loader, 2.0)
             found[f"Loader, {feed}{kind}"] = partial(forever, loader)
@@ -226,40 +250,40 @@ def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     else:
         need_cuda("--toy shows on a CPU that all of it runs.")
     torch.backends.cudnn.benchmark = True
-    batch, side, larger_side = (16, 64, 72) if toy else (256, 224, 256)
+    mixes = options.recipe == "imagenet_v2"
+    batch, side, larger_side = (16, 64, 72) if toy else (256, 176 if mixes else 224, 256)
     device = torch.device("cpu") if toy else torch.device("cuda", torch.cuda.current_device())
     training = Training(make_model(options.model), device, (batch, 3, side, side))
     # as the results name it
     options.model = MODELS[options.model] + " with masks" * options.masks
-    exact = noise_dataset(folder, options.images, side, masks=options.masks)
-    larger = noise_dataset(folder, options.images // 2, larger_side, masks=options.masks)
-
-    images = torch.randn(training.shape, device=device, dtype=torch.bfloat16)
-    images = images.to(memory_format=torch.channels_last)
-    batch_on_device = (images, torch.randint(0, 1000, (batch,), device=device))
+    options.model += " with imagenet_v2" * mixes
+    read = read_by_loaders(options, folder, side, larger_side)
+    batch_on_device = synthetic_batch(training, soft=mixes)
 
     def feeding(begin: Begin, workers: int = 1) -> Feeding:
         return Feeding(training, begin, workers, options.seconds)
 
     synthetic = feeding(lambda count: itertools.repeat(batch_on_device))
     found = {"synthetic": synthetic}
-    for name, begin in loaders(training, exact, larger, ("cpu",) if toy else FEEDS).items():
+    for name, begin in loaders(training, read, ("cpu",) if toy else FEEDS).items():
         found[name] = feeding(begin)
-    if not (options.quick or options.masks):
+    if not (options.quick or options.masks or mixes):
         jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if toy else 64)
-        for name, made in data_loaders(training, exact, jpegs, options.workers).items():
+        for name, made in data_loaders(training, read[""][0], jpegs, options.workers).items():
             found[name] = feeding(*made)
     return found | {"synthetic, again": synthetic}
 
 
 if __name__ == "__main__":
-    fed = [f"Loader, {feed}{kind}" for feed in ("cpu", *FEEDS) for kind in ("", ", train(224)")]
+    kinds = ("", ", train(224)", ", imagenet_v2(176)")
+    fed = [f"Loader, {feed}{kind}" for feed in ("cpu", *FEEDS) for kind in kinds]
     fed += ["DataLoader, no workers", "the same in ThreadPrefetcher", "the same in CudaPrefetcher"]
     fed += [f"DataLoader, {WORKERS} workers", f"JPEGs in a DataLoader, {WORKERS} workers"]
     run_benchmark(
         ways,
         options={
             "model": tuple(MODELS),
+            "recipe": ("train", "imagenet_v2"),
             "rounds": 5,
             "seconds": 0.6,
             "images": 20_000,

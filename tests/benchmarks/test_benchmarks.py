@@ -38,6 +38,9 @@ TINY = {
         *("synthetic", "Loader, cpu", "the same in CudaPrefetcher", "synthetic, again")
     ],
     "train_step --masks --toy --images 64 --seconds 0.01": ["synthetic", "Loader, cpu, train(64)"],
+    "train_step --recipe imagenet_v2 --toy --images 64 --seconds 0.01": [
+        *("synthetic", "Loader, cpu, imagenet_v2(64)", "synthetic, again")
+    ],
     "transforms --device cpu --batch 2": [
         *(
             "time: flip, normalise, 32 / flip, normalise, 32, plain",
