@@ -45,7 +45,7 @@ OPERATIONS: dict[str, Make] = {
 
 
 def trivial_augment() -> transforms.Compose:
-    """Return what is trained with most today, without its erasing and mixing."""
+    """Return the steps of ``recipes.imagenet_v2`` without its erasing and mixing."""
     return transforms.Compose([
         transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(),
         transforms.TrivialAugmentWide(interpolation=BILINEAR),

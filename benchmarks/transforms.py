@@ -92,8 +92,7 @@ def padded_crops(images: Tensor, starts: list[list[int]]) -> Tensor:
 
 def on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
     """Return each recipe, and what it takes at least under the same name with ``, plain``."""
-    large = torch.randint(0, 256, (batch, 256, 256, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    small = torch.randint(0, 256, (batch, 32, 32, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    large, small = (random_images(batch, side, "cpu") for side in (256, 32))
     numbers, flipped = np.arange(batch), (torch.rand(batch) < 0.5)[:, None, None, None]
     train, evaluate = transforms.train(224), transforms.evaluate(224, resize=232)
     boxes = random_boxes(batch, 256)
@@ -124,7 +123,12 @@ def on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
 def operations_on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
     """Return each operation on one thread, and torchvision's, a sample after another."""
     images = random_images(batch, 224, "cpu")
-    contiguous, calls = images.contiguous(), {}
+    contiguous, trivial = images.contiguous(), f"{ON_CPU} › {TRIVIAL}"
+    ours = in_stretches(augmentations.trivial_augment(), images)
+    calls = {f"{trivial} › memload": on_one_thread(ours)}
+    theirs = augmentations.trivial_augments_of_others(contiguous)
+    if a_sample := theirs.get(augmentations.A_SAMPLE):
+        calls[f"{trivial} › {augmentations.A_SAMPLE}"] = on_one_thread(a_sample)
     for name, make in OPERATIONS.items():
         operation = transforms.Compose([make(transforms)])
         calls[f"{ON_CPU} › {name} › memload"] = on_one_thread(in_stretches(operation, images))
@@ -224,7 +228,7 @@ def rate_on_device(call: Callable[[], Any], batch: int) -> float:
     kernels, and the host takes 4 µs for each. A copy keeps the GPU busy meanwhile. Calls that are
     slower than that, or wait for the GPU, wait for the host.
     """
-    busy = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    source, target = torch.empty((2, 1 << 29), dtype=torch.uint8, device="cuda")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -233,7 +237,7 @@ def rate_on_device(call: Callable[[], Any], batch: int) -> float:
     count = min(10, max(1, int(0.004 / seconds)))
     # A copy takes 0.25 ms. At times the numbers of the next samples are drawn, which takes 2 ms.
     for _ in range(math.ceil((2 * count * seconds + 0.003) / 0.00025)):
-        busy[: 1 << 29].copy_(busy[1 << 29 :])
+        target.copy_(source)
     start.record()
     for _ in range(count):
         call()
@@ -265,7 +269,9 @@ def ways_on_cuda(options: Any) -> dict[str, Way]:
     found: dict[str, Way] = {}
     for name, call in calls.items():
         run = counted(call, options.batch)
-        found[f"{name}, images/s"] = rate(run, torch.cuda.synchronize, 0.02)
+        # with one draw a batch, calls differ
+        least_seconds = 0.05 if name in others else 0.02
+        found[f"{name}, images/s"] = rate(run, torch.cuda.synchronize, least_seconds)
         if name not in others:
             found[f"{name}, on the device, images/s"] = functools.partial(
                 rate_on_device, call, options.batch
@@ -309,7 +315,7 @@ def time_ratios() -> dict[str, tuple[str, str]]:
         f"time: {one} / {other}": (f"{other}, images/s", f"{one}, images/s") for one, other in pairs
     }
     rows = [(TRIVIAL, name) for name in (a_batch, a_sample, augmentations.KORNIA)]
-    rows += [(DINO, a_batch)]
+    rows += [(DINO, a_batch), (f"{ON_CPU} › {TRIVIAL}", a_sample)]
     for name in OPERATIONS:
         rows += [(f"{ON_CUDA} › {name}", a_batch), (f"{ON_CPU} › {name}", a_sample)]
     return ratios | {
