@@ -15,28 +15,13 @@ import pytest
 import torch
 
 from memload import FeedError, Index
-from memload.feeds import device_rows, page_locked, registered, row_reader, windows
+from memload.feeds import device_rows, page_locked, registered, windows
 from memload.feeds.budget import claim_all, hold_on_device
 from memload.feeds.dma import BatchedCopies
 from memload.feeds.interface import Samples
 from memload.feeds.page_cache import PageCacheFeed
 from memload.feeds.windows import plan_for_rows
-from memload.storage.read_queue import has_queues
 from memload.storage.shards import Shards
-
-
-@pytest.fixture(autouse=True)
-def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a `ReadQueue` reads past the page cache. A test asks for it by the parameter True.
-
-    In other tests, many threads read by `os.preadv`, which a test may replace.
-    """
-    wanted = getattr(request, "param", False)
-    if not wanted:
-        monkeypatch.setattr(row_reader, "has_queues", lambda: False)
-    elif not has_queues():
-        pytest.skip("this system has no asynchronous reads")
-    return bool(wanted)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from memload import FeedError, FormatError, Index, MemloadError
 from memload.feeds import page_locked, row_reader
 from memload.feeds.row_reader import MAX_THREADS, Reading, RowReader
 from memload.storage.file_reads import DirectFile
-from memload.storage.read_queue import ReadQueue
+from memload.storage.read_queue import ReadQueue, has_queues
 from memload.storage.shards import Shards
 
 CUDA = torch.device("cuda", 0)
@@ -69,8 +69,23 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
     assert not memory
 
 
-#: The test runs twice: many threads read past the page cache, and a queue does.
-both_ways = pytest.mark.parametrize("at_once", [False, True], indirect=True)
+@pytest.fixture(autouse=True)
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a `ReadQueue` reads past the page cache, which it does if the system has any.
+
+    If a test asks for False, many threads read by `os.preadv`, which it may replace.
+    """
+    asked_for: bool | None = getattr(request, "param", None)
+    if asked_for and not has_queues():
+        pytest.skip("this system has no asynchronous reads")
+    if asked_for is False:
+        monkeypatch.setattr(row_reader, "has_queues", lambda: False)
+    return row_reader.has_queues()
+
+
+both_ways = pytest.mark.parametrize("at_once", [True, False], indirect=True)
+by_threads = pytest.mark.parametrize("at_once", [False], indirect=True)
+by_queue = pytest.mark.parametrize("at_once", [True], indirect=True)
 
 
 @pytest.fixture
@@ -261,6 +276,7 @@ def note_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[int, 
     return note_reads
 
 
+@by_threads
 def test_rows_whose_blocks_touch_are_one_read_of_about_a_mebibyte(
     make_dataset: Make, align: Callable[[int], None], note_reads: Callable[[], Any]
 ) -> None:
@@ -281,6 +297,7 @@ def test_rows_whose_blocks_touch_are_one_read_of_about_a_mebibyte(
     reader.close()
 
 
+@by_threads
 def test_a_block_with_many_small_rows_is_read_once(
     make_dataset: Make, align: Callable[[int], None], note_reads: Callable[[], Any], locked: Any
 ) -> None:
@@ -406,19 +423,29 @@ def test_files_are_opened_once_more_for_rows_that_are_not_kept(
     assert held.now().descriptors == before.descriptors
 
 
+@both_ways
 def test_a_direct_read_that_the_file_system_refuses_goes_through_the_page_cache(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch, align: Callable[[int], None]
 ) -> None:
     align(512)
     shards = Shards(make_dataset(rows=(10, 10), shape=(10, 100, 3)))
-    expected, reader, preadv = stored(shards), open_reader(shards), os.preadv
+    expected, reader = stored(shards), open_reader(shards)
+    preadv, read = os.preadv, ReadQueue.read
 
     def refuse(descriptor: int, memory: Any, offset: int) -> int:
         if descriptor not in shards.descriptors and offset > 20_000:
             raise OSError(errno.EINVAL, "Invalid argument")
         return preadv(descriptor, memory, offset)
 
+    def refuse_at_once(queue: ReadQueue, descriptor: Any, offset: Any, *parts: Any) -> np.ndarray:
+        is_accepted = offset <= 20_000
+        count = np.full(len(offset), -errno.EINVAL)
+        accepted = (part[is_accepted] for part in (descriptor, offset, *parts))
+        count[is_accepted] = read(queue, *accepted)
+        return count
+
     monkeypatch.setattr(os, "preadv", refuse)
+    monkeypatch.setattr(ReadQueue, "read", refuse_at_once)
     for order in orders(20):
         np.testing.assert_array_equal(finish(begin(reader, order), 3000), expected[order])
     reader.close()
@@ -528,6 +555,7 @@ def test_a_failed_reading_gives_its_memory_back_without_a_collection_of_garbage(
     assert len(errors) == 3
 
 
+@by_threads
 def test_nobody_writes_to_the_buffer_of_a_failed_reading_any_more(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -596,7 +624,7 @@ def test_a_read_that_ends_early_is_continued(
     reader.close()
 
 
-@pytest.mark.parametrize("at_once", [True], indirect=True)
+@by_queue
 def test_rows_are_read_one_after_another_if_no_more_queues_are_allowed(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -690,6 +718,7 @@ def test_neither_threads_nor_memory_are_taken_before_the_first_read(
     reader.close()
 
 
+@by_threads
 def test_idle_tells_whether_something_is_being_read(
     wide: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -725,6 +754,7 @@ def test_memory_that_cannot_be_page_locked_is_an_error(
     reader.close()
 
 
+@by_threads
 def test_what_nobody_waits_for_any_more_is_not_read(
     wide: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, locked: dict[int, int]
 ) -> None:
@@ -745,6 +775,7 @@ def test_what_nobody_waits_for_any_more_is_not_read(
     assert len(locked) == 1
 
 
+@by_threads
 @pytest.mark.parametrize("can_start", [0, 3])
 def test_threads_that_cannot_be_started_leave_the_reader_idle(
     can_start: int, wide: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
@@ -775,6 +806,7 @@ def test_threads_that_cannot_be_started_leave_the_reader_idle(
     reader.close()
 
 
+@by_threads
 def test_closing_waits_for_reads_under_way_and_drops_the_others(
     wide: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -801,6 +833,7 @@ def test_closing_waits_for_reads_under_way_and_drops_the_others(
         begin(reader, APART)
 
 
+@by_threads
 def test_a_thread_of_the_reader_may_close_it(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, preadv, before = open_reader(open_shards(wide)), os.preadv, threads()
 
