@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -33,7 +34,7 @@ import tqdm
 from PIL import Image
 
 import memload
-from memload.storage.format import npy_header, shard_names
+from memload.storage.format import HEADER_BYTES, npy_header, shard_names
 from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
 from memload.storage.read_queue import ReadQueue
@@ -227,6 +228,39 @@ def write_dataset() -> Callable[..., Index]:
 def make_dataset(tmp_path: Path) -> Callable[..., Index]:
     """The function of `write_dataset` for the temporary folder of the test."""
     return functools.partial(_write_dataset, tmp_path)
+
+
+def _write_sparse(
+    path: Path, rows: int, shape: tuple[int, int, int], beginnings: dict[int, bytes]
+) -> Index:
+    row_bytes = math.prod(shape)
+    shard = Shard(path.name, rows, HEADER_BYTES + rows * row_bytes)
+    crc32 = np.full(rows, zlib.crc32(bytes(row_bytes)), np.uint32)
+    with path.open("wb") as file:
+        file.write(npy_header("|u1", (rows, *shape)))
+        file.truncate(shard.bytes)
+        for row, beginning in beginnings.items():
+            file.seek(HEADER_BYTES + row * row_bytes)
+            file.write(beginning)
+            crc32[row] = zlib.crc32(beginning.ljust(row_bytes, b"\0"))
+    return Index(
+        path=path,
+        arrays=(Array("image", "|u1", shape, (shard,)),),
+        row=np.arange(rows),
+        flags=np.zeros(rows, np.uint8),
+        keys=Keys.of([""] * rows),
+        columns={"label": np.arange(rows)},
+        crc32={"image": crc32},
+    ).write(path.with_suffix(".idx"))
+
+
+@pytest.fixture(scope="session")
+def write_sparse() -> Callable[..., Index]:
+    """A function that writes a large data set of bytes, mostly zeros, which take no room on a disk.
+
+    The beginnings of some rows are given. The labels are the numbers of the rows.
+    """
+    return _write_sparse
 
 
 def _add_array(

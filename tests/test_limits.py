@@ -2,7 +2,6 @@
 
 import csv
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from memload import Loader, MemmapDataset, transforms
 from memload.building.journal import record_type
 from memload.building.statistics import statistics
 from memload.cli import main
-from memload.storage.format import HEADER_BYTES, npy_header
-from memload.storage.index import Array, Index, Shard
-from memload.storage.keys import Keys
+from memload.storage.format import HEADER_BYTES
+from memload.storage.index import Array, Index
 
 #: More than a signed 32-bit integer can count.
 MANY = 2**31
@@ -68,30 +66,14 @@ def picture(seed: int, height: int = 12, width: int = 16) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_more_than_two_gigabytes(tmp_path: Path) -> None:
-    shape, row_bytes = (256, 257, 1), 256 * 257
+def test_more_than_two_gigabytes(tmp_path: Path, write_sparse: Callable[..., Index]) -> None:
+    row_bytes = 256 * 257
     rows = MANY // row_bytes + 3
     path = tmp_path / "out.bin"
-    shard = Shard(path.name, rows, HEADER_BYTES + rows * row_bytes)
+    values = {0: 1, rows - 2: 2, rows - 1: 3}
+    pixels = {row: bytes([value]) * row_bytes for row, value in values.items()}
+    (shard,) = write_sparse(path, rows, (256, 257, 1), pixels).array("image").shards
     assert shard.bytes > MANY
-    crc32 = np.full(rows, zlib.crc32(bytes(row_bytes)), np.uint32)
-    with path.open("wb") as file:
-        file.write(npy_header("|u1", (rows, *shape)))
-        file.truncate(shard.bytes)
-        for row, value in ((0, 1), (rows - 2, 2), (rows - 1, 3)):
-            pixels = bytes([value]) * row_bytes
-            file.seek(HEADER_BYTES + row * row_bytes)
-            file.write(pixels)
-            crc32[row] = zlib.crc32(pixels)
-    Index(
-        path=path.with_suffix(".idx"),
-        arrays=(Array("image", "|u1", shape, (shard,)),),
-        row=np.arange(rows),
-        flags=np.zeros(rows, np.uint8),
-        keys=Keys.of([""] * rows),
-        columns={"label": np.arange(rows)},
-        crc32={"image": crc32},
-    ).write(path.with_suffix(".idx"))
     dataset = MemmapDataset(path)
     last = [rows - 1, rows - 3, rows - 2, 0]
     assert [int(dataset[sample][0].max()) for sample in last] == [3, 0, 2, 1]

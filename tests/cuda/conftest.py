@@ -2,6 +2,7 @@
 
 import gc
 import operator
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,6 +84,19 @@ def wait_until_held() -> Callable[[Any], None]:
                 assert not one._held.problem
 
     return wait
+
+
+@pytest.fixture
+def may_register(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that windows wait for before they are registered."""
+    event, register = threading.Event(), registered.RegisteredFile.register
+
+    def register_late(*arguments: Any) -> Any:
+        event.wait(30)
+        return register(*arguments)
+
+    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
+    return event
 
 
 @pytest.fixture

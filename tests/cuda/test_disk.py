@@ -153,19 +153,6 @@ def cold_then_held(wait_until_held: Wait) -> Phases:
     return phases
 
 
-@pytest.fixture
-def may_register(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An event that windows wait for before they are registered."""
-    event, register = threading.Event(), registered.RegisteredFile.register
-
-    def register_late(*arguments: Any) -> Any:
-        event.wait(30)
-        return register(*arguments)
-
-    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
-    return event
-
-
 # Exactness.
 
 

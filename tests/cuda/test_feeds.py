@@ -64,19 +64,6 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registered, "register", refuse)
 
 
-@pytest.fixture
-def may_register(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An event without which no page of a file is registered."""
-    event, register = threading.Event(), registered.RegisteredFile.register
-
-    def register_late(*arguments: Any) -> int:
-        event.wait(30)
-        return register(*arguments)
-
-    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
-    return event
-
-
 def fetch(feed: Any, positions: np.ndarray) -> list[torch.Tensor]:
     """Fetch samples as a chunk of two batches, which are begun before the first is fetched."""
     begin, half = feed.prepare(positions), len(positions) // 2

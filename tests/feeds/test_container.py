@@ -11,8 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -30,9 +29,7 @@ from memload.feeds.windows import plan_for_rows
 from memload.machine import available_memory
 from memload.reading.dataset import MemmapDataset
 from memload.storage.file_reads import _is_in_ram
-from memload.storage.format import HEADER_BYTES, npy_header
-from memload.storage.index import Array, Index, Shard
-from memload.storage.keys import Keys
+from memload.storage.index import Index
 from memload.wording import size_text
 
 MOUNT = Path("/sys/fs/cgroup/memory")
@@ -62,31 +59,16 @@ def group() -> Iterator[Path]:
 
 
 @pytest.fixture
-def sparse_dataset(tmp_path: Path) -> Path:
+def sparse_dataset(tmp_path: Path, write_sparse: Callable[..., Index]) -> Path:
     """Rows that begin with their number, twice as many as fit. They take little room on the disk."""
     path = tmp_path / "out.bin"
-    shard = Shard(path.name, ROWS, HEADER_BYTES + ROWS * ROW_BYTES)
-    zeros = bytes(ROW_BYTES - 8)
-    checksums = [zlib.crc32(zeros, zlib.crc32(np.int64(row))) for row in range(ROWS)]
-    with path.open("wb") as file:
+    write_sparse(path, ROWS, SHAPE, {row: np.int64(row).tobytes() for row in range(ROWS)})
+    with path.open("rb") as file:
         if _is_in_ram(file.fileno()):
             pytest.skip("needs a temporary folder on a disk")
-        file.write(npy_header("|u1", (ROWS, *SHAPE)))
-        file.truncate(shard.bytes)
-        for row in range(ROWS):
-            os.pwrite(file.fileno(), np.int64(row), HEADER_BYTES + row * ROW_BYTES)
         # Pages that are in RAM already would not count for the group.
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    Index(
-        path=path.with_suffix(".idx"),
-        arrays=(Array("image", "|u1", SHAPE, (shard,)),),
-        row=np.arange(ROWS),
-        flags=np.zeros(ROWS, np.uint8),
-        keys=Keys.of([""] * ROWS),
-        columns={"label": np.arange(ROWS)},
-        crc32={"image": np.array(checksums, np.uint32)},
-    ).write(path.with_suffix(".idx"))
     return path
 
 
