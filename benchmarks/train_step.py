@@ -22,8 +22,9 @@ but autograd's, and workers.
 `--quick` measures the Loaders alone. So does `--masks`, where a mask of the same size comes with each
 image and moves with it; the step does not use it. `--recipe imagenet_v2` measures the Loaders with
 that recipe, which makes 176×176 of 256×256 and mixes samples; then labels are shares of the classes,
-in the synthetic batch, too. `--toy` shows on a CPU that all of it runs: few small pictures, and the
-stem, which is one convolution.
+in the synthetic batch, too. Beside them is a DataLoader over the same file, whose workers crop, flip
+and augment by torchvision v2; the device normalises and mixes, and nothing is erased. `--toy` shows
+on a CPU that all of it runs: few small pictures, and the stem, which is one convolution.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ from typing import Any
 import harness
 import numpy as np
 import torch
+from augmentations import BILINEAR, torchvision_v2
 from data import noise_dataset
 from harness import move, need_cuda, run_benchmark, settle
 from pictures import Numbered, find_jpegs, planes
@@ -242,6 +244,29 @@ def data_loaders(
     }
 
 
+def augmenting_data_loader(
+    training: Training, stored: Path, workers: int
+) -> dict[str, tuple[Begin, int]]:
+    """Return torch's DataLoader whose workers augment, if torchvision is installed."""
+    v2 = torchvision_v2()
+    if not v2:
+        return {}
+    batch, _, side, _ = training.shape
+    trivial = v2.TrivialAugmentWide(interpolation=BILINEAR)
+    augment = v2.Compose([v2.RandomResizedCrop(side), v2.RandomHorizontalFlip(), trivial])
+    mix = v2.RandomChoice([
+        v2.MixUp(alpha=0.2, num_classes=1000), v2.CutMix(alpha=1.0, num_classes=1000)
+    ])  # fmt: skip
+
+    def in_loop(batches: Iterable[Any]) -> Iterator[Any]:
+        for images, labels in move(batches, training.device):
+            yield mix(NORMALISE(images), labels)
+
+    mapped = memload.MemmapDataset(stored, transform=augment)
+    made = in_data_loader(mapped, batch, workers, in_loop)
+    return {f"DataLoader, {workers} workers, torchvision v2": made}
+
+
 def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     """Return a turn of each way of feeding."""
     if toy := options.toy:
@@ -267,10 +292,15 @@ def ways(options: Any, folder: Path) -> dict[str, harness.Way]:
     found = {"synthetic": synthetic}
     for name, begin in loaders(training, read, ("cpu",) if toy else FEEDS).items():
         found[name] = feeding(begin)
-    if not (options.quick or options.masks or mixes):
+    others: dict[str, tuple[Begin, int]] = {}
+    if mixes and not options.quick:
+        ((stored, _),) = read.values()
+        others = augmenting_data_loader(training, stored, options.workers)
+    elif not (options.quick or options.masks):
         jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if toy else 64)
-        for name, made in data_loaders(training, read[""][0], jpegs, options.workers).items():
-            found[name] = feeding(*made)
+        others = data_loaders(training, read[""][0], jpegs, options.workers)
+    for name, made in others.items():
+        found[name] = feeding(*made)
     return found | {"synthetic, again": synthetic}
 
 
@@ -278,6 +308,7 @@ if __name__ == "__main__":
     kinds = ("", ", train(224)", ", imagenet_v2(176)")
     fed = [f"Loader, {feed}{kind}" for feed in ("cpu", *FEEDS) for kind in kinds]
     fed += ["DataLoader, no workers", "the same in ThreadPrefetcher", "the same in CudaPrefetcher"]
+    fed += [f"DataLoader, {WORKERS} workers, torchvision v2"]
     fed += [f"DataLoader, {WORKERS} workers", f"JPEGs in a DataLoader, {WORKERS} workers"]
     run_benchmark(
         ways,
