@@ -5,7 +5,8 @@ machine (processor, number of cores, GPUs) and variant; a line of a partial run 
 whole one.
 
 The results of a line are names with values, in tables of any depth. A value is a median with
-quartiles, a number, a text, or a curve: a list of numbers. Images a second are plotted.
+quartiles, a number, a text, or a curve: a list of numbers. Images a second are plotted, and curves of
+seconds.
 `results/remarks.json` has what was found out about lines later.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 HERE = Path(__file__).parent
 SPEED = HERE.parent / "docs" / "speed.svg"
 #: Parameters that make two runs of a benchmark two results, not an old one and a new one.
-VARIANTS = ("fast", "ranks", "device", "model", "pages", "first epoch", "of")
+VARIANTS = ("fast", "ranks", "device", "model", "pages", "first epoch", "of", "trained for")
 #: Which figures are images a second, in benchmarks whose names do not say so.
 RATES = {
     "build": "memload|bare",
@@ -34,6 +35,8 @@ RATES = {
     "shards": "[^/]*",
 }
 RATE = r".*images(/s|_per_second)"
+#: A table of curves, by benchmark: what they have against the number of epochs.
+CURVES = {"cifar10": "seconds after each epoch"}
 #: Rows of the table `feeds` › "what else there is …" in docs/speed.svg, with their labels.
 SPEED_ROWS = {
     "JPEGs in a DataLoader": "JPEGs in a DataLoader, {workers} workers",
@@ -100,7 +103,7 @@ def cell(value: Any, quartiles: bool = True) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        return f"{number(value[0])} → {number(value[-1])}, {len(value)} steps"
+        return f"{number(value[0])} → {number(value[-1])}, {len(value)} values"
     if not is_spread(value):
         return number(value)
     names = ("median", "lower_quartile", "upper_quartile")
@@ -225,8 +228,10 @@ def plot_name(line: dict[str, Any]) -> str:
 
 
 def plotted(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what is plotted of a line, by title: the tables with several images a second."""
+    """Return what is plotted of a line, by title: curves, or tables with several images a second."""
     pattern, found = RATES.get(line["benchmark"], RATE), {}
+    if (curves := CURVES.get(line["benchmark"])) in line["results"]:
+        return {curves: line["results"][curves]}
     for table in tables(line["results"]):
         title = f"{table.title} › " if table.title else ""
         for column in table.columns:
@@ -245,14 +250,14 @@ def draw(line: dict[str, Any], path: Path) -> None:
     """Draw the tables of a line, one below the other."""
     from matplotlib.figure import Figure
 
-    shown = plotted(line)
-    heights = [1 + 0.3 * len(rates) for rates in shown.values()]
+    shown, curves = plotted(line), CURVES.get(line["benchmark"])
+    heights = [4.5 if title == curves else 1 + 0.3 * len(rates) for title, rates in shown.items()]
     figure = Figure(figsize=(9, 0.6 + sum(heights)), layout="constrained")
     figure.suptitle("; ".join(filter(None, [line["benchmark"], machine(line), variant(line)])))
     panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights)[:, 0]
     for axes, (title, rates) in zip(panels, shown.items(), strict=True):
         axes.set_title(title, fontsize="medium")
-        draw_bars(axes, rates)
+        (draw_curves if title == curves else draw_bars)(axes, rates)
     figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
@@ -269,6 +274,14 @@ def draw_bars(axes: Any, rates: dict[str, Any]) -> None:
     axes.margins(x=0.25)
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.set_xlabel("images/s, median and quartiles")
+
+
+def draw_curves(axes: Any, curves: dict[str, list[float]]) -> None:
+    """Draw seconds against epochs."""
+    for name, seconds in curves.items():
+        axes.plot(range(1, len(seconds) + 1), seconds, marker=".", label=name)
+    axes.set(xlabel="epochs", ylabel="seconds from the start of the process", xlim=0, ylim=0)
+    axes.legend(frameon=False)
 
 
 def speed(lines: list[dict[str, Any]]) -> tuple[dict[str, float], str]:

@@ -223,3 +223,35 @@ def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path: Path) -> 
     assert len(scores) == 8
     assert float(scores[-1][0]) < float(scores[0][0]) / 3
     assert float(scores[-1][1]) > 0.9
+
+
+def test_the_cifar10_example_builds_once_and_learns_classes_that_differ_in_colour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES.parent)
+    photographs = importlib.import_module("photographs")
+    for seed, (part, count) in enumerate({"train": 400, "test": 40}.items()):
+        photographs.write_folder(tmp_path / part, count, classes=4, seed=seed, size=(32, 32))
+
+    def run() -> list[tuple[float, float]]:
+        options = ["--epochs", "4", "--batch-size", "16", "--width", "8"]
+        finished = subprocess.run(
+            [sys.executable, EXAMPLES / "cifar10.py", tmp_path, *options],
+            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        found = re.findall(r"^epoch \d+: loss ([\d.]+), accuracy ([\d.]+)$", finished.stdout, re.M)
+        return [(float(loss), float(accuracy)) for loss, accuracy in found]
+
+    first = run()
+    built = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.bin")}
+    assert {path.name for path in built} == {"train.bin", "test.bin"}
+    assert len(first) == 4
+    assert first[-1][0] < first[0][0]
+    assert first[-1][1] > 0.8
+    run()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.bin")} == built

@@ -16,6 +16,9 @@ BENCHMARKS = ROOT / "benchmarks"
 TINY = {
     "async_prefetch --toy --samples 4 --batches 4": ["made on the device", "DataLoader"],
     "build --images 12 --side 32": ["memload", "bare", "ratio"],
+    "cifar10 --quick --pictures 60 --batch 10 --epochs 1": [
+        *("from files to accuracy", "ratios of seconds", "seconds after each epoch")
+    ],
     "cold --device cpu --images 64 --small 64 --side 16 --batch 8": [
         *("the first quarter of a cold file", "a file larger than RAM")
     ],
