@@ -46,25 +46,31 @@ json_values = st.recursive(
 
 
 @st.composite
-def indexes(draw: st.DrawFn) -> Index:
-    samples, rows = (
-        draw(st.integers(0, 6)),
-        draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)),
-    )
-    columns = {
+def columns_of(draw: st.DrawFn, samples: int) -> dict[str, np.ndarray]:
+    shapes = hnp.array_shapes(min_dims=0, max_dims=2, max_side=3)
+    kinds = st.tuples(column_names, st.sampled_from(DTYPES), shapes)
+    return {
         name: draw(hnp.arrays(dtype, (samples, *shape)))
-        for name, dtype, shape in draw(
-            st.lists(
-                st.tuples(
-                    column_names,
-                    st.sampled_from(DTYPES),
-                    hnp.array_shapes(min_dims=0, max_dims=2, max_side=3),
-                ),
-                max_size=3,
-                unique_by=lambda column: column[0],
-            )
-        )
+        for name, dtype, shape in draw(st.lists(kinds, max_size=3, unique_by=lambda kind: kind[0]))
     }
+
+
+def categories_of(columns: dict[str, np.ndarray]) -> st.SearchStrategy[dict[str, tuple[str, ...]]]:
+    """Return names for the values of some columns that have few integers."""
+    names = {
+        name: st.just(tuple(map(str, range(1 + max(column, default=0)))))
+        for name, column in columns.items()
+        if column.dtype.str == "<i8" and column.ndim == 1
+        if np.all(column >= 0) and max(column, default=0) < 100
+    }
+    return st.fixed_dictionaries({}, optional=names)
+
+
+@st.composite
+def indexes(draw: st.DrawFn) -> Index:
+    samples = draw(st.integers(0, 6))
+    rows = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    columns = draw(columns_of(samples))
     classes = draw(st.none() | st.lists(any_text, min_size=1, max_size=3).map(tuple))
     if classes is not None:
         columns["label"] = draw(
@@ -86,17 +92,7 @@ def indexes(draw: st.DrawFn) -> Index:
         crc32={"image": draw(hnp.arrays(np.uint32, sum(rows)))},
         classes=classes,
         points=points,
-        categories=draw(
-            st.fixed_dictionaries(
-                {},
-                optional={
-                    name: st.just(tuple(map(str, range(1 + max(column, default=0)))))
-                    for name, column in columns.items()
-                    if column.dtype.str == "<i8" and column.ndim == 1 and np.all(column >= 0)
-                    if max(column, default=0) < 100
-                },
-            )
-        ),
+        categories=draw(categories_of(columns)),
         build=draw(st.dictionaries(any_text, json_values, max_size=3)),
         statistics=draw(st.dictionaries(any_text, json_values, max_size=3)),
     )
