@@ -96,7 +96,8 @@ def load_deep(image: Image.Image, data: bytes) -> tuple[np.ndarray, np.ndarray |
     """
     if png_raw_mode(image) == "LA;16B":  # Pillow keeps the upper 8 bits of gray and alpha
         # RGBA has 4 bytes a pixel, too, so that it keeps them all.
-        image.tile = [(*tile[:3], "RGBA") for tile in _tiles(image)]  # type: ignore[attr-defined]  # of TIFFs
+        tiles = [(*tile[:3], "RGBA") for tile in _tiles(image)]
+        image.tile = tiles  # type: ignore[attr-defined]  # of images in files
         image.load()
         pairs = np.ascontiguousarray(image).view(">u2").astype(np.uint16)
         return pairs[:, :, 0], pairs[:, :, 1]

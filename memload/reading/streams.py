@@ -37,7 +37,7 @@ class SideStream:
     def __init__(self, device: torch.device, prefetch_factor: int, *, waits: bool = True) -> None:
         self.device = device
         # High priority: the kernels are short, and the consumer waits for them.
-        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
+        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         # One event for all batches. A later record can make a wait longer, never shorter.
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         self._waits = waits

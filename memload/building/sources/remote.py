@@ -102,10 +102,10 @@ class RemoteFiles(ListedSource):
             time.sleep(wait)
         self._failures = self._failures + len(missing) if len(missing) == len(indices) else 0
         if self._failures >= _MAX_FAILURES:
+            reason = describe_error(contents[missing[0]])  # type: ignore[arg-type]  # it has failed
             raise BuildError(
-                f"{self.root}: {self._failures} files in a row cannot be fetched: "
-                f"{describe_error(contents[missing[0]])}. Check the connection, then run the same "  # type: ignore[arg-type]  # it has failed
-                "command again: it goes on where it stopped.",
+                f"{self.root}: {self._failures} files in a row cannot be fetched: {reason}. Check "
+                "the connection, then run the same command again: it goes on where it stopped.",
                 path=self.root,
             )
         return [contents[index] for index in indices]

@@ -47,7 +47,8 @@ class WrappedSource:
         return self._changed(index, self.source[self._position(index)])
 
     def _get_without_image(self, index: int) -> Record:
-        found = self.source.without_image(self._position(index))  # type: ignore[attr-defined]  # it has it
+        position = self._position(index)
+        found = self.source.without_image(position)  # type: ignore[attr-defined]  # it has it
         return self._changed(index, found)
 
     def _get_several(self, indices: Sequence[int]) -> list[Record | Exception]:
