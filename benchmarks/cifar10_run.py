@@ -351,6 +351,7 @@ def run(arm: Arm, setting: Setting, epochs: int, width: float, clock: Clock) -> 
     first = next(batches)
     clock.end("first batch")
 
+    clock.note()
     network = make_network(first[0], loaders.classes, width)
     steps = epochs * loaders.steps
     training = Training(network, steps, min(steps, WHITENING_EPOCHS * loaders.steps))

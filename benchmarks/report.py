@@ -277,9 +277,9 @@ def draw_bars(axes: Any, rates: dict[str, Any]) -> None:
 
 
 def draw_curves(axes: Any, curves: dict[str, list[float]]) -> None:
-    """Draw seconds against epochs."""
+    """Draw seconds against epochs, from none."""
     for name, seconds in curves.items():
-        axes.plot(range(1, len(seconds) + 1), seconds, marker=".", label=name)
+        axes.plot(range(len(seconds)), seconds, marker=".", label=name)
     axes.set(xlabel="epochs", ylabel="seconds from the start of the process", xlim=0, ylim=0)
     axes.legend(frameon=False)
 

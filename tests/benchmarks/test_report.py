@@ -71,6 +71,19 @@ def test_rates_are_plotted(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 5000
 
 
+@pytest.mark.usefixtures("matplotlib_fonts")
+def test_curves_are_plotted_instead_of_rates(tmp_path: Path) -> None:
+    curves = {"memload": [5.0, 6.0, 7.0], "ImageFolder": [6.0, 9.0, 12.0]}
+    results = {
+        "rates": {"a": {"images/s": harness.spread([1.0])}},
+        "seconds after each epoch": curves,
+    }
+    shown = {**line("1", results), "benchmark": "cifar10"}
+    assert report.plotted(shown) == {"seconds after each epoch": curves}
+    report.draw(shown, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 5000
+
+
 @pytest.mark.parametrize(
     ("value", "written"),
     [(0, "0"), (0.01234, "0.0123"), (12.3456, "12.3"), (1234.5, "1,234"), (40, "40"), (True, "True")],
