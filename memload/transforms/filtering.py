@@ -14,6 +14,7 @@ from torch import Tensor
 from memload.transforms.arguments import is_finite, share, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.fused import TensorsByName
+from memload.transforms.geometry import HAS_TRITON
 from memload.transforms.some import change_some
 from memload.transforms.transform import Transform
 from memload.upload import upload
@@ -23,6 +24,8 @@ from memload.upload import upload
 _CACHED_BYTES = 10_000_000
 #: Smaller weights become 0. They add less than the rounding does, and subnormal ones are slow.
 _SMALLEST_WEIGHT = 2.0**-64
+#: The kernel keeps the rows that it sums in registers, which are too few for larger radii.
+_LARGEST_RADIUS_IN_KERNEL = 20
 
 
 class RandomAdjustSharpness(Transform):
@@ -102,23 +105,41 @@ def gaussian_blur(images: Tensor, kernel_size: int | Sequence[int], sigma: np.nd
     float64 for images of float64), which are smaller here. Raises ValueError if an image is too
     small to be reflected.
     """
-    radii = [size // 2 for size in _kernel_size(kernel_size)]
+    radius_x, radius_y = (size // 2 for size in _kernel_size(kernel_size))
     _check_each("GaussianBlur", "sigma", sigma, len(images), "above 0", sigma > 0)
-    blurred = torch.empty_like(images)
     if not images.numel():
-        return blurred
-    _, channels, height, width = images.shape
-    if width <= radii[0] or height <= radii[1]:
+        return torch.empty_like(images)
+    height, width = images.shape[2:]
+    if width <= radius_x or height <= radius_y:
         expected = "less than twice as large as the images, which are reflected at their border"
         found = f"{kernel_size!r} for images of {height}x{width} pixels"
         raise wrong("GaussianBlur", "kernel_size", expected, found)
-    axes = tuple(zip((3, 2), radii, strict=True))
-    weights = [_weights(sigma, radius, images) for _, radius in axes]
+    radii = radius_x, radius_y
+    weights = _upload(np.concatenate([_weights(sigma, radius) for radius in radii], 1), images)
+    if _runs_in_kernel(images, radii):
+        from memload.transforms.blur_kernel import blur
+
+        return blur(images, weights, radii)
+    return _blur(images, weights, radii)
+
+
+def _runs_in_kernel(images: Tensor, radii: tuple[int, int]) -> bool:
+    """Return whether a kernel can blur these images."""
+    is_possible = images.is_cuda and images.dtype == torch.uint8 and HAS_TRITON
+    return is_possible and max(radii) <= _LARGEST_RADIUS_IN_KERNEL
+
+
+def _blur(images: Tensor, weights: Tensor, radii: tuple[int, int]) -> Tensor:
+    """Return blurred images. ``weights`` are those along x, followed by those along y."""
+    blurred = torch.empty_like(images)
+    _, channels, height, width = images.shape
+    radius_x, radius_y = radii
+    along_x, along_y = weights[:, : radius_x + 1], weights[:, radius_x + 1 :]
     # What a sum needs at once: its terms, their border, a pair of them, and the sum itself.
-    values = 4 * height * width + 2 * max(radii[0] * height, radii[1] * width)
-    for part in _parts(images, 2, channels * values * weights[0].element_size()):
+    values = 4 * height * width + 2 * max(radius_x * height, radius_y * width)
+    for part in _parts(images, 2, channels * values * weights.element_size()):
         result = images[part]
-        for (axis, radius), weight in zip(axes, weights, strict=True):
+        for weight, axis, radius in ((along_x, 3, radius_x), (along_y, 2, radius_y)):
             result = _weighted_sum(result, weight[part], axis, radius)
         blurred[part] = result if images.is_floating_point() else result.round_()
     return blurred
@@ -160,14 +181,19 @@ def _computed_in(images: Tensor) -> torch.dtype:
     return torch.float64 if images.dtype == torch.float64 else torch.float32
 
 
-def _weights(sigma: np.ndarray, radius: int, images: Tensor) -> Tensor:
+def _upload(numbers: np.ndarray, images: Tensor) -> Tensor:
+    """Return numbers on the device of the images, in the dtype of the sums."""
+    dtype = np.float64 if _computed_in(images) == torch.float64 else np.float32
+    return upload(numbers.astype(dtype), images.device)
+
+
+def _weights(sigma: np.ndarray, radius: int) -> np.ndarray:
     """Return weights ``(n, radius + 1)`` by the distance from the middle; both sides sum to 1."""
     with np.errstate(over="ignore"):  # a tiny sigma gives exp(-infinity), which is 0
         weights = np.exp(-0.5 * (np.arange(radius + 1) / sigma[:, None]) ** 2)
     weights /= (2 * weights.sum(1) - 1)[:, None]
     weights[weights < _SMALLEST_WEIGHT] = 0
-    dtype = np.float64 if _computed_in(images) == torch.float64 else np.float32
-    return upload(weights.astype(dtype), images.device)
+    return np.asarray(weights)
 
 
 def _weighted_sum(images: Tensor, weights: Tensor, axis: int, radius: int) -> Tensor:
@@ -200,8 +226,7 @@ def _sharpen(images: Tensor, factor: np.ndarray) -> Tensor:
     if min(height, width) < 3:
         return images
     dtype, is_uint8 = _computed_in(images), images.dtype == torch.uint8
-    amounts = (1 - factor).astype(np.float64 if dtype == torch.float64 else np.float32)
-    amount = upload(amounts, images.device)[:, None, None, None].double()
+    amount = _upload(1 - factor, images)[:, None, None, None].double()
     for part in _parts(images, 1, 24 * channels * height * width):
         values = images[part].to(dtype)
         middle, smooth = values[..., 1:-1, 1:-1], _smooth(values)

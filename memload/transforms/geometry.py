@@ -12,7 +12,8 @@ from torch import Tensor
 
 from memload.upload import upload
 
-_HAS_TRITON = find_spec("triton") is not None
+#: Without it, GPUs compute in torch's own operations, as the CPU does.
+HAS_TRITON = find_spec("triton") is not None
 #: The kernel takes images whose sides have at most this many pixels, before and after.
 LARGEST_SIDE = 16_384
 #: torch keeps the weights of uint8 images in 16 bits, with at most this many after the point.
@@ -195,7 +196,7 @@ class Plan:
 
     def runs_in_kernel(self, tensor: Tensor) -> bool:
         """Return whether a kernel can carry out the plan for this tensor."""
-        return tensor.is_cuda and self.fits_kernel and _HAS_TRITON
+        return tensor.is_cuda and self.fits_kernel and HAS_TRITON
 
     @functools.cached_property
     def fits_kernel(self) -> bool:

@@ -20,8 +20,8 @@ from memload.transforms.resampling import filters_of
 #: computes the weights of all rows of its tile, so twice the rows and warps take 153 µs, and twice
 #: the warps alone 176 µs.
 _TILE_MOVED, _TILE_RESIZED = (16, 256, 1, 4), (4, 256, 4, 2)
-#: The same for filters of a table. A thread has one column and takes 221 registers (sm_90, three
-#: channels). With `_TILE_RESIZED` it has four, and 40 registers do not fit. Not timed yet.
+#: The same for filters of a table. A thread has one column. With `_TILE_RESIZED` it has four, and
+#: needs more registers than there are. Not timed yet.
 _TILE_BY_TABLE = 8, 128, 2, 4
 #: Rows and columns that a program makes of a mask.
 _TILE_OF_MASK = 32, 64
@@ -167,10 +167,10 @@ def _kernel(
     from_x = tl.where(flipped_x, extent_x - 1 - x, x) + shift_x
     source += sample * source_n
     out += sample * out_n
-    # Offsets within a sample are unsigned and have 32 bits: a thread that resizes takes 72
-    # registers with them, and 122 with pointers. Columns are a tile's first dimension: Triton puts
-    # the threads of a warp along the first dimension if it cannot see the order of addresses. Along
-    # rows, every thread would read another sector.
+    # Offsets within a sample are unsigned and have 32 bits, as pointers take twice as many
+    # registers. Columns are a tile's first dimension: Triton puts the threads of a warp along the
+    # first dimension if it cannot see the order of addresses. Along rows, every thread would read
+    # another sector.
     out_column = (column if DENSE and not RESIZE else x * out_x + channel * out_c)[:, None]
     channel_offset = channel * source_c
     constants = parameters + _PER_SAMPLE * count + channel
@@ -181,7 +181,7 @@ def _kernel(
         fill = fill.to(tl.int32)
         # Margins are filled below. Until then they repeat the border, so that nothing overflows.
         shown_x, bits_x = (
-            _shown(from_x, resized_x, PADDING),
+            pixel_shown(from_x, resized_x, PADDING),
             tl.load(mine + 9 * count),
         )
         if TABLE:
@@ -198,7 +198,7 @@ def _kernel(
         in_output = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
         if RESIZE:
             shown_y, bits_y = (
-                _shown(from_y, resized_y, PADDING),
+                pixel_shown(from_y, resized_y, PADDING),
                 tl.load(mine + 8 * count),
             )
             if TABLE:
@@ -247,7 +247,8 @@ def _kernel(
         else:
             pixel_y, pixel_x = start_y + from_y, start_x + from_x
             if PADDING:
-                pixel_y, pixel_x = _shown(pixel_y, height, PADDING), _shown(pixel_x, width, PADDING)
+                pixel_y = pixel_shown(pixel_y, height, PADDING)
+                pixel_x = pixel_shown(pixel_x, width, PADDING)
             row_offset = (pixel_y * source_y)[None, :]
             mask = in_output
             if PADDING == 0 and not INSIDE:
@@ -342,7 +343,7 @@ def _tap_pixels(
 
 
 @triton.jit
-def _shown(pixel, extent, PADDING: tl.constexpr):
+def pixel_shown(pixel, extent, PADDING: tl.constexpr):
     """Return which pixel of an axis is shown at a place: for "constant" as for "edge", the nearest.
 
     See `geometry.pixels_shown`.
@@ -361,7 +362,7 @@ def _source_pixel(pixel, start, length, extent, PADDING: tl.constexpr):
     """Return the source pixel of a pixel of the box, at most the last, and whether it is inside."""
     source_pixel = start + tl.minimum(pixel, length - 1)
     if PADDING:
-        source_pixel = _shown(source_pixel, extent, PADDING)
+        source_pixel = pixel_shown(source_pixel, extent, PADDING)
     return source_pixel, (source_pixel >= 0) & (source_pixel < extent)
 
 
@@ -459,10 +460,10 @@ def _nearest(
     inside, in_box = output < extent, pixel
     if RESIZE:
         if PADDING:
-            pixel = _shown(pixel, resized, PADDING)
+            pixel = pixel_shown(pixel, resized, PADDING)
         inside &= (pixel >= 0) & (pixel < resized)
         in_box = ((2 * pixel + 1) * length - mirrored) // (2 * resized)
     source_pixel = start + in_box
     if PADDING:
-        source_pixel = _shown(source_pixel, source, PADDING)
+        source_pixel = pixel_shown(source_pixel, source, PADDING)
     return source_pixel, inside & (source_pixel >= 0) & (source_pixel < source)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from memload import transforms
+from memload.transforms import filtering
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import LARGEST_SIDE, Plan, precision_of
 from memload.transforms.reference import reference, reference_masks
@@ -97,7 +98,7 @@ def test_all_of_this_holds_in_tritons_interpreter() -> None:
         text=True,
         check=False,
     )
-    assert "97 passed" in done.stdout, done.stdout
+    assert "109 passed" in done.stdout, done.stdout
 
 
 @needs_device
@@ -231,6 +232,26 @@ def test_weights_are_exact_for_all_sizes_up_to_the_limit(antialias: bool) -> Non
             assert column == expected + [0] * (taps - len(expected)), (length, resized)
             compared += len(expected)
     assert compared > 2_000
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(300 if torch.cuda.is_available() else 12))
+def test_the_kernel_of_blurs_gives_the_bits_of_other_devices(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    # Some tiles have several strips, and some several programs for a row.
+    size = [rng.choice([1, 3, 5, 9, 23, 33]) if seed % 3 else rng.choice([3, 9, 23])]
+    size += [rng.choice([1, 3, 9, 23])] if seed % 3 else []
+    largest = 300 if not INTERPRETED else 30 if seed % 4 else 130
+    height, width = (rng.randint(one // 2 + 1, largest) for one in (size[-1], size[0]))
+    images = pixels(rng, rng.randint(1, 2), height, width, rng.choice([1, 3, 3, 4]))
+    sigma = np.array([rng.uniform(0.1, 5) for _ in images])
+    expected = filtering.gaussian_blur(images, size, sigma)
+    monkeypatch.setattr(filtering, "_runs_in_kernel", lambda *_: True)
+    found = filtering.gaussian_blur(images.to(DEVICE), size, sigma)
+    assert found.stride() == expected.stride()
+    assert torch.equal(found.cpu(), expected), (size, images.shape, images.stride())
 
 
 @needs_device
