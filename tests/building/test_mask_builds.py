@@ -1,6 +1,7 @@
 """Builds with masks and other arrays: their files, what is rejected, resuming and replacing."""
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -22,9 +23,8 @@ from memload.building.sources.record import Column
 from memload.storage.index import Array, Index, Shard
 from tests.building.test_resuming import (
     Stop,
-    assert_nothing_half_done,
     files,
-    killed_at,
+    kill_and_go_on,
     undisturbed,
 )
 
@@ -737,23 +737,10 @@ def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
     expected, place = folder / "expected", folder / "place"
     expected.mkdir()
     build(folder, expected, **options)
-    finished = False
-    for step in steps:
-        place.mkdir()
-        if old:  # with other shards and another array, which are to go
-            build(folder, place, shard_size=4096 + 2 * ROW * 3)
-        before = files(place)
-        finished = killed_at(step, lambda: build(folder, place, **options))
-        assert_nothing_half_done(place, before, files(expected))
-        if old or files(place) != files(expected):
-            build(folder, place, **options)
-            assert not (place / "out.building").exists(), step
-        assert files(place) == files(expected), step
-        shutil.rmtree(place)
-        if finished:
-            break
-    assert finished
-    assert step > 80
+    # with other shards and another array, which are to go
+    build_old = functools.partial(build, folder, place, shard_size=4096 + 2 * ROW * 3)
+    run = functools.partial(build, folder, place, **options)
+    assert kill_and_go_on(place, files(expected), steps, run, build_old if old else None) > 80
 
 
 # Replacing

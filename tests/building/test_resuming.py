@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import functools
 import logging
 import os
 import resource
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,34 @@ def assert_nothing_half_done(
             memload.MemmapDataset(place / "out.bin")
 
 
+def kill_and_go_on(
+    place: Path,
+    expected: dict[str, bytes],
+    steps: Iterable[int],
+    run: Callable[[], object],
+    build_old: Callable[[], object] | None,
+) -> int:
+    """Kill a build into ``place`` at each step, and run it again. Return the first it does not reach.
+
+    ``build_old`` builds what it replaces, if it replaces anything.
+    """
+    for step in steps:
+        place.mkdir()
+        if build_old is not None:
+            build_old()
+        before = files(place)
+        finished = killed_at(step, run)
+        assert_nothing_half_done(place, before, expected)
+        if build_old is not None or files(place) != expected:
+            run()
+            assert not (place / "out.building").exists(), step
+        assert files(place) == expected, step
+        shutil.rmtree(place)
+        if finished:
+            return step
+    raise AssertionError("the build has more steps")
+
+
 @LINUX
 @pytest.mark.parametrize("old", [False, True], ids=["fresh", "over an old one"])
 @pytest.mark.parametrize(
@@ -178,26 +207,12 @@ def assert_nothing_half_done(
 def test_killed_at_any_step_it_goes_on_and_ends_with_the_same_bytes(
     spoiled: Path, tmp_path: Path, old: bool, steps: range
 ) -> None:
-    options: dict[str, Any] = {**SHARDS, "overwrite": old}
+    place, options = tmp_path / "place", {**SHARDS, "overwrite": old}
     expected = undisturbed(spoiled, tmp_path / "expected", **options)
-    place = tmp_path / "place"
-    finished = False
-    for step in steps:
-        place.mkdir()
-        if old:  # with other shards, which are to go
-            build(spoiled, place, shard_size=4096 + 2 * ROW)
-        before = files(place)
-        finished = killed_at(step, lambda: build(spoiled, place, **options))
-        assert_nothing_half_done(place, before, expected)
-        if old or files(place) != expected:
-            build(spoiled, place, **options)
-            assert not (place / "out.building").exists(), step
-        assert files(place) == expected, step
-        shutil.rmtree(place)
-        if finished:
-            break
-    assert finished
-    assert step > 40
+    # with other shards, which are to go
+    build_old = functools.partial(build, spoiled, place, shard_size=4096 + 2 * ROW)
+    run = functools.partial(build, spoiled, place, **options)
+    assert kill_and_go_on(place, expected, steps, run, build_old if old else None) > 40
 
 
 def test_an_error_while_converting_leaves_the_old_data_set_as_it_is(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Samples written anew as one data set."""
 
-import resource
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -202,20 +200,12 @@ def test_a_damaged_row_is_named_and_nothing_is_left(
     )
 
 
-def test_a_full_disk_leaves_nothing(make_dataset: Make, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing(make_dataset: Make, full_behind: Any, tmp_path: Path) -> None:
     index = make_dataset(rows=(30,), shape=(64, 64, 3))
     before = files(tmp_path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(
-            BuildError, match=r"packed.bin cannot be written: .*File too large. Make room"
-        ):
-            memload.copy(index.path, tmp_path / "packed.bin", progress=False)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    message = r"packed.bin cannot be written: .*File too large. Make room"
+    with full_behind(100_000), pytest.raises(BuildError, match=message):
+        memload.copy(index.path, tmp_path / "packed.bin", progress=False)
     assert files(tmp_path) == before
 
 

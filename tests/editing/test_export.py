@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -655,20 +654,14 @@ def test_a_damaged_row_is_named_and_nothing_is_left(make_dataset: Make, tmp_path
 
 
 @pytest.mark.parametrize("name", ["pngs", "x.tar"])
-def test_a_full_disk_leaves_nothing(make_dataset: Make, tmp_path: Path, name: str) -> None:
+def test_a_full_disk_leaves_nothing(
+    make_dataset: Make, full_behind: Any, tmp_path: Path, name: str
+) -> None:
     index = make_dataset(rows=(30,), shape=(64, 64, 3))
     before = files(tmp_path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
-    try:
-        with pytest.raises(
-            BuildError, match=f"{name} cannot be written: .*File too large. Make room"
-        ):
-            memload.export(index.path, tmp_path / name, progress=False)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    message = f"{name} cannot be written: .*File too large. Make room"
+    with full_behind(5_000), pytest.raises(BuildError, match=message):
+        memload.export(index.path, tmp_path / name, progress=False)
     assert files(tmp_path) == before
     memload.export(index.path, tmp_path / name, progress=False)
 
