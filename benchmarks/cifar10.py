@@ -19,15 +19,17 @@ warmed up in the process. The arms:
 
 All train the same network in the same steps (`cifar10_network.py`), with crops of a padding of two
 reflected pixels and alternating flips, in half precision on a GPU. Only the random order and draws
-differ. Runs take turns in a random order, a round has each arm once. Files and libraries are in the page
-cache. The parts: "start" is Python, torch and CUDA; "build" ends when all pictures are decoded; "first
-batch" when one is on the GPU, normalised, with the imports for it; "steps" when the last step is done, with the making of the
-network; "test" averages six views of each picture.
+differ. A round has each arm once, in a random order. Files and libraries are in the page cache.
+
+The parts: "start" is Python, torch and CUDA. "build" ends when all pictures are decoded. "first batch"
+ends when one is on the GPU, normalised; it has the imports that an arm needs for it. "steps" is from
+making the network to the last step. "test" averages six views of each test picture.
 
 ``--data`` is a folder with ``train/CLASS/*.jpg`` and ``test/CLASS/*.jpg`` of 32×32 pixels, which
-`cifar10_files.py` writes from CIFAR-10's binary version. Pictures are generated without it, so that all
-of it can be tried. ``--cudnn benchmark`` has cuDNN try its algorithms at the first step. Several ``--epochs`` tell where the accuracy comes to rest. With ``--log FILE`` each
-run is kept as it ends, and runs that the file has are not run again.
+`cifar10_files.py` writes from CIFAR-10's binary version. Without it, pictures are generated, so that
+all of it can be tried. Several ``--epochs`` tell where the accuracy comes to rest. ``--cudnn benchmark``
+has cuDNN try its algorithms at the first step. With ``--log FILE`` each run is kept as it ends, and
+runs that the file has are not run again.
 """
 
 import itertools

@@ -130,20 +130,18 @@ class Training:
     """A network, its optimizers, and their rates, which fall linearly to 0."""
 
     def __init__(self, network: Network, steps: int, whitening_steps: int) -> None:
-        self.network, self.steps, self.whitening_steps, self.done = (
-            network,
-            steps,
-            whitening_steps,
-            0,
-        )
+        self.network = network
+        self.steps, self.whitening_steps, self.done = steps, whitening_steps, 0
         filters = [weight for weight in network.blocks.parameters() if weight.ndim == 4]
         biases = [module.bias for module in network.modules() if isinstance(module, Norm)]
-        rates = (
-            ([network.whiten.bias], BIAS_RATE),
-            (biases, BIAS_RATE),
-            ([network.head.weight], HEAD_RATE),
-        )
-        groups = [{"params": p, "lr": rate, "weight_decay": DECAY / rate} for p, rate in rates]
+        groups = [
+            {"params": parameters, "lr": rate, "weight_decay": DECAY / rate}
+            for parameters, rate in (
+                ([network.whiten.bias], BIAS_RATE),  # the first, whose rate falls faster
+                (biases, BIAS_RATE),
+                ([network.head.weight], HEAD_RATE),
+            )
+        ]
         fused = network.head.weight.is_cuda
         sgd = torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True, fused=fused)
         muon = Muon(filters, FILTER_RATE, FILTER_MOMENTUM)
@@ -174,16 +172,16 @@ class Training:
 def scores_of(network: Network, images: Tensor) -> Tensor:
     """Return scores averaged over six views: three positions of each image, and their mirrors.
 
-    Half of the weight has the image where it is, half the two that are moved diagonally by a pixel.
+    The image where it is has half of the weight. The two moved diagonally by a pixel have the rest.
     """
     height, width = images.shape[2:]
     padded = functional.pad(images, (1, 1, 1, 1), "reflect")
     moved = [padded[:, :, d : d + height, d : d + width] for d in (0, 2)]
     total: Any = 0.0
-    for view, weight in ((images, 0.5), (moved[0], 0.25), (moved[1], 0.25)):
+    for view, weight in zip((images, *moved), (0.5, 0.25, 0.25), strict=True):
         for mirrored in (view, view.flip(3)):
-            both = mirrored.contiguous(memory_format=torch.channels_last)
-            total = total + weight / 2 * network(both).float()
+            images = mirrored.contiguous(memory_format=torch.channels_last)
+            total = total + weight / 2 * network(images).float()
     return total
 
 

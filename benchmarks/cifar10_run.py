@@ -85,7 +85,7 @@ class Normalise:
 class Flipped:
     """An ImageFolder whose samples are asked for with their epoch: number + epoch × samples.
 
-    In epochs 0, 2, 4, … those with a coin are flipped, in the others all the others.
+    The samples whose coin is 1 are flipped in epochs 0, 2, 4, …, the others in epochs 1, 3, 5, …
     """
 
     def __init__(self, folder: Any, crop: Any, coins: Tensor) -> None:
@@ -162,9 +162,12 @@ def open_image_folders(setting: Setting, _: None) -> Loaders:
 
 # By hand
 
+#: The pictures of the part that is being decoded, in memory that all processes share.
+_shared: np.ndarray = np.empty(0)
+
 
 def decode(job: tuple[int, Path]) -> None:
-    """Decode a file into its row of the memory that all processes share."""
+    """Decode a file into its row of the shared memory."""
     row, path = job
     with Image.open(path) as image:
         _shared[row] = np.asarray(image.convert("RGB"))
@@ -183,9 +186,6 @@ def decode_part(setting: Setting, part: str) -> tuple[Tensor, Tensor]:
             pass
     labels = torch.repeat_interleave(torch.tensor([len(of_class) for of_class in files]))
     return torch.from_numpy(_shared), labels
-
-
-_shared: np.ndarray = np.empty(0)
 
 
 def decode_all(setting: Setting) -> dict[str, tuple[Tensor, Tensor]]:
