@@ -198,6 +198,25 @@ class _Event:
 
 
 @pytest.fixture
+def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
+    """Page-locked memory, address and size, without CUDA."""
+    memory: dict[int, int] = {}
+
+    def register(address: int, size: int, flags: int) -> None:
+        memory[address] = size
+
+    monkeypatch.setattr(page_locked, "register", register)
+    monkeypatch.setattr(page_locked, "unregister", memory.pop)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    yield memory
+    gc.collect()  # the tracebacks of errors that were expected
+    assert not memory
+
+
+@pytest.fixture
 def open_shards(make_dataset: Callable[..., Index]) -> Callable[[], Shards]:
     """A function that opens twenty rows of 3,000 bytes in each of two shards of 8 windows."""
     path = make_dataset(rows=(20, 20), shape=(10, 100, 3)).path

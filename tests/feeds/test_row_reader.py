@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,40 +33,7 @@ HEADER = 4096
 Make = Callable[..., Index]
 Preadv = Callable[..., int]
 
-
-class Event:
-    """A CUDA event of a stream that has nothing to do."""
-
-    def __init__(self, blocking: bool = False) -> None:
-        pass
-
-    def record(self, stream: Any) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-@pytest.fixture(autouse=True)
-def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
-    """Page-locked memory, address and size, without CUDA."""
-    memory: dict[int, int] = {}
-
-    def register(address: int, size: int, flags: int) -> None:
-        memory[address] = size
-
-    monkeypatch.setattr(page_locked, "register", register)
-    monkeypatch.setattr(page_locked, "unregister", memory.pop)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    yield memory
-    gc.collect()  # the tracebacks of errors that were expected
-    assert not memory
+pytestmark = pytest.mark.usefixtures("locked")
 
 
 @pytest.fixture(autouse=True)
