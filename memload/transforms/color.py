@@ -10,7 +10,8 @@ from torch import Tensor
 from memload.transforms.arguments import interval, one_or_three_channels, share, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.fused import TensorsByName
-from memload.transforms.lookup import look_up, parts
+from memload.transforms.lookup import look_up
+from memload.transforms.some import parts
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
@@ -18,6 +19,8 @@ FactorRange = float | Sequence[float] | None
 
 #: The luma of red, green and blue, of ITU-R BT.601 as in torchvision.
 _LUMA = 0.2989, 0.587, 0.114
+#: What a change of saturation needs for a pixel of three channels. Others need less.
+_BYTES_OF_PIXEL = 46
 
 
 class ColorJitter(Transform):
@@ -116,7 +119,7 @@ def adjust_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
     if images.dtype == torch.uint8:
         return look_up(images, contrast_table(images, factor))
     result = torch.empty_like(images)
-    for part in parts(images):
+    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
         result[part] = _blend(images[part], _mean(images[part]), *_shares(factor[part], images))
     return result
 
@@ -130,7 +133,7 @@ def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
     if images.shape[1] == 1:
         return images.clone()
     result = torch.empty_like(images)
-    for part in parts(images):
+    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
         shares = _shares(factor[part], images)
         if images.dtype == torch.uint8:
             # Channels apart from each other take 0.5 ms for an image of 224², others 0.7.
@@ -150,7 +153,7 @@ def brightness_table(factor: np.ndarray, device: torch.device) -> Tensor:
 def contrast_table(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return the tables uint8 ``(n, 1, 256)`` of `adjust_contrast` for uint8 images."""
     means = images.new_empty((len(images), 1, 1, 1), dtype=torch.float32)
-    for part in parts(images):
+    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
         means[part] = _mean_of_whole(_grey_levels(images[part]))
     values = torch.arange(256, dtype=torch.uint8, device=images.device).expand(1, 1, 1, 256)
     return _blend_levels(values, means, *_shares(factor, images))[:, 0]

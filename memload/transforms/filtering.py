@@ -4,7 +4,7 @@ All sums have a fixed order, and each product is rounded before it is added. So 
 same bits on every device and in every batch. The order within a `conv2d` depends on the library.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 
 import numpy as np
@@ -15,13 +15,10 @@ from memload.transforms.arguments import is_finite, share, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.fused import TensorsByName
 from memload.transforms.geometry import HAS_TRITON
-from memload.transforms.some import change_some
+from memload.transforms.some import change_some, parts
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
-#: On the CPU, a part of a batch takes at most this many bytes, so that they stay in the caches.
-#: Images of 224×224 are blurred 2 to 5 times as fast as in parts of 40 MB.
-_CACHED_BYTES = 10_000_000
 #: Smaller weights become 0. They add less than the rounding does, and subnormal ones are slow.
 _SMALLEST_WEIGHT = 2.0**-64
 #: The kernel keeps the rows that it sums in registers, which are too few for larger radii.
@@ -52,7 +49,8 @@ class RandomAdjustSharpness(Transform):
         """Change the drawn samples."""
         places = np.flatnonzero(draws.uniform(1)[0] < self.p)
         factors = np.full(len(places), self.sharpness_factor)
-        return change_some(images, places, lambda copies: _sharpen(copies, factors)), columns
+        changed = change_some(images, places, lambda copies, part: _sharpen(copies, factors[part]))
+        return changed, columns
 
 
 class GaussianBlur(Transform):
@@ -137,7 +135,7 @@ def _blur(images: Tensor, weights: Tensor, radii: tuple[int, int]) -> Tensor:
     along_x, along_y = weights[:, : radius_x + 1], weights[:, radius_x + 1 :]
     # What a sum needs at once: its terms, their border, a pair of them, and the sum itself.
     values = 4 * height * width + 2 * max(radius_x * height, radius_y * width)
-    for part in _parts(images, 2, channels * values * weights.element_size()):
+    for part in parts(images, channels * values * weights.element_size()):
         result = images[part]
         for weight, axis, radius in ((along_x, 3, radius_x), (along_y, 2, radius_y)):
             result = _weighted_sum(result, weight[part], axis, radius)
@@ -161,19 +159,6 @@ def _check_each(
     """Check that there is a finite number for each of ``count`` images, and each is right."""
     if values.shape != (count,) or not (is_right & np.isfinite(values)).all():
         raise wrong(owner, argument, f"numbers {expected} ({count},)", repr(values))
-
-
-def _parts(images: Tensor, times: int, bytes_of_one: int) -> Iterator[slice]:
-    """Return parts of a batch, of one image or more.
-
-    ``bytes_of_one`` is what is needed for an image while its part is computed. A part of several
-    images takes at most so many ``times`` the memory of the batch.
-    """
-    available = times * images.element_size() * images.numel()
-    if images.device.type == "cpu":
-        available = min(available, _CACHED_BYTES)
-    count = max(1, available // bytes_of_one)
-    return (slice(start, start + count) for start in range(0, len(images), count))
 
 
 def _computed_in(images: Tensor) -> torch.dtype:
@@ -227,7 +212,7 @@ def _sharpen(images: Tensor, factor: np.ndarray) -> Tensor:
         return images
     dtype, is_uint8 = _computed_in(images), images.dtype == torch.uint8
     amount = _upload(1 - factor, images)[:, None, None, None].double()
-    for part in _parts(images, 1, 24 * channels * height * width):
+    for part in parts(images, 28 * channels * height * width):
         values = images[part].to(dtype)
         middle, smooth = values[..., 1:-1, 1:-1], _smooth(values)
         if is_uint8:

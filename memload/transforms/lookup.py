@@ -11,8 +11,6 @@ images cannot be looked up, and are computed.
 Results are those of torchvision's tensor backend, to the bit.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,14 +24,9 @@ from memload.transforms.arguments import (
 )
 from memload.transforms.draws import Draws
 from memload.transforms.fused import TensorsByName
-from memload.transforms.some import change_some
+from memload.transforms.some import change_some, parts
 from memload.transforms.transform import Transform
 from memload.upload import upload
-
-#: The host works on about this many values at once, which stay in its cache.
-_VALUES_AT_ONCE = 1 << 18
-#: A device works on this share of a batch at once, to save memory.
-_PARTS = 12
 
 
 class _ForSome(Transform):
@@ -48,7 +41,7 @@ class _ForSome(Transform):
         """Change the drawn samples."""
         self.check(images)
         places = np.flatnonzero(draws.uniform(1)[0] < self.p)
-        return change_some(images, places, self.change), columns
+        return change_some(images, places, lambda copies, _: self.change(copies)), columns
 
     def check(self, images: Tensor) -> None:
         """Raise ValueError for images that cannot be changed, whether one is drawn or none."""
@@ -192,7 +185,7 @@ def equalize(images: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return look_up(images, equalize_table(images))
     levels = torch.empty_like(images, dtype=torch.uint8)
-    for part in parts(images):
+    for part in parts(images, 12 * images.shape[1:].numel()):
         pixels = images[part].float() if images.dtype.itemsize == 2 else images[part]
         # Each of the 256 levels has an equal share of 0 to 1, as in torchvision.
         levels[part] = (pixels.clamp(0, 1) * (256 - 1e-3)).to(torch.uint8)
@@ -256,7 +249,7 @@ def look_up(images: Tensor, tables: Tensor) -> Tensor:
     else:
         source, target = images.flatten(2), result.flatten(2)
         starts = table_starts[:, None]
-    for part in parts(images):
+    for part in parts(images, 8 * images.shape[1:].numel()):
         chosen = tables[part]
         # index_select takes int32. For an image of 224² on a core it needs 0.11 ms, gather 0.67.
         index = source[part].int()
@@ -265,16 +258,6 @@ def look_up(images: Tensor, tables: Tensor) -> Tensor:
             index += starts + samples[:, None, None] * chosen[0].numel()
         torch.index_select(chosen.flatten(), 0, index.flatten(), out=target[part].view(-1))
     return result
-
-
-def parts(images: Tensor) -> Iterator[slice]:
-    """Yield the parts of a batch to work on one after another, to save memory."""
-    size = -(-len(images) // _PARTS)
-    if images.device.type == "cpu":
-        size = min(size, _VALUES_AT_ONCE // (images.shape[1:].numel() or 1))
-    size = max(size, 1)
-    for start in range(0, len(images), size):
-        yield slice(start, start + size)
 
 
 def _extremes(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -305,7 +288,7 @@ def _histograms(images: Tensor) -> Tensor:
                 count.copy_(torch.bincount(plane.flatten(), minlength=256))
         return counts
     one = counts.new_ones(1)
-    for part in parts(images):
+    for part in parts(images, 16 * images.shape[1:].numel()):
         index = images[part].flatten(2).long()
         counts[part].scatter_add_(2, index, one.expand_as(index))
     return counts

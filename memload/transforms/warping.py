@@ -28,7 +28,7 @@ from memload.transforms.arguments import (
 )
 from memload.transforms.draws import Draws
 from memload.transforms.fused import TensorsByName
-from memload.transforms.some import change_some
+from memload.transforms.some import change_some, parts
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
@@ -40,8 +40,6 @@ _FAR = 3.0
 #: Pixels outside of the image that a position can have, on each side. The second neighbour of a
 #: position left of all pixels is outside, too.
 _MARGIN = 2
-#: Images are processed in chunks of about this many pixels. On the CPU they stay in a core's cache.
-_CHUNK_PIXELS = {"cpu": 1 << 17, "cuda": 1 << 19}
 
 
 def warp(
@@ -78,14 +76,15 @@ def warp(
     values = None if fill is None else per_channel("warp", "fill", fill, channels, images.dtype)
     lines = upload(_lines(matrices, height, width), images.device)
     out = torch.empty_like(images)
-    step = max(1, _CHUNK_PIXELS.get(images.device.type, 1 << 19) // max(1, height * width))
-    for start in range(0, count, step):
-        chunk = slice(start, start + step)
-        grid = _grid(lines[chunk], height, width)
+    # Positions and indices, and values: on a device, means are computed in float64.
+    is_light = interpolation == "nearest" or images.device.type == "cpu"
+    bytes_of_pixel = 40 + (8 if is_light else 32) * (channels + 1)
+    for part in parts(images, bytes_of_pixel * height * width):
+        grid = _grid(lines[part], height, width)
         if interpolation == "nearest":
-            out[chunk] = _nearest(images[chunk], grid, values)
+            out[part] = _nearest(images[part], grid, values)
         else:
-            out[chunk] = _bilinear(images[chunk], grid, values)
+            out[part] = _bilinear(images[part], grid, values)
     return out
 
 
@@ -290,10 +289,11 @@ class Warping:
 
     def images(self, images: Tensor, interpolation: Interpolation, fill: Fill) -> Tensor:
         """Return the warped images ``(N, C, H, W)``."""
-        warped = functools.partial(
-            warp, matrices=self.matrices, interpolation=interpolation, fill=fill
+        return change_some(
+            images,
+            self.places,
+            lambda copies, part: warp(copies, self.matrices[part], interpolation, fill),
         )
-        return change_some(images, self.places, warped)
 
     def points(self, points: Tensor) -> Tensor:
         """See `following.Movement`."""
