@@ -1,8 +1,9 @@
 """The recipes that people train with, each a `Compose` whose `repr` shows its steps.
 
 All take uint8 images ``(N, C, H, W)``, whose sizes may differ from ``size``, and end in Normalize
-and ToDtype; some then mix samples. Masks, points and boxes of the data set in a Loader follow those
-that only crop, resize and flip.
+and ToDtype; some then mix samples. All have the arguments ``mean``, ``std``, ``statistics`` and
+``dtype`` of these two, which `Ending` describes. Masks, points and boxes of the data set in a
+Loader follow; recipes that mix samples refuse them without ``mix=False``.
 
 =============== ====================================================================================
 imagenet_v1     torchvision's first ImageNet weights, and PyTorch's example; `train` is the same
@@ -16,6 +17,9 @@ cifar, airbench 32×32 pictures
 =============== ====================================================================================
 """
 
+from __future__ import annotations  # so that help() shows Size and Ending by these names
+
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -80,7 +84,7 @@ def train(
     torch.Size([224, 224])
     """
     ending: Ending = {"mean": mean, "std": std, "statistics": statistics, "dtype": dtype}
-    return Compose([RandomResizedCrop(size), RandomHorizontalFlip(), *_end("train", **ending)])
+    return Compose([RandomResizedCrop(size), RandomHorizontalFlip(), *_end(train, ending)])
 
 
 def evaluate(
@@ -107,7 +111,7 @@ def evaluate(
     shorter = round(size * 8 / 7) if resize is None else resize
     ending: Ending = {"mean": mean, "std": std, "statistics": statistics, "dtype": dtype}
     return Compose([
-        Resize(shorter, interpolation), CenterCrop(size), *_end("evaluate", **ending)
+        Resize(shorter, interpolation), CenterCrop(size), *_end(evaluate, ending)
     ])  # fmt: skip
 
 
@@ -116,7 +120,7 @@ def imagenet_v1(size: Size = 224, **ending: Unpack[Ending]) -> Compose:
 
     For ``ending`` see `Ending`.
     """
-    return train(size, **ending)
+    return Compose([RandomResizedCrop(size), RandomHorizontalFlip(), *_end(imagenet_v1, ending)])
 
 
 def imagenet_v2(size: Size = 176, *, mix: bool = True, **ending: Unpack[Ending]) -> Compose:
@@ -132,7 +136,7 @@ def imagenet_v2(size: Size = 176, *, mix: bool = True, **ending: Unpack[Ending])
         RandomResizedCrop(size),
         RandomHorizontalFlip(),
         TrivialAugmentWide(interpolation="bilinear"),
-        *_end("imagenet_v2", **ending),
+        *_end(imagenet_v2, ending),
         RandomErasing(0.1),
         *([_mix_or_cut(mixup_alpha=0.2)] if mix else []),
     ])  # fmt: skip
@@ -146,14 +150,7 @@ def deit(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) -> Com
     a `RepeatedSampler` of 3, and label smoothing. (Touvron et al.,
     https://arxiv.org/abs/2012.12877)
     """
-    return Compose([
-        RandomResizedCrop(size, interpolation="bicubic"),
-        RandomHorizontalFlip(),
-        TimmRandAugment(),
-        *_end("deit", **ending),
-        RandomErasing(0.25, value="random"),
-        *([_mix_or_cut(mixup_alpha=0.8)] if mix else []),
-    ])  # fmt: skip
+    return _deit(size, mix, _end(deit, ending))
 
 
 def convnext(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) -> Compose:
@@ -161,7 +158,18 @@ def convnext(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) ->
 
     (Liu et al., https://arxiv.org/abs/2201.03545)
     """
-    return deit(size, mix=mix, **ending)
+    return _deit(size, mix, _end(convnext, ending))
+
+
+def _deit(size: Size, mix: bool, end: list[Any]) -> Compose:
+    return Compose([
+        RandomResizedCrop(size, interpolation="bicubic"),
+        RandomHorizontalFlip(),
+        TimmRandAugment(),
+        *end,
+        RandomErasing(0.25, value="random"),
+        *([_mix_or_cut(mixup_alpha=0.8)] if mix else []),
+    ])  # fmt: skip
 
 
 def deit3(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) -> Compose:
@@ -177,7 +185,7 @@ def deit3(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) -> Co
         RandomHorizontalFlip(),
         RandomChoice([RandomGrayscale(1.0), RandomSolarize(128, 1.0), GaussianBlur(9)]),
         ColorJitter(0.3, 0.3, 0.3),
-        *_end("deit3", **ending),
+        *_end(deit3, ending),
         *([_mix_or_cut(mixup_alpha=0.8)] if mix else []),
     ])  # fmt: skip
 
@@ -197,7 +205,7 @@ def simclr(size: FixedSize = 224, *, strength: float = 1.0, **ending: Unpack[End
             RandomApply([colours], 0.8),
             RandomGrayscale(0.2),
             RandomApply([GaussianBlur(max(3, side // 10 // 2 * 2 + 1))], 0.5),
-            *_end("simclr", **ending),
+            *_end(simclr, ending),
         ],
         views=2,
     )
@@ -209,7 +217,7 @@ def byol(size: Size = 224, **ending: Unpack[Ending]) -> Compose:
     (Grill et al., https://arxiv.org/abs/2006.07733)
     """
     crop = RandomResizedCrop(size, interpolation="bicubic")
-    end = _end("byol", **ending)
+    end = _end(byol, ending)
     return Compose(
         views=[
             [crop, *_flip_and_colours(), GaussianBlur(23), *end],
@@ -238,7 +246,7 @@ def dino(
     """
     large = RandomResizedCrop(size, scale, interpolation="bicubic")
     small = RandomResizedCrop(small_size, small_scale, interpolation="bicubic")
-    end = _end("dino", **ending)
+    end = _end(dino, ending)
     first = [large, *_flip_and_colours(), GaussianBlur(9), *end]
     second = [
         *(large, *_flip_and_colours(), RandomApply([GaussianBlur(9)], 0.1)),
@@ -256,7 +264,7 @@ def mae(size: Size = 224, **ending: Unpack[Ending]) -> Compose:
     return Compose([
         RandomResizedCrop(size, (0.2, 1.0), interpolation="bicubic"),
         RandomHorizontalFlip(),
-        *_end("mae", **ending),
+        *_end(mae, ending),
     ])  # fmt: skip
 
 
@@ -268,7 +276,7 @@ def cifar(size: FixedSize = 32, *, cutout: int = 0, **ending: Unpack[Ending]) ->
     return Compose([
         RandomCrop(size, padding=4),
         RandomHorizontalFlip(),
-        *_end("cifar", **_with_own_mean(ending)),
+        *_end(cifar, ending, mean=None),
         *([Cutout(cutout)] if cutout else []),
     ])  # fmt: skip
 
@@ -284,15 +292,9 @@ def airbench(
     return Compose([
         RandomCrop(size, padding=padding, padding_mode="reflect"),
         RandomHorizontalFlip(alternate=True),
-        *_end("airbench", **_with_own_mean(ending)),
+        *_end(airbench, ending, mean=None),
         *([Cutout(cutout)] if cutout else []),
     ])  # fmt: skip
-
-
-def _with_own_mean(ending: Ending) -> Ending:
-    """Return how a recipe ends whose mean is by default that of the data set."""
-    own: Ending = {} if "statistics" in ending else {"mean": None}
-    return {**own, **ending}
 
 
 def _flip_and_colours() -> list[Any]:
@@ -308,12 +310,25 @@ def _mix_or_cut(*, mixup_alpha: float) -> RandomChoice:
     return RandomChoice([MixUp(alpha=mixup_alpha), CutMix(alpha=1.0)])
 
 
-def _end(recipe: str, **ending: Unpack[Ending]) -> list[Any]:
-    """Return Normalize and ToDtype."""
-    mean, std = ending.get("mean", "imagenet"), ending.get("std")
-    statistics, dtype = ending.get("statistics"), ending.get("dtype", torch.float32)
+def _end(
+    recipe: Callable[..., Compose], ending: Ending, *, mean: str | None = "imagenet"
+) -> list[Any]:
+    """Return Normalize and ToDtype. ``mean`` is that of the recipe where none was given.
+
+    Raises TypeError, as Python does, for an argument that the recipe does not have.
+    """
+    name = recipe.__name__
+    for argument in ending:
+        if argument not in Ending.__annotations__:
+            *others, _ = inspect.signature(recipe).parameters  # the last is ``ending``
+            names = ", ".join([*others, *Ending.__annotations__])
+            found = f"{name}() got an unexpected keyword argument {argument!r}"
+            raise TypeError(f"{found}. Its arguments are {names}.")
+    statistics = ending.get("statistics")
+    dtype = ending.get("dtype", torch.float32)
+    given, std = ending.get("mean", mean), ending.get("std")
     if statistics is None:
-        return [Normalize(mean, std), ToDtype(dtype)]
-    if mean != "imagenet" or std is not None:
-        raise ValueError(f"{recipe}: statistics takes the place of mean and std. Leave them out.")
+        return [Normalize(given, std), ToDtype(dtype)]
+    if given != mean or std is not None:
+        raise ValueError(f"{name}: statistics takes the place of mean and std. Leave them out.")
     return [Normalize(statistics), ToDtype(dtype)]

@@ -135,3 +135,15 @@ def test_small_pictures_take_the_statistics_of_their_data_set(
 def test_statistics_take_the_place_of_mean_and_std() -> None:
     with pytest.raises(ValueError, match="mae: statistics takes the place of mean and std"):
         recipes.mae(statistics="train.bin", mean=[0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_unknown_argument_is_a_type_error(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected .* 'mixup_alpha'"):
+        getattr(recipes, name)(mixup_alpha=0.8)
+
+
+def test_the_error_for_an_unknown_argument_names_all_arguments() -> None:
+    accepted = "size, mix, mean, std, statistics, dtype"
+    with pytest.raises(TypeError, match=f"'scale'. Its arguments are {accepted}.$"):
+        recipes.deit(224, scale=(0.5, 1.0))
