@@ -100,7 +100,9 @@ def interpolation_name(owner: object, value: Any, *names: _Name) -> _Name:
         if found == name:
             return name
     *others, last = map(repr, names)
-    raise wrong(owner, "interpolation", f"{', '.join(others)} or {last}", repr(value))
+    resizes_to_nearest = "nearest" not in names and str(found).startswith("nearest")
+    advice = "Only masks are resized to the nearest neighbour." if resizes_to_nearest else ""
+    raise wrong(owner, "interpolation", f"{', '.join(others)} or {last}", repr(value), advice)
 
 
 def column_names(owner: object, argument: str, value: Any) -> tuple[str, ...] | None:
@@ -131,12 +133,16 @@ def numbers(owner: object, argument: str, value: Any) -> Any:
 def per_channel(
     owner: object, argument: str, value: Any, channels: int, dtype: torch.dtype
 ) -> tuple[float, ...]:
-    """Return a pixel value for each channel from one number or several; for uint8, whole ones."""
+    """Return a pixel value for each channel from one number or several; for uint8, 0 to 255.
+
+    What writes fractions to uint8 images cuts them off or rounds them, as torchvision does there.
+    """
     values = (value,) if isinstance(value, Real) else tuple(value)
     if len(values) not in (1, channels):
         expected = f"one number, or one for each of {channels} channels"
         raise wrong(owner, argument, expected, f"{len(values)} numbers")
-    if dtype == torch.uint8 and not all(0 <= one <= 255 and one == int(one) for one in values):
-        expected = "integers from 0 to 255 for uint8 images"
-        raise wrong(owner, argument, expected, repr(value))
+    are_levels = all(0 <= one <= 255 for one in values) and not 0 < max(values) < 1
+    if dtype == torch.uint8 and not are_levels:
+        expected, advice = "from 0 to 255 for uint8 images", "Multiply values from 0 to 1 by 255."
+        raise wrong(owner, argument, expected, repr(value), advice)
     return tuple(map(float, values)) * (channels if len(values) == 1 else 1)

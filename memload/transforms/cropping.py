@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from memload.transforms.arguments import (
     interpolation_name,
@@ -111,9 +112,10 @@ class RandomCrop(Transform):
 
     ``size`` is a number of pixels or (height, width). ``padding`` is the width of the padding: one
     number, two (left and right, top and bottom), or four (left, top, right, bottom). Padding has
-    the value ``fill``, one number or one for each channel, in the units of the images.
-    ``pad_if_needed`` pads images that are still too small on both sides. Images ``(N, C, H, W)``
-    keep their dtype. Padding of masks is the ``mask_fill`` of the `Compose`.
+    the value ``fill``, one number, one for each channel, or None for 0, in the units of the images;
+    for uint8, fractions are cut off. ``pad_if_needed`` pads images that are still too small on both
+    sides. Images ``(N, C, H, W)`` keep their dtype. Padding of masks is the ``mask_fill`` of the
+    `Compose`.
 
     ``padding_mode`` may also be ``"edge"``, which repeats the pixels at the edge, or one that
     mirrors the image: ``"reflect"`` without the pixels at the edge, ``"symmetric"`` with them. The
@@ -131,12 +133,12 @@ class RandomCrop(Transform):
         size: int | Sequence[int],
         padding: int | Sequence[int] | None = None,
         pad_if_needed: bool = False,
-        fill: float | Sequence[float] = 0,
+        fill: float | Sequence[float] | None = 0,
         padding_mode: str = "constant",
     ) -> None:
         self.size = pair(self, "size", size)
         self.pad_if_needed = pad_if_needed
-        self.fill = numbers(self, "fill", fill)
+        self.fill = 0 if fill is None else numbers(self, "fill", fill)
         sides = tuple(padding) if isinstance(padding, Sequence) else (padding or 0,)
         are_integers = all(isinstance(side, int | np.integer) for side in sides)
         if len(sides) not in (1, 2, 4) or not are_integers or min(sides) < 0:
@@ -172,7 +174,8 @@ class RandomCrop(Transform):
                 raise wrong(self, "padding", expected, max(before, after))
             start = (drawn * (padded - size + 1)).astype(np.int64) - before
             axis.crop(start, size, padding_mode=self.padding_mode)
-        plan.fill = per_channel(self, "fill", self.fill, len(plan.fill), plan.dtype)
+        fill = per_channel(self, "fill", self.fill, len(plan.fill), plan.dtype)
+        plan.fill = tuple(np.trunc(fill).tolist()) if plan.dtype == torch.uint8 else fill
 
 
 class Resize(Transform):
@@ -316,7 +319,8 @@ class RandomResizedCrop(Transform):
 
 def _antialias(owner: Transform, given: Any) -> bool:
     if not isinstance(given, bool):
-        raise wrong(owner, "antialias", "True or False", repr(given))
+        advice = "torchvision's None means False." if given is None else ""
+        raise wrong(owner, "antialias", "True or False", repr(given), advice)
     return given
 
 

@@ -35,10 +35,10 @@ class RandomErasing(Transform):
 
     The area of the box is uniform between ``scale[0]`` and ``scale[1]`` times that of the image,
     and the logarithm of height / width is uniform over ``ratio``. If ten attempts do not fit,
-    nothing is erased. ``value`` is one number or one for each channel, in the units of the images,
-    or ``"random"``: then pixels are normally distributed, and images must be floats, so put it
-    after Normalize. Images ``(N, C, H, W)`` keep their shape and dtype. Masks stay as they are.
-    (Zhong et al., https://arxiv.org/abs/1708.04896)
+    nothing is erased. ``value`` is one number or one for each channel, in the units of the images
+    (for uint8, fractions are cut off), or ``"random"``: then pixels are normally distributed, and
+    images must be floats, so put it after Normalize. Images ``(N, C, H, W)`` keep their shape and
+    dtype. Masks stay as they are. (Zhong et al., https://arxiv.org/abs/1708.04896)
 
     ``recount`` is how many boxes an image has that is erased: a number or, to draw it for each
     image, (lowest, highest). If there are n, each area is drawn as above and divided by n. Boxes

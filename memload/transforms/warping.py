@@ -59,8 +59,9 @@ def warp(
       the image's edges: (0, 0) is its corner, and the centre of the first pixel (0.5, 0.5). See
       `perspective_matrices`.
 
-    What lies outside of the image is ``fill``: one number, one for each channel, or None for 0.
-    uint8, floats and, with "nearest", any integers keep their dtype.
+    What lies outside of the image is ``fill``: one number, one for each channel, or None for 0; in
+    uint8 images, fractions are rounded. uint8, floats and, with "nearest", any integers keep their
+    dtype.
 
     The result is that of torchvision's ``functional.affine`` and ``perspective`` on CPU tensors, to
     the bit, for uint8 and float32. As there, "bilinear" with ``fill`` darkens the pixels on the
@@ -192,7 +193,8 @@ def _padded(images: Tensor, fill: tuple[float, ...] | None, dtype: torch.dtype) 
     shape = count, channels, height + 2 * _MARGIN, width + 2 * _MARGIN
     padded = torch.zeros(shape, dtype=dtype, device=images.device)
     if fill is not None:
-        padded += upload(np.array(fill), images.device).to(dtype)[:, None, None]
+        colour = np.array(fill) if dtype.is_floating_point else np.rint(fill)
+        padded += upload(colour, images.device).to(dtype)[:, None, None]
     padded[:, :, _MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = images
     return padded
 

@@ -118,7 +118,7 @@ def test_center_crop_rounds_as_torchvision(
     assert torch.equal(transforms.CenterCrop(size)(images), expected)
 
 
-@pytest.mark.parametrize("fill", [0, (1, 2, 3)])
+@pytest.mark.parametrize("fill", [0, None, (1, 2, 3), (123.675, 116.28, 103.53)])
 @pytest.mark.parametrize(
     ("padding", "sides"),
     [(None, (0,) * 4), (4, (4,) * 4), ((1, 2), (1, 2, 1, 2)), ((1, 2, 3, 4),) * 2],
@@ -129,7 +129,8 @@ def test_random_crop_is_a_window_of_the_padded_image(
     images = make_images(300, 6, 7)
     found = transforms.RandomCrop((5, 6), padding, fill=fill)(images)
     left, top, right, bottom = sides
-    colour = torch.tensor(fill, dtype=torch.uint8).expand(3)[:, None, None]
+    # Fractions are cut off, as torchvision's pad has it.
+    colour = torch.tensor(fill or 0).to(torch.uint8).expand(3)[:, None, None]
     whole = colour.expand(300, 3, 6 + top + bottom, 7 + left + right).clone()
     whole[:, :, top : top + 6, left : left + 7] = images
     windows = whole.unfold(2, 5, 1).unfold(3, 6, 1).movedim(1, 3)  # (N, tops, lefts, C, 5, 6)

@@ -206,6 +206,19 @@ def test_random_erasing_draws_normal_noise_of_each_sample_alone() -> None:
     assert torch.equal(step(images[50:60], samples=np.arange(50, 60)), found[50:60])
 
 
+@pytest.mark.parametrize(
+    "paint",
+    [
+        transforms.RandomErasing(p=1, value=[123.675, 116.28, 103.53]),
+        transforms.Cutout(6, fill=[123.675, 116.28, 103.53]),
+    ],
+)
+def test_fractions_are_cut_off_in_uint8_images(paint: Transform) -> None:
+    found = paint(torch.zeros(20, 3, 20, 30, dtype=torch.uint8))
+    for channel, level in enumerate((123, 116, 103)):
+        assert found[:, channel].unique().tolist() == [0, level]
+
+
 def test_cutout_is_a_square_whose_middle_is_anywhere() -> None:
     images = torch.ones(3000, 3, 30, 40)
     boxes = np.array(painted(transforms.Cutout(10, fill=2)(images), images))

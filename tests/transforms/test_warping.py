@@ -17,7 +17,7 @@ SIDES = st.integers(1, 40)
 SEEDS = st.integers(0, 1 << 32)
 INTERPOLATIONS = st.sampled_from(["nearest", "bilinear"])
 #: No fill, the same for all channels, or one for each, from 0 to 255.
-FILLS = st.sampled_from([None, 0, 200, (3, 100, 255)])
+FILLS = st.sampled_from([None, 0, 200, (3, 100, 255), (123.675, 116.5, 103.25)])
 
 
 def make_batch(seed: int, channels: int, height: int, width: int, layout: str) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_what_comes_from_nowhere_is_outside(interpolation: Any, value: float) ->
         (np.zeros((4, 6)), {}, "matrices must be"),
         (np.zeros((3, 6)), {"interpolation": "bicubic"}, "interpolation must be 'nearest' or"),
         (np.zeros((3, 6)), {"fill": (1, 2)}, "fill must be one number, or one for each of 3"),
-        (np.zeros((3, 6)), {"fill": 0.5}, "fill must be integers from 0 to 255 for uint8"),
+        (np.zeros((3, 6)), {"fill": 0.5}, "fill must be from 0 to 255 for uint8"),
     ],
 )
 def test_wrong_arguments_are_named(
