@@ -146,9 +146,11 @@ def deit(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) -> Com
     """Return the recipe of DeiT, which Swin and MAE's fine-tuning share.
 
     That is a bicubic crop, timm's RandAugment ("rand-m9-mstd0.5-inc1"), RandomErasing of noise with
-    p=0.25, and MixUp (alpha 0.8) or CutMix (alpha 1). ``mix=False`` leaves both out. DeiT also has
-    a `RepeatedSampler` of 3, and label smoothing. (Touvron et al.,
-    https://arxiv.org/abs/2012.12877)
+    p=0.25, and MixUp (alpha 0.8) or CutMix (alpha 1). ``mix=False`` leaves both out. What
+    RandAugment brings into view has the colour of ``mean``, (124, 116, 104) for ImageNet's; with
+    ``mean=None``, which only the Loader knows, it is grey, 128. DeiT also has a `RepeatedSampler`
+    of 3, and label smoothing. It warps bicubically, and this bilinearly: see `TimmRandAugment`.
+    (Touvron et al., https://arxiv.org/abs/2012.12877)
     """
     return _deit(size, mix, _end(deit, ending))
 
@@ -162,12 +164,16 @@ def convnext(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) ->
 
 
 def _deit(size: Size, mix: bool, end: list[Any]) -> Compose:
+    # Both are timm's: the colour, and the ranges of area and ratio of what is erased.
+    mean = end[0].mean
+    fill = 128 if mean is None else [min(255, round(255 * channel)) for channel in mean]
+    erase = RandomErasing(0.25, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value="random")
     return Compose([
         RandomResizedCrop(size, interpolation="bicubic"),
         RandomHorizontalFlip(),
-        TimmRandAugment(),
+        TimmRandAugment(fill=fill),
         *end,
-        RandomErasing(0.25, value="random"),
+        erase,
         *([_mix_or_cut(mixup_alpha=0.8)] if mix else []),
     ])  # fmt: skip
 

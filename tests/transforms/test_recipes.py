@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,3 +148,31 @@ def test_the_error_for_an_unknown_argument_names_all_arguments() -> None:
     accepted = "size, mix, mean, std, statistics, dtype"
     with pytest.raises(TypeError, match=f"'scale'. Its arguments are {accepted}.$"):
         recipes.deit(224, scale=(0.5, 1.0))
+
+
+@pytest.mark.parametrize("name", ["deit", "convnext"])
+@pytest.mark.parametrize(
+    ("ending", "levels"),
+    [
+        ({}, (124, 116, 104)),  # of ImageNet, as in timm
+        ({"mean": [0.5, 0.25, 1.0], "std": [0.2] * 3}, (128, 64, 255)),
+        ({"mean": None}, (128, 128, 128)),
+    ],
+)
+def test_deit_warps_in_the_colour_of_the_mean(
+    name: str, ending: dict[str, Any], levels: tuple[int, ...]
+) -> None:
+    (step,) = (
+        step
+        for step in getattr(recipes, name)(16, **ending).transforms
+        if isinstance(step, transforms.TimmRandAugment)
+    )
+    black = torch.zeros(400, 3, 16, 16, dtype=torch.uint8)
+    found = step(black, samples=np.arange(400))
+    corners = {tuple(corner) for corner in found[:, :, 0, 0].tolist()}
+    assert levels in corners
+
+
+def test_deit_takes_grey_images_with_their_mean(make_images: Make) -> None:
+    found = make("deit", **STATISTICS, mix=False)(make_images(4, 24, 24, channels=1))
+    assert found.shape == (4, 1, 20, 20)
