@@ -14,7 +14,7 @@ _HERE = (
     *("RandomAdjustSharpness", "GaussianBlur"),
     *("RandomAffine", "RandomRotation", "RandomPerspective"),
     *("RandomSolarize", "RandomPosterize", "RandomInvert", "RandomAutocontrast"),
-    "RandomEqualize",
+    *("RandomEqualize", "RandomApply", "RandomChoice"),
 )
 #: Further ones. So is everything whose name begins with "Random".
 _OTHERS = (

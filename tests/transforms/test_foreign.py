@@ -62,6 +62,14 @@ def test_one_warning_names_ours(transform: Any, make_dataset: Callable[..., Any]
         memload.CudaPrefetcher([], transform=transform, device="cpu")
 
 
+@pytest.mark.parametrize("name", [name for name in transforms.__all__ if "Random" in name])
+def test_no_transform_of_ours_is_said_to_be_missing(
+    name: str, make_dataset: Callable[..., Any]
+) -> None:
+    with pytest.warns(UserWarning, match=rf"Use memload\.transforms\.{name} instead\.$"):
+        Loader(make_dataset().path, 5, transform=make(name))
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("RandomZoomOut", {}), ("AugMix", {}), ("ElasticTransform", {}), ("RandomIoUCrop", {"p": 1}),
