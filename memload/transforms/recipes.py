@@ -26,7 +26,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-from memload.transforms.arguments import wrong
+from memload.transforms.arguments import integer, pair
 from memload.transforms.automatic import TimmRandAugment, TrivialAugmentWide
 from memload.transforms.choosing import RandomApply, RandomChoice
 from memload.transforms.color import ColorJitter, RandomGrayscale
@@ -106,8 +106,7 @@ def evaluate(
     torch.Size([224, 224])
     >>> validation = memload.Loader("val.bin", 256, transform=evaluate(statistics="train.bin"))
     """
-    if not isinstance(size, int):
-        raise wrong("evaluate", "size", "an integer", repr(size))
+    size = integer("evaluate", "size", size, 1)
     shorter = round(size * 8 / 7) if resize is None else resize
     ending: Ending = {"mean": mean, "std": std, "statistics": statistics, "dtype": dtype}
     return Compose([
@@ -202,7 +201,7 @@ def simclr(size: FixedSize = 224, *, strength: float = 1.0, **ending: Unpack[End
     ``strength`` is how strong the changes of colours are. The kernel of the blur has a tenth of
     ``size``. (Chen et al., https://arxiv.org/abs/2002.05709)
     """
-    side = size if isinstance(size, int) else min(size)
+    side = min(pair("simclr", "size", size))
     colours = ColorJitter(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)
     return Compose(
         [
@@ -259,7 +258,8 @@ def dino(
         *(RandomSolarize(128, 0.2), *end),
     ]
     each_small = [small, *_flip_and_colours(), RandomApply([GaussianBlur(9)], 0.5), *end]
-    return Compose(views=[first, second, *[each_small] * num_small])
+    number = integer("dino", "num_small", num_small, 0)
+    return Compose(views=[first, second, *[each_small] * number])
 
 
 def mae(size: Size = 224, **ending: Unpack[Ending]) -> Compose:

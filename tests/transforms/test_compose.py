@@ -390,7 +390,9 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.MixUp(alpha=0), "MixUp: alpha must be a number above 0, not 0"),
     (lambda: T.MixUp(labels_getter=len), "labels_getter must be 'default', not"),
     (lambda: T.CutMix(num_classes=2.5), "num_classes must be an integer .*, not 2.5"),
-    (lambda: T.evaluate((8, 8)), r"evaluate: size must be an integer, not \(8, 8\)"),
+    (lambda: T.evaluate((8, 8)), r"evaluate: size must be an integer .*, not \(8, 8\)"),
+    (lambda: T.recipes.simclr(abs), r"simclr: size must be an integer .*, not <built-in"),
+    (lambda: T.recipes.dino(num_small=-1), "dino: num_small must be an integer .*, not -1"),
     # settings that do not fit the images
     (lambda: T.RandomCrop(9)(IMAGES), "size must be at most the 8 .*Give padding"),
     (lambda: T.RandomCrop(4, 1, fill=(1, 2))(IMAGES), "fill .*3 channels, not 2 numbers"),
