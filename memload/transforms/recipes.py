@@ -181,9 +181,10 @@ def deit3(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) -> Co
     """Return the recipe of DeiT III, "3-Augment".
 
     Each sample is made grey, solarised or blurred, and its colours are changed by up to 0.3. MixUp
-    (alpha 0.8) or CutMix (alpha 1) follow; ``mix=False`` leaves both out. For training on
-    ImageNet-21k, the paper takes in place of the crop ``Resize(size, "bicubic"), RandomCrop(size,
-    padding=4, padding_mode="reflect")``. (Touvron et al., https://arxiv.org/abs/2204.07118)
+    (alpha 0.8) or CutMix (alpha 1) follow; ``mix=False`` leaves both out. A `RepeatedSampler` of 3
+    and binary cross-entropy belong to it. For training on ImageNet-21k, the paper takes in place of
+    the crop ``Resize(size, "bicubic"), RandomCrop(size, padding=4, padding_mode="reflect")``.
+    (Touvron et al., https://arxiv.org/abs/2204.07118)
     """
     return Compose([
         RandomResizedCrop(size, interpolation="bicubic"),
@@ -247,7 +248,10 @@ def dino(
 
     ``scale`` and ``small_scale`` are the shares of the area that are cropped. The defaults are
     those of DINOv2; DINO has 0.4 to 1 and 0.05 to 0.4. A small view of 5 % of a stored picture of
-    256×256 has 57×57 pixels, so store larger ones. (Oquab et al., https://arxiv.org/abs/2304.07193)
+    256×256 has 57×57 pixels, so store larger ones. The first view, the second and the small ones
+    are blurred with the shares 1, 0.1 and 0.5 of DINO. The published code of DINOv2 has 1 minus
+    these. (Oquab et al., https://arxiv.org/abs/2304.07193; for the blur,
+    https://github.com/facebookresearch/dinov2/pull/411)
     """
     large = RandomResizedCrop(size, scale, interpolation="bicubic")
     small = RandomResizedCrop(small_size, small_scale, interpolation="bicubic")
