@@ -19,14 +19,18 @@ The way of a batch:
     Compose, or a Transform alone       groups its steps, once
         │ prepare(samples, seed, epoch)
         ▼
-    Prepared ─▶ Fused.plan(draws)       where pixels come from, for 2,048 samples at a time:
-        │            │ Plan             each step adds itself by add_to(plan, draws)
-        │            ├─▶ Followers      masks, points and boxes, by the same plan
-        │            ├─▶ kernel         CUDA: a Triton kernel for images, and one for masks
-        │            └─▶ reference      elsewhere: plain torch operations
-        └─────▶ Transform.apply(draws)  what cannot be fused
+    Prepared ─▶ Fused                   crops, resizes, flips and maps of pixels, as one pass
+        │         │ Plan                where pixels come from, for 2,048 samples at a time
+        │         ├─▶ kernel            CUDA: a Triton kernel for images, and one for masks
+        │         └─▶ reference         elsewhere: plain torch operations
+        ├─────▶ DrawnSteps              operations drawn for each sample, as TrivialAugmentWide has
+        │         │ DrawnPlan           an operation and a magnitude for each of 2,048 samples
+        │         ├─▶ operations_kernel CUDA: Triton kernels, in which a sample is a matrix and a
+        │         │                     list of operations
+        │         └─▶ operations        elsewhere: the samples of each operation together
+        └─────▶ Transform.apply(draws)  what is not planned
         ▼
-    images, columns
+    images, columns                     Followers move masks, points and boxes as each step moves
 
 Each module imports only modules above it:
 
@@ -36,22 +40,29 @@ Each module imports only modules above it:
     resampling  bicubic weights, and tables of weights for the kernel
     kernel      a plan as Triton kernels, for images and for masks
     reference   a plan by torch operations; defines the pixels
-    fused       steps that make one plan together
     following   Followers: the masks, points and boxes that move with the images
+    fused       neighbours in a list that are done together
+    some        takes and changes some images of a batch, or all in parts
+    lookup      changes of single values: solarize, posterize, invert, autocontrast, equalize
+    color       brightness, contrast, saturation, hue, grey
+    blur_kernel, filtering   blur and sharpness
+    drawn       Drawn: an operation and a magnitude for each sample
+    warping     matrices, and images warped by them
+    operations  operations drawn for each sample, by torch operations; defines the pixels
+    operations_kernel   the same as Triton kernels
+    moving      how images move by matrices, for masks, points and boxes
     prepared    a list of steps, applied to parts of a chunk of samples
     transform   Transform, the base of all
     compose     Compose, the list
+    drawing     Drawing, the base of transforms that draw operations
+    adjusting   ColorJitter, RandomSolarize, GaussianBlur and others, of one operation each
+    affine      RandomAffine, RandomRotation and RandomPerspective
+    policies    what is drawn for TrivialAugment, RandAugment and AutoAugment
+    automatic   TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
     choosing    RandomApply and RandomChoice
-    some        takes and changes some images of a batch
     boxes       random boxes of given area and ratio
     cropping    crops, resizes and flips
     pixels      Normalize and ToDtype
-    lookup      RandomSolarize, RandomPosterize, RandomInvert, RandomAutocontrast, RandomEqualize
-    color       ColorJitter and RandomGrayscale
-    warping     RandomAffine, RandomRotation and RandomPerspective: a matrix for each sample
-    filtering   RandomAdjustSharpness and GaussianBlur
-    policies    what is drawn for TrivialAugment, RandAugment and AutoAugment
-    automatic   TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix
     recipes     train, evaluate, and the recipes that people train with, by name
@@ -59,6 +70,18 @@ Each module imports only modules above it:
 """
 
 from memload.transforms import recipes
+from memload.transforms.adjusting import (
+    ColorJitter,
+    GaussianBlur,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
+from memload.transforms.affine import RandomAffine, RandomPerspective, RandomRotation
 from memload.transforms.automatic import (
     AutoAugment,
     RandAugment,
@@ -66,7 +89,6 @@ from memload.transforms.automatic import (
     TrivialAugmentWide,
 )
 from memload.transforms.choosing import RandomApply, RandomChoice
-from memload.transforms.color import ColorJitter, RandomGrayscale
 from memload.transforms.compose import Compose
 from memload.transforms.cropping import (
     CenterCrop,
@@ -77,19 +99,10 @@ from memload.transforms.cropping import (
     Resize,
 )
 from memload.transforms.erasing import Cutout, RandomErasing
-from memload.transforms.filtering import GaussianBlur, RandomAdjustSharpness
-from memload.transforms.lookup import (
-    RandomAutocontrast,
-    RandomEqualize,
-    RandomInvert,
-    RandomPosterize,
-    RandomSolarize,
-)
 from memload.transforms.mixing import CutMix, MixUp
 from memload.transforms.pixels import Normalize, ToDtype
 from memload.transforms.recipes import evaluate, train
 from memload.transforms.transform import Transform
-from memload.transforms.warping import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
     "AutoAugment",

@@ -6,25 +6,34 @@ samples ─▶ choose(draws) ─▶ places of each option ─▶ `Prepared`: the
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from memload.transforms.arguments import is_finite, share, wrong
 from memload.transforms.compose import Compose
+from memload.transforms.drawing import Drawing
+from memload.transforms.drawn import Drawn
 from memload.transforms.draws import Draws
 from memload.transforms.fused import group
 from memload.transforms.prepared import Option
 from memload.transforms.transform import Transform
 
 
-class Choosing(Transform):
+class Choosing(Drawing):
     """The base of transforms that choose between lists of others, the options.
 
-    Subclasses define `choose`. `Prepared` does the rest.
+    Subclasses define `choose`. `Prepared` does the rest, or, where all options draw operations, the
+    neighbours with which they are done together.
     """
 
-    _options: tuple[Compose, ...]
+    def __init__(self, options: Sequence[Compose]) -> None:
+        self._options = tuple(options)
+        steps = [step for option in options for step in option.transforms]
+        draws_all = all(getattr(step, "fuses_as", "no") == "drawn" for step in steps)
+        self.fuses_as = "drawn" if draws_all else "no"
 
     @property
     def moves_pixels(self) -> bool:
@@ -47,6 +56,21 @@ class Choosing(Transform):
             if where.size
         ]
 
+    def check(self, images: Tensor) -> None:
+        """See `Drawing.check`."""
+        for option in self._options:
+            for step in option.transforms:
+                step.check(images)
+
+    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+        """Draw 0 chooses. Each option has steps of its own, which do nothing to other samples."""
+        chosen, steps = self.choose(draws), []
+        for number, option in enumerate(self._options):
+            for position, step in enumerate(option.transforms):
+                inside = replace(draws, position=f"{draws.position}.{number}.{position}")
+                steps += [drawn.only_for(chosen == number) for drawn in step.draw(inside, images)]
+        return steps
+
     def choose(self, draws: Draws) -> np.ndarray:
         """Return the number of each sample's option, int64 ``(N,)``; -1 for none."""
         raise NotImplementedError
@@ -64,7 +88,7 @@ class RandomApply(Choosing):
     """
 
     def __init__(self, transforms: Sequence[Callable[..., Any]], p: float = 0.5) -> None:
-        self._options = (Compose(transforms),)
+        super().__init__([Compose(transforms)])
         self.p = share(self, "p", p)
 
     @property
@@ -98,7 +122,7 @@ class RandomChoice(Choosing):
         steps = tuple(transforms) if isinstance(transforms, Sequence) else ()
         if not steps:
             raise wrong(self, "transforms", "a list of at least one transform", repr(transforms))
-        self._options = tuple(Compose([step]) for step in steps)
+        super().__init__([Compose([step]) for step in steps])
         weights = [1.0] * len(steps) if p is None else list(p)
         are_weights = all(is_finite(weight) and weight >= 0 for weight in weights)
         if len(weights) != len(steps) or not are_weights or not sum(weights):

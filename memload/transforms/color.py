@@ -1,105 +1,18 @@
-"""ColorJitter and RandomGrayscale."""
-
-from collections.abc import Sequence
-from numbers import Real
+"""Brightness, contrast, saturation, hue and grey."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import interval, one_or_three_channels, share, wrong
-from memload.transforms.draws import Draws
-from memload.transforms.fused import TensorsByName
+from memload.transforms.arguments import one_or_three_channels, wrong
 from memload.transforms.lookup import look_up
 from memload.transforms.some import parts
-from memload.transforms.transform import Transform
 from memload.upload import upload
 
-FactorRange = float | Sequence[float] | None
-
 #: The luma of red, green and blue, of ITU-R BT.601 as in torchvision.
-_LUMA = 0.2989, 0.587, 0.114
+LUMA = 0.2989, 0.587, 0.114
 #: What a change of saturation needs for a pixel of three channels. Others need less.
 _BYTES_OF_PIXEL = 46
-
-
-class ColorJitter(Transform):
-    """Adjust brightness, contrast, saturation and hue by random factors, in random order.
-
-    A number ``v`` is the range 1 - v to 1 + v, or -v to v for ``hue``. A pair is the range itself.
-    None leaves the property as it is. Each sample has its own factors and its own order. Formulas
-    and arguments are those of torchvision's ``ColorJitter``.
-
-    Images ``(N, C, H, W)`` have 1 or 3 channels, and keep their dtype. Floats are from 0 to 1.
-    uint8 is rounded down after each adjustment, as in torchvision. A change of saturation rounds
-    its sums once more than there, by which up to 4 of 1,000 values differ by one level. Masks stay
-    as they are.
-
-    >>> images = ColorJitter(0.4, 0.4, 0.4, 0.1)(images, samples=samples)
-    """
-
-    def __init__(
-        self,
-        brightness: FactorRange = None,
-        contrast: FactorRange = None,
-        saturation: FactorRange = None,
-        hue: FactorRange = None,
-    ) -> None:
-        self.brightness = self._range("brightness", brightness)
-        self.contrast = self._range("contrast", contrast)
-        self.saturation = self._range("saturation", saturation)
-        if isinstance(hue, Real):
-            hue = (-hue, hue)
-        self.hue = None if hue is None else interval(self, "hue", hue, -0.5, 0.5)
-
-    def _range(self, name: str, value: FactorRange) -> tuple[float, float] | None:
-        if isinstance(value, Real) and value >= 0:
-            value = (max(0, 1 - value), 1 + value)
-        return None if value is None else interval(self, name, value, 0)
-
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Adjust each sample: draws 0 to 3 are its factors, and 4 to 7 sort to its order."""
-        one_or_three_channels(self, images)
-        drawn = draws.uniform(8)
-        ranges = self.brightness, self.contrast, self.saturation, self.hue
-        # Grey images have neither saturation nor hue.
-        possible = ranges if images.shape[1] == 3 else ranges[:2]
-        active = [number for number, factors in enumerate(possible) if factors is not None]
-        images = images.clone()
-        for adjustments in drawn[4:][active].argsort(0):
-            for index, number in enumerate(active):
-                samples = np.flatnonzero(adjustments == index)
-                low, high = ranges[number] or (0, 0)
-                factors = (low + (high - low) * drawn[number, samples]).astype(np.float32)
-                factor = upload(factors, images.device)[:, None, None, None]
-                if samples.size == len(images):
-                    images = _ADJUSTMENTS[number](images, factor)
-                elif samples.size:
-                    chosen = upload(samples, images.device)
-                    images[chosen] = _ADJUSTMENTS[number](images[chosen], factor)
-        return images, columns
-
-
-class RandomGrayscale(Transform):
-    """Turn each image grey with share ``p``, like torchvision's.
-
-    Images ``(N, C, H, W)`` have 1 or 3 channels; shape and dtype stay as they are, and so do masks.
-
-    >>> images = RandomGrayscale(p=0.1)(images, samples=samples)
-    """
-
-    def __init__(self, p: float = 0.1) -> None:
-        self.p = share(self, "p", p)
-
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Turn the drawn samples grey."""
-        one_or_three_channels(self, images)
-        chosen = upload(draws.uniform(1)[0] < self.p, images.device)[:, None, None, None]
-        return torch.where(chosen, _grey(images).to(images.dtype), images), columns
 
 
 def adjust_brightness(images: Tensor, factor: np.ndarray) -> Tensor:
@@ -144,6 +57,28 @@ def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
     return result
 
 
+# ColorJitter rounds its products before it adds them, since version 0.1. The next two functions do
+# so, and the two above do what torchvision does.
+
+
+def jitter_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return what `adjust_contrast` does, but for the rounding of sums."""
+    share = _jitter_factor(factor, images)
+    return _blend(images, _mean(images), share, 1 - share)
+
+
+def jitter_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return what `adjust_saturation` does, but for the rounding of sums."""
+    grey, share = _grey(images), _jitter_factor(factor, images)
+    levels = grey.floor() if images.dtype == torch.uint8 else grey
+    return _blend(images, levels, share, 1 - share)
+
+
+def grayscale(images: Tensor) -> Tensor:
+    """Return grey images ``(n, C, H, W)`` of as many channels; C is 1 or 3."""
+    return torch.empty_like(images).copy_(_grey(images))
+
+
 def brightness_table(factor: np.ndarray, device: torch.device) -> Tensor:
     """Return the tables uint8 ``(n, 1, 256)`` of `adjust_brightness`."""
     values = torch.arange(256, dtype=torch.float32, device=device).expand(1, 1, 1, 256)
@@ -173,6 +108,11 @@ def _shares(factor: np.ndarray, images: Tensor) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
+def _jitter_factor(factor: np.ndarray, images: Tensor) -> Tensor:
+    """Return factors float32 ``(n, 1, 1, 1)`` on the device of the images."""
+    return upload(factor.astype(np.float32), images.device)[:, None, None, None]
+
+
 # For levels, torchvision's sums are those of torch's ``add`` with a factor, which adds a product
 # without rounding it before. The two functions below do so, too: the product is exact in float64.
 # With rounded products, 1 value in 1,000 is another after a change of saturation.
@@ -189,7 +129,7 @@ def _grey_levels(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
-    weights = torch.tensor(_LUMA).tolist()  # rounded to float32
+    weights = torch.tensor(LUMA).tolist()  # rounded to float32
     sums: Tensor = (red * weights[0]).double().add_(green.double(), alpha=weights[1]).float()
     return sums.double().add_(blue.double(), alpha=weights[2]).float().floor_()
 
@@ -201,7 +141,7 @@ def _grey(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
-    return red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2]
+    return red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]
 
 
 def _blend(images: Tensor, others: Tensor, factor: Tensor, rest: Tensor) -> Tensor:
@@ -213,14 +153,6 @@ def _blend(images: Tensor, others: Tensor, factor: Tensor, rest: Tensor) -> Tens
 
 def _clamp(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.clamp_(0, 255 if dtype == torch.uint8 else 1).to(dtype)
-
-
-def _brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return _clamp(images * factor, images.dtype)
-
-
-def _contrast(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, _mean(images), factor, 1 - factor)
 
 
 def _mean(images: Tensor) -> Tensor:
@@ -244,18 +176,13 @@ def _mean_of_whole(values: Tensor) -> Tensor:
     return total / torch.full_like(total, values.shape[1:].numel())
 
 
-def _saturation(images: Tensor, factor: Tensor) -> Tensor:
-    grey = _grey(images)
-    levels = grey.floor() if images.dtype == torch.uint8 else grey
-    return _blend(images, levels, factor, 1 - factor)
+def adjust_hue(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return RGB images ``(n, 3, H, W)`` whose hue is turned, in HSV.
 
-
-def _hue(images: Tensor, factor: Tensor) -> Tensor:
-    """Turn the hue by ``factor`` of the circle, in HSV.
-
-    (Smith, "Color Gamut Transform Pairs", 1978)
+    ``factor`` is float64 ``(n,)``, a share of the circle. (Smith, "Color Gamut Transform Pairs",
+    1978)
     """
-    is_uint8 = images.dtype == torch.uint8
+    turn, is_uint8 = _jitter_factor(factor, images), images.dtype == torch.uint8
     pixels = images * (1 / 255) if is_uint8 else images.float()
     value, largest = pixels.max(1, keepdim=True)
     spread = value - pixels.amin(1, keepdim=True)
@@ -264,12 +191,9 @@ def _hue(images: Tensor, factor: Tensor) -> Tensor:
     sector = torch.where(
         largest == 0, blue - green, torch.where(largest == 1, 2 + red - blue, 4 + green - red)
     )
-    hue = (sector * (1 / 6) + 1).fmod(1).add(factor).remainder(1)
+    hue = (sector * (1 / 6) + 1).fmod(1).add(turn).remainder(1)
     # A channel is full for a third of the circle around its colour, and falls off on both sides.
     channel_offset = torch.arange(5, 0, -2, device=images.device)[:, None, None]
     position = (channel_offset + hue * 6).remainder(6)
     turned = value - spread * torch.minimum(position, 4 - position).clamp(0, 1)
     return (turned * (256 - 1e-3)).to(torch.uint8) if is_uint8 else turned.to(images.dtype)
-
-
-_ADJUSTMENTS = _brightness, _contrast, _saturation, _hue

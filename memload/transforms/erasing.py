@@ -19,7 +19,7 @@ from memload.transforms.arguments import (
 )
 from memload.transforms.boxes import NUMBERS_OF_A_BOX, random_boxes
 from memload.transforms.draws import Draws, numbers_at
-from memload.transforms.fused import TensorsByName
+from memload.transforms.following import TensorsByName
 from memload.transforms.transform import Transform
 from memload.upload import upload
 

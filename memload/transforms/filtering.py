@@ -1,4 +1,4 @@
-"""RandomAdjustSharpness and GaussianBlur: each pixel becomes a weighted sum of its neighbours.
+"""Sharpness and blur: each pixel becomes a weighted sum of its neighbours.
 
 All sums have a fixed order, and each product is rounded before it is added. So an image gets the
 same bits on every device and in every batch. The order within a `conv2d` depends on the library.
@@ -11,78 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import is_finite, share, wrong
-from memload.transforms.draws import Draws
-from memload.transforms.fused import TensorsByName
+from memload.transforms.arguments import wrong
 from memload.transforms.geometry import HAS_TRITON
-from memload.transforms.some import change_some, parts
-from memload.transforms.transform import Transform
+from memload.transforms.some import parts
 from memload.upload import upload
 
 #: Smaller weights become 0. They add less than the rounding does, and subnormal ones are slow.
 _SMALLEST_WEIGHT = 2.0**-64
 #: The kernel keeps the rows that it sums in registers, which are too few for larger radii.
 _LARGEST_RADIUS_IN_KERNEL = 20
-
-
-class RandomAdjustSharpness(Transform):
-    """Blur or sharpen each image by a factor with share ``p``, like torchvision's.
-
-    ``sharpness_factor`` 0 gives a slightly blurred image, 1 the image itself, and 2 an image twice
-    as sharp; it is at least 0. The blurred image is that of Pillow's ``ImageFilter.SMOOTH``. Images
-    ``(N, C, H, W)`` have any number of channels, and keep their shape and dtype. Floats are from 0
-    to 1. The outermost pixels stay as they are, and so do images with a side below 3, and masks.
-
-    >>> images = RandomAdjustSharpness(2, p=0.3)(images, samples=samples)
-    """
-
-    def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
-        if not is_finite(sharpness_factor) or sharpness_factor < 0:
-            expected = "a number of at least 0"
-            raise wrong(self, "sharpness_factor", expected, repr(sharpness_factor))
-        self.sharpness_factor = float(sharpness_factor)
-        self.p = share(self, "p", p)
-
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Change the drawn samples."""
-        places = np.flatnonzero(draws.uniform(1)[0] < self.p)
-        factors = np.full(len(places), self.sharpness_factor)
-        changed = change_some(images, places, lambda copies, part: _sharpen(copies, factors[part]))
-        return changed, columns
-
-
-class GaussianBlur(Transform):
-    """Blur each image with a Gaussian kernel of random width, like torchvision's.
-
-    ``kernel_size`` is the side of the kernel in pixels, or a pair (width, height); each is odd.
-    ``sigma``, the standard deviation in pixels, is drawn evenly from a pair (low, high) for each
-    sample; a number is that of all samples. Images continue as in a mirror at their border, so each
-    side of the kernel must be less than twice that of the image. Images ``(N, C, H, W)`` have any
-    number of channels and keep their shape and dtype. Masks stay as they are.
-
-    >>> images = GaussianBlur(9, sigma=(0.1, 2.0))(images, samples=samples)
-    """
-
-    def __init__(
-        self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)
-    ) -> None:
-        self.kernel_size = _kernel_size(kernel_size)
-        sigmas = tuple(sigma) if isinstance(sigma, Sequence) else (sigma,)
-        are_numbers = len(sigmas) in (1, 2) and all(map(is_finite, sigmas))
-        if not are_numbers or not 0 < sigmas[0] <= sigmas[-1]:
-            expected = "a number above 0, or a pair (low, high) of them, low <= high"
-            raise wrong(self, "sigma", expected, repr(sigma))
-        self.sigma = float(sigmas[0]), float(sigmas[-1])
-
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Blur every sample."""
-        low, high = self.sigma
-        sigma = low + (high - low) * draws.uniform(1)[0]
-        return gaussian_blur(images, self.kernel_size, sigma), columns
 
 
 def sharpen(images: Tensor, factor: np.ndarray) -> Tensor:
@@ -92,7 +29,7 @@ def sharpen(images: Tensor, factor: np.ndarray) -> Tensor:
     values of torchvision's ``adjust_sharpness`` for tensors. Floats are clamped to 0 to 1.
     """
     _check_each("sharpen", "factor", factor, len(images), "of at least 0", factor >= 0)
-    return _sharpen(images.clone(), factor)
+    return sharpen_in_place(images.clone(), factor)
 
 
 def gaussian_blur(images: Tensor, kernel_size: int | Sequence[int], sigma: np.ndarray) -> Tensor:
@@ -103,28 +40,40 @@ def gaussian_blur(images: Tensor, kernel_size: int | Sequence[int], sigma: np.nd
     float64 for images of float64), which are smaller here. Raises ValueError if an image is too
     small to be reflected.
     """
-    radius_x, radius_y = (size // 2 for size in _kernel_size(kernel_size))
     _check_each("GaussianBlur", "sigma", sigma, len(images), "above 0", sigma > 0)
     if not images.numel():
         return torch.empty_like(images)
-    height, width = images.shape[2:]
-    if width <= radius_x or height <= radius_y:
-        expected = "less than twice as large as the images, which are reflected at their border"
-        found = f"{kernel_size!r} for images of {height}x{width} pixels"
-        raise wrong("GaussianBlur", "kernel_size", expected, found)
-    radii = radius_x, radius_y
-    weights = _upload(np.concatenate([_weights(sigma, radius) for radius in radii], 1), images)
-    if _runs_in_kernel(images, radii):
+    radii = radii_of(kernel_size, images)
+    weights = _upload(weights_of(sigma, radii), images)
+    if images.is_cuda and images.dtype == torch.uint8 and HAS_TRITON and fits_kernel(kernel_size):
         from memload.transforms.blur_kernel import blur
 
         return blur(images, weights, radii)
     return _blur(images, weights, radii)
 
 
-def _runs_in_kernel(images: Tensor, radii: tuple[int, int]) -> bool:
-    """Return whether a kernel can blur these images."""
-    is_possible = images.is_cuda and images.dtype == torch.uint8 and HAS_TRITON
-    return is_possible and max(radii) <= _LARGEST_RADIUS_IN_KERNEL
+def fits_kernel(kernel_size: int | Sequence[int]) -> bool:
+    """Return whether `blur_kernel` can blur with a Gaussian kernel of this size."""
+    return max(kernel_size_of(kernel_size)) // 2 <= _LARGEST_RADIUS_IN_KERNEL
+
+
+def weights_of(sigma: np.ndarray, radii: tuple[int, int]) -> np.ndarray:
+    """Return the weights of each image, float64 ``(n, …)``: those along x, then those along y.
+
+    They are by the distance from the middle, from 0 to the radius.
+    """
+    return np.concatenate([_weights(sigma, radius) for radius in radii], 1)
+
+
+def radii_of(kernel_size: int | Sequence[int], images: Tensor) -> tuple[int, int]:
+    """Return the radii of a kernel along x and y. Raise ValueError for images too small for it."""
+    radius_x, radius_y = (size // 2 for size in kernel_size_of(kernel_size))
+    height, width = images.shape[2:]
+    if width <= radius_x or height <= radius_y:
+        expected = "less than twice as large as the images, which are reflected at their border"
+        found = f"{kernel_size!r} for images of {height}x{width} pixels"
+        raise wrong("GaussianBlur", "kernel_size", expected, found)
+    return radius_x, radius_y
 
 
 def _blur(images: Tensor, weights: Tensor, radii: tuple[int, int]) -> Tensor:
@@ -143,7 +92,7 @@ def _blur(images: Tensor, weights: Tensor, radii: tuple[int, int]) -> Tensor:
     return blurred
 
 
-def _kernel_size(value: int | Sequence[int]) -> tuple[int, int]:
+def kernel_size_of(value: int | Sequence[int]) -> tuple[int, int]:
     """Return (width, height) of a kernel."""
     sizes = tuple(value) if isinstance(value, Sequence) else (value,)
     are_odd = all(isinstance(size, Integral) and size > 0 and size % 2 for size in sizes)
@@ -205,8 +154,8 @@ def _reflect(images: Tensor, axis: int, radius: int) -> Tensor:
     return torch.cat([before, images, after], axis)
 
 
-def _sharpen(images: Tensor, factor: np.ndarray) -> Tensor:
-    """Blur or sharpen images in place."""
+def sharpen_in_place(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Do what `sharpen` does, and write the result to the images."""
     _, channels, height, width = images.shape
     if min(height, width) < 3:
         return images

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from memload.transforms.arguments import describe, wrong
-from memload.transforms.fused import TensorsByName
 from memload.transforms.geometry import Plan
 from memload.transforms.reference import reference_masks
 from memload.wording import listed, shape_text
 
+#: Columns of a batch, ``(N, …)`` each.
+TensorsByName = dict[str, Tensor]
 #: The kinds of columns that follow the images. `Compose` has an argument of each name.
 KINDS = ("points", "masks", "boxes")
 #: torch can do little with these, so masks of them are moved as signed integers of the same bits.

@@ -1,4 +1,4 @@
-"""Neighbours in a list of transforms that make one plan together."""
+"""Neighbours in a list of transforms that are done together."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -8,42 +8,74 @@ import torch
 from torch import Tensor
 
 from memload.transforms.draws import Draws
+from memload.transforms.following import Movement, PlannedMovement
 from memload.transforms.geometry import Axis, Plan
+from memload.transforms.reference import reference
 
-#: Columns of a batch, ``(N, …)`` each.
-TensorsByName = dict[str, Tensor]
-#: How a transform can be fused with its neighbours in a list; "no" if it cannot.
-Fusion = Literal["crop", "resize", "flip", "pixels", "no"]
+#: How a transform can be done together with its neighbours in a list; "no" if it cannot.
+Fusion = Literal["crop", "resize", "flip", "pixels", "drawn", "no"]
 
 
-class Fused:
-    """Steps that are done together: at most one crop and one resize, flips, then maps of pixels.
+class Together:
+    """The base of neighbours in a list that are done together.
 
-    ``steps`` are (position in the list, transform). Each transform has a method
-    ``add_to(plan, draws)``.
+    ``steps`` are (position in the list, transform). What they draw is planned for many samples at
+    once, and carried out for parts of them.
     """
 
     def __init__(self, steps: Sequence[tuple[int, Any]]) -> None:
         self.steps = list(steps)
 
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether one of the steps moves pixels."""
+        return any(step.moves_pixels for _, step in self.steps)
+
+    def takes(self, step: Any) -> bool:
+        """Return whether one more step can join."""
+        raise NotImplementedError
+
+    def plan(
+        self,
+        images: Tensor,
+        count: int,
+        draws: Callable[[int], Draws],
+        memory_format: torch.memory_format,
+    ) -> Any:
+        """Return the plan for ``count`` samples whose images are like these.
+
+        ``draws(position)`` returns the random numbers of the step at that position.
+        """
+        raise NotImplementedError
+
+    def movement(self, plan: Any, first_in_plan: int, count: int) -> Movement:
+        """Return how images move that are ``count`` samples of a plan from ``first_in_plan`` on."""
+        raise NotImplementedError
+
+    def run(self, images: Tensor, plan: Any, first_in_plan: int) -> Tensor:
+        """Return what becomes of images ``(N, C, H, W)``, the plan's from ``first_in_plan`` on."""
+        raise NotImplementedError
+
+
+class Fused(Together):
+    """Steps in one pass over memory: at most one crop and one resize, flips, then maps of pixels.
+
+    Each transform has a method ``add_to(plan, draws)``.
+    """
+
     def __repr__(self) -> str:
         return f"Fused({', '.join(repr(step) for _, step in self.steps)})"
 
-    @property
-    def moves_pixels(self) -> bool:
-        """Whether one of the steps is a crop, a resize or a flip."""
-        return any(step.moves_pixels for _, step in self.steps)
-
-    def takes(self, fusion: Fusion) -> bool:
-        """Return whether one more step can join.
+    def takes(self, step: Any) -> bool:
+        """See `Together.takes`.
 
         A flip can come anywhere, since it moves whole pixels. A second crop may have another fill,
         and a second resize rounds again.
         """
-        fusions = [step.fuses_as for _, step in self.steps]
-        if fusion in ("crop", "resize"):
-            return fusion not in fusions and "pixels" not in fusions
-        return fusion != "no"
+        fusions = [own.fuses_as for _, own in self.steps]
+        if step.fuses_as in ("crop", "resize"):
+            return step.fuses_as not in fusions and "pixels" not in fusions
+        return step.fuses_as in ("flip", "pixels")
 
     def plan(
         self,
@@ -52,10 +84,7 @@ class Fused:
         draws: Callable[[int], Draws],
         memory_format: torch.memory_format,
     ) -> Plan:
-        """Return the plan for ``count`` samples whose images are like these.
-
-        ``draws(position)`` returns the random numbers of the step at that position.
-        """
+        """See `Together.plan`."""
         _, channels, height, width = images.shape
         plan = Plan(
             Axis(height, count),
@@ -71,17 +100,28 @@ class Fused:
             step.add_to(plan, draws(position))
         return plan
 
+    def movement(self, plan: Plan, first_in_plan: int, count: int) -> Movement:
+        """See `Together.movement`."""
+        return PlannedMovement(plan, first_in_plan)
+
+    def run(self, images: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
+        """See `Together.run`."""
+        if images.dtype == torch.uint8 and plan.runs_in_kernel(images):
+            from memload.transforms.kernel import run
+
+            return run(images, plan, first_in_plan)
+        return reference(images, plan, first_in_plan)
+
 
 def group(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
-    """Return (position, step). Neighbours are fused where possible, under the first position."""
+    """Return (position, step). Neighbours are put together under the first position."""
     groups: list[tuple[int, Any]] = []
     for position, step in enumerate(transforms):
-        fusion: Fusion = getattr(step, "fuses_as", "no")
         last = groups[-1][1] if groups else None
-        if isinstance(last, Fused) and last.takes(fusion):
-            last.steps.append((position, step))
-        elif fusion == "no":
+        if getattr(step, "fuses_as", "no") == "no":
             groups.append((position, step))
+        elif isinstance(last, Together) and last.takes(step):
+            last.steps.append((position, step))
         else:
-            groups.append((position, Fused([(position, step)])))
+            groups.append((position, step.together(position)))
     return groups

@@ -23,6 +23,13 @@ _MAX_PRECISION = 22
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
+def runs_in_kernel(images: Tensor) -> bool:
+    """Return whether `operations_kernel` can change these images."""
+    channels, *sides = images.shape[1:]
+    fits = channels in (1, 3) and max(sides) <= LARGEST_SIDE
+    return images.is_cuda and images.dtype == torch.uint8 and fits and HAS_TRITON
+
+
 class Axis:
     """Height or width of a batch: for each sample, which source pixels make up the output.
 

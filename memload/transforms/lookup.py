@@ -16,133 +16,11 @@ import torch
 from torch import Tensor
 
 from memload.transforms.arguments import (
-    integer,
-    is_finite,
     one_or_three_channels,
-    share,
     wrong,
 )
-from memload.transforms.draws import Draws
-from memload.transforms.fused import TensorsByName
-from memload.transforms.some import change_some, parts
-from memload.transforms.transform import Transform
+from memload.transforms.some import parts
 from memload.upload import upload
-
-
-class _ForSome(Transform):
-    """The base of transforms that change each image with share ``p``, all in the same way."""
-
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = share(self, "p", p)
-
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Change the drawn samples."""
-        self.check(images)
-        places = np.flatnonzero(draws.uniform(1)[0] < self.p)
-        return change_some(images, places, lambda copies, _: self.change(copies)), columns
-
-    def check(self, images: Tensor) -> None:
-        """Raise ValueError for images that cannot be changed, whether one is drawn or none."""
-
-    def change(self, images: Tensor) -> Tensor:
-        """Return all of these images changed."""
-        raise NotImplementedError
-
-
-class RandomSolarize(_ForSome):
-    """Invert all values from ``threshold`` on, for each image with share ``p``, like torchvision's.
-
-    Images ``(N, C, H, W)`` keep their shape and dtype. ``threshold`` is in their units: at most 255
-    for uint8, and at most 1 for floats, which are from 0 to 1. Masks stay as they are.
-
-    >>> images = RandomSolarize(threshold=128, p=0.2)(images, samples=samples)
-    """
-
-    def __init__(self, threshold: float, p: float = 0.5) -> None:
-        if not is_finite(threshold):
-            raise wrong(self, "threshold", "a number", repr(threshold))
-        self.threshold = float(threshold)
-        super().__init__(p)
-
-    def check(self, images: Tensor) -> None:
-        """See `_ForSome.check`."""
-        _check_threshold(self, images.dtype, np.array([self.threshold]))
-
-    def change(self, images: Tensor) -> Tensor:
-        """See `_ForSome.change`."""
-        return solarize(images, np.full(len(images), self.threshold))
-
-
-class RandomPosterize(_ForSome):
-    """Keep the ``bits`` highest bits of each value, for each image with share ``p``.
-
-    It does what torchvision's does to uint8 images ``(N, C, H, W)``; floats are refused. ``bits``
-    is from 0 to 8. Masks stay as they are.
-
-    >>> images = RandomPosterize(bits=4)(images, samples=samples)
-    """
-
-    def __init__(self, bits: int, p: float = 0.5) -> None:
-        self.bits = integer(self, "bits", bits)
-        _check_bits(self, np.array([self.bits]))
-        super().__init__(p)
-
-    def check(self, images: Tensor) -> None:
-        """See `_ForSome.check`."""
-        _check_uint8(self, images)
-
-    def change(self, images: Tensor) -> Tensor:
-        """See `_ForSome.change`."""
-        return posterize(images, np.full(len(images), self.bits))
-
-
-class RandomInvert(_ForSome):
-    """Invert the colours of each image with share ``p``, like torchvision's.
-
-    Images ``(N, C, H, W)`` keep their shape and dtype. Floats are from 0 to 1. Masks stay as they
-    are.
-
-    >>> images = RandomInvert(p=0.2)(images, samples=samples)
-    """
-
-    def change(self, images: Tensor) -> Tensor:
-        """See `_ForSome.change`."""
-        return invert(images)
-
-
-class RandomAutocontrast(_ForSome):
-    """Stretch each channel to the full range, for each image with share ``p``, like torchvision's.
-
-    The least value of the channel becomes black, the largest white. A channel of one value stays as
-    it is. Images ``(N, C, H, W)`` have 1 or 3 channels, and keep their dtype. Floats are from 0 to
-    1. Masks stay as they are.
-
-    >>> images = RandomAutocontrast(p=0.2)(images, samples=samples)
-    """
-
-    def check(self, images: Tensor) -> None:
-        """See `_ForSome.check`."""
-        one_or_three_channels(self, images)
-
-    def change(self, images: Tensor) -> Tensor:
-        """See `_ForSome.change`."""
-        return autocontrast(images)
-
-
-class RandomEqualize(_ForSome):
-    """Spread the values of each channel evenly, for each image with share ``p``.
-
-    It is torchvision's, whose formula is Pillow's. Images ``(N, C, H, W)`` keep their shape and
-    dtype. Floats are from 0 to 1, and are rounded down to 256 levels. Masks stay as they are.
-
-    >>> images = RandomEqualize(p=0.2)(images, samples=samples)
-    """
-
-    def change(self, images: Tensor) -> Tensor:
-        """See `_ForSome.change`."""
-        return equalize(images)
 
 
 def solarize(images: Tensor, threshold: np.ndarray) -> Tensor:
@@ -150,7 +28,7 @@ def solarize(images: Tensor, threshold: np.ndarray) -> Tensor:
 
     ``threshold`` is float64 ``(n,)``, in the units of the images.
     """
-    _check_threshold("solarize", images.dtype, threshold)
+    check_threshold("solarize", images.dtype, threshold)
     if images.dtype == torch.uint8:
         return look_up(images, solarize_table(threshold, images.device))
     limit = upload(threshold, images.device).to(images.dtype)[:, None, None, None]
@@ -162,7 +40,7 @@ def posterize(images: Tensor, bits: np.ndarray) -> Tensor:
 
     ``bits`` is int64 ``(n,)``, from 0 to 8.
     """
-    _check_uint8("posterize", images)
+    check_uint8("posterize", images)
     return images & _bit_masks(bits, images.device)[:, None, None, None]
 
 
@@ -296,7 +174,7 @@ def _histograms(images: Tensor) -> Tensor:
 
 def _bit_masks(bits: np.ndarray, device: torch.device) -> Tensor:
     """Return uint8 ``(n,)`` whose highest bits are set, as many as ``bits`` says."""
-    _check_bits("posterize", bits)
+    check_bits("posterize", bits)
     return upload(((0xFF00 >> bits) & 0xFF).astype(np.uint8), device)
 
 
@@ -304,7 +182,8 @@ def _all_values(device: torch.device) -> Tensor:
     return torch.arange(256, device=device, dtype=torch.uint8)
 
 
-def _check_threshold(owner: object, dtype: torch.dtype, threshold: np.ndarray) -> None:
+def check_threshold(owner: object, dtype: torch.dtype, threshold: np.ndarray) -> None:
+    """Raise ValueError for thresholds above the largest value of a dtype."""
     largest = 255 if dtype == torch.uint8 else 1
     if not (threshold <= largest).all():
         found = threshold[~(threshold <= largest)][0]
@@ -312,14 +191,16 @@ def _check_threshold(owner: object, dtype: torch.dtype, threshold: np.ndarray) -
         raise wrong(owner, "threshold", f"at most {largest} for {dtype}", found, advice)
 
 
-def _check_bits(owner: object, bits: np.ndarray) -> None:
+def check_bits(owner: object, bits: np.ndarray) -> None:
+    """Raise ValueError for numbers of bits that are not from 0 to 8."""
     outside = (bits < 0) | (bits > 8)
     if bits.dtype.kind not in "iu" or outside.any():
         found = bits[outside][0] if outside.any() else f"of dtype {bits.dtype}"
         raise wrong(owner, "bits", "integers from 0 to 8", found)
 
 
-def _check_uint8(owner: object, images: Tensor) -> None:
+def check_uint8(owner: object, images: Tensor) -> None:
+    """Raise ValueError for images of another dtype."""
     if images.dtype != torch.uint8:
         advice = "Put it before Normalize and ToDtype."
         raise wrong(owner, "images", "uint8", images.dtype, advice)

@@ -13,8 +13,7 @@ from torch import Tensor
 from memload.transforms.arguments import describe, integer, is_finite, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.erasing import inside
-from memload.transforms.following import Followers, as_signed
-from memload.transforms.fused import TensorsByName
+from memload.transforms.following import Followers, TensorsByName, as_signed
 from memload.transforms.transform import Transform
 from memload.upload import upload
 

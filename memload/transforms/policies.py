@@ -6,31 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-#: All operations. Elsewhere an operation is an index into this.
-OPERATIONS = (
-    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
-    *("Brightness", "Color", "Contrast", "Sharpness"),
-    *("Posterize", "Solarize", "AutoContrast", "Equalize", "Invert", "SolarizeAdd"),
-)
-NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
-#: How many of them TrivialAugment and torchvision's RandAugment choose from: "Identity" to
-#: "Equalize". timm's RandAugment has all but "Identity".
-NUM_COMMON = 14
+from memload.transforms.drawn import NUMBERS, OPERATIONS, are
+
+#: How many operations TrivialAugment and torchvision's RandAugment choose from: the first, which
+#: does nothing, and those up to "Equalize". timm's RandAugment has those from the second on.
+NUM_COMMON, NUM_TIMM = 14, 15
 #: Shears, translations, rotations, and changes of brightness and the like go either way.
 HAS_SIGN = np.array([1 <= number < 10 for number in range(len(OPERATIONS))])
-
-
-class Drawn(NamedTuple):
-    """An operation for each sample of a batch, and how much of it.
-
-    By operation, the magnitude is a shear as its tangent, a translation in pixels, a rotation
-    counterclockwise in degrees, a factor less 1 (brightness, color, contrast, sharpness), the
-    number of bits that stay (posterize), a threshold as a share of white (solarize), or the levels
-    of 255 that are added (SolarizeAdd).
-    """
-
-    operation: np.ndarray  #: an index into `OPERATIONS`, int64 ``(N,)``
-    magnitude: np.ndarray  #: float64 ``(N,)``
+#: The magnitude of these is a factor.
+HAS_FACTOR = are("Brightness", "Color", "Contrast", "Sharpness")
 
 
 class Ranges(NamedTuple):
@@ -76,8 +60,8 @@ def magnitudes(ranges: Ranges, bins: int, height: int, width: int) -> np.ndarray
 
 def timm_magnitudes(
     operation: np.ndarray, level: np.ndarray, sign: np.ndarray, increasing: bool, size: Any
-) -> Drawn:
-    """Return the magnitudes of timm's operations, for levels from 0 to 10 and signs, -1 or 1.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return timm's operations and their magnitudes, for levels from 0 to 10 and signs, -1 or 1.
 
     ``size`` is the images' (height, width). A solarization that changes nothing is "Identity".
     """
@@ -93,7 +77,7 @@ def timm_magnitudes(
         "TranslateX": sign * share * 0.45 * size[1],
         "TranslateY": sign * share * 0.45 * size[0],
         "Rotate": sign * share * 30,
-        **dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), enhance - 1),
+        **dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), enhance),
         "Posterize": posterize,
         "Solarize": solarize / 255,
         "SolarizeAdd": np.trunc(share * 110),
@@ -101,7 +85,7 @@ def timm_magnitudes(
     table = np.stack([rows.get(name, np.zeros_like(share)) for name in OPERATIONS])
     changes_nothing = (operation == NUMBERS["Solarize"]) & (solarize > 255)
     chosen = table[operation, np.arange(len(operation))]
-    return Drawn(np.where(changes_nothing, 0, operation), chosen)
+    return np.where(changes_nothing, 0, operation), chosen
 
 
 class Policy(NamedTuple):

@@ -14,12 +14,10 @@ from memload.transforms.draws import Draws
 from memload.transforms.following import (
     Followers,
     MovedBoxes,
-    PlannedMovement,
+    TensorsByName,
     as_signed,
 )
-from memload.transforms.fused import Fused, TensorsByName
-from memload.transforms.geometry import Plan
-from memload.transforms.reference import reference
+from memload.transforms.fused import Together
 from memload.upload import upload
 
 #: Plans are made for this many samples at once: 256 take 98 µs, 2,048 take 180 µs, and 32,768 take
@@ -90,7 +88,7 @@ class Prepared:
         self._epoch = integer(name, "epoch", epoch)
         self._inside_of, self._first_view = inside_of, first_view
         #: By position and view: shape and dtype of the images, first sample, stop, plan.
-        self._plans: dict[tuple[int, int], tuple[Any, int, int, Plan]] = {}
+        self._plans: dict[tuple[int, int], tuple[Any, int, int, Any]] = {}
         self._planning = threading.Lock()
 
     @not_compiled
@@ -124,7 +122,7 @@ class Prepared:
         shape = tuple(images.shape)
         # A callable of the user's that comes first may take any dtype and layout.
         first_steps = [steps[0][1] for steps in self._steps_of_views if steps]
-        is_ours = all(isinstance(step, Fused) or _is_transform(step) for step in first_steps)
+        is_ours = all(isinstance(step, Together) or _is_transform(step) for step in first_steps)
         if is_ours and images.dtype not in _DTYPES:
             advice = "Begin the list with a function that makes floats of them."
             raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
@@ -162,7 +160,7 @@ class Prepared:
         original = images
         moved_boxes: dict[str, MovedBoxes] = {}
         for position, step in steps:
-            if not isinstance(step, Fused):
+            if not isinstance(step, Together):
                 if images is original and len(self._steps_of_views) > 1 and not _is_transform(step):
                     # A function may change them in place, but the next view must not see that.
                     images = images.clone()
@@ -172,19 +170,14 @@ class Prepared:
                 continue
             plan, first_in_plan = self._plan(step, position, images, start, view)
             if self._followers and step.moves_pixels:
-                movement = PlannedMovement(plan, first_in_plan)
+                movement = step.movement(plan, first_in_plan, images.shape[0])
                 columns = self._followers.move(columns, movement, moved_boxes)
-            if images.dtype == torch.uint8 and plan.runs_in_kernel(images):
-                from memload.transforms.kernel import run
-
-                images = run(images, plan, first_in_plan)
-            else:
-                images = reference(images, plan, first_in_plan)
+            images = step.run(images, plan, first_in_plan)
         return images.contiguous(memory_format=self._memory_format), columns
 
     def _plan(
-        self, step: Fused, position: int, images: Tensor, start: int, view: int
-    ) -> tuple[Plan, int]:
+        self, step: Together, position: int, images: Tensor, start: int, view: int
+    ) -> tuple[Any, int]:
         """Return a plan that covers these images, and which of its samples is their first."""
         shape_and_dtype = images.shape[1:], images.dtype
         stop = start + images.shape[0]  # len() of a tensor takes 1.5 µs

@@ -26,10 +26,15 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
+from memload.transforms.adjusting import (
+    ColorJitter,
+    GaussianBlur,
+    RandomGrayscale,
+    RandomSolarize,
+)
 from memload.transforms.arguments import integer, pair
 from memload.transforms.automatic import TimmRandAugment, TrivialAugmentWide
 from memload.transforms.choosing import RandomApply, RandomChoice
-from memload.transforms.color import ColorJitter, RandomGrayscale
 from memload.transforms.compose import Compose
 from memload.transforms.cropping import (
     CenterCrop,
@@ -39,8 +44,6 @@ from memload.transforms.cropping import (
     Resize,
 )
 from memload.transforms.erasing import Cutout, RandomErasing
-from memload.transforms.filtering import GaussianBlur
-from memload.transforms.lookup import RandomSolarize
 from memload.transforms.mixing import CutMix, MixUp
 from memload.transforms.pixels import HasIndex, Normalize, ToDtype
 

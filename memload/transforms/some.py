@@ -18,24 +18,29 @@ _DEVICE_BYTES = 64_000_000
 
 
 def change_some(
-    images: Tensor, places: np.ndarray, change: Callable[[Tensor, slice], Tensor]
+    images: Tensor,
+    places: np.ndarray,
+    change: Callable[[Tensor, slice], Tensor],
+    *,
+    in_place: bool = False,
 ) -> Tensor:
     """Return images of which those at some places are changed, in new memory.
 
     ``places`` are int64 ``(n,)``, each once. ``change`` gets some of these images ``(m, …)`` as a
     copy, and which of the ``n`` they are. It returns as many of the same shape and dtype. It is not
-    called if there are none.
+    called if there are none. With ``in_place``, the images are written to in place of a copy, and
+    must not be used again.
     """
+    changed = images if in_place else take_some(images, np.arange(len(images)))
     if not len(places):
-        return images.clone()
+        return changed
     if len(places) == len(images) and (places[1:] > places[:-1]).all():
-        return change(images.clone(), slice(None))
-    changed = take_some(images, np.arange(len(images)))
+        return change(changed, slice(None))
     rows, is_last = _rows(changed)
     # Images as they were and as they become, and those of the part before.
     bytes_of_one = 3 * images.element_size() * images.shape[1:].numel()
     for part in parts(images[: len(places)], bytes_of_one):
-        new = change(take_some(images, places[part]), part)
+        new = change(take_some(changed, places[part]), part)
         new_rows = (new.permute(0, 2, 3, 1) if is_last else new).flatten(1)
         rows.flatten(1).index_copy_(0, upload(places[part], images.device), new_rows)
     return changed

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch.utils.data import get_worker_info
 
 from memload import ranks
 from memload.transforms.draws import Draws
-from memload.transforms.following import Followers
-from memload.transforms.fused import Fusion, TensorsByName, group
+from memload.transforms.following import Followers, TensorsByName
+from memload.transforms.fused import Fused, Fusion, Together, group
 from memload.transforms.prepared import Prepared, not_compiled
 
 
@@ -49,9 +49,10 @@ class Transform:
     Wrong arguments raise TypeError or ValueError, which name the transform and the argument.
     """
 
-    #: How it is fused with its neighbours in a list. Unless it is "no", the class defines
-    #: ``add_to(plan, draws)`` instead of `apply`, and adds itself to a `geometry.Plan`.
-    fuses_as: ClassVar[Fusion] = "no"
+    #: How it is done together with its neighbours in a list. Unless it is "no", the class defines
+    #: something else than `apply`: for "drawn" see `drawing.Drawing`; for others ``add_to(plan,
+    #: draws)``, which adds the transform to a `geometry.Plan`.
+    fuses_as: Fusion = "no"
     #: The columns that move with the images; a `Compose` has its own.
     _followers: Followers = Followers()
     #: How many samples were transformed without ``samples``.
@@ -112,6 +113,10 @@ class Transform:
         bound = copy.copy(self)
         bound._followers = Followers.of({"points": points, "masks": masks, "boxes": boxes})
         return bound
+
+    def together(self, position: int) -> Together:
+        """Return the transform at a position of a list, for neighbours to join."""
+        return Fused([(position, self)])
 
     def apply(
         self, images: Tensor, columns: TensorsByName, draws: Draws

@@ -16,9 +16,11 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from memload import transforms
 from memload.transforms import policies
-from memload.transforms.automatic import Automatic, change_each
+from memload.transforms.automatic import Automatic
+from memload.transforms.drawn import OPERATIONS, Drawn
 from memload.transforms.draws import Draws
-from memload.transforms.policies import OPERATIONS
+from memload.transforms.operations import change_each
+from memload.transforms.policies import HAS_FACTOR
 
 Make = Callable[..., torch.Tensor]
 MANY = 20_000
@@ -34,7 +36,12 @@ def draws(count: int = MANY, seed: int = 0) -> Draws:
     return Draws(np.arange(count), seed, 0, 0, 0)
 
 
-def drawn_names(drawn: policies.Drawn) -> np.ndarray:
+def like(height: int, width: int) -> torch.Tensor:
+    """Return images of this size."""
+    return torch.empty(0, 3, height, width, dtype=torch.uint8)
+
+
+def drawn_names(drawn: Drawn) -> np.ndarray:
     return np.array(OPERATIONS)[drawn.operation]
 
 
@@ -62,7 +69,7 @@ def test_operations_bins_and_signs_are_drawn_like_torchvisions(
 ) -> None:
     height, width = 37, 53
     space = getattr(v2, type(ours).__name__)._AUGMENTATION_SPACE
-    steps = ours.draw(draws(), height, width)
+    steps = ours.draw(draws(), like(height, width))
     assert len(steps) == getattr(ours, "num_ops", 1)
     for drawn in steps:
         names = drawn_names(drawn)
@@ -72,7 +79,9 @@ def test_operations_bins_and_signs_are_drawn_like_torchvisions(
             for index in possible:
                 value = magnitude_of(name, magnitudes(bins, height, width), index)
                 for sign in (1, -1) if signed else (1,):
-                    expected[sign * value] += 1 / len(possible) / (2 if signed else 1)
+                    expected[passed_on(name, sign * value)] += (
+                        1 / len(possible) / (2 if signed else 1)
+                    )
             assert_shares(drawn.magnitude[names == name], dict(expected))
 
 
@@ -80,6 +89,16 @@ def magnitude_of(name: str, values: torch.Tensor | None, index: int) -> float:
     """Return a magnitude as torchvision's transforms pass it on."""
     value = 0.0 if values is None else float(values[index])
     return float(int(value)) if name.startswith("Translate") else value
+
+
+def passed_on(name: str, value: float) -> float:
+    """Return what torchvision passes on to an operation: a factor, where it is one."""
+    return 1 + value if HAS_FACTOR[OPERATIONS.index(name)] else value
+
+
+def taken_off(name: str, magnitude: float) -> float:
+    """Return the magnitude of torchvision's transforms of which `passed_on` makes this one."""
+    return magnitude - 1 if HAS_FACTOR[OPERATIONS.index(name)] else magnitude
 
 
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
@@ -93,9 +112,9 @@ def test_policies_are_drawn_like_torchvisions(policy: str, v2: Any) -> None:
             magnitudes, signed = theirs._AUGMENTATION_SPACE[name]
             value = magnitude_of(name, magnitudes(10, height, width), index)
             for sign in (1, -1) if signed else (1,):
-                counter[name, sign * value] += share / 25 / (2 if signed else 1)
+                counter[name, passed_on(name, sign * value)] += share / 25 / (2 if signed else 1)
             counter["Identity", 0.0] += (1 - share) / 25
-    steps = ours.draw(draws(), height, width)
+    steps = ours.draw(draws(), like(height, width))
     for counter, drawn in zip(expected, steps, strict=True):
         pairs = zip(drawn_names(drawn).tolist(), drawn.magnitude.tolist(), strict=True)
         found = np.empty(MANY, object)
@@ -146,13 +165,13 @@ def test_every_image_is_torchvisions(
     samples = np.arange(count) + seed
     found = ours(images, samples=samples, seed=seed)
     expected = images.clone()
-    for drawn in ours.draw(Draws(samples, seed, 0, 0, 0), *size):
+    for drawn in ours.draw(Draws(samples, seed, 0, 0, 0), images):
         for image, name, magnitude in zip(
             expected, drawn_names(drawn), drawn.magnitude, strict=True
         ):
             image.copy_(
                 theirs._apply_image_or_video_transform(
-                    image.clone(), name, float(magnitude), interpolation, theirs._fill
+                    image.clone(), name, taken_off(name, magnitude), interpolation, theirs._fill
                 )
             )
     assert torch.equal(images, original)
@@ -188,12 +207,16 @@ def test_floats_are_changed_like_torchvisions(v2: Any) -> None:
     images = batch(60, 30, 40, 3, True, True, 1).float() / 255
     found = ours(images, samples=np.arange(60))
     expected = images.clone()
-    for drawn in ours.draw(draws(60), 30, 40):
+    for drawn in ours.draw(draws(60), images):
         for image, name, magnitude in zip(
             expected, drawn_names(drawn), drawn.magnitude, strict=True
         ):
             options = "nearest", theirs._fill
-            image.copy_(theirs._apply_image_or_video_transform(image, name, magnitude, *options))
+            image.copy_(
+                theirs._apply_image_or_video_transform(
+                    image, name, taken_off(name, magnitude), *options
+                )
+            )
     differs = (found - expected).abs() > 1e-5
     assert differs.double().mean() < 1e-4  # a level that is equalized, and a pixel at a tie
 
@@ -213,7 +236,7 @@ def test_they_are_steps_among_others(make_images: Make) -> None:
     both = transforms.Compose([flip, augment, transforms.Normalize("imagenet")])
     found = pickle.loads(pickle.dumps(both))(images, samples=samples)
     flipped = flip(images, samples=samples)
-    (expected, _) = augment.apply(flipped, {}, Draws(samples, 0, 0, 1, 0))
+    expected = change_each(flipped, augment.draw(Draws(samples, 0, 0, 1, 0), images))
     assert torch.equal(found, transforms.Normalize("imagenet")(expected))
     some = transforms.RandomApply([transforms.TrivialAugmentWide()], p=0.5)
     changed = (some(images, samples=samples) != images).flatten(1).any(1)
@@ -246,39 +269,41 @@ def test_magnitudes_are_timms(level: float, increasing: bool, sign: int) -> None
     posterize, threshold, added, low, high = FACTS[level, increasing]
     number = np.arange(len(OPERATIONS))
     every = np.ones(len(number))
-    drawn = policies.timm_magnitudes(number, level * every, sign * every, increasing, (50, 80))
-    found = dict(zip(OPERATIONS, drawn.magnitude, strict=True))
+    operation, magnitude = policies.timm_magnitudes(
+        number, level * every, sign * every, increasing, (50, 80)
+    )
+    found = dict(zip(OPERATIONS, magnitude, strict=True))
     share = sign * level / 10
     expected = {
         "ShearX": 0.3 * share, "ShearY": 0.3 * share, "TranslateX": 36 * share,
         "TranslateY": 22.5 * share, "Rotate": 30 * share, "Posterize": posterize,
         "SolarizeAdd": added,
     }  # fmt: skip
-    expected |= dict.fromkeys(OPERATIONS[6:10], (low if sign < 0 else high) - 1)
+    expected |= dict.fromkeys(OPERATIONS[6:10], low if sign < 0 else high)
     assert found["Solarize"] == pytest.approx((256 if threshold is None else threshold) / 255)
     assert {name: found[name] for name in expected} == pytest.approx(expected)
-    changed = drawn.operation != number
+    changed = operation != number
     assert changed.tolist() == [name == "Solarize" and threshold is None for name in OPERATIONS]
 
 
 def test_operations_and_magnitudes_are_drawn_like_timms() -> None:
-    steps = transforms.TimmRandAugment(3, magnitude=8, mstd=0.5, p=0.4).draw(draws(), 50, 80)
+    steps = transforms.TimmRandAugment(3, magnitude=8, mstd=0.5, p=0.4).draw(draws(), like(50, 80))
     assert len(steps) == 3
     for drawn in steps:
         names = drawn_names(drawn)
-        assert_shares(names, dict.fromkeys(OPERATIONS, 0.4 / 15) | {"Identity": 0.6})
+        assert_shares(names, dict.fromkeys(OPERATIONS[:16], 0.4 / 15) | {"Identity": 0.6})
         angles = drawn.magnitude[names == "Rotate"]
         assert_shares(angles > 0, {True: 0.5, False: 0.5})
         levels = np.abs(angles) / 3
         assert levels.mean() == pytest.approx(8, abs=0.15)
         assert levels.std() == pytest.approx(0.5, abs=0.1)
-    (drawn,) = transforms.TimmRandAugment(1, 9.9, p=1).draw(draws(), 50, 80)
+    (drawn,) = transforms.TimmRandAugment(1, 9.9, p=1).draw(draws(), like(50, 80))
     levels = np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"]) / 3
     assert levels.max() == 10  # and not above
-    (drawn,) = transforms.TimmRandAugment(1, 6, mstd=math.inf, p=1).draw(draws(), 50, 80)
+    (drawn,) = transforms.TimmRandAugment(1, 6, mstd=math.inf, p=1).draw(draws(), like(50, 80))
     levels = np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"]) / 3
     assert_shares((levels // 2).astype(int), dict.fromkeys(range(3), 1 / 3))
-    (drawn,) = transforms.TimmRandAugment(1, 6, mstd=0, p=1).draw(draws(), 50, 80)
+    (drawn,) = transforms.TimmRandAugment(1, 6, mstd=0, p=1).draw(draws(), like(50, 80))
     assert set(np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"])) == {18}
 
 
@@ -292,7 +317,7 @@ def pillow(image: Image.Image, name: str, magnitude: float) -> Image.Image:
     if name in affine:
         return image.transform(image.size, Image.Transform.AFFINE, affine[name], **options)
     if hasattr(ImageEnhance, name):
-        result: Image.Image = getattr(ImageEnhance, name)(image).enhance(1 + magnitude)
+        result: Image.Image = getattr(ImageEnhance, name)(image).enhance(magnitude)
         return result
     added = [min(255, value + int(magnitude)) if value < 128 else value for value in range(256)]
     operations: dict[str, Callable[[], Image.Image]] = {
@@ -315,7 +340,7 @@ def test_timms_operations_are_nearly_pillows(increasing: bool) -> None:
     images = batch(count, height, width, 3, True, True, 5)
     images = torch.nn.functional.avg_pool2d(images.float(), 5, 1, 2, count_include_pad=False)
     images = images.to(torch.uint8)
-    (drawn,) = step.draw(draws(count), height, width)
+    (drawn,) = step.draw(draws(count), images)
     found, names = step(images, samples=np.arange(count)), drawn_names(drawn)
     assert len(set(names)) >= 15
     for image, result, name, magnitude in zip(images, found, names, drawn.magnitude, strict=True):
@@ -373,10 +398,10 @@ def test_masks_points_and_boxes_follow(step: Automatic, make_images: Make) -> No
     assert torch.equal(found, step(images, samples=samples))
     # Masks lie on the images: they move as images do whose colours stay.
     only_moved = []
-    for operation, magnitude in step.draw(draws(count), height, width):
-        moves = (operation >= 1) & (operation <= 5)
-        only_moved.append(policies.Drawn(np.where(moves, operation, 0), magnitude))
-    expected = change_each(masks[:, None], only_moved, "nearest", 255)[:, 0]
+    for drawn in step.draw(draws(count), images):
+        moves = (drawn.operation >= 1) & (drawn.operation <= 5)
+        only_moved.append(Drawn(np.where(moves, drawn.operation, 0), drawn.magnitude, fill=255))
+    expected = change_each(masks[:, None], only_moved)[:, 0]
     assert torch.equal(moved["mask"], expected)
     for mask, point, box in zip(moved["mask"], moved["point"], moved["box"], strict=True):
         rows, places = torch.nonzero(mask == 1).unbind(1)

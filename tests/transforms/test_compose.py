@@ -217,7 +217,7 @@ def test_repr_shows_what_is_done_in_one_pass() -> None:
     )
     lines = repr(transforms.Compose([*ALL, abs], points=["at"], views=2)).splitlines()[1:-1]
     assert " ".join(line.strip().partition("(")[0] for line in lines) == (
-        "Fused ColorJitter RandomGrayscale Fused Cutout Fused RandomErasing RandomErasing "
+        "Fused Fused Fused Cutout Fused RandomErasing RandomErasing "
         "<built-in function abs>, points= views=2,"
     )
 

@@ -1,0 +1,281 @@
+"""Transforms that draw how much of one operation each image gets, or whether it gets any."""
+
+from collections.abc import Sequence
+from numbers import Real
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memload.transforms.arguments import (
+    integer,
+    interval,
+    is_finite,
+    one_or_three_channels,
+    share,
+    wrong,
+)
+from memload.transforms.drawing import Drawing
+from memload.transforms.drawn import NUMBERS, Drawn
+from memload.transforms.draws import Draws
+from memload.transforms.filtering import kernel_size_of, radii_of
+from memload.transforms.lookup import check_bits, check_threshold, check_uint8
+
+FactorRange = float | Sequence[float] | None
+
+
+class ColorJitter(Drawing):
+    """Adjust brightness, contrast, saturation and hue by random factors, in random order.
+
+    A number ``v`` is the range 1 - v to 1 + v, or -v to v for ``hue``. A pair is the range itself.
+    None leaves the property as it is. Each sample has its own factors and its own order. Formulas
+    and arguments are those of torchvision's ``ColorJitter``.
+
+    Images ``(N, C, H, W)`` have 1 or 3 channels, and keep their dtype. Floats are from 0 to 1.
+    uint8 is rounded down after each adjustment, as in torchvision. A change of saturation rounds
+    its sums once more than there, by which up to 4 of 1,000 values differ by one level. Masks stay
+    as they are.
+
+    >>> images = ColorJitter(0.4, 0.4, 0.4, 0.1)(images, samples=samples)
+    """
+
+    def __init__(
+        self,
+        brightness: FactorRange = None,
+        contrast: FactorRange = None,
+        saturation: FactorRange = None,
+        hue: FactorRange = None,
+    ) -> None:
+        self.brightness = self._range("brightness", brightness)
+        self.contrast = self._range("contrast", contrast)
+        self.saturation = self._range("saturation", saturation)
+        if isinstance(hue, Real):
+            hue = (-hue, hue)
+        self.hue = None if hue is None else interval(self, "hue", hue, -0.5, 0.5)
+
+    def _range(self, name: str, value: FactorRange) -> tuple[float, float] | None:
+        if isinstance(value, Real) and value >= 0:
+            value = (max(0, 1 - value), 1 + value)
+        return None if value is None else interval(self, name, value, 0)
+
+    def check(self, images: Tensor) -> None:
+        """See `Drawing.check`."""
+        one_or_three_channels(self, images)
+
+    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+        """Draws 0 to 3 are the factors, and 4 to 7 sort to each sample's order."""
+        ranges = self.brightness, self.contrast, self.saturation, self.hue
+        # Grey images have neither saturation nor hue.
+        possible = ranges if images.shape[1] == 3 else ranges[:2]
+        active = [number for number, factors in enumerate(possible) if factors is not None]
+        if not active:
+            return []
+        low, high = np.array([ranges[number] for number in active]).T[:, :, np.newaxis]
+        drawn = draws.uniform(8)
+        # float32, as torchvision's factors are
+        factors = (low + (high - low) * drawn[active]).astype(np.float32).astype(np.float64)
+        operations = np.array([NUMBERS[_ADJUSTMENTS[number]] for number in active])
+        samples = np.arange(factors.shape[1])
+        return [
+            Drawn(operations[index], factors[index, samples])
+            for index in drawn[4:][active].argsort(0)
+        ]
+
+
+class RandomGrayscale(Drawing):
+    """Turn each image grey with share ``p``, like torchvision's.
+
+    Images ``(N, C, H, W)`` have 1 or 3 channels; shape and dtype stay as they are, and so do masks.
+
+    >>> images = RandomGrayscale(p=0.1)(images, samples=samples)
+    """
+
+    def __init__(self, p: float = 0.1) -> None:
+        self.p = share(self, "p", p)
+
+    def check(self, images: Tensor) -> None:
+        """See `Drawing.check`."""
+        one_or_three_channels(self, images)
+
+    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+        """Draw 0 chooses samples."""
+        chosen = draws.uniform(1)[0] < self.p
+        return [Drawn(np.where(chosen, NUMBERS["Grayscale"], 0), np.zeros(len(chosen)))]
+
+
+#: The operations of ColorJitter, in the order of its arguments.
+_ADJUSTMENTS = "Brightness", "JitterContrast", "JitterSaturation", "Hue"
+
+
+class _ForSome(Drawing):
+    """The base of transforms that do one operation to each image with share ``p``."""
+
+    #: One of `drawing.OPERATIONS`.
+    operation: str
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = share(self, "p", p)
+
+    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+        """Draw 0 chooses samples."""
+        chosen = draws.uniform(1)[0] < self.p
+        everywhere = np.full(len(chosen), NUMBERS[self.operation])
+        magnitude = np.full(len(chosen), self.magnitude(images))
+        return [Drawn(everywhere, magnitude).only_for(chosen)]
+
+    def magnitude(self, images: Tensor) -> float:
+        """Return how much is done to images like these; see `drawing.Drawn`."""
+        return 0.0
+
+
+class RandomSolarize(_ForSome):
+    """Invert all values from ``threshold`` on, for each image with share ``p``, like torchvision's.
+
+    Images ``(N, C, H, W)`` keep their shape and dtype. ``threshold`` is in their units: at most 255
+    for uint8, and at most 1 for floats, which are from 0 to 1. Masks stay as they are.
+
+    >>> images = RandomSolarize(threshold=128, p=0.2)(images, samples=samples)
+    """
+
+    operation = "Solarize"
+
+    def __init__(self, threshold: float, p: float = 0.5) -> None:
+        if not is_finite(threshold):
+            raise wrong(self, "threshold", "a number", repr(threshold))
+        self.threshold = float(threshold)
+        super().__init__(p)
+
+    def check(self, images: Tensor) -> None:
+        """See `Drawing.check`."""
+        check_threshold(self, images.dtype, np.array([self.threshold]))
+
+    def magnitude(self, images: Tensor) -> float:
+        """See `_ForSome.magnitude`."""
+        return self.threshold / 255 if images.dtype == torch.uint8 else self.threshold
+
+
+class RandomPosterize(_ForSome):
+    """Keep the ``bits`` highest bits of each value, for each image with share ``p``.
+
+    It does what torchvision's does to uint8 images ``(N, C, H, W)``; floats are refused. ``bits``
+    is from 0 to 8. Masks stay as they are.
+
+    >>> images = RandomPosterize(bits=4)(images, samples=samples)
+    """
+
+    operation = "Posterize"
+
+    def __init__(self, bits: int, p: float = 0.5) -> None:
+        self.bits = integer(self, "bits", bits)
+        check_bits(self, np.array([self.bits]))
+        super().__init__(p)
+
+    def check(self, images: Tensor) -> None:
+        """See `Drawing.check`."""
+        check_uint8(self, images)
+
+    def magnitude(self, images: Tensor) -> float:
+        """See `_ForSome.magnitude`."""
+        return self.bits
+
+
+class RandomInvert(_ForSome):
+    """Invert the colours of each image with share ``p``, like torchvision's.
+
+    Images ``(N, C, H, W)`` keep their shape and dtype. Floats are from 0 to 1. Masks stay as they
+    are.
+
+    >>> images = RandomInvert(p=0.2)(images, samples=samples)
+    """
+
+    operation = "Invert"
+
+
+class RandomAutocontrast(_ForSome):
+    """Stretch each channel to the full range, for each image with share ``p``, like torchvision's.
+
+    The least value of the channel becomes black, the largest white. A channel of one value stays as
+    it is. Images ``(N, C, H, W)`` have 1 or 3 channels, and keep their dtype. Floats are from 0 to
+    1. Masks stay as they are.
+
+    >>> images = RandomAutocontrast(p=0.2)(images, samples=samples)
+    """
+
+    operation = "AutoContrast"
+
+    def check(self, images: Tensor) -> None:
+        """See `Drawing.check`."""
+        one_or_three_channels(self, images)
+
+
+class RandomEqualize(_ForSome):
+    """Spread the values of each channel evenly, for each image with share ``p``.
+
+    It is torchvision's, whose formula is Pillow's. Images ``(N, C, H, W)`` keep their shape and
+    dtype. Floats are from 0 to 1, and are rounded down to 256 levels. Masks stay as they are.
+
+    >>> images = RandomEqualize(p=0.2)(images, samples=samples)
+    """
+
+    operation = "Equalize"
+
+
+class RandomAdjustSharpness(Drawing):
+    """Blur or sharpen each image by a factor with share ``p``, like torchvision's.
+
+    ``sharpness_factor`` 0 gives a slightly blurred image, 1 the image itself, and 2 an image twice
+    as sharp; it is at least 0. The blurred image is that of Pillow's ``ImageFilter.SMOOTH``. Images
+    ``(N, C, H, W)`` have any number of channels, and keep their shape and dtype. Floats are from 0
+    to 1. The outermost pixels stay as they are, and so do images with a side below 3, and masks.
+
+    >>> images = RandomAdjustSharpness(2, p=0.3)(images, samples=samples)
+    """
+
+    def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
+        if not is_finite(sharpness_factor) or sharpness_factor < 0:
+            expected = "a number of at least 0"
+            raise wrong(self, "sharpness_factor", expected, repr(sharpness_factor))
+        self.sharpness_factor = float(sharpness_factor)
+        self.p = share(self, "p", p)
+
+    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+        """Draw 0 chooses samples."""
+        chosen = draws.uniform(1)[0] < self.p
+        everywhere = np.full(len(chosen), NUMBERS["Sharpness"])
+        factors = np.full(len(chosen), self.sharpness_factor)
+        return [Drawn(everywhere, factors).only_for(chosen)]
+
+
+class GaussianBlur(Drawing):
+    """Blur each image with a Gaussian kernel of random width, like torchvision's.
+
+    ``kernel_size`` is the side of the kernel in pixels, or a pair (width, height); each is odd.
+    ``sigma``, the standard deviation in pixels, is drawn evenly from a pair (low, high) for each
+    sample; a number is that of all samples. Images continue as in a mirror at their border, so each
+    side of the kernel must be less than twice that of the image. Images ``(N, C, H, W)`` have any
+    number of channels and keep their shape and dtype. Masks stay as they are.
+
+    >>> images = GaussianBlur(9, sigma=(0.1, 2.0))(images, samples=samples)
+    """
+
+    def __init__(
+        self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)
+    ) -> None:
+        self.kernel_size = kernel_size_of(kernel_size)
+        sigmas = tuple(sigma) if isinstance(sigma, Sequence) else (sigma,)
+        are_numbers = len(sigmas) in (1, 2) and all(map(is_finite, sigmas))
+        if not are_numbers or not 0 < sigmas[0] <= sigmas[-1]:
+            expected = "a number above 0, or a pair (low, high) of them, low <= high"
+            raise wrong(self, "sigma", expected, repr(sigma))
+        self.sigma = float(sigmas[0]), float(sigmas[-1])
+
+    def check(self, images: Tensor) -> None:
+        """See `Drawing.check`."""
+        radii_of(self.kernel_size, images)
+
+    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+        """Draw 0 is where sigma is in its range."""
+        low, high = self.sigma
+        sigma = low + (high - low) * draws.uniform(1)[0]
+        everywhere = np.full(len(sigma), NUMBERS["Blur"])
+        return [Drawn(everywhere, sigma, kernel_size=self.kernel_size)]

@@ -1,0 +1,252 @@
+"""RandomAffine, RandomRotation and RandomPerspective: a matrix for each sample."""
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from memload.transforms.arguments import (
+    interpolation_name,
+    interval,
+    is_finite,
+    numbers,
+    per_channel,
+    share,
+    wrong,
+)
+from memload.transforms.draws import Draws
+from memload.transforms.following import TensorsByName
+from memload.transforms.moving import Warping
+from memload.transforms.transform import Transform
+from memload.transforms.warping import Fill, Interpolation, affine_matrices, perspective_matrices
+from memload.upload import upload
+
+
+class Warp(Transform):
+    """The base of transforms that warp images. Subclasses define `draw`."""
+
+    interpolation: Interpolation
+    fill: Fill
+
+    @property
+    def moves_pixels(self) -> bool:
+        """See `Transform.moves_pixels`."""
+        return True
+
+    def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of the images to warp, int64 ``(n,)``, and matrices for `warp`."""
+        raise NotImplementedError
+
+    def movement(self, images: Tensor, draws: Draws) -> Warping:
+        """Return how images ``(N, C, H, W)`` move. `Prepared` has masks and such follow."""
+        count, _, height, width = images.shape
+        return Warping(count, height, width, *self.draw(height, width, draws))
+
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
+        """Warp the images. The columns were moved before."""
+        fill = self.fill
+        if fill is not None:
+            fill = per_channel(self, "fill", fill, images.shape[1], images.dtype)
+        return self.movement(images, draws).images(images, self.interpolation, fill), columns
+
+    def _set_pixels(self, interpolation: Any, fill: Any) -> None:
+        """Check and set what is the same for all of them."""
+        self.interpolation = interpolation_name(self, interpolation, "nearest", "bilinear")
+        self.fill = None if fill is None else numbers(self, "fill", fill)
+
+
+class RandomAffine(Warp):
+    """Turn, shift, scale and shear each image at random, like torchvision's.
+
+    ``degrees`` and ``shear`` are ranges of angles: a number ``v`` is -v to v. ``shear`` is along x;
+    with four numbers, the last two are its range along y. ``translate`` is the largest shift to
+    either side as a share of the width, then of the height; shifts are whole pixels. ``scale`` is a
+    range of factors. None leaves the property as it is. ``center`` is (x, y) in pixels, by default
+    the centre of the image.
+
+    Images ``(N, C, H, W)`` keep shape and dtype. ``interpolation`` is "nearest" or "bilinear". What
+    lies outside becomes ``fill``: one number, one for each channel, or None, in the units of the
+    images. Masks, points and boxes follow; masks take the nearest pixel and their ``mask_fill``.
+    Pixels are those of torchvision on CPU tensors, to the bit; see `warp`.
+
+    >>> images = RandomAffine(15, translate=(0.1, 0.1), scale=(0.8, 1.2))(images, samples=samples)
+    """
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        translate: Sequence[float] | None = None,
+        scale: Sequence[float] | None = None,
+        shear: float | Sequence[float] | None = None,
+        interpolation: Any = "nearest",
+        fill: Fill = 0,
+        center: Sequence[float] | None = None,
+    ) -> None:
+        self.degrees = _angles(self, "degrees", degrees)
+        self.translate = translate
+        if translate is not None:
+            shares = tuple(translate) if isinstance(translate, Sequence) else ()
+            if len(shares) != 2 or not all(is_finite(one) and 0 <= one <= 1 for one in shares):
+                raise wrong(self, "translate", "a pair of numbers from 0 to 1", repr(translate))
+        self.scale = scale
+        if scale is not None:
+            self.scale = interval(self, "scale", scale, 0)
+            if self.scale[0] == 0:
+                raise wrong(self, "scale", "a pair of numbers above 0", repr(scale))
+        self.shear = None if shear is None else _shears(self, shear)
+        self.center = _center(self, center)
+        self._set_pixels(interpolation, fill)
+
+    def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        """Draw 0 to 5 are the angle, the shift of x and y, the factor, and the shear of x and y."""
+        drawn = draws.uniform(6)
+        translate = np.zeros((drawn.shape[1], 2))
+        if self.translate is not None:
+            largest = np.array(self.translate) * [width, height]
+            translate = np.round((2 * drawn[1:3].T - 1) * largest)
+        shear = np.zeros((drawn.shape[1], 2))
+        for axis, ends in enumerate((self.shear or ())[i : i + 2] for i in (0, 2)):
+            shear[:, axis] = _between(ends or (0, 0), drawn[4 + axis])
+        matrices = affine_matrices(
+            height,
+            width,
+            _between(self.degrees, drawn[0]),
+            translate,
+            _between(self.scale or (1, 1), drawn[3]),
+            shear,
+            self.center,
+        )
+        return np.arange(drawn.shape[1]), matrices
+
+
+class RandomRotation(Warp):
+    """Turn each image by a random angle, like torchvision's.
+
+    ``degrees`` is the range of angles, anticlockwise: a number ``v`` is -v to v. The image keeps
+    its size, so corners are lost; ``expand`` must be False. Multiples of 90 degrees around the
+    centre move pixels as they are. For ``center``, ``interpolation``, ``fill``, masks, points and
+    boxes see `RandomAffine`.
+
+    >>> images = RandomRotation(15, interpolation="bilinear")(images, samples=samples)
+    """
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        interpolation: Any = "nearest",
+        expand: bool = False,
+        center: Sequence[float] | None = None,
+        fill: Fill = 0,
+    ) -> None:
+        self.degrees = _angles(self, "degrees", degrees)
+        if expand is not False:
+            advice = "All images of a batch have one size."
+            raise wrong(self, "expand", "False", repr(expand), advice)
+        self.center = _center(self, center)
+        self._set_pixels(interpolation, fill)
+
+    def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the angle."""
+        angle = self._angle(draws)
+        zero = np.zeros((len(angle), 2))
+        matrices = affine_matrices(
+            height, width, -angle, zero, np.ones(len(angle)), zero, self.center
+        )
+        return np.arange(len(angle)), matrices
+
+    def apply(
+        self, images: Tensor, columns: TensorsByName, draws: Draws
+    ) -> tuple[Tensor, TensorsByName]:
+        """Warp the images, and turn those exactly whose angle is a multiple of 90 degrees."""
+        turned, columns = super().apply(images, columns, draws)
+        angle = self._angle(draws)
+        quarters = (0, 1, 2, 3) if images.shape[2] == images.shape[3] else (0, 2)
+        for quarter in quarters if self.center is None else ():
+            places = np.flatnonzero(angle == 90 * quarter)
+            if len(places):
+                where = upload(places, images.device)
+                turned[where] = images[where].rot90(quarter, (2, 3))
+        return turned, columns
+
+    def _angle(self, draws: Draws) -> np.ndarray:
+        """Return the angles, from 0 to 360."""
+        return _between(self.degrees, draws.uniform(1)[0]) % 360
+
+
+class RandomPerspective(Warp):
+    """See each image at a slant with share ``p``, like torchvision's.
+
+    Each corner moves inwards by a random number of whole pixels: at most ``distortion_scale`` of
+    half the width, and of half the height. Images whose corners would lie on a line stay as they
+    are; so do all of one pixel in width or height. With bilinear interpolation, a position exactly
+    on the border may be outside where torchvision has it inside: 6 in 10 million values. For
+    ``interpolation``, ``fill``, masks, points and boxes see `RandomAffine`.
+
+    >>> images = RandomPerspective(0.5, p=0.5)(images, samples=samples)
+    """
+
+    def __init__(
+        self,
+        distortion_scale: float = 0.5,
+        p: float = 0.5,
+        interpolation: Any = "bilinear",
+        fill: Fill = 0,
+    ) -> None:
+        self.distortion_scale = share(self, "distortion_scale", distortion_scale)
+        self.p = share(self, "p", p)
+        self._set_pixels(interpolation, fill)
+
+    def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        """Draw 0 chooses samples, and 1 to 8 move the corners, clockwise from the upper left."""
+        drawn = draws.uniform(9)
+        right, bottom = width - 1, height - 1
+        starts = np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], np.float64)
+        half = np.array([width // 2, height // 2])
+        numbers_of_shifts = (self.distortion_scale * half).astype(np.int64) + 1
+        shifts = np.floor(drawn[1:].T.reshape(-1, 4, 2) * numbers_of_shifts)
+        ends = starts + shifts * [[1, 1], [-1, 1], [-1, -1], [1, -1]]
+        places = np.flatnonzero((drawn[0] < self.p) & ~_on_a_line(ends))
+        return places, perspective_matrices(np.tile(starts, (len(places), 1, 1)), ends[places])
+
+
+def _between(ends: Sequence[float], drawn: np.ndarray) -> np.ndarray:
+    """Return numbers within a range from numbers from 0 to 1."""
+    return ends[0] + (ends[1] - ends[0]) * drawn
+
+
+def _on_a_line(corners: np.ndarray) -> np.ndarray:
+    """Return whether any three of four points ``(n, 4, 2)`` lie on a line, bool ``(n,)``."""
+    triples = corners[:, [[0, 1, 2], [1, 2, 3], [2, 3, 0], [3, 0, 1]]]
+    (x, y), (other_x, other_y) = (
+        np.moveaxis(triples[:, :, side] - triples[:, :, 0], 2, 0) for side in (1, 2)
+    )
+    return np.asarray((x * other_y == y * other_x).any(1))
+
+
+def _angles(owner: Transform, argument: str, value: Any) -> tuple[float, float]:
+    """Return the range of angles that a number or a pair stands for."""
+    ends = (-value, value) if isinstance(value, Real) else value
+    are_angles = isinstance(ends, Sequence) and all(map(is_finite, ends))
+    if not are_angles or len(ends) != 2 or ends[0] > ends[1]:
+        expected = "a number of at least 0, or a pair (low, high), low <= high"
+        raise wrong(owner, argument, expected, repr(value))
+    return float(ends[0]), float(ends[1])
+
+
+def _shears(owner: Transform, value: Any) -> tuple[float, ...]:
+    """Return the ranges along x and, if given, y: two numbers or four."""
+    if isinstance(value, Sequence) and len(value) == 4:
+        return (*_angles(owner, "shear", value[:2]), *_angles(owner, "shear", value[2:]))
+    return _angles(owner, "shear", value)
+
+
+def _center(owner: Transform, value: Any) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or len(value) != 2 or not all(map(is_finite, value)):
+        raise wrong(owner, "center", "a pair of numbers (x, y)", repr(value))
+    return float(value[0]), float(value[1])

@@ -1,0 +1,92 @@
+"""What was drawn: an operation and a magnitude for each sample, for one step after another."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memload.transforms.geometry import Plan
+from memload.upload import upload
+
+#: All operations. Elsewhere an operation is an index into this. The first 14 are those that
+#: TrivialAugment and torchvision's RandAugment choose from, and timm's RandAugment has the first 16
+#: but "Identity". The others are parts of ColorJitter, RandomGrayscale and GaussianBlur.
+OPERATIONS = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    *("Brightness", "Color", "Contrast", "Sharpness"),
+    *("Posterize", "Solarize", "AutoContrast", "Equalize", "Invert", "SolarizeAdd"),
+    *("JitterContrast", "JitterSaturation", "Hue", "Grayscale", "Blur"),
+)
+
+
+NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
+
+
+def are(*names: str) -> np.ndarray:
+    """Return for each operation whether it is one of these, bool ``(len(OPERATIONS),)``."""
+    return np.isin(OPERATIONS, names)
+
+
+MOVES = are("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+
+
+class Drawn(NamedTuple):
+    """An operation for each sample of a batch, and how much of it.
+
+    By operation, the magnitude is a shear as its tangent, a translation in pixels, a rotation
+    counterclockwise in degrees, a factor (brightness, color, contrast, sharpness, saturation), the
+    number of bits that stay (posterize), a threshold as a share of white (solarize), the levels of
+    255 that are added (SolarizeAdd), a share of the circle (hue), or a standard deviation in pixels
+    (blur).
+    """
+
+    operation: np.ndarray  #: an index into `OPERATIONS`, int64 ``(N,)``
+    magnitude: np.ndarray  #: float64 ``(N,)``
+    #: How pixels are moved, and what comes into view; see `warping.warp`.
+    interpolation: Any = "nearest"
+    fill: Any = None
+    #: (width, height) of the kernel of a blur.
+    kernel_size: tuple[int, int] = (1, 1)
+
+    def at(self, places: Any) -> "Drawn":
+        """Return what was drawn for some samples, at places in the batch or a slice of it."""
+        return self._replace(operation=self.operation[places], magnitude=self.magnitude[places])
+
+    def only_for(self, chosen: np.ndarray) -> "Drawn":
+        """Return the same where ``chosen``, bool ``(N,)``, and no operation elsewhere."""
+        return self._replace(operation=np.where(chosen, self.operation, NUMBERS["Identity"]))
+
+
+@dataclass
+class DrawnPlan:
+    """What was drawn for ``count`` samples of images ``(channels, height, width)`` of a dtype."""
+
+    steps: Sequence[Drawn]
+    #: The maps of pixels at the end.
+    after: Plan
+    count: int
+    channels: int
+    height: int
+    width: int
+    dtype: torch.dtype
+    #: What the kernel takes, by device.
+    _uploaded: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def maps_pixels(self) -> bool:
+        """Whether there are any maps of pixels at the end."""
+        return self.after.maps_pixels or self.after.dtype != self.dtype
+
+    def steps_of(self, first: int, count: int) -> list[Drawn]:
+        """Return what was drawn for ``count`` samples from ``first`` on."""
+        return [drawn.at(slice(first, first + count)) for drawn in self.steps]
+
+    def uploaded(self, compute: Callable[["DrawnPlan"], Any], device: torch.device) -> Any:
+        """Return passes of ``compute(plan)`` with their parameters on a device, computed once."""
+        if device not in self._uploaded:
+            self._uploaded[device] = [
+                one._replace(parameters=upload(one.parameters, device)) for one in compute(self)
+            ]
+        return self._uploaded[device]

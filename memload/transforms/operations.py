@@ -1,0 +1,89 @@
+"""What each operation does, in torch's own operations: the reference of `operations_kernel`."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memload.transforms.color import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_hue,
+    adjust_saturation,
+    grayscale,
+    jitter_contrast,
+    jitter_saturation,
+)
+from memload.transforms.drawn import MOVES, NUMBERS, OPERATIONS, Drawn
+from memload.transforms.filtering import gaussian_blur, sharpen_in_place
+from memload.transforms.lookup import autocontrast, equalize, invert, posterize, solarize
+from memload.transforms.some import change_some, take_some
+from memload.transforms.warping import matrices_of, warp
+from memload.upload import upload
+
+#: The number that all operations which move pixels have as a group: each has a matrix an image.
+_MOVING = -1
+
+
+def change_each(images: Tensor, steps: Sequence[Drawn]) -> Tensor:
+    """Return images in new memory, each changed by what was drawn for it, one step after another.
+
+    The samples of each operation are changed together.
+    """
+    changed = images
+    for drawn in steps:
+        groups = np.where(MOVES[drawn.operation], _MOVING, drawn.operation)
+        for number in np.unique(groups):
+            if number != NUMBERS["Identity"]:
+                places = np.flatnonzero(groups == number)
+                change = functools.partial(_change, number, drawn.at(places))
+                if len(places) == len(images) and number != NUMBERS["Sharpness"]:
+                    changed = change(changed, slice(None))
+                else:  # sharpening writes to the images that it gets
+                    is_own = changed is not images
+                    changed = change_some(changed, places, change, in_place=is_own)
+    return take_some(images, np.arange(len(images))) if changed is images else changed
+
+
+def _change(number: int, drawn: Drawn, images: Tensor, part: slice) -> Tensor:
+    """Return images changed by an operation, or moved, each by what was drawn for it.
+
+    The images are a part of those for which something was drawn.
+    """
+    drawn = drawn.at(part)
+    if number == NUMBERS["Blur"]:
+        return gaussian_blur(images, drawn.kernel_size, drawn.magnitude)
+    if number != _MOVING:
+        return _CHANGES[OPERATIONS[number]](images, drawn.magnitude)
+    return warp(images, matrices_of(drawn, *images.shape[2:]), drawn.interpolation, drawn.fill)
+
+
+def _solarize_add(images: Tensor, added: np.ndarray) -> Tensor:
+    """Return uint8 images whose values below 128 have grown by ``added``, which is at most 127."""
+    levels = upload(added.astype(np.uint8), images.device)[:, None, None, None]
+    return torch.where(images < 128, images + levels, images)
+
+
+def _white(images: Tensor) -> int:
+    return 255 if images.dtype == torch.uint8 else 1
+
+
+#: Functions of images and magnitudes by the operation, where it changes values.
+_CHANGES: dict[str, Callable[[Tensor, np.ndarray], Tensor]] = {
+    "Brightness": adjust_brightness,
+    "Color": adjust_saturation,
+    "Contrast": adjust_contrast,
+    "Sharpness": sharpen_in_place,
+    "Posterize": lambda images, magnitude: posterize(images, magnitude.astype(np.int64)),
+    "Solarize": lambda images, magnitude: solarize(images, magnitude * _white(images)),
+    "AutoContrast": lambda images, magnitude: autocontrast(images),
+    "Equalize": lambda images, magnitude: equalize(images),
+    "Invert": lambda images, magnitude: invert(images),
+    "SolarizeAdd": _solarize_add,
+    "JitterContrast": jitter_contrast,
+    "JitterSaturation": jitter_saturation,
+    "Hue": adjust_hue,
+    "Grayscale": lambda images, magnitude: grayscale(images),
+}

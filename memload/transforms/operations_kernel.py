@@ -1,0 +1,743 @@
+"""Operations drawn for each sample as Triton kernels, for uint8 images of 1 or 3 channels.
+
+A pass takes each pixel from where a matrix says, or sharpens it, and then changes its colours by
+one operation after another. Each sample has operations of its own.
+
+    Drawn, Drawn, … ─▶ _passes ─▶ of each pass: _count_levels ─▶ histograms of what is measured
+                                                _make_tables  ─▶ tables for contrast, equalize, …
+                                                _change       ─▶ images
+
+Results have the same bits as those of `operations.change_each`.
+"""
+
+# ruff: noqa: N803  # Triton's way of writing constants
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memload.transforms.arguments import per_channel
+from memload.transforms.blur_kernel import blur
+from memload.transforms.color import LUMA
+from memload.transforms.drawn import MOVES, NUMBERS, Drawn, DrawnPlan, are
+from memload.transforms.filtering import weights_of
+from memload.transforms.warping import FAR, MARGIN, Interpolation, grid_lines, matrices_of
+from memload.upload import upload
+
+#: Pixels that a program makes at once and how often, and those that it counts at once.
+_PIXELS, _TIMES, _COUNTED = 256, 4, 256
+#: A program counts about this many pixels of a sample. More programs have more histograms.
+_PIXELS_PER_HISTOGRAM = 2048
+_MOST_HISTOGRAMS = 32
+#: A sigma in pixels for images that are not blurred.
+_NO_BLUR = 1e-3
+
+_BRIGHTNESS = tl.constexpr(NUMBERS["Brightness"])
+_COLOR = tl.constexpr(NUMBERS["Color"])
+_CONTRAST = tl.constexpr(NUMBERS["Contrast"])
+_POSTERIZE = tl.constexpr(NUMBERS["Posterize"])
+_SOLARIZE = tl.constexpr(NUMBERS["Solarize"])
+_AUTOCONTRAST = tl.constexpr(NUMBERS["AutoContrast"])
+_EQUALIZE = tl.constexpr(NUMBERS["Equalize"])
+_INVERT = tl.constexpr(NUMBERS["Invert"])
+_SOLARIZE_ADD = tl.constexpr(NUMBERS["SolarizeAdd"])
+_JITTER_CONTRAST = tl.constexpr(NUMBERS["JitterContrast"])
+_JITTER_SATURATION = tl.constexpr(NUMBERS["JitterSaturation"])
+_HUE = tl.constexpr(NUMBERS["Hue"])
+_GRAYSCALE = tl.constexpr(NUMBERS["Grayscale"])
+
+#: Operations that need a histogram of the image: they are tables. Those that need other pixels.
+_MEASURED = are("Contrast", "AutoContrast", "Equalize", "JitterContrast")
+_TAKEN = MOVES | are("Sharpness")
+_JITTERS = are("JitterContrast", "JitterSaturation")
+#: How pixels are taken: as they are, from where a matrix says, or with their neighbours.
+_AS_THEY_ARE, _MOVED, _SHARPENED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+#: The parameters of a sample: how its pixels are taken, nine numbers for that, which step is a
+#: table, or the number of steps; factors and offsets of red, green and blue, with which the pass
+#: ends. Then come three for each step. Those of a sample are neighbours in memory: with the
+#: numbers of all samples side by side, each would be another line of the cache.
+_NUMBERS_OF_TAKING, _TABLE_STEP = tl.constexpr(1), tl.constexpr(10)
+_FACTORS, _OFFSETS, _STEPS = tl.constexpr(11), tl.constexpr(14), tl.constexpr(17)
+#: The weights of red, green and blue, as float32 has them.
+_RED, _GREEN, _BLUE = (tl.constexpr(float(np.float32(weight))) for weight in LUMA)
+_FAR, _MARGIN = tl.constexpr(FAR), tl.constexpr(MARGIN)
+#: Adding and taking off this rounds a float32 to a whole number, to even where it is halfway.
+_ROUNDING = tl.constexpr(1.5 * 2**23)
+
+
+class Pass(NamedTuple):
+    """Steps that are done together."""
+
+    #: int32 ``(N, _STEPS + 3 * steps)``: an array, or a tensor once it is on a device.
+    parameters: Any
+    steps: int
+    takes: bool  #: whether any pixels are moved or sharpened
+    measures: bool  #: whether any operation needs a histogram
+    bilinear: bool
+    fill: tuple[float, ...] | None
+    is_perspective: bool
+    dtype: torch.dtype
+    maps_pixels: bool  #: whether the pass ends with factors and offsets
+
+
+class BlurPass(NamedTuple):
+    """A blur of some samples."""
+
+    parameters: Any  #: see `blur_kernel.blur`: float32 weights ``(N, …)``
+    radii: tuple[int, int]
+
+
+def run(images: Tensor, plan: DrawnPlan, first_in_plan: int = 0) -> Tensor:
+    """Return uint8 images ``(N, C, H, W)`` changed by what was drawn for them.
+
+    They are the plan's samples from ``first_in_plan`` on. C is 1 or 3. The result is new memory in
+    the plan's memory format.
+    """
+    count, memory_format = len(images), plan.after.memory_format
+    for one in plan.uploaded(_passes, images.device):
+        if isinstance(one, Pass):
+            images = _run(images, one, first_in_plan, memory_format)
+        else:
+            weights = one.parameters[first_in_plan : first_in_plan + count]
+            images = blur(images, weights, one.radii)
+    return images
+
+
+def warp(
+    images: Tensor,
+    matrices: np.ndarray,
+    interpolation: Interpolation,
+    fill: tuple[float, ...] | None,
+) -> Tensor:
+    """Return what `warping.warp` returns for uint8 images of 1 or 3 channels."""
+    parameters = np.zeros((len(images), _STEPS.value), np.int32)
+    _set_matrices(parameters, slice(None), matrices, *images.shape[2:])
+    one = Pass(
+        parameters=upload(parameters, images.device),
+        steps=0,
+        takes=True,
+        measures=False,
+        bilinear=interpolation == "bilinear",
+        fill=fill,
+        is_perspective=matrices.shape[1] == 8,
+        dtype=torch.uint8,
+        maps_pixels=False,
+    )
+    return _run(images, one, 0, torch.preserve_format)
+
+
+def _run(images: Tensor, one: Pass, first: int, memory_format: torch.memory_format) -> Tensor:
+    """Carry out a pass."""
+    out = torch.empty_like(images, dtype=one.dtype, memory_format=memory_format)
+    if not images.numel():
+        return out
+    count, channels, height, width = images.shape
+    sides_and_strides = zip(images.shape[1:], images.stride()[1:], strict=True)
+    # The kernel's offsets within a sample have 32 bits.
+    if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 31:
+        images = images.contiguous(memory_format=torch.channels_last)
+    fill = np.array((0.0,) * channels if one.fill is None else one.fill)
+    # Means are computed with fractions of it.
+    colour = fill.tolist() if one.bilinear else np.rint(fill).astype(int).tolist()
+    parameters = one.parameters[first : first + count]
+    taken = *(colour[channel % channels] for channel in range(3)), *images.stride()
+    constants = {
+        "C": channels, "STEPS": one.steps, "TAKES": one.takes, "BILINEAR": one.bilinear,
+        "FILLED": one.fill is not None, "PERSPECTIVE": one.is_perspective,
+        # A fused multiply-add rounds differently than the CPU does.
+        "enable_fp_fusion": False,
+    }  # fmt: skip
+    with torch.cuda.device(images.device if images.is_cuda else -1):
+        tables = images
+        if one.measures:
+            tables = _tables(images, parameters, taken, constants)
+        _change[(count * triton.cdiv(height * width, _PIXELS * _TIMES),)](
+            images, out, tables, parameters, height, width, *taken, *out.stride(),
+            MEASURES=one.measures, AFFINE=one.maps_pixels, TIMES=_TIMES, BLOCK=_PIXELS, **constants,
+        )  # fmt: skip
+    return out
+
+
+def _tables(
+    images: Tensor, parameters: Tensor, taken: Sequence[int], constants: dict[str, Any]
+) -> Tensor:
+    """Return tables uint8 ``(N, C, 256)`` for the samples with an operation that needs one."""
+    count, channels, height, width = images.shape
+    parts = triton.next_power_of_2(triton.cdiv(height * width, _PIXELS_PER_HISTOGRAM))
+    parts = min(parts, _MOST_HISTOGRAMS)
+    counts = images.new_empty((count, parts, channels, 256), dtype=torch.int32)
+    _count_levels[(count * parts,)](
+        images, counts, parameters, height, width, *taken,
+        PARTS=parts, BLOCK=_COUNTED, **constants,
+    )  # fmt: skip
+    tables = images.new_empty((count, channels, 256))
+    _make_tables[(count,)](
+        counts, tables, parameters, height * width,
+        C=channels, STEPS=constants["STEPS"], PARTS=parts, enable_fp_fusion=False,
+    )  # fmt: skip
+    return tables
+
+
+def _passes(plan: DrawnPlan) -> list[Pass | BlurPass]:
+    """Return the passes of a plan, as few as possible, but at least one.
+
+    A pass begins with an operation that needs other pixels, and has one table for each sample. A
+    blur is a pass by itself.
+    """
+    groups: list[list[Drawn]] = [[]]
+    for drawn in plan.steps:
+        if not drawn.operation.any():  # nothing is done to any sample
+            continue
+        measured = sum((_MEASURED[step.operation] for step in groups[-1]), 0)
+        fits = not ((measured + _MEASURED[drawn.operation]) > 1).any()
+        blurs = _is_blur(drawn) or (groups[-1] and _is_blur(groups[-1][0]))
+        if groups[-1] and (not fits or blurs or _TAKEN[drawn.operation].any()):
+            groups.append([])
+        groups[-1].append(drawn)
+    if groups[-1] and _is_blur(groups[-1][0]) and plan.maps_pixels:
+        groups.append([])
+    *others, last = groups
+    return [*(_pass(steps, plan, is_last=False) for steps in others), _pass(last, plan)]
+
+
+def _is_blur(drawn: Drawn) -> bool:
+    return bool((drawn.operation == NUMBERS["Blur"]).any())
+
+
+def _blur_pass(drawn: Drawn) -> BlurPass:
+    """Return a pass that blurs some samples."""
+    radii = drawn.kernel_size[0] // 2, drawn.kernel_size[1] // 2
+    # The weights of a tiny sigma are 1, 0, 0 and so on, which blur nothing.
+    sigma = np.where(drawn.operation == NUMBERS["Blur"], drawn.magnitude, _NO_BLUR)
+    return BlurPass(weights_of(sigma, radii).astype(np.float32), radii)
+
+
+def _pass(steps: Sequence[Drawn], plan: DrawnPlan, *, is_last: bool = True) -> Pass | BlurPass:
+    """Return a pass, of which the first step may need other pixels."""
+    if steps and _is_blur(steps[0]):
+        return _blur_pass(steps[0])
+    parameters = np.zeros((plan.count, _STEPS.value + 3 * len(steps)), np.int32)
+    numbers = parameters.view(np.float32)
+    parameters[:, _TABLE_STEP.value] = len(steps)
+    interpolation, fill = "nearest", None
+    for index, drawn in enumerate(steps):
+        column = _STEPS.value + 3 * index
+        parameters[:, column] = np.where(_TAKEN[drawn.operation], 0, drawn.operation)
+        numbers[:, column + 1], numbers[:, column + 2] = _numbers(drawn)
+        parameters[_MEASURED[drawn.operation], _TABLE_STEP.value] = index
+        if index == 0:
+            _set_taking(parameters, drawn, plan.height, plan.width)
+            interpolation, fill = drawn.interpolation, drawn.fill
+    if is_last:
+        for start, values in (_FACTORS, plan.after.factor), (_OFFSETS, plan.after.offset):
+            numbers[:, start.value : start.value + plan.channels] = values
+    return Pass(
+        parameters,
+        len(steps),
+        takes=bool(parameters[:, 0].any()),
+        measures=bool((parameters[:, _TABLE_STEP.value] < len(steps)).any()),
+        bilinear=interpolation == "bilinear",
+        fill=None
+        if fill is None
+        else per_channel("warp", "fill", fill, plan.channels, torch.uint8),
+        is_perspective=False,
+        dtype=plan.after.dtype if is_last else torch.uint8,
+        maps_pixels=is_last and plan.after.maps_pixels,
+    )
+
+
+def _set_taking(parameters: np.ndarray, drawn: Drawn, height: int, width: int) -> None:
+    """Write how pixels are taken, and the numbers for that."""
+    places = np.flatnonzero(MOVES[drawn.operation])
+    if places.size:
+        _set_matrices(
+            parameters, places, matrices_of(drawn.at(places), height, width), height, width
+        )
+    sharpened = drawn.operation == NUMBERS["Sharpness"]
+    parameters[sharpened, 0] = _SHARPENED.value
+    numbers = parameters.view(np.float32)
+    numbers[sharpened, _NUMBERS_OF_TAKING.value] = 1 - drawn.magnitude[sharpened]
+
+
+def _set_matrices(
+    parameters: np.ndarray, places: Any, matrices: np.ndarray, height: int, width: int
+) -> None:
+    """Have the pixels of some samples taken from where matrices say."""
+    lines = grid_lines(matrices, height, width).reshape(len(matrices), -1)
+    parameters[places, 0] = _MOVED.value
+    start = _NUMBERS_OF_TAKING.value
+    parameters.view(np.float32)[places, start : start + lines.shape[1]] = lines
+
+
+def _numbers(drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:
+    """Return two numbers for the operation of each sample, ``(N,)`` each."""
+    operation, magnitude = drawn.operation, drawn.magnitude
+    # The operations of ColorJitter subtract in float32.
+    rest = np.where(_JITTERS[operation], 1 - magnitude.astype(np.float32), 1 - magnitude)
+    first = np.where(operation == NUMBERS["Solarize"], magnitude * 255, magnitude)
+    posterized = np.flatnonzero(operation == NUMBERS["Posterize"])
+    first[posterized] = (0xFF00 >> magnitude[posterized].astype(np.int64)) & 0xFF
+    return first, rest
+
+
+@triton.jit
+def _change(
+    source, out, tables, parameters, height, width, fill_r, fill_g, fill_b,
+    source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
+    C: tl.constexpr, STEPS: tl.constexpr, TAKES: tl.constexpr, BILINEAR: tl.constexpr,
+    FILLED: tl.constexpr, PERSPECTIVE: tl.constexpr, MEASURES: tl.constexpr, AFFINE: tl.constexpr,
+    TIMES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Make ``BLOCK`` pixels of a sample, ``TIMES`` times.
+
+    All at once would take too many registers: 184 for 512 pixels (sm_90), and 90 for 256.
+    """
+    programs = tl.cdiv(height * width, BLOCK * TIMES)
+    sample = (tl.program_id(0) // programs).to(tl.int64)
+    mine = parameters + sample * (_STEPS + 3 * STEPS)
+    table = tables + sample * (C * 256)
+    table_step = tl.load(mine + _TABLE_STEP)
+    for time in range(TIMES):
+        pixel = (tl.program_id(0) % programs * TIMES + time) * BLOCK + tl.arange(0, BLOCK)
+        red, green, blue = _take(
+            source + sample * source_n, mine, pixel, height, width, fill_r, fill_g, fill_b,
+            source_c, source_y, source_x, C, TAKES, BILINEAR, FILLED, PERSPECTIVE,
+        )  # fmt: skip
+        for step in range(STEPS):
+            if MEASURES and step == table_step:
+                red = tl.load(table + red).to(tl.int32)
+                if C == 3:
+                    green = tl.load(table + 256 + green).to(tl.int32)
+                    blue = tl.load(table + 512 + blue).to(tl.int32)
+            else:
+                red, green, blue = _change_colours(red, green, blue, mine + _STEPS + 3 * step, C)
+        inside = pixel < height * width
+        where = out + sample * out_n + pixel // width * out_y + pixel % width * out_x
+        _store(where, red, mine, 0, inside, AFFINE)
+        if C == 3:
+            _store(where + out_c, green, mine, 1, inside, AFFINE)
+            _store(where + 2 * out_c, blue, mine, 2, inside, AFFINE)
+
+
+@triton.jit
+def _store(where, value, mine, channel: tl.constexpr, inside, AFFINE: tl.constexpr):
+    if AFFINE:
+        factor = tl.load(mine + _FACTORS + channel).to(tl.float32, bitcast=True)
+        offset = tl.load(mine + _OFFSETS + channel).to(tl.float32, bitcast=True)
+        value = value.to(tl.float32) * factor + offset
+    tl.store(where, value.to(where.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _count_levels(
+    source, counts, parameters, height, width, fill_r, fill_g, fill_b,
+    source_n, source_c, source_y, source_x,
+    C: tl.constexpr, STEPS: tl.constexpr, TAKES: tl.constexpr, BILINEAR: tl.constexpr,
+    FILLED: tl.constexpr, PERSPECTIVE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Count the levels of a part of a sample, where an operation needs that: before this operation.
+
+    Histograms take long, so there is one for "Equalize" only. Autocontrast needs the least and the
+    largest level, of which one of each is counted, and contrast the sum of the luma, of which as
+    many are counted of levels 255 and 1 as have this sum.
+    """
+    sample = (tl.program_id(0) // PARTS).to(tl.int64)
+    part = tl.program_id(0) % PARTS
+    mine = parameters + sample * (_STEPS + 3 * STEPS)
+    table_step = tl.load(mine + _TABLE_STEP)
+    if table_step < STEPS:
+        operation = tl.load(mine + _STEPS + 3 * table_step)
+        level = tl.arange(0, 256)
+        reds = tl.zeros((256,), tl.int32)
+        greens, blues = reds, reds
+        lumas = tl.zeros((BLOCK,), tl.int32)
+        least_r, least_g, least_b = lumas + 255, lumas + 255, lumas + 255
+        most_r, most_g, most_b = lumas, lumas, lumas
+        for block in range(part, tl.cdiv(height * width, BLOCK), PARTS):
+            pixel = block * BLOCK + tl.arange(0, BLOCK)
+            inside = pixel < height * width
+            red, green, blue = _take(
+                source + sample * source_n, mine, pixel, height, width, fill_r, fill_g, fill_b,
+                source_c, source_y, source_x, C, TAKES, BILINEAR, FILLED, PERSPECTIVE,
+            )  # fmt: skip
+            for step in range(table_step):
+                red, green, blue = _change_colours(red, green, blue, mine + _STEPS + 3 * step, C)
+            if operation == _EQUALIZE:
+                outside = tl.where(level == 0, BLOCK - tl.sum(inside.to(tl.int32)), 0)
+                reds += tl.histogram(tl.where(inside, red, 0), 256) - outside
+                if C == 3:
+                    greens += tl.histogram(tl.where(inside, green, 0), 256) - outside
+                    blues += tl.histogram(tl.where(inside, blue, 0), 256) - outside
+            elif operation == _AUTOCONTRAST:
+                least_r, most_r = _extremes(least_r, most_r, red, inside)
+                least_g, most_g = _extremes(least_g, most_g, green, inside)
+                least_b, most_b = _extremes(least_b, most_b, blue, inside)
+            else:
+                luma = red
+                if C == 3:
+                    if operation == _CONTRAST:
+                        luma = _luma_rounded_once(red, green, blue)
+                    else:
+                        luma = _luma(red, green, blue).to(tl.int32)
+                lumas += tl.where(inside, luma, 0)
+        if operation == _AUTOCONTRAST:
+            reds = _one_of_each(level, least_r, most_r)
+            greens, blues = (
+                _one_of_each(level, least_g, most_g),
+                _one_of_each(level, least_b, most_b),
+            )
+        elif operation != _EQUALIZE:
+            total = tl.sum(lumas.to(tl.int64))
+            rest = tl.where(level == 1, total % 255, 0)
+            reds = tl.where(level == 255, total // 255, rest).to(tl.int32)
+        where = counts + (sample * PARTS + part) * (C * 256) + level
+        tl.store(where, reds)
+        if C == 3:
+            tl.store(where + 256, greens)
+            tl.store(where + 512, blues)
+
+
+@triton.jit
+def _extremes(least, largest, value, inside):
+    """Return the least and largest values so far."""
+    least = tl.minimum(least, tl.where(inside, value, 255))
+    return least, tl.maximum(largest, tl.where(inside, value, 0))
+
+
+@triton.jit
+def _one_of_each(level, least, largest):
+    """Return a histogram with one of the least and one of the largest level, if there are any."""
+    least, largest = tl.min(least), tl.max(largest)
+    return (((level == least) | (level == largest)) & (least <= largest)).to(tl.int32)
+
+
+@triton.jit
+def _make_tables(
+    counts, tables, parameters, pixels, C: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr
+):
+    """Make the table of each channel of a sample, where an operation is one."""
+    sample = tl.program_id(0).to(tl.int64)
+    mine = parameters + sample * (_STEPS + 3 * STEPS)
+    table_step = tl.load(mine + _TABLE_STEP)
+    if table_step < STEPS:
+        row = mine + _STEPS + 3 * table_step
+        operation = tl.load(row)
+        factor = tl.load(row + 1).to(tl.float32, bitcast=True)
+        rest = tl.load(row + 2).to(tl.float32, bitcast=True)
+        level = tl.arange(0, 256)
+        part = tl.arange(0, PARTS)[:, None]
+        for channel in range(C):
+            is_contrast = (operation == _CONTRAST) | (operation == _JITTER_CONTRAST)
+            counted = tl.where(is_contrast, 0, channel)
+            where = counts + (sample * PARTS + part) * (C * 256) + counted * 256
+            found = tl.sum(tl.load(where + level[None, :]), 0)
+            table = level
+            if operation == _EQUALIZE:
+                table = _equalized(level, found, pixels)
+            elif operation == _AUTOCONTRAST:
+                table = _stretched(level, found)
+            else:
+                total = tl.sum(level.to(tl.int64) * found)
+                mean = (total.to(tl.float64) / pixels).to(tl.float32)
+                if operation == _CONTRAST:
+                    table = _blended_once(level, mean, factor, rest)
+                else:
+                    table = _blended(level, mean, factor, rest)
+            tl.store(tables + (sample * C + channel) * 256 + level, table.to(tl.uint8))
+
+
+@triton.jit
+def _equalized(level, found, pixels):
+    """Return the table of `lookup.equalize_table` for a histogram."""
+    up_to = tl.cumsum(found)
+    below_largest = tl.max(tl.where(up_to < pixels, up_to, 0))
+    step = below_largest // 255
+    spread = (up_to - found + step // 2) // tl.maximum(step, 1)
+    return tl.where(step > 0, tl.minimum(spread, 255), level)
+
+
+@triton.jit
+def _stretched(level, found):
+    """Return the table of `lookup.autocontrast_table` for a histogram."""
+    least = tl.min(tl.where(found > 0, level, 255)).to(tl.float32)
+    largest = tl.max(tl.where(found > 0, level, 0)).to(tl.float32)
+    is_flat = least == largest
+    scale = tl.where(is_flat, 1.0, (largest - least) * (1 / 255))
+    value = level.to(tl.float32) - tl.where(is_flat, 0.0, least)
+    return _clamped(tl.div_rn(value, scale + tl.zeros_like(value)))
+
+
+@triton.jit
+def _take(
+    source, mine, pixel, height, width, fill_r, fill_g, fill_b,
+    stride_c, stride_y, stride_x, C: tl.constexpr, TAKES: tl.constexpr, BILINEAR: tl.constexpr,
+    FILLED: tl.constexpr, PERSPECTIVE: tl.constexpr,
+):  # fmt: skip
+    """Return red, green and blue of pixels before their colours are changed, int32 0 to 255."""
+    y, x = pixel // width, pixel % width
+    inside = pixel < height * width
+    red = tl.zeros(pixel.shape, tl.int32)
+    green, blue = red, red
+    how = _AS_THEY_ARE
+    if TAKES:
+        how = tl.load(mine)
+    if how == _MOVED:
+        from_x, from_y = _positions(mine + _NUMBERS_OF_TAKING, y, x, height, width, PERSPECTIVE)
+        if BILINEAR:
+            red, green, blue = _means(
+                source, from_y, from_x, inside, height, width, fill_r, fill_g, fill_b,
+                stride_c, stride_y, stride_x, C, FILLED,
+            )  # fmt: skip
+        else:
+            near_x = ((from_x + _ROUNDING) - _ROUNDING).to(tl.int32)
+            near_y = ((from_y + _ROUNDING) - _ROUNDING).to(tl.int32)
+            is_within = _is_within(near_y, near_x, height, width)
+            red, green, blue = _load(
+                source, near_y, near_x, inside & is_within, stride_c, stride_y, stride_x, C
+            )
+            red = tl.where(is_within, red, fill_r)
+            green = tl.where(is_within, green, fill_g)
+            blue = tl.where(is_within, blue, fill_b)
+    else:
+        red, green, blue = _load(source, y, x, inside, stride_c, stride_y, stride_x, C)
+        if how == _SHARPENED:
+            amount = tl.load(mine + _NUMBERS_OF_TAKING).to(tl.float32, bitcast=True)
+            is_border = (y == 0) | (x == 0) | (y == height - 1) | (x == width - 1)
+            all_r, all_g, all_b = red * 4, green * 4, blue * 4
+            for neighbour in range(9):  # not unrolled: that takes twice the registers
+                near_r, near_g, near_b = _load(
+                    source, y + neighbour // 3 - 1, x + neighbour % 3 - 1, inside & ~is_border,
+                    stride_c, stride_y, stride_x, C,
+                )  # fmt: skip
+                all_r, all_g, all_b = all_r + near_r, all_g + near_g, all_b + near_b
+            red = tl.where(is_border, red, _sharpened(red, all_r, amount))
+            green = tl.where(is_border, green, _sharpened(green, all_g, amount))
+            blue = tl.where(is_border, blue, _sharpened(blue, all_b, amount))
+    return red, green, blue
+
+
+@triton.jit
+def _load(source, y, x, mask, stride_c, stride_y, stride_x, C: tl.constexpr):
+    """Return red, green and blue of pixels, int32. With one channel, all are the same."""
+    where = source + y * stride_y + x * stride_x
+    red = tl.load(where, mask=mask, other=0).to(tl.int32)
+    if C == 3:
+        green = tl.load(where + stride_c, mask=mask, other=0).to(tl.int32)
+        blue = tl.load(where + 2 * stride_c, mask=mask, other=0).to(tl.int32)
+    else:
+        green, blue = red, red
+    return red, green, blue
+
+
+@triton.jit
+def _is_within(y, x, height, width):
+    return (y >= 0) & (y < height) & (x >= 0) & (x < width)
+
+
+@triton.jit
+def _sharpened(middle, weighted_sum, amount):
+    """Return what `filtering.sharpen` makes of a pixel; the weights have a sum of 13."""
+    smooth = (2 * weighted_sum + 13) // 26  # rounded; it is never halfway, as 13 is odd
+    mixed = (smooth - middle).to(tl.float64) * amount + middle.to(tl.float64)
+    return _clamped(mixed.to(tl.float32))
+
+
+@triton.jit
+def _positions(numbers, y, x, height, width, PERSPECTIVE: tl.constexpr):
+    """Return x and y of where pixels come from, as `warping._grid` and `_in_pixels` do it."""
+    if PERSPECTIVE:
+        x, y = x.to(tl.float32) + 0.5, y.to(tl.float32) + 0.5
+    else:
+        x, y = x.to(tl.float32) + 0.5 * (1 - width), y.to(tl.float32) + 0.5 * (1 - height)
+    from_x, from_y = _line(numbers, x, y), _line(numbers + 3, x, y)
+    if PERSPECTIVE:
+        divisor = _line(numbers + 6, x, y)
+        from_x, from_y = tl.div_rn(from_x, divisor) - 1, tl.div_rn(from_y, divisor) - 1
+    return _in_pixels(from_x, width), _in_pixels(from_y, height)
+
+
+@triton.jit
+def _line(numbers, x, y):
+    """Return a linear function of x and y."""
+    by_x = tl.load(numbers).to(tl.float32, bitcast=True)
+    by_y = tl.load(numbers + 1).to(tl.float32, bitcast=True)
+    offset = tl.load(numbers + 2).to(tl.float32, bitcast=True)
+    return (x * by_x + y * by_y) + offset
+
+
+@triton.jit
+def _in_pixels(position, extent):
+    position = tl.where(position == position, position, -_FAR)  # from nowhere is from outside
+    position = tl.minimum(tl.maximum(position, -_FAR), _FAR)
+    pixels = ((position + 1).to(tl.float64) * (0.5 * extent) - 0.5).to(tl.float32)
+    return tl.minimum(tl.maximum(pixels, -_MARGIN), extent)
+
+
+@triton.jit
+def _means(
+    source, from_y, from_x, inside, height, width, fill_r, fill_g, fill_b,
+    stride_c, stride_y, stride_x, C: tl.constexpr, FILLED: tl.constexpr,
+):  # fmt: skip
+    """Return the means of the four pixels around positions, as `warping._bilinear` does it."""
+    left, top = tl.floor(from_x), tl.floor(from_y)
+    to_right, to_bottom = from_x - left, from_y - top
+    x, y = left.to(tl.int32), top.to(tl.int32)
+    red = tl.zeros(from_x.shape, tl.float32)
+    green, blue, covered = red, red, red
+    for row in tl.static_range(2):
+        for column in tl.static_range(2):
+            across = to_right if column else 1 - to_right
+            weight = across * (to_bottom if row else 1 - to_bottom)
+            is_within = _is_within(y + row, x + column, height, width)
+            near_r, near_g, near_b = _load(
+                source, y + row, x + column, inside & is_within, stride_c, stride_y, stride_x, C
+            )
+            red, green = _plus(red, near_r, weight), _plus(green, near_g, weight)
+            blue, covered = _plus(blue, near_b, weight), _plus(covered, is_within, weight)
+    if FILLED:
+        red = (red - fill_r) * covered + fill_r
+        green = (green - fill_g) * covered + fill_g
+        blue = (blue - fill_b) * covered + fill_b
+    red, green = (red + _ROUNDING) - _ROUNDING, (green + _ROUNDING) - _ROUNDING
+    blue = (blue + _ROUNDING) - _ROUNDING
+    return red.to(tl.int32), green.to(tl.int32), blue.to(tl.int32)
+
+
+@triton.jit
+def _plus(total, value, weight):
+    """Return ``total + value · weight``, rounded once."""
+    product = value.to(tl.float64) * weight.to(tl.float64)
+    return (product + total.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def _change_colours(red, green, blue, step, C: tl.constexpr):
+    """Return pixels after a step that is not a table."""
+    operation = tl.load(step)
+    amount = tl.load(step + 1).to(tl.float32, bitcast=True)
+    rest = tl.load(step + 2).to(tl.float32, bitcast=True)
+    if operation != 0:
+        if operation == _BRIGHTNESS:
+            red = _clamped(red.to(tl.float32) * amount)
+            green = _clamped(green.to(tl.float32) * amount)
+            blue = _clamped(blue.to(tl.float32) * amount)
+        elif operation == _POSTERIZE:
+            mask = amount.to(tl.int32)
+            red, green, blue = red & mask, green & mask, blue & mask
+        elif operation == _INVERT:
+            red, green, blue = 255 - red, 255 - green, 255 - blue
+        elif operation == _SOLARIZE:
+            red, green = _solarized(red, amount), _solarized(green, amount)
+            blue = _solarized(blue, amount)
+        elif operation == _SOLARIZE_ADD:
+            added = amount.to(tl.int32)
+            red, green = _added(red, added), _added(green, added)
+            blue = _added(blue, added)
+        elif C == 3:
+            red, green, blue = _mix_channels(red, green, blue, operation, amount, rest)
+    return red, green, blue
+
+
+@triton.jit
+def _mix_channels(red, green, blue, operation, amount, rest):
+    """Return pixels after an operation to whose result all channels contribute."""
+    if operation == _COLOR:
+        grey = _luma_rounded_once(red, green, blue)
+        red = _blended_once(red, grey, amount, rest)
+        green = _blended_once(green, grey, amount, rest)
+        blue = _blended_once(blue, grey, amount, rest)
+    elif operation == _JITTER_SATURATION:
+        grey = tl.floor(_luma(red, green, blue))
+        red = _blended(red, grey, amount, rest)
+        green = _blended(green, grey, amount, rest)
+        blue = _blended(blue, grey, amount, rest)
+    elif operation == _HUE:
+        red, green, blue = _turned(red, green, blue, amount)
+    elif operation == _GRAYSCALE:
+        red = _luma(red, green, blue).to(tl.int32)
+        green, blue = red, red
+    return red, green, blue
+
+
+@triton.jit
+def _clamped(value):
+    """Return values between 0 and 255 and rounded down."""
+    return tl.minimum(tl.maximum(value, 0.0), 255.0).to(tl.int32)
+
+
+@triton.jit
+def _solarized(value, threshold):
+    return tl.where(value.to(tl.float32) >= threshold, 255 - value, value)
+
+
+@triton.jit
+def _added(value, added):
+    return tl.where(value < 128, value + added, value)
+
+
+@triton.jit
+def _luma(red, green, blue):
+    """Return the luma as `color._grey` computes it: each product is rounded, and each sum."""
+    products = red.to(tl.float32) * _RED + green.to(tl.float32) * _GREEN
+    return products + blue.to(tl.float32) * _BLUE
+
+
+@triton.jit
+def _luma_rounded_once(red, green, blue):
+    """Return the luma as `color._grey_levels` computes it: sums are rounded, products are not."""
+    first = (red.to(tl.float32) * _RED).to(tl.float64)
+    both = (first + green.to(tl.float64) * _GREEN).to(tl.float32).to(tl.float64)
+    return (both + blue.to(tl.float64) * _BLUE).to(tl.float32).to(tl.int32)
+
+
+@triton.jit
+def _blended(value, other, factor, rest):
+    """Return levels as `color._blend` computes them."""
+    return _clamped(value.to(tl.float32) * factor + other * rest)
+
+
+@triton.jit
+def _blended_once(value, other, factor, rest):
+    """Return levels as `color._blend_levels` computes them: the second product is not rounded."""
+    product = (value.to(tl.float32) * factor).to(tl.float64)
+    mixed = product + other.to(tl.float64) * rest.to(tl.float64)
+    return _clamped(mixed.to(tl.float32))
+
+
+@triton.jit
+def _turned(red, green, blue, turn):
+    """Return pixels whose hue is turned, as `color.adjust_hue` computes it."""
+    red, green = red.to(tl.float32) * (1 / 255), green.to(tl.float32) * (1 / 255)
+    blue = blue.to(tl.float32) * (1 / 255)
+    value = tl.maximum(tl.maximum(red, green), blue)
+    spread = value - tl.minimum(tl.minimum(red, green), blue)
+    divisor = tl.where(spread == 0, 1.0, spread)
+    below_r, below_g = tl.div_rn(value - red, divisor), tl.div_rn(value - green, divisor)
+    below_b = tl.div_rn(value - blue, divisor)
+    sector = tl.where(
+        red == value,
+        below_b - below_g,
+        tl.where(green == value, 2 + below_r - below_b, 4 + below_g - below_r),
+    )
+    hue = sector * (1 / 6) + 1
+    hue = hue - hue.to(tl.int32).to(tl.float32) + turn
+    hue = hue - hue.to(tl.int32).to(tl.float32)
+    hue = tl.where(hue < 0, hue + 1, hue)
+    return (
+        _channel_of_hue(5, hue, value, spread),
+        _channel_of_hue(3, hue, value, spread),
+        _channel_of_hue(1, hue, value, spread),
+    )
+
+
+@triton.jit
+def _channel_of_hue(offset: tl.constexpr, hue, value, spread):
+    position = offset + hue * 6
+    position = tl.where(position >= 6, position - 6, position)
+    share = tl.minimum(tl.maximum(tl.minimum(position, 4 - position), 0.0), 1.0)
+    return ((value - spread * share) * (256 - 1e-3)).to(tl.int32)
