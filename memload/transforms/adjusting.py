@@ -19,7 +19,7 @@ from memload.transforms.drawing import Drawing
 from memload.transforms.drawn import NUMBERS, Drawn
 from memload.transforms.draws import Draws
 from memload.transforms.filtering import kernel_size_of, radii_of
-from memload.transforms.lookup import check_bits, check_threshold, check_uint8
+from memload.transforms.lookup import check_bits, check_threshold
 
 FactorRange = float | Sequence[float] | None
 
@@ -155,10 +155,10 @@ class RandomSolarize(_ForSome):
 
 
 class RandomPosterize(_ForSome):
-    """Keep the ``bits`` highest bits of each value, for each image with share ``p``.
+    """Keep the ``bits`` highest bits of each value, with share ``p``, like torchvision's.
 
-    It does what torchvision's does to uint8 images ``(N, C, H, W)``; floats are refused. ``bits``
-    is from 0 to 8. Masks stay as they are.
+    Images ``(N, C, H, W)`` keep their shape and dtype. Floats are from 0 to 1, and are rounded down
+    to multiples of 2^-bits below 1. ``bits`` is from 0 to 8. Masks stay as they are.
 
     >>> images = RandomPosterize(bits=4)(images, samples=samples)
     """
@@ -169,10 +169,6 @@ class RandomPosterize(_ForSome):
         self.bits = integer(self, "bits", bits)
         check_bits(self, np.array([self.bits]))
         super().__init__(p)
-
-    def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
-        check_uint8(self, images)
 
     def magnitude(self, images: Tensor) -> float:
         """See `_ForSome.magnitude`."""

@@ -36,12 +36,15 @@ def solarize(images: Tensor, threshold: np.ndarray) -> Tensor:
 
 
 def posterize(images: Tensor, bits: np.ndarray) -> Tensor:
-    """Return uint8 images ``(n, C, H, W)`` of which only the highest bits are kept.
+    """Return images ``(n, C, H, W)`` of which only the highest bits are kept.
 
-    ``bits`` is int64 ``(n,)``, from 0 to 8.
+    ``bits`` is int64 ``(n,)``, from 0 to 8. Floats have 2^bits levels: 0, 2^-bits, … below 1.
     """
-    check_uint8("posterize", images)
-    return images & _bit_masks(bits, images.device)[:, None, None, None]
+    if images.dtype == torch.uint8:
+        return images & _bit_masks(bits, images.device)[:, None, None, None]
+    check_bits("posterize", bits)
+    levels = upload(2.0**bits, images.device).to(images.dtype)[:, None, None, None]
+    return (images * levels).floor_().clamp_(min=0).clamp_(max=levels - 1).mul_(1 / levels)
 
 
 def invert(images: Tensor) -> Tensor:
@@ -197,10 +200,3 @@ def check_bits(owner: object, bits: np.ndarray) -> None:
     if bits.dtype.kind not in "iu" or outside.any():
         found = bits[outside][0] if outside.any() else f"of dtype {bits.dtype}"
         raise wrong(owner, "bits", "integers from 0 to 8", found)
-
-
-def check_uint8(owner: object, images: Tensor) -> None:
-    """Raise ValueError for images of another dtype."""
-    if images.dtype != torch.uint8:
-        advice = "Put it before Normalize and ToDtype."
-        raise wrong(owner, "images", "uint8", images.dtype, advice)

@@ -83,6 +83,19 @@ def test_solarize_posterize_invert_and_equalize_are_torchvisions(
     assert same(images, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_floats_are_posterized_as_by_torchvision(dtype: torch.dtype, functional: Any) -> None:
+    # Levels are exact in each dtype, and some values lie on them, or outside of 0 to 1.
+    values = torch.cat([torch.arange(257) / 256, torch.rand(700), torch.randn(66)])
+    images = values.to(dtype).view(1, 1, 31, 33).expand(9, 3, 31, 33)
+    bits = np.arange(9)
+    assert same(lookup.posterize(images, bits), each(functional.posterize, images, bits))
+    found = transforms.RandomPosterize(3, p=1)(images)
+    assert same(found, functional.posterize(images, 3))
+    with pytest.raises(ValueError, match=r"posterize: bits must be .*, not 9"):
+        lookup.posterize(images, bits + 1)
+
+
 @settings(deadline=None, max_examples=40)
 @given(images=batches())
 def test_autocontrast_is_torchvisions(images: torch.Tensor, functional: Any) -> None:
@@ -192,7 +205,6 @@ def test_arguments_that_have_no_meaning_are_refused(make_images: Make) -> None:
         (lambda: transforms.RandomInvert(p=1.5), "RandomInvert: p must be a number from 0 to 1"),
         (lambda: transforms.RandomSolarize(256, p=0)(images), "RandomSolarize: threshold must be at most 255"),
         (lambda: transforms.RandomSolarize(128, p=0)(floats), "RandomSolarize: threshold must be at most 1"),
-        (lambda: transforms.RandomPosterize(4, p=0)(floats), "RandomPosterize: images must be uint8"),
         (lambda: transforms.RandomAutocontrast(0)(images[:, :2]), "RandomAutocontrast: images must be of 1 or 3"),
         (lambda: lookup.solarize(images, np.array([3, np.nan])), "solarize: threshold must be at most 255"),
         (lambda: lookup.posterize(images, np.array([-1, 3])), "posterize: bits must be .*, not -1"),
