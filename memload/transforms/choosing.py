@@ -5,7 +5,7 @@ samples ─▶ choose(draws) ─▶ places of each option ─▶ `Prepared`: the
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +88,7 @@ class RandomApply(Choosing):
     """
 
     def __init__(self, transforms: Sequence[Callable[..., Any]], p: float = 0.5) -> None:
-        super().__init__([Compose(transforms)])
+        super().__init__([Compose(_listed(self, transforms))])
         self.p = share(self, "p", p)
 
     @property
@@ -108,24 +108,26 @@ class RandomChoice(Choosing):
     """Do one of several transforms, like torchvision's, drawn for each sample on its own.
 
     ``transforms`` are those of this package, a `Compose` of them, or functions of images ``(n, C,
-    H, W)``. ``p`` has a weight for each; by default all are equal. Each gets the samples for which
-    it was drawn, and must keep shape and dtype. MixUp and CutMix mix these with the samples before
-    them in the whole batch. Masks, points and boxes follow, as in a `Compose`.
+    H, W)``. ``p`` has a weight for each, in a list or a tensor; by default all are equal. Each gets
+    the samples for which it was drawn, and must keep shape and dtype. MixUp and CutMix mix these
+    with the samples before them in the whole batch. Masks, points and boxes follow, as in a
+    `Compose`.
 
     >>> mix = RandomChoice([MixUp(alpha=0.2), CutMix(alpha=1.0)])
     >>> loader = memload.Loader("train.bin", 256, transform=Compose([train(224), mix]))
     """
 
     def __init__(
-        self, transforms: Sequence[Callable[..., Any]], p: Sequence[float] | None = None
+        self,
+        transforms: Sequence[Callable[..., Any]],
+        p: Sequence[float] | np.ndarray | Tensor | None = None,
     ) -> None:
-        steps = tuple(transforms) if isinstance(transforms, Sequence) else ()
-        if not steps:
-            raise wrong(self, "transforms", "a list of at least one transform", repr(transforms))
+        steps = _listed(self, transforms)
         super().__init__([Compose([step]) for step in steps])
-        weights = [1.0] * len(steps) if p is None else list(p)
-        are_weights = all(is_finite(weight) and weight >= 0 for weight in weights)
-        if len(weights) != len(steps) or not are_weights or not sum(weights):
+        given: Any = [1.0] * len(steps) if p is None else p
+        weights = given.tolist() if isinstance(given, np.ndarray | Tensor) else given
+        are_weights = isinstance(weights, Sequence) and all(map(is_finite, weights))
+        if not are_weights or len(weights) != len(steps) or min(weights) < 0 or not sum(weights):
             expected = f"{len(steps)} numbers of at least 0, not all 0, one for each transform"
             raise wrong(self, "p", expected, repr(p))
         self.p = tuple(weight / sum(weights) for weight in weights)
@@ -146,3 +148,12 @@ class RandomChoice(Choosing):
 
     def __repr__(self) -> str:
         return f"RandomChoice({list(self.transforms)}, p={self.p})"
+
+
+def _listed(owner: Choosing, transforms: Any) -> tuple[Any, ...]:
+    """Return a list of at least one transform as a tuple."""
+    steps = tuple(transforms) if isinstance(transforms, Iterable) else ()
+    if not steps:
+        expected = "a list of at least one transform"
+        raise wrong(owner, "transforms", expected, repr(transforms), "Write [...].")
+    return steps

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +150,12 @@ def test_a_change_of_size_or_dtype_is_refused(make_images: Make) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: transforms.RandomApply(invert), "Compose takes a list of transforms"),
+        (lambda: transforms.RandomApply(None), "^RandomApply: transforms .*not None. Write"),
+        (lambda: transforms.RandomApply([]), "^RandomApply: transforms must be a list of at leas"),
+        (
+            lambda: transforms.RandomApply(transforms.RandomInvert()),
+            r"^RandomApply: transforms must be a list .*not RandomInvert\(p=0.5\)",
+        ),
         (lambda: transforms.RandomApply([invert], p=1.5), "RandomApply: p must be a number from 0"),
         (
             lambda: transforms.RandomChoice([]),
@@ -157,6 +163,8 @@ def test_a_change_of_size_or_dtype_is_refused(make_images: Make) -> None:
         ),
         (lambda: transforms.RandomChoice([invert], p=[1, 2]), "p must be 1 numbers of at least 0"),
         (lambda: transforms.RandomChoice([invert], p=[0]), "not all 0"),
+        (lambda: transforms.RandomChoice([invert], p=0.5), "p must be 1 numbers .*, not 0.5"),
+        (lambda: transforms.RandomChoice([invert], p=[-1]), r"p must be 1 numbers .*\[-1\]"),
         (lambda: transforms.RandomChoice([3]), "Compose got 3"),
         (lambda: transforms.Compose(views=[]), "views must be an integer of at least 1, or a list"),
         (lambda: transforms.Compose(views=[3]), "Compose got 3"),
@@ -165,6 +173,11 @@ def test_a_change_of_size_or_dtype_is_refused(make_images: Make) -> None:
 def test_wrong_arguments_are_told(make: Callable[[], object], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+@pytest.mark.parametrize("p", [torch.tensor([1.0, 3.0]), np.array([1, 3]), (0.25, 0.75)])
+def test_weights_of_a_choice_may_be_a_tensor(p: Any) -> None:
+    assert transforms.RandomChoice([invert, abs], p).p == (0.25, 0.75)
 
 
 def test_repr_and_pickles_have_what_is_inside(make_images: Make) -> None:
