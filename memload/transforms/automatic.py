@@ -12,6 +12,7 @@ from memload.transforms import policies
 from memload.transforms.arguments import (
     integer,
     interpolation_name,
+    is_finite,
     numbers,
     one_or_three_channels,
     per_channel,
@@ -177,13 +178,14 @@ class TimmRandAugment(Automatic):
     """Do ``num_ops`` operations of 15 to each image, each with share ``p``, as timm does.
 
     The defaults are timm's "rand-m9-mstd0.5-inc1". A magnitude is drawn for each operation and
-    sample from a normal distribution around ``magnitude`` with deviation ``mstd``, within 0 to 10;
-    with ``mstd=math.inf``, uniformly from 0 to ``magnitude``. Operations are those of
-    `RandAugment`, and invert and solarize-add, but not the one that does nothing. By the magnitude
-    10 they are shears of 0.3, shifts of 45 % of the image, rotations of 30°, factors of 0.1 or 1.9,
-    4 bits lost of the last 4, solarize from 0 and 110 levels added below 128. With
-    ``increasing=False`` (timm without "inc1"), factors go from 0.1 to 1.9, bits from 0 to 4, and
-    the threshold from 0 to 256.
+    sample from a normal distribution around ``magnitude`` with deviation ``mstd``; with
+    ``mstd=math.inf``, uniformly from 0 to ``magnitude``. Below 0 it becomes 0, and above 10 it
+    becomes 10, also where ``magnitude`` is more, as in timm's "rand-m15", which has ``mstd=0``.
+    Operations are those of `RandAugment`, and invert and solarize-add, but not the one that does
+    nothing. By the magnitude 10 they are shears of 0.3, shifts of 45 % of the image, rotations of
+    30°, factors of 0.1 or 1.9, 4 bits lost of the last 4, solarize from 0 and 110 levels added
+    below 128. With ``increasing=False`` (timm without "inc1"), factors go from 0.1 to 1.9, bits
+    from 0 to 4, and the threshold from 0 to 256.
 
     Ranges and shares are timm's, but pixels are not equal to its: it calls Pillow, whose operations
     differ from torchvision's by a level and at edges, and interpolates some images with bicubic
@@ -205,8 +207,8 @@ class TimmRandAugment(Automatic):
     ) -> None:
         super().__init__(interpolation, fill)
         self.num_ops = integer(self, "num_ops", num_ops, 0)
-        if not isinstance(magnitude, Real) or not 0 <= magnitude <= 10:
-            raise wrong(self, "magnitude", "a number from 0 to 10", repr(magnitude))
+        if not is_finite(magnitude) or magnitude < 0:
+            raise wrong(self, "magnitude", "a number of at least 0", repr(magnitude))
         if not isinstance(mstd, Real) or not mstd >= 0:
             raise wrong(self, "mstd", "a number of at least 0, or math.inf", repr(mstd))
         self.magnitude: float = float(magnitude)
@@ -228,9 +230,10 @@ class TimmRandAugment(Automatic):
                 level = self.magnitude * drawn[2]
             elif self.mstd:
                 deviation = torch.special.ndtri(torch.from_numpy(drawn[2])).numpy()
-                level = np.clip(self.magnitude + self.mstd * deviation, 0, 10)
+                level = self.magnitude + self.mstd * deviation
             else:
                 level = np.full(len(operation), self.magnitude)
+            level = level.clip(0, 10)
             sign = np.where(drawn[3] < 0.5, -1, 1)
             chosen = operation, level, sign, self.increasing
             result.append(self._drawn(*policies.timm_magnitudes(*chosen, images.shape[2:])))

@@ -148,7 +148,7 @@ def test_every_image_is_torchvisions(
     channels_last: bool, smooth: bool, interpolation: str, fill: Any, seed: int,
 ) -> None:  # fmt: skip
     if fill == "each":
-        fill = [7, 200, 30][:channels]
+        fill = [7.25, 200.5, 30.675][:channels]
     options = {"interpolation": interpolation, "fill": fill}
     ours: Automatic = data.draw(
         st.sampled_from(
@@ -286,6 +286,14 @@ def test_magnitudes_are_timms(level: float, increasing: bool, sign: int) -> None
     assert changed.tolist() == [name == "Solarize" and threshold is None for name in OPERATIONS]
 
 
+@pytest.mark.parametrize(("mstd", "share_of_10"), [(0, 1), (0.5, 1), (math.inf, 0.5)])
+def test_magnitudes_above_10_become_10_as_in_timm(mstd: float, share_of_10: float) -> None:
+    (drawn,) = transforms.TimmRandAugment(1, 20, mstd, p=1).draw(draws(), like(50, 80))
+    levels = np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"]) / 3
+    assert levels.max() == 10
+    assert (levels == 10).mean() == pytest.approx(share_of_10, abs=0.06)
+
+
 def test_operations_and_magnitudes_are_drawn_like_timms() -> None:
     steps = transforms.TimmRandAugment(3, magnitude=8, mstd=0.5, p=0.4).draw(draws(), like(50, 80))
     assert len(steps) == 3
@@ -368,7 +376,11 @@ UINT8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         (lambda: T.RandAugment(magnitude=31), "below num_magnitude_bins, 31, not 31"),
         (lambda: T.AutoAugment("mnist"), "one of 'imagenet', 'cifar10', 'svhn', not 'mnist'"),
         (lambda: T.AutoAugment([]), "policy must be one of"),
-        (lambda: T.TimmRandAugment(magnitude=11), "a number from 0 to 10, not 11"),
+        (
+            lambda: T.TimmRandAugment(magnitude=-1),
+            "magnitude must be a number of at least 0, not -1",
+        ),
+        (lambda: T.TimmRandAugment(magnitude=math.inf), "a number of at least 0, not inf"),
         (lambda: T.TimmRandAugment(mstd=-1), "mstd must be a number of at least 0, .*not -1"),
         (lambda: T.TimmRandAugment(p=2), "p must be a number from 0 to 1, not 2"),
     ],
