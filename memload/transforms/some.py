@@ -42,8 +42,17 @@ def change_some(
     for part in parts(images[: len(places)], bytes_of_one):
         new = change(take_some(changed, places[part]), part)
         new_rows = (new.permute(0, 2, 3, 1) if is_last else new).flatten(1)
-        rows.flatten(1).index_copy_(0, upload(places[part], images.device), new_rows)
+        _put(rows.flatten(1), places[part], new_rows)
     return changed
+
+
+def _put(rows: Tensor, places: np.ndarray, new_rows: Tensor) -> None:
+    """Write rows of memory to some places among others."""
+    if rows.device.type == "cpu" and not rows.is_floating_point():  # floats may have gradients
+        # index_copy_ goes value by value: 120 µs for a uint8 image of 224² on a core, and not 4.
+        rows.numpy()[places] = new_rows.numpy()
+    else:
+        rows.index_copy_(0, upload(places, rows.device), new_rows)
 
 
 def take_some(images: Tensor, places: np.ndarray) -> Tensor:
