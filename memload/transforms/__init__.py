@@ -39,10 +39,10 @@ Each module imports only modules above it:
     geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
     resampling  bicubic weights, and tables of weights for the kernel
     kernel      a plan as Triton kernels, for images and for masks
+    some        takes and changes some images of a batch, or all in parts
     reference   a plan by torch operations; defines the pixels
     following   Followers: the masks, points and boxes that move with the images
     fused       neighbours in a list that are done together
-    some        takes and changes some images of a batch, or all in parts
     lookup      changes of single values: solarize, posterize, invert, autocontrast, equalize
     color       brightness, contrast, saturation, hue, grey
     blur_kernel, filtering   blur and sharpness

