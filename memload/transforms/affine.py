@@ -70,8 +70,9 @@ class RandomAffine(Warp):
 
     Images ``(N, C, H, W)`` keep shape and dtype. ``interpolation`` is "nearest" or "bilinear". What
     lies outside becomes ``fill``: one number, one for each channel, or None, in the units of the
-    images. Masks, points and boxes follow; masks take the nearest pixel and their ``mask_fill``.
-    Pixels are those of torchvision on CPU tensors, to the bit; see `warp`.
+    images; for uint8, fractions are rounded. Masks, points and boxes follow; masks take the nearest
+    pixel and their ``mask_fill``. Pixels are those of torchvision on CPU tensors, to the bit; see
+    `warp`.
 
     >>> images = RandomAffine(15, translate=(0.1, 0.1), scale=(0.8, 1.2))(images, samples=samples)
     """

@@ -141,8 +141,9 @@ def per_channel(
     if len(values) not in (1, channels):
         expected = f"one number, or one for each of {channels} channels"
         raise wrong(owner, argument, expected, f"{len(values)} numbers")
-    are_levels = all(0 <= one <= 255 for one in values) and not 0 < max(values) < 1
-    if dtype == torch.uint8 and not are_levels:
-        expected, advice = "from 0 to 255 for uint8 images", "Multiply values from 0 to 1 by 255."
-        raise wrong(owner, argument, expected, repr(value), advice)
+    # Values above 0 that are all below 1 are those of floats. They would be black.
+    are_of_floats = 0 < max(values) < 1
+    if dtype == torch.uint8 and (are_of_floats or min(values) < 0 or max(values) > 255):
+        advice = "Multiply it by 255." if are_of_floats else ""
+        raise wrong(owner, argument, "from 0 to 255 for uint8 images", repr(value), advice)
     return tuple(map(float, values)) * (channels if len(values) == 1 else 1)

@@ -396,8 +396,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     # settings that do not fit the images
     (lambda: T.RandomCrop(9)(IMAGES), "size must be at most the 8 .*Give padding"),
     (lambda: T.RandomCrop(4, 1, fill=(1, 2))(IMAGES), "fill .*3 channels, not 2 numbers"),
-    (lambda: T.Cutout(2, fill=-1)(IMAGES), "fill must be from 0 to 255 .*not -1"),
-    (lambda: T.RandomCrop(4, fill=0.5)(IMAGES), "fill .*not 0.5. Multiply values .* by 255"),
+    (lambda: T.Cutout(2, fill=-1)(IMAGES), "fill must be from 0 to 255 .*not -1.$"),
+    (lambda: T.RandomCrop(4, fill=0.5)(IMAGES), "fill .*not 0.5. Multiply it by 255"),
     (lambda: T.Normalize([0.5] * 4, [1.0] * 4)(IMAGES), "4 channels, but .* have 3"),
     (lambda: T.Normalize([124] * 3, [58] * 3)(IMAGES), r"0 to 1, not \(124.*by 255"),
     (lambda: T.RandomGrayscale()(IMAGES[:, :2]), "images must be of 1 or 3 .*not of 2"),
