@@ -127,7 +127,7 @@ class Transform:
         )
 
     def __repr__(self) -> str:
-        settings = (f"{name}={value}" for name, value in vars(self).items() if name[0] != "_")
+        settings = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def __getstate__(self) -> dict[str, Any]:

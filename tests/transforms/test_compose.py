@@ -210,7 +210,7 @@ def test_columns_come_back_when_they_were_given() -> None:
 def test_repr_shows_what_is_done_in_one_pass() -> None:
     assert repr(transforms.evaluate(224)) == (
         "Compose(\n    "
-        "Fused(Resize(size=256, max_size=None, interpolation=bilinear, antialias=True), "
+        "Fused(Resize(size=256, max_size=None, interpolation='bilinear', antialias=True), "
         "CenterCrop(size=(224, 224)), "
         "Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), "
         "ToDtype(dtype=torch.float32, scale=False)),\n)"
