@@ -20,11 +20,11 @@ The way of a batch:
         │ prepare(samples, seed, epoch)
         ▼
     Prepared ─▶ Fused                   crops, resizes, flips and maps of pixels, as one pass
-        │         │ Plan                where pixels come from, for 2,048 samples at a time
+        │         │ Plan                where pixels come from, for 8,192 samples at a time
         │         ├─▶ kernel            CUDA: a Triton kernel for images, and one for masks
         │         └─▶ reference         elsewhere: plain torch operations
         ├─────▶ DrawnSteps              operations drawn for each sample, as TrivialAugmentWide has
-        │         │ DrawnPlan           an operation and a magnitude for each of 2,048 samples
+        │         │ DrawnPlan           an operation and a magnitude for each of 8,192 samples
         │         ├─▶ operations_kernel CUDA: Triton kernels, in which a sample is a matrix and a
         │         │                     list of operations
         │         └─▶ operations        elsewhere: the samples of each operation together

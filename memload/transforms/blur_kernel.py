@@ -15,7 +15,7 @@ from torch import Tensor
 from memload.transforms.kernel import pixel_shown
 
 #: How many threads a program has, and how many rows it makes at most.
-_THREADS, _ROWS = 128, 112
+_THREADS, _ROWS = 128, 56
 #: How many neighbouring pixels of a row a thread makes up to the radius. Neighbours share most of
 #: the pixels that they are sums of. More of them do not fit in the registers.
 _PIXELS, _LARGEST_RADIUS_OF_SEVERAL = 2, 13

@@ -65,7 +65,8 @@ def weights_of(sigma: np.ndarray, radii: tuple[int, int]) -> np.ndarray:
 
     They are by the distance from the middle, from 0 to the radius.
     """
-    return np.concatenate([_weights(sigma, radius) for radius in radii], 1)
+    different = {radius: _weights(sigma, radius) for radius in radii}
+    return np.concatenate([different[radius] for radius in radii], 1)
 
 
 def radii_of(kernel_size: int | Sequence[int], images: Tensor) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import per_channel
 from memload.transforms.drawn import MOVES, Drawn
 from memload.transforms.geometry import runs_in_kernel
 from memload.transforms.some import change_some
@@ -21,9 +20,7 @@ def move(images: Tensor, matrices: np.ndarray, interpolation: Interpolation, fil
         return warp(images, matrices, interpolation, fill)
     from memload.transforms import operations_kernel
 
-    channels = images.shape[1]
-    colour = None if fill is None else per_channel("warp", "fill", fill, channels, images.dtype)
-    return operations_kernel.warp(images, matrices, interpolation, colour)
+    return operations_kernel.warp(images, matrices, interpolation, fill)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from memload.transforms.blur_kernel import blur
 from memload.transforms.color import LUMA
 from memload.transforms.drawn import MOVES, NUMBERS, Drawn, DrawnPlan, are
 from memload.transforms.filtering import weights_of
-from memload.transforms.warping import FAR, MARGIN, Interpolation, grid_lines, matrices_of
+from memload.transforms.warping import FAR, MARGIN, Fill, Interpolation, grid_lines, matrices_of
 from memload.upload import upload
 
 #: Pixels that a program makes at once and how often, and those that it counts at once.
-_PIXELS, _TIMES, _COUNTED = 256, 4, 256
+_PIXELS, _TIMES, _COUNTED = 256, 4, 512
 #: A program counts about this many pixels of a sample. More programs have more histograms.
 _PIXELS_PER_HISTOGRAM = 2048
 _MOST_HISTOGRAMS = 32
@@ -76,13 +76,12 @@ class Pass(NamedTuple):
     #: int32 ``(N, _STEPS + 3 * steps)``: an array, or a tensor once it is on a device.
     parameters: Any
     steps: int
-    takes: bool  #: whether any pixels are moved or sharpened
     measures: bool  #: whether any operation needs a histogram
-    bilinear: bool
-    fill: tuple[float, ...] | None
-    is_perspective: bool
     dtype: torch.dtype
-    maps_pixels: bool  #: whether the pass ends with factors and offsets
+    #: What comes into view: red, green and blue, or three times grey.
+    colour: tuple[float, ...]
+    #: What `_take` is compiled for, by name.
+    constants: dict[str, Any]
 
 
 class BlurPass(NamedTuple):
@@ -112,22 +111,16 @@ def warp(
     images: Tensor,
     matrices: np.ndarray,
     interpolation: Interpolation,
-    fill: tuple[float, ...] | None,
+    fill: Fill,
 ) -> Tensor:
     """Return what `warping.warp` returns for uint8 images of 1 or 3 channels."""
     parameters = np.zeros((len(images), _STEPS.value), np.int32)
     _set_matrices(parameters, slice(None), matrices, *images.shape[2:])
-    one = Pass(
-        parameters=upload(parameters, images.device),
-        steps=0,
-        takes=True,
-        measures=False,
-        bilinear=interpolation == "bilinear",
-        fill=fill,
-        is_perspective=matrices.shape[1] == 8,
-        dtype=torch.uint8,
-        maps_pixels=False,
+    colour, constants = _how_to_take(
+        images.shape[1], interpolation, fill, perspective=matrices.shape[1] == 8
     )
+    uploaded = upload(parameters, images.device)
+    one = Pass(uploaded, 0, False, torch.uint8, colour, {**constants, "STEPS": 0, "AFFINE": False})
     return _run(images, one, 0, torch.preserve_format)
 
 
@@ -136,49 +129,37 @@ def _run(images: Tensor, one: Pass, first: int, memory_format: torch.memory_form
     out = torch.empty_like(images, dtype=one.dtype, memory_format=memory_format)
     if not images.numel():
         return out
-    count, channels, height, width = images.shape
-    sides_and_strides = zip(images.shape[1:], images.stride()[1:], strict=True)
+    count, _, height, width = images.shape
     # The kernel's offsets within a sample have 32 bits.
+    sides_and_strides = zip(images.shape[1:], images.stride()[1:], strict=True)
     if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 31:
         images = images.contiguous(memory_format=torch.channels_last)
-    fill = np.array((0.0,) * channels if one.fill is None else one.fill)
-    # Means are computed with fractions of it.
-    colour = fill.tolist() if one.bilinear else np.rint(fill).astype(int).tolist()
     parameters = one.parameters[first : first + count]
-    taken = *(colour[channel % channels] for channel in range(3)), *images.stride()
-    constants = {
-        "C": channels, "STEPS": one.steps, "TAKES": one.takes, "BILINEAR": one.bilinear,
-        "FILLED": one.fill is not None, "PERSPECTIVE": one.is_perspective,
-        # A fused multiply-add rounds differently than the CPU does.
-        "enable_fp_fusion": False,
-    }  # fmt: skip
+    taken = parameters, height, width, *one.colour, *images.stride()
     with torch.cuda.device(images.device if images.is_cuda else -1):
-        tables = images
-        if one.measures:
-            tables = _tables(images, parameters, taken, constants)
+        tables = _tables(images, one, taken) if one.measures else images
         _change[(count * triton.cdiv(height * width, _PIXELS * _TIMES),)](
-            images, out, tables, parameters, height, width, *taken, *out.stride(),
-            MEASURES=one.measures, AFFINE=one.maps_pixels, TIMES=_TIMES, BLOCK=_PIXELS, **constants,
+            images, out, tables, *taken, *out.stride(),
+            MEASURES=one.measures, TIMES=_TIMES, BLOCK=_PIXELS, enable_fp_fusion=False,
+            **one.constants,
         )  # fmt: skip
     return out
 
 
-def _tables(
-    images: Tensor, parameters: Tensor, taken: Sequence[int], constants: dict[str, Any]
-) -> Tensor:
+def _tables(images: Tensor, one: Pass, taken: tuple[Any, ...]) -> Tensor:
     """Return tables uint8 ``(N, C, 256)`` for the samples with an operation that needs one."""
     count, channels, height, width = images.shape
     parts = triton.next_power_of_2(triton.cdiv(height * width, _PIXELS_PER_HISTOGRAM))
     parts = min(parts, _MOST_HISTOGRAMS)
     counts = images.new_empty((count, parts, channels, 256), dtype=torch.int32)
+    constants = {name: value for name, value in one.constants.items() if name != "AFFINE"}
     _count_levels[(count * parts,)](
-        images, counts, parameters, height, width, *taken,
-        PARTS=parts, BLOCK=_COUNTED, **constants,
-    )  # fmt: skip
+        images, counts, *taken, PARTS=parts, BLOCK=_COUNTED, enable_fp_fusion=False, **constants
+    )
     tables = images.new_empty((count, channels, 256))
     _make_tables[(count,)](
-        counts, tables, parameters, height * width,
-        C=channels, STEPS=constants["STEPS"], PARTS=parts, enable_fp_fusion=False,
+        counts, tables, taken[0], height * width,
+        C=channels, STEPS=one.steps, PARTS=parts, enable_fp_fusion=False,
     )  # fmt: skip
     return tables
 
@@ -224,31 +205,51 @@ def _pass(steps: Sequence[Drawn], plan: DrawnPlan, *, is_last: bool = True) -> P
     parameters = np.zeros((plan.count, _STEPS.value + 3 * len(steps)), np.int32)
     numbers = parameters.view(np.float32)
     parameters[:, _TABLE_STEP.value] = len(steps)
-    interpolation, fill = "nearest", None
+    colour, constants = _how_to_take(plan.channels)
     for index, drawn in enumerate(steps):
         column = _STEPS.value + 3 * index
         parameters[:, column] = np.where(_TAKEN[drawn.operation], 0, drawn.operation)
         numbers[:, column + 1], numbers[:, column + 2] = _numbers(drawn)
         parameters[_MEASURED[drawn.operation], _TABLE_STEP.value] = index
-        if index == 0:
-            _set_taking(parameters, drawn, plan.height, plan.width)
-            interpolation, fill = drawn.interpolation, drawn.fill
+    if steps and _TAKEN[steps[0].operation].any():
+        first = steps[0]
+        _set_taking(parameters, first, plan.height, plan.width)
+        colour, constants = _how_to_take(plan.channels, first.interpolation, first.fill)
     if is_last:
         for start, values in (_FACTORS, plan.after.factor), (_OFFSETS, plan.after.offset):
             numbers[:, start.value : start.value + plan.channels] = values
+    maps = is_last and plan.after.maps_pixels
     return Pass(
         parameters,
         len(steps),
-        takes=bool(parameters[:, 0].any()),
         measures=bool((parameters[:, _TABLE_STEP.value] < len(steps)).any()),
-        bilinear=interpolation == "bilinear",
-        fill=None
-        if fill is None
-        else per_channel("warp", "fill", fill, plan.channels, torch.uint8),
-        is_perspective=False,
         dtype=plan.after.dtype if is_last else torch.uint8,
-        maps_pixels=is_last and plan.after.maps_pixels,
+        colour=colour,
+        constants={**constants, "STEPS": len(steps), "AFFINE": maps},
     )
+
+
+def _how_to_take(
+    channels: int,
+    interpolation: Interpolation | None = None,
+    fill: Fill = None,
+    *,
+    perspective: bool = False,
+) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the colour that comes into view, and the constants of `_take`.
+
+    Without an interpolation, no pixels are moved or sharpened.
+    """
+    values = 0 if fill is None else per_channel("warp", "fill", fill, channels, torch.uint8)
+    # Means are computed with fractions of it.
+    rounded = np.asarray(values) if interpolation == "bilinear" else np.rint(values).astype(int)
+    return tuple(np.broadcast_to(rounded, 3).tolist()), {
+        "C": channels,
+        "TAKES": interpolation is not None,
+        "BILINEAR": interpolation == "bilinear",
+        "FILLED": fill is not None,
+        "PERSPECTIVE": perspective,
+    }
 
 
 def _set_taking(parameters: np.ndarray, drawn: Drawn, height: int, width: int) -> None:
@@ -717,13 +718,12 @@ def _turned(red, green, blue, turn):
     value = tl.maximum(tl.maximum(red, green), blue)
     spread = value - tl.minimum(tl.minimum(red, green), blue)
     divisor = tl.where(spread == 0, 1.0, spread)
-    below_r, below_g = tl.div_rn(value - red, divisor), tl.div_rn(value - green, divisor)
-    below_b = tl.div_rn(value - blue, divisor)
-    sector = tl.where(
-        red == value,
-        below_b - below_g,
-        tl.where(green == value, 2 + below_r - below_b, 4 + below_g - below_r),
-    )
+    # Of the three channels below the largest, the two others matter.
+    is_red, is_green = red == value, green == value
+    one = tl.where(is_red, blue, tl.where(is_green, red, green))
+    other = tl.where(is_red, green, tl.where(is_green, blue, red))
+    third = tl.where(is_red, 0.0, tl.where(is_green, 2.0, 4.0))
+    sector = third + tl.div_rn(value - one, divisor) - tl.div_rn(value - other, divisor)
     hue = sector * (1 / 6) + 1
     hue = hue - hue.to(tl.int32).to(tl.float32) + turn
     hue = hue - hue.to(tl.int32).to(tl.float32)

@@ -153,10 +153,10 @@ def perspective_matrices(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 def _each(function: object, values: np.ndarray) -> np.ndarray:
     """Return a function of `math` for each number. NumPy's own may differ in the last bit."""
-    # TrivialAugmentWide has 63 different angles for all of its samples.
-    different, which = np.unique(values, return_inverse=True)
-    results = np.array([function(value) for value in different.tolist()], np.float64)  # type: ignore[operator]
-    return np.asarray(results[which])
+    results = np.full(len(values), function(0.0))  # type: ignore[operator]
+    places = np.flatnonzero(values)  # most operations do not turn, and most do not shear
+    results[places] = [function(value) for value in values[places].tolist()]  # type: ignore[operator]
+    return results
 
 
 def grid_lines(matrices: np.ndarray, height: int, width: int) -> np.ndarray:
