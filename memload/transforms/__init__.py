@@ -60,9 +60,10 @@ Each module imports only modules above it:
     policies    what is drawn for TrivialAugment, RandAugment and AutoAugment
     automatic   TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
     choosing    RandomApply and RandomChoice
-    boxes       random boxes of given area and ratio
+    boxes       random boxes of given area and ratio, and the pixels inside of boxes
     cropping    crops, resizes and flips
     pixels      Normalize and ToDtype
+    painting_kernel   boxes painted over, and images mixed in pairs, as Triton kernels
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix
     recipes     train, evaluate, and the recipes that people train with, by name

@@ -1,6 +1,7 @@
-"""Boxes of random area and aspect ratio, for RandomResizedCrop and RandomErasing."""
+"""Boxes of images: those of random area and ratio, and what is inside of many."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -60,3 +61,16 @@ def random_boxes(
         fits[retried] = found.any(0)
     start = (drawn[:2] * (sizes - length + 1)).astype(np.int64)
     return start, length, fits
+
+
+def each_box(boxes: np.ndarray) -> Iterator[tuple[int, slice, slice]]:
+    """Yield the sample, rows and columns of each of the boxes ``(4, number, N)``.
+
+    Boxes are top, left, height and width. They may reach beyond the image. Those of height 0 are
+    left out.
+    """
+    number, sample = np.nonzero(boxes[2])
+    starts, lengths = boxes[:2, number, sample], boxes[2:, number, sample]
+    edges = *starts.clip(0).tolist(), *(starts + lengths).clip(0).tolist()
+    for index, top, left, bottom, right in zip(sample.tolist(), *edges, strict=True):
+        yield index, slice(top, bottom), slice(left, right)

@@ -10,14 +10,14 @@ import torch
 
 Integers = TypeVar("Integers", np.ndarray, torch.Tensor)
 
-# The constants of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-# Generators", 2014). They are signed, since torch has no uint64 arithmetic. Overflow wraps both in
-# NumPy and in torch.
-_INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)
-_FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
-_SHIFTS = (30, 27, 31)
-_UNSIGNED_FACTORS = tuple(np.uint64(factor % (1 << 64)) for factor in _FACTORS)
-_UNSIGNED_SHIFTS = tuple(map(np.uint64, _SHIFTS))
+#: The constants of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+#: Generators", 2014). They are signed, since torch has no uint64 arithmetic. Overflow wraps both in
+#: NumPy and in torch.
+INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)
+FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+SHIFTS = (30, 27, 31)
+_UNSIGNED_FACTORS = tuple(np.uint64(factor % (1 << 64)) for factor in FACTORS)
+_UNSIGNED_SHIFTS = tuple(map(np.uint64, SHIFTS))
 #: A float64 has 53 bits of precision.
 _UNUSED_BITS = np.uint64(64 - 53)
 
@@ -32,9 +32,9 @@ def mix(values: Integers) -> Integers:
         for bits, factor in zip(_UNSIGNED_SHIFTS, _UNSIGNED_FACTORS, strict=False):
             unsigned = (unsigned ^ (unsigned >> bits)) * factor
         return (unsigned ^ (unsigned >> _UNSIGNED_SHIFTS[2])).view(np.int64)
-    values = (values ^ _shift_right(values, _SHIFTS[0])) * _FACTORS[0]
-    values = (values ^ _shift_right(values, _SHIFTS[1])) * _FACTORS[1]
-    mixed: torch.Tensor = values ^ _shift_right(values, _SHIFTS[2])
+    values = (values ^ _shift_right(values, SHIFTS[0])) * FACTORS[0]
+    values = (values ^ _shift_right(values, SHIFTS[1])) * FACTORS[1]
+    mixed: torch.Tensor = values ^ _shift_right(values, SHIFTS[2])
     return mixed
 
 
@@ -85,7 +85,7 @@ class Draws:
         """
         streams = self.streams if among is None else self.streams[among]
         steps = np.arange(first + 1, first + count + 1)[:, np.newaxis]
-        bits = mix(streams + steps * _INCREMENT).view(np.uint64) >> _UNUSED_BITS
+        bits = mix(streams + steps * INCREMENT).view(np.uint64) >> _UNUSED_BITS
         uniform: np.ndarray = bits * 2.0**-53
         return uniform
 
@@ -93,6 +93,6 @@ class Draws:
 def numbers_at(streams: Integers, number: Integers) -> Integers:
     """Return 16 random bits of streams, as int64, on their device: those of the given numbers."""
     if isinstance(streams, np.ndarray):
-        mixed_bits = mix(streams + (number + 1) * _INCREMENT).view(np.uint64) >> np.uint64(48)
+        mixed_bits = mix(streams + (number + 1) * INCREMENT).view(np.uint64) >> np.uint64(48)
         return np.asarray(mixed_bits.view(np.int64))
-    return _shift_right(mix(streams + (number + 1) * _INCREMENT), 48)
+    return _shift_right(mix(streams + (number + 1) * INCREMENT), 48)

@@ -4,18 +4,27 @@ import copy
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memload.transforms.arguments import describe, integer, is_finite, wrong
+from memload.transforms.boxes import each_box
 from memload.transforms.draws import Draws
-from memload.transforms.erasing import inside
-from memload.transforms.following import Followers, TensorsByName, as_signed
+from memload.transforms.following import Followers, TensorsByName
+from memload.transforms.geometry import HAS_TRITON
 from memload.transforms.transform import Transform
 from memload.upload import upload
+
+
+class Mixture(NamedTuple):
+    """What `mix` needs of a batch, and the share of each label that is kept, float32 ``(N,)``."""
+
+    factor: np.ndarray
+    boxes: np.ndarray
+    kept: np.ndarray
 
 
 class MixUp(Transform):
@@ -86,28 +95,23 @@ class MixUp(Transform):
         self, images: Tensor, columns: TensorsByName, draws: Draws
     ) -> tuple[Tensor, TensorsByName]:
         """Mix each sample with the one before it in the batch, and the first with the last."""
-        drawn = draws.uniform(3)
-        images, mixed, kept = self._mix(images, columns, _beta(drawn[0], self.alpha), drawn[1:])
-        columns = self.unmixed(columns, len(images))
+        factor, boxes, kept = self.mixture(images, draws)
+        whole, none = np.ones_like(factor), np.zeros_like(boxes)
+        masks = {
+            name: mix(columns[name][:, None], whole, boxes)[:, 0] for name in self._followers.masks
+        }
+        columns = self.unmixed(columns, len(images)) | masks
         if "label" in columns:
-            labels = columns["label"]
-            factor = upload(kept.astype(np.float32), labels.device)[:, None]
-            mixed["label"] = (labels * factor).add_(labels.roll(1, 0) * (1 - factor))
-        return images, columns | mixed
+            columns["label"] = mix(columns["label"][:, None, None], kept, none)[:, 0, 0]
+        return mix(images, factor, boxes), columns
 
-    def _mix(
-        self, images: Tensor, columns: TensorsByName, kept: np.ndarray, drawn: np.ndarray
-    ) -> tuple[Tensor, TensorsByName, np.ndarray]:
-        """Return the mixed images and masks, and the share ``(N,)`` of each image that was kept.
-
-        ``kept`` is the share that was drawn, and ``drawn`` are two more random numbers ``(2, N)``.
-        """
+    def mixture(self, images: Tensor, draws: Draws) -> Mixture:
+        """Return how much each sample gets of the one before it."""
         if not images.is_floating_point():
             advice = "Put ToDtype or Normalize before it."
             raise wrong(self, "images", "floating", images.dtype, advice)
-        factor = upload(kept.astype(np.float32), images.device)[:, None, None, None]
-        mixed = (images * factor).add_(images.roll(1, 0) * (1 - factor))
-        return mixed.to(images.dtype), {}, kept
+        kept = _beta(draws.uniform(1)[0], self.alpha).astype(np.float32)
+        return Mixture(kept, np.zeros((4, len(kept)), np.int64), kept)
 
     def _class_shares(self, labels: Tensor | None, count: int) -> Tensor:
         """Return the share of every class, float32 ``(N, num_classes)``."""
@@ -149,22 +153,41 @@ class CutMix(MixUp):
 
     _cuts_masks = True
 
-    def _mix(
-        self, images: Tensor, columns: TensorsByName, kept: np.ndarray, drawn: np.ndarray
-    ) -> tuple[Tensor, TensorsByName, np.ndarray]:
+    def mixture(self, images: Tensor, draws: Draws) -> Mixture:
+        """See `MixUp.mixture`."""
+        drawn = draws.uniform(3)
+        kept = _beta(drawn[0], self.alpha)
         extents = np.array(images.shape[-2:])[:, np.newaxis]
-        centre = (drawn * extents).astype(np.int64)
+        centre = (drawn[1:] * extents).astype(np.int64)
         half = (0.5 * np.sqrt(1 - kept) * extents).astype(np.int64)
         start, end = np.maximum(centre - half, 0), np.minimum(centre + half, extents)
         length = end - start
-        cut = inside(images, np.concatenate([start, length]))
-        masks = {}
-        for name in self._followers.masks:
-            signed = as_signed(columns[name])
-            mixed = torch.where(cut[:, 0], signed.roll(1, 0), signed)
-            masks[name] = mixed.view(columns[name].dtype)
-        images = torch.where(cut, images.roll(1, 0), images)
-        return images, masks, 1 - length.prod(0) / extents.prod()
+        left_over = (1 - length.prod(0) / extents.prod()).astype(np.float32)
+        return Mixture(np.ones_like(left_over), np.concatenate([start, length]), left_over)
+
+
+def mix(images: Tensor, factor: np.ndarray, boxes: np.ndarray) -> Tensor:
+    """Return images ``(N, C, H, W)`` mixed with the one before; the first with the last.
+
+    ``factor``, float32 ``(N,)``, is the share of an image that is kept; with 1, its bits stay.
+    Below 1, images must be floats. They are mixed in float32, or in float64 if they are that.
+    Within the box of a sample, the image before it is shown instead. ``boxes``, int64 ``(4, N)``,
+    are top, left, height and width in pixels. The result has the layout of the images.
+    """
+    if images.is_cuda and HAS_TRITON:
+        from memload.transforms import painting_kernel
+
+        return painting_kernel.mix(images, factor, boxes)
+    is_whole = factor == 1
+    if is_whole.all():
+        mixed = images.clone()
+    else:
+        share = upload(factor, images.device)[:, None, None, None]
+        mixed = (images * share).add_(images.roll(1, 0) * (1 - share)).to(images.dtype)
+        mixed[is_whole] = images[is_whole]
+    for index, rows, columns in each_box(boxes[:, np.newaxis]):
+        mixed[index, :, rows, columns] = images[index - 1, :, rows, columns]
+    return mixed
 
 
 def _beta(drawn: np.ndarray, alpha: float) -> np.ndarray:

@@ -12,6 +12,8 @@ from memload import transforms
 from memload.transforms import color, lookup
 from memload.transforms.erasing import _normal_quantiles
 
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
 
 def pixels(count: int, height: int, width: int) -> torch.Tensor:
     """Return uint8 (N, 3, H, W), channels-last as a Loader gives them."""
@@ -24,8 +26,9 @@ def pixels(count: int, height: int, width: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def normal_noise() -> None:
-    """Upload the table that transforms keep on a device, before tests are checked for leaks."""
-    _normal_quantiles(torch.device("cuda", torch.cuda.current_device()))
+    """Upload the tables that transforms keep on a device, before tests are checked for leaks."""
+    for dtype in FLOATS:
+        _normal_quantiles(dtype, torch.device("cuda", torch.cuda.current_device()))
 
 
 EVERYTHING = [
@@ -109,6 +112,44 @@ def test_colours_on_a_gpu_have_the_bits_of_those_on_the_cpu(dtype: torch.dtype) 
             with no_waiting():
                 found = change(given)
             assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, *FLOATS])
+@pytest.mark.parametrize(
+    "step",
+    [
+        transforms.RandomErasing(value=(3, 77.7, 200)),
+        transforms.RandomErasing(0.9, recount=(1, 5)),
+        transforms.RandomErasing(value="random"),
+        transforms.RandomErasing(value="random", recount=3),
+        transforms.Cutout(17, fill=9),
+        transforms.MixUp(num_classes=7),
+        transforms.MixUp(alpha=0.1, num_classes=7),
+        transforms.CutMix(num_classes=7),
+        transforms.RandomChoice(
+            [transforms.MixUp(num_classes=7), transforms.CutMix(num_classes=7)]
+        ),
+    ],
+    ids=repr,
+)
+def test_boxes_and_mixtures_on_a_gpu_have_the_bits_of_those_on_the_cpu(
+    step: transforms.Transform, dtype: torch.dtype
+) -> None:
+    if dtype == torch.uint8 and ("random" in repr(step) or "MixUp" in repr(step)):
+        pytest.skip("for floats only")
+    images = pixels(32, 50, 60)
+    images = images if dtype == torch.uint8 else ((images - 128) / 50.0).to(dtype)
+    labels, samples = torch.arange(32) % 7, np.arange(32)
+    on_device = {"label": labels.cuda()}
+    for given in (images, images.contiguous(), images.transpose(2, 3)):
+        expected, columns = step(given, {"label": labels}, samples=samples, seed=3)
+        moved = given.cuda()
+        step(moved, on_device, samples=samples, seed=3)
+        with no_waiting():
+            found, changed = step(moved, on_device, samples=samples, seed=3)
+        assert found.stride() == expected.stride()
+        assert torch.equal(found.cpu(), expected)
+        assert torch.equal(changed["label"].cpu(), columns["label"])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import torch
 from PIL import Image, ImageEnhance
 
 from memload import transforms
-from memload.transforms import erasing
 from memload.transforms.draws import Draws
 from memload.transforms.mixing import _beta
 from memload.transforms.transform import Transform
@@ -168,28 +167,6 @@ def test_all_boxes_of_an_image_are_erased(value: Any) -> None:
     assert np.array_equal((found != images).all(1).numpy(), expected)
     assert torch.equal(step(images[20:30], samples=samples[20:30]), found[20:30])
     assert step(images[:0], samples=samples[:0]).shape == (0, 3, 40, 50)
-
-
-def test_boxes_are_painted_alike_one_after_another_and_at_once(make_images: Make) -> None:
-    images = make_images(100)
-    rng = np.random.default_rng(0)
-    # some are partly or wholly outside, and some have no height or width
-    boxes = np.array([*rng.integers(-9, 26, (2, 3, 100)), *rng.integers(0, 12, (2, 3, 100))])
-    for given in (images, images.contiguous(), images / 255):
-        colour = torch.tensor([1, 2, 3]).to(given.dtype)[:, None, None]
-        found = erasing._paint_each(given, boxes, colour)
-        assert torch.equal(found, erasing._paint_all(given, boxes, colour))
-        assert not torch.equal(found, given)
-
-
-def test_noise_is_the_same_for_one_box_after_another_and_at_once(make_images: Make) -> None:
-    samples = np.arange(100)
-    boxes = boxes_of(transforms.RandomErasing(0.8, recount=(1, 3)), samples, 20, 24)
-    draws = Draws(samples, 5, 0, position=0, view=0)
-    for given in (make_images(100) / 255, make_images(100).contiguous().half()):
-        found = erasing._noise_each(given, boxes, draws)
-        assert torch.equal(found, erasing._noise_all(given, boxes, draws))
-        assert not torch.equal(found, given)
 
 
 def test_random_erasing_draws_normal_noise_of_each_sample_alone() -> None:
