@@ -61,8 +61,8 @@ class Prepared:
     to the view ``first_view``.
 
     Random numbers are drawn at the first call that needs them. Steps that are done together are
-    planned for 8,192 samples or more at a time, which takes less of the host's time. Several threads
-    may call it; on CUDA, all with the same stream.
+    planned for 8,192 samples or more at a time, which takes less of the host's time. Several
+    threads may call it; on CUDA, all with the same stream.
     """
 
     def __init__(
