@@ -164,6 +164,35 @@ def no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+RECIPES = {
+    "imagenet_v2": {"size": 40},
+    "deit": {"size": 40},
+    "deit3": {"size": 40},
+    "simclr": {"size": 40},
+    "byol": {"size": 40},
+    "dino": {"size": 40, "small_size": 24, "num_small": 2},
+    "cifar": {"size": 48, "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)},
+    "airbench": {"size": 48, "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_on_a_gpu_give_what_they_give_on_the_cpu_and_wait_for_nothing(name: str) -> None:
+    compose = getattr(transforms.recipes, name)(**RECIPES[name])
+    compose = compose.bind(num_classes=7)
+    images, labels = pixels(32, 50, 60), torch.arange(32) % 7
+    expected = compose(images, {"label": labels}, samples=np.arange(32), seed=3)
+    given, on_device = images.cuda(), {"label": labels.cuda()}
+    compose(given, on_device, samples=np.arange(32), seed=3)
+    with no_waiting():
+        found = compose(given, on_device, samples=np.arange(32), seed=3)
+    views, expected_views = (
+        batch if isinstance(batch, tuple) else (batch,) for batch in (found[0], expected[0])
+    )
+    for one, other in zip(views, expected_views, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
+
+
 def masks_and_boxes(count: int, height: int, width: int) -> dict[str, torch.Tensor]:
     """Return two masks of different types, and boxes of which some are none."""
     rng = np.random.default_rng(count)
