@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance
 
 from memload import transforms
 from memload.transforms.draws import Draws
-from memload.transforms.mixing import _beta
+from memload.transforms.mixing import _beta, mix
 from memload.transforms.transform import Transform
 
 Make = Callable[..., torch.Tensor]
@@ -237,6 +237,22 @@ def test_cutmix_takes_a_box_of_the_sample_before() -> None:
     # 1 − E[(2r − r²)²] with r = √u / 2, for a centre that is uniform over the image; boxes are cut
     # to whole pixels
     assert float(labels.diagonal().mean()) == pytest.approx(0.679 + 0.03, abs=0.04)
+
+
+def test_each_image_is_mixed_by_its_factor_and_shows_its_box_of_the_one_before() -> None:
+    images = torch.rand(4, 3, 9, 8, generator=torch.Generator().manual_seed(0)) - 0.5
+    images[1:3, :, 0] = -0.0
+    images[3, 0, 8] = torch.inf
+    factor, boxes = np.array([1, 1, 0.25, 1], np.float32), np.zeros((4, 4), np.int64)
+    boxes[:, 2], boxes[:, 3] = (-2, 3, 4, 90), (4, 2, 3, 5)  # one is cut off at the borders
+    expected = images.clone()
+    expected[2] = images[2] * 0.25 + images[1] * 0.75
+    expected[2, :, :2, 3:] = images[1, :, :2, 3:]
+    expected[3, :, 4:7, 2:7] = images[2, :, 4:7, 2:7]
+    for layout in (torch.contiguous_format, torch.channels_last):
+        found = mix(images.contiguous(memory_format=layout), factor, boxes)
+        assert found.is_contiguous(memory_format=layout)
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
 
 
 def test_shares_of_classes_can_be_mixed_again() -> None:
