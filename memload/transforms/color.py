@@ -1,5 +1,7 @@
 """Brightness, contrast, saturation, hue and grey."""
 
+from collections.abc import Callable, Iterable, Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from memload.upload import upload
 
 #: The luma of red, green and blue, of ITU-R BT.601 as in torchvision.
 LUMA = 0.2989, 0.587, 0.114
-#: What a change of saturation needs for a pixel of three channels. Others need less.
+#: What a change of saturation or hue needs for a pixel of three channels. Others need less.
 _BYTES_OF_PIXEL = 46
 
 
@@ -33,7 +35,8 @@ def adjust_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
         return look_up(images, contrast_table(images, factor))
     result = torch.empty_like(images)
     for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
-        result[part] = _blend(images[part], _mean(images[part]), *_shares(factor[part], images))
+        mean = _mean(images[part], images.dtype)
+        result[part] = _blend(images[part], mean, *_shares(factor[part], images), images.dtype)
     return result
 
 
@@ -53,7 +56,7 @@ def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
             planes = images[part].contiguous()
             result[part] = _blend_levels(planes, _grey_levels(planes), *shares)
         else:
-            result[part] = _blend(images[part], _grey(images[part]), *shares)
+            result[part] = _blend(images[part], _grey(images[part]), *shares, images.dtype)
     return result
 
 
@@ -63,20 +66,54 @@ def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
 
 def jitter_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return what `adjust_contrast` does, but for the rounding of sums."""
-    share = _jitter_factor(factor, images)
-    return _blend(images, _mean(images), share, 1 - share)
+    return _each_part(images, factor, _jitter_contrast)
 
 
 def jitter_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return what `adjust_saturation` does, but for the rounding of sums."""
-    grey, share = _grey(images), _jitter_factor(factor, images)
-    levels = grey.floor() if images.dtype == torch.uint8 else grey
-    return _blend(images, levels, share, 1 - share)
+    return _each_part(images, factor, _jitter_saturation)
 
 
 def grayscale(images: Tensor) -> Tensor:
     """Return grey images ``(n, C, H, W)`` of as many channels; C is 1 or 3."""
-    return torch.empty_like(images).copy_(_grey(images))
+    return _each_part(images, np.zeros(len(images)), _gray)
+
+
+def _jitter_contrast(planes: Tensor, factor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    mean, rest = _mean(planes, dtype), 1 - factor
+    return (_blend(channel, mean, factor, rest, dtype) for channel in _channels(planes))
+
+
+def _jitter_saturation(planes: Tensor, factor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    grey, rest = _grey(planes), 1 - factor
+    grey = grey.floor_() if dtype == torch.uint8 and planes.shape[1] == 3 else grey
+    return (_blend(channel, grey, factor, rest, dtype) for channel in _channels(planes))
+
+
+def _gray(planes: Tensor, factor: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    return [_rounded_down(_grey(planes), dtype)] * planes.shape[1]
+
+
+def _each_part(
+    images: Tensor,
+    factor: np.ndarray,
+    change: Callable[[Tensor, Tensor, torch.dtype], Iterable[Tensor]],
+) -> Tensor:
+    """Return images changed in parts, and one channel after another, to save memory and time.
+
+    ``change`` gets a part as floats, its factors float32 ``(n, 1, 1, 1)``, and the images' dtype.
+    It returns each channel ``(n, 1, H, W)`` in this dtype.
+    """
+    result = torch.empty_like(images)
+    factors = upload(factor.astype(np.float32), images.device)[:, None, None, None]
+    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
+        pixels = images[part]
+        if images.dtype == torch.uint8:
+            pixels = pixels.contiguous().float()  # 55 µs, at once 82 µs
+        changed = change(pixels, factors[part], images.dtype)
+        for channel, values in enumerate(changed):
+            result[part, channel : channel + 1] = values  # 15 µs each, all three at once 96 µs
+    return result
 
 
 def brightness_table(factor: np.ndarray, device: torch.device) -> Tensor:
@@ -108,11 +145,6 @@ def _shares(factor: np.ndarray, images: Tensor) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
-def _jitter_factor(factor: np.ndarray, images: Tensor) -> Tensor:
-    """Return factors float32 ``(n, 1, 1, 1)`` on the device of the images."""
-    return upload(factor.astype(np.float32), images.device)[:, None, None, None]
-
-
 # For levels, torchvision's sums are those of torch's ``add`` with a factor, which adds a product
 # without rounding it before. The two functions below do so, too: the product is exact in float64.
 # With rounded products, 1 value in 1,000 is another after a change of saturation.
@@ -128,7 +160,7 @@ def _grey_levels(images: Tensor) -> Tensor:
     """Return the luma ``(n, 1, H, W)`` of uint8 images, whole numbers in float32."""
     if images.shape[1] == 1:
         return images.float()
-    red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
+    red, green, blue = _channels(images)
     weights = torch.tensor(LUMA).tolist()  # rounded to float32
     sums: Tensor = (red * weights[0]).double().add_(green.double(), alpha=weights[1]).float()
     return sums.double().add_(blue.double(), alpha=weights[2]).float().floor_()
@@ -140,27 +172,39 @@ def _grey(images: Tensor) -> Tensor:
         images = images.float()
     if images.shape[1] == 1:
         return images
-    red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
+    red, green, blue = _channels(images)
     return red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]
 
 
-def _blend(images: Tensor, others: Tensor, factor: Tensor, rest: Tensor) -> Tensor:
-    """Return ``factor · images + rest · others``."""
+def _blend(
+    images: Tensor, others: Tensor, factor: Tensor, rest: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return ``factor · images + rest · others`` in a dtype."""
     # Two products, then their sum: a fused operation rounds differently on some devices.
     mixed = (images * factor).add_(others * rest)
-    return _clamp(mixed, images.dtype)
+    return _clamp(mixed, dtype)
 
 
 def _clamp(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values.clamp_(0, 255 if dtype == torch.uint8 else 1).to(dtype)
+    return _rounded_down(values.clamp_(0, 255 if dtype == torch.uint8 else 1), dtype)
 
 
-def _mean(images: Tensor) -> Tensor:
-    """Return the mean of the luma, float32 ``(n, 1, 1, 1)``."""
+def _rounded_down(values: Tensor, dtype: torch.dtype) -> Tensor:
+    # An image of 224² takes 16 µs to int16 and then to uint8, and 80 µs at once.
+    return values.short().to(dtype) if dtype == torch.uint8 else values.to(dtype)
+
+
+def _channels(images: Tensor) -> list[Tensor]:
+    """Return each channel ``(n, 1, H, W)``."""
+    return [images[:, channel : channel + 1] for channel in range(images.shape[1])]
+
+
+def _mean(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mean of the luma, float32 ``(n, 1, 1, 1)``, of images that were of a dtype."""
     grey = _grey(images)
     # The mean must not depend on the order of the sum. Sums of whole numbers are exact in float64:
     # grey levels, or for floats multiples of 2^-28, of up to 33 megapixels.
-    if images.dtype == torch.uint8:
+    if dtype == torch.uint8:
         return _mean_of_whole(grey.floor()).float()
     scaled = grey.double() * (1 << 28)
     rounded = scaled.round()
@@ -182,18 +226,29 @@ def adjust_hue(images: Tensor, factor: np.ndarray) -> Tensor:
     ``factor`` is float64 ``(n,)``, a share of the circle. (Smith, "Color Gamut Transform Pairs",
     1978)
     """
-    turn, is_uint8 = _jitter_factor(factor, images), images.dtype == torch.uint8
-    pixels = images * (1 / 255) if is_uint8 else images.float()
-    value, largest = pixels.max(1, keepdim=True)
-    spread = value - pixels.amin(1, keepdim=True)
-    below = (value - pixels) / torch.where(spread == 0, 1, spread)
-    red, green, blue = below[:, 0:1], below[:, 1:2], below[:, 2:3]
+    return _each_part(images, factor, _turn_hue)
+
+
+def _turn_hue(planes: Tensor, turn: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    # Only operations that the CPU vectorizes: 0.6 ms for an image of 224², and with torch's
+    # ``remainder``, ``fmod``, and ``max`` of a dimension 2.3 ms.
+    is_uint8 = dtype == torch.uint8
+    pixels = planes.mul_(1 / 255) if is_uint8 else planes.float()
+    channels = _channels(pixels)
+    value = torch.maximum(torch.maximum(channels[0], channels[1]), channels[2])
+    spread = value - torch.minimum(torch.minimum(channels[0], channels[1]), channels[2])
+    divisor = torch.where(spread == 0, 1, spread)
+    red, green, blue = ((value - channel).div_(divisor) for channel in channels)
     sector = torch.where(
-        largest == 0, blue - green, torch.where(largest == 1, 2 + red - blue, 4 + green - red)
+        channels[0] == value,
+        blue - green,
+        torch.where(channels[1] == value, (2 + red).sub_(blue), (4 + green).sub_(red)),
     )
-    hue = (sector * (1 / 6) + 1).fmod(1).add(turn).remainder(1)
-    # A channel is full for a third of the circle around its colour, and falls off on both sides.
-    channel_offset = torch.arange(5, 0, -2, device=images.device)[:, None, None]
-    position = (channel_offset + hue * 6).remainder(6)
-    turned = value - spread * torch.minimum(position, 4 - position).clamp(0, 1)
-    return (turned * (256 - 1e-3)).to(torch.uint8) if is_uint8 else turned.to(images.dtype)
+    hue = sector.mul_(1 / 6).add_(1).frac_().add_(turn)
+    angle = (hue - hue.floor()).mul_(6)
+    for offset in (5, 3, 1):
+        # A channel is full for a third of the circle around its colour, and falls off on both
+        # sides: 2 less the distance from 2, from 0 to 1. The circle has a length of 6.
+        distance = (angle + offset).sub_(5).abs_().sub_(3).abs_()
+        turned = distance.clamp_(1, 2).sub_(2).mul_(spread).add_(value)
+        yield _rounded_down(turned.mul_(256 - 1e-3) if is_uint8 else turned, dtype)

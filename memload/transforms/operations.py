@@ -17,9 +17,9 @@ from memload.transforms.color import (
     jitter_saturation,
 )
 from memload.transforms.drawn import MOVES, NUMBERS, OPERATIONS, Drawn
-from memload.transforms.filtering import gaussian_blur, sharpen_in_place
+from memload.transforms.filtering import gaussian_blur, sharpen
 from memload.transforms.lookup import autocontrast, equalize, invert, posterize, solarize
-from memload.transforms.some import change_some, take_some
+from memload.transforms.some import change_into, copy_some, layout_of
 from memload.transforms.warping import matrices_of, warp
 from memload.upload import upload
 
@@ -32,19 +32,22 @@ def change_each(images: Tensor, steps: Sequence[Drawn]) -> Tensor:
 
     The samples of each operation are changed together.
     """
-    changed = images
-    for drawn in steps:
+    before, after = images, torch.empty_like(images, memory_format=layout_of(images))
+    for drawn in steps or [_nothing(len(images))]:
         groups = np.where(MOVES[drawn.operation], _MOVING, drawn.operation)
         for number in np.unique(groups):
+            places = np.flatnonzero(groups == number)
             if number != NUMBERS["Identity"]:
-                places = np.flatnonzero(groups == number)
                 change = functools.partial(_change, number, drawn.at(places))
-                if len(places) == len(images) and number != NUMBERS["Sharpness"]:
-                    changed = change(changed, slice(None))
-                else:  # sharpening writes to the images that it gets
-                    is_own = changed is not images
-                    changed = change_some(changed, places, change, in_place=is_own)
-    return take_some(images, np.arange(len(images))) if changed is images else changed
+                change_into(after, before, places, change)
+            elif before is images:
+                copy_some(after, images, places)
+        before = after
+    return after
+
+
+def _nothing(count: int) -> Drawn:
+    return Drawn(np.full(count, NUMBERS["Identity"]), np.zeros(count))
 
 
 def _change(number: int, drawn: Drawn, images: Tensor, part: slice) -> Tensor:
@@ -75,7 +78,7 @@ _CHANGES: dict[str, Callable[[Tensor, np.ndarray], Tensor]] = {
     "Brightness": adjust_brightness,
     "Color": adjust_saturation,
     "Contrast": adjust_contrast,
-    "Sharpness": sharpen_in_place,
+    "Sharpness": sharpen,
     "Posterize": lambda images, magnitude: posterize(images, magnitude.astype(np.int64)),
     "Solarize": lambda images, magnitude: solarize(images, magnitude * _white(images)),
     "AutoContrast": lambda images, magnitude: autocontrast(images),

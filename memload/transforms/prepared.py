@@ -18,6 +18,7 @@ from memload.transforms.following import (
     as_signed,
 )
 from memload.transforms.fused import Together
+from memload.transforms.some import in_layout
 from memload.upload import upload
 
 #: Plans are made for this many samples at once. TrivialAugmentWide then takes 49 µs of the host's
@@ -173,7 +174,7 @@ class Prepared:
                 movement = step.movement(plan, first_in_plan, images.shape[0])
                 columns = self._followers.move(columns, movement, moved_boxes)
             images = step.run(images, plan, first_in_plan)
-        return images.contiguous(memory_format=self._memory_format), columns
+        return in_layout(images, self._memory_format), columns
 
     def _plan(
         self, step: Together, position: int, images: Tensor, start: int, view: int

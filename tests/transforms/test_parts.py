@@ -26,6 +26,13 @@ STEPS = [
     transforms.RandomAffine(20, (0.1, 0.1), interpolation="bilinear"),
     transforms.RandomRotation(20, interpolation="bilinear", fill=None),
     *(transforms.RandomPerspective(p=p) for p in (0.8, 1)),
+    transforms.ColorJitter(brightness=0.4),
+    transforms.ColorJitter(contrast=0.4),
+    transforms.ColorJitter(saturation=0.4),
+    transforms.ColorJitter(hue=0.1),
+    transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    *(transforms.RandomGrayscale(p) for p in (0.2, 1)),
+    transforms.RandomHorizontalFlip(),
 ]
 FACTORS = np.linspace(0, 2, 20)
 
