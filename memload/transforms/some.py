@@ -13,7 +13,7 @@ from memload.upload import upload
 #: parts of 2 MB. Other changes differ less.
 _CACHED_BYTES = 10_000_000
 #: On the CPU, a part of a small batch may need this much, as parts of less cost more in calls.
-_SMALL_BYTES = 2_000_000
+_SMALL_BYTES = 1_000_000
 #: On a device, a part needs at most this many bytes, or as many as the batch has. Smaller parts of
 #: small batches would cost more in launches than they save, as 64 MB are little beside a model.
 _DEVICE_BYTES = 64_000_000
