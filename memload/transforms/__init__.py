@@ -28,6 +28,8 @@ The way of a batch:
         │         ├─▶ operations_kernel CUDA: Triton kernels, in which a sample is a matrix and a
         │         │                     list of operations
         │         └─▶ operations        elsewhere: the samples of each operation together
+        ├─────▶ options.choose          steps drawn for each sample, of which some are neither
+        │         └─▶ Prepared          those steps, for copies of the samples
         └─────▶ Transform.apply(draws)  what is not planned
         ▼
     images, columns                     Followers move masks, points and boxes as each step moves
@@ -39,7 +41,7 @@ Each module imports only modules above it:
     geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
     resampling  bicubic weights, and tables of weights for the kernel
     kernel      a plan as Triton kernels, for images and for masks
-    some        takes and changes some images of a batch, or all in parts
+    some        takes, puts and changes some images of a batch, or all in parts
     reference   a plan by torch operations; defines the pixels
     following   Followers: the masks, points and boxes that move with the images
     fused       neighbours in a list that are done together
@@ -51,6 +53,8 @@ Each module imports only modules above it:
     operations  operations drawn for each sample, by torch operations; defines the pixels
     operations_kernel   the same as Triton kernels
     moving      how images move by matrices, for masks, points and boxes
+    batch       Batch: images and columns between two steps
+    options     lists of steps that are drawn for each sample, and steps that mix samples
     prepared    a list of steps, applied to parts of a chunk of samples
     transform   Transform, the base of all
     compose     Compose, the list

@@ -1,7 +1,7 @@
 """RandomApply and RandomChoice: other transforms, for some samples of a batch.
 
-samples ─▶ choose(draws) ─▶ places of each option ─▶ `Prepared`: the option's steps for the
-                                                     images at these places, put back there
+choose(draws) ─▶ an option for each sample ─▶ all draw operations: drawing.DrawnSteps
+                                           ─▶ others: options.choose
 """
 
 import copy
@@ -18,22 +18,26 @@ from memload.transforms.drawing import Drawing
 from memload.transforms.drawn import Drawn
 from memload.transforms.draws import Draws
 from memload.transforms.fused import group
-from memload.transforms.prepared import Option
+from memload.transforms.options import Options
 from memload.transforms.transform import Transform
 
 
-class Choosing(Drawing):
+class Choosing(Drawing, Options):
     """The base of transforms that choose between lists of others, the options.
 
-    Subclasses define `choose`. `Prepared` does the rest, or, where all options draw operations, the
-    neighbours with which they are done together.
+    Subclasses define `Options.choose`. `options.choose` does the rest, or, where all options draw
+    operations, the neighbours with which they are done together.
     """
 
     def __init__(self, options: Sequence[Compose]) -> None:
-        self._options = tuple(options)
+        self._set_options(options)
         steps = [step for option in options for step in option.transforms]
         draws_all = all(getattr(step, "fuses_as", "no") == "drawn" for step in steps)
         self.fuses_as = "drawn" if draws_all else "no"
+
+    def _set_options(self, options: Sequence[Compose]) -> None:
+        self._options = tuple(options)
+        self.steps_of_options = [group(option.transforms) for option in options]
 
     @property
     def moves_pixels(self) -> bool:
@@ -43,18 +47,9 @@ class Choosing(Drawing):
     def bind(self, **facts: Any) -> Transform:
         """See `Transform.bind`."""
         bound = copy.copy(self)
-        bound._options = tuple(option.bind(**facts) for option in self._options)
+        bound._followers = super().bind(**facts)._followers
+        bound._set_options([option.bind(**facts) for option in self._options])
         return bound
-
-    def options(self, draws: Draws) -> list[Option]:
-        """Return the options that were drawn for at least one sample."""
-        chosen = self.choose(draws)
-        places = [np.flatnonzero(chosen == number) for number in range(len(self._options))]
-        return [
-            Option(number, group(option.transforms), where)
-            for number, (option, where) in enumerate(zip(self._options, places, strict=True))
-            if where.size
-        ]
 
     def check(self, images: Tensor) -> None:
         """See `Drawing.check`."""
@@ -71,17 +66,14 @@ class Choosing(Drawing):
                 steps += [drawn.only_for(chosen == number) for drawn in step.draw(inside, images)]
         return steps
 
-    def choose(self, draws: Draws) -> np.ndarray:
-        """Return the number of each sample's option, int64 ``(N,)``; -1 for none."""
-        raise NotImplementedError
-
 
 class RandomApply(Choosing):
     """Do a list of transforms with share ``p``, like torchvision's, for each sample on its own.
 
     ``transforms`` are those of this package, or functions of images ``(n, C, H, W)``. They get the
-    chosen samples of a batch, and must keep shape and dtype. MixUp and CutMix mix a chosen sample
-    with the one before it in the whole batch. Masks, points and boxes follow, as in a `Compose`.
+    chosen samples of a batch, and must keep shape, dtype and the names of columns. MixUp and CutMix
+    mix a chosen sample with the one before it in the whole batch. Masks, points and boxes follow,
+    as in a `Compose`.
 
     >>> jitter = RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
     >>> images = jitter(images, samples=samples)
@@ -97,7 +89,7 @@ class RandomApply(Choosing):
         return self._options[0].transforms
 
     def choose(self, draws: Draws) -> np.ndarray:
-        """See `Choosing.choose`."""
+        """See `Options.choose`."""
         return np.where(draws.uniform(1)[0] < self.p, 0, -1)
 
     def __repr__(self) -> str:
@@ -141,7 +133,7 @@ class RandomChoice(Choosing):
         )
 
     def choose(self, draws: Draws) -> np.ndarray:
-        """See `Choosing.choose`."""
+        """See `Options.choose`."""
         ends = np.cumsum(self.p)
         # The last sum may be a little below 1.
         return np.asarray(np.searchsorted(ends[:-1], draws.uniform(1)[0], side="right"))

@@ -69,6 +69,10 @@ class Draws:
         """Return random numbers that do not depend on the epoch."""
         return replace(self, in_every_epoch=True)
 
+    def at(self, places: np.ndarray) -> "Draws":
+        """Return the random numbers of the samples at some places, int64 ``(n,)``."""
+        return replace(self, samples=self.samples[places])
+
     @functools.cached_property
     def streams(self) -> np.ndarray:
         """Where each sample's stream starts, int64 ``(N,)``. No two samples share one."""

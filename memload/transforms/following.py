@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -115,32 +115,23 @@ class Followers:
                 raise wrong(owner, subject, expected, f"on {mask.device}")
 
     def move(
-        self, columns: TensorsByName, movement: Movement, moved_boxes: dict[str, "MovedBoxes"]
-    ) -> TensorsByName:
-        """Return the columns, moved as the images are.
+        self, columns: TensorsByName, shares: TensorsByName, movement: Movement
+    ) -> tuple[TensorsByName, TensorsByName]:
+        """Return the columns, moved as the images are, and how much is left of each box.
 
-        ``moved_boxes`` are the boxes of the last call, by name. They are replaced by the new ones.
+        That is the share of the area that it had before the list, ``(N, K)`` by name of the column,
+        which ``shares`` has for the boxes so far.
         """
-        moved = dict(columns)
+        moved, moved_shares = dict(columns), dict(shares)
         for name in self.points:
             moved[name] = movement.points(columns[name])
         for name in self.masks:
             moved[name] = move_masks(columns[name], movement, self.mask_fill)
         for name in self.boxes:
-            boxes, last = columns[name], moved_boxes.get(name)
-            # If a Transform returned other boxes, their full area counts again.
-            if last is None or last.boxes is not boxes:
-                last = MovedBoxes(boxes, torch.ones_like(boxes[..., 0]))
-            moved_boxes[name] = _move_boxes(last, movement, self.min_area)
-            moved[name] = moved_boxes[name].boxes
-        return moved
-
-
-class MovedBoxes(NamedTuple):
-    """Boxes after a movement."""
-
-    boxes: Tensor  #: ``(N, K, 4)``
-    share: Tensor  #: how much of the area of each is kept so far, ``(N, K)``
+            moved[name], moved_shares[name] = _move_boxes(
+                columns[name], shares[name], movement, self.min_area
+            )
+        return moved, moved_shares
 
 
 def as_signed(values: Tensor) -> Tensor:
@@ -217,18 +208,20 @@ def _point_maps(plan: Plan) -> np.ndarray:
     return np.stack(maps, 2)[:, :, np.newaxis]
 
 
-def _move_boxes(before: MovedBoxes, movement: Movement, min_area: float) -> MovedBoxes:
-    """Return boxes after a movement.
+def _move_boxes(
+    boxes: Tensor, shares: Tensor, movement: Movement, min_area: float
+) -> tuple[Tensor, Tensor]:
+    """Return boxes ``(N, K, 4)`` after a movement, and the shares ``(N, K)`` that are left of them.
 
     Boxes of which nothing is left, or less than ``min_area``, are NaN.
     """
-    low, high, extent = movement.boxes(before.boxes)
+    low, high, extent = movement.boxes(boxes)
     shown_low, shown_high = (torch.minimum(edge.clamp(min=0), extent) for edge in (low, high))
     area = (shown_high - shown_low).prod(2)
-    share = before.share * area / (high - low).prod(2)
-    gone = ~(area > 0) | (share < min_area)
+    shares = shares * area / (high - low).prod(2)
+    gone = ~(area > 0) | (shares < min_area)
     shown = torch.cat([shown_low, shown_high], 2)
-    return MovedBoxes(shown.masked_fill(gone[..., None], torch.nan), share)
+    return shown.masked_fill(gone[..., None], torch.nan), shares
 
 
 def _edge_maps(plan: Plan) -> np.ndarray:

@@ -4,7 +4,7 @@ import copy
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,19 +15,13 @@ from memload.transforms.boxes import each_box
 from memload.transforms.draws import Draws
 from memload.transforms.following import Followers, TensorsByName
 from memload.transforms.geometry import HAS_TRITON
+from memload.transforms.options import Mixing, Mixture
+from memload.transforms.some import parts, put_some, take_some
 from memload.transforms.transform import Transform
 from memload.upload import upload
 
 
-class Mixture(NamedTuple):
-    """What `mix` needs of a batch, and the share of each label that is kept, float32 ``(N,)``."""
-
-    factor: np.ndarray
-    boxes: np.ndarray
-    kept: np.ndarray
-
-
-class MixUp(Transform):
+class MixUp(Transform, Mixing):
     """Mix each image and label with those before it in the batch, like torchvision's ``v2.MixUp``.
 
     Each sample keeps a share of its own, drawn from Beta(``alpha``, ``alpha``). The partner is the
@@ -42,8 +36,6 @@ class MixUp(Transform):
     >>> images, columns = MixUp(alpha=0.2, num_classes=1000)(images, {"label": labels})
     """
 
-    #: Each sample needs others of its batch.
-    mixes_samples = True
     _cuts_masks = False
 
     def __init__(
@@ -85,28 +77,35 @@ class MixUp(Transform):
         bound._followers = Followers.of({"masks": masks})
         return bound
 
-    def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
-        """Return the columns of ``count`` samples that are not mixed, as `apply` returns others."""
-        if "label" in columns or not self._followers.masks:  # masks are the labels of pixels
-            return columns | {"label": self._class_shares(columns.get("label"), count)}
-        return columns
-
     def apply(
         self, images: Tensor, columns: TensorsByName, draws: Draws
     ) -> tuple[Tensor, TensorsByName]:
         """Mix each sample with the one before it in the batch, and the first with the last."""
-        factor, boxes, kept = self.mixture(images, draws)
+        unmixed = self.unmixed(columns, len(images))
+        return self.mixed(images, unmixed, self.mixture(images, draws))
+
+    def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
+        """See `Mixing.unmixed`."""
+        if "label" in columns or not self._followers.masks:  # masks are the labels of pixels
+            return columns | {"label": self._class_shares(columns.get("label"), count)}
+        return columns
+
+    def mixed(
+        self, images: Tensor, columns: TensorsByName, mixture: Mixture
+    ) -> tuple[Tensor, TensorsByName]:
+        """See `Mixing.mixed`."""
+        factor, boxes, kept = mixture
         whole, none = np.ones_like(factor), np.zeros_like(boxes)
         masks = {
             name: mix(columns[name][:, None], whole, boxes)[:, 0] for name in self._followers.masks
         }
-        columns = self.unmixed(columns, len(images)) | masks
+        columns = columns | masks
         if "label" in columns:
             columns["label"] = mix(columns["label"][:, None, None], kept, none)[:, 0, 0]
         return mix(images, factor, boxes), columns
 
     def mixture(self, images: Tensor, draws: Draws) -> Mixture:
-        """Return how much each sample gets of the one before it."""
+        """See `Mixing.mixture`."""
         if not images.is_floating_point():
             advice = "Put ToDtype or Normalize before it."
             raise wrong(self, "images", "floating", images.dtype, advice)
@@ -154,7 +153,7 @@ class CutMix(MixUp):
     _cuts_masks = True
 
     def mixture(self, images: Tensor, draws: Draws) -> Mixture:
-        """See `MixUp.mixture`."""
+        """See `Mixing.mixture`."""
         drawn = draws.uniform(3)
         kept = _beta(drawn[0], self.alpha)
         extents = np.array(images.shape[-2:])[:, np.newaxis]
@@ -178,13 +177,16 @@ def mix(images: Tensor, factor: np.ndarray, boxes: np.ndarray) -> Tensor:
         from memload.transforms import painting_kernel
 
         return painting_kernel.mix(images, factor, boxes)
-    is_whole = factor == 1
-    if is_whole.all():
-        mixed = images.clone()
-    else:
-        share = upload(factor, images.device)[:, None, None, None]
-        mixed = (images * share).add_(images.roll(1, 0) * (1 - share)).to(images.dtype)
-        mixed[is_whole] = images[is_whole]
+    mixed = images.clone()
+    blended = np.flatnonzero(factor != 1)
+    # Four times an image, in float32 at least: both of them, and each times its share.
+    bytes_of_one = 4 * max(4, images.element_size()) * images.shape[1:].numel()
+    for part in parts(images[: len(blended)], bytes_of_one):
+        places = blended[part]
+        own, before = (take_some(images, at) for at in (places, (places - 1) % len(images)))
+        share = upload(factor[places], images.device)[:, None, None, None]
+        new = (own * share).add_(before * (1 - share)).to(images.dtype)
+        put_some(mixed, places, new)
     for index, rows, columns in each_box(boxes[:, np.newaxis]):
         mixed[index, :, rows, columns] = images[index - 1, :, rows, columns]
     return mixed

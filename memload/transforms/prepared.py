@@ -1,25 +1,21 @@
 """A list of steps, ready to be applied to parts of a chunk of samples."""
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memload.transforms.arguments import describe, integer, wrong
+from memload.transforms.batch import Batch
 from memload.transforms.draws import Draws
-from memload.transforms.following import (
-    Followers,
-    MovedBoxes,
-    TensorsByName,
-    as_signed,
-)
+from memload.transforms.following import Followers, TensorsByName
 from memload.transforms.fused import Together
-from memload.transforms.some import in_layout
-from memload.upload import upload
+from memload.transforms.options import Options, Steps, choose
 
 #: Plans are made for this many samples at once. TrivialAugmentWide then takes 49 µs of the host's
 #: time for each 256 samples. In plans of 2,048 it takes 76 µs, of 512 it takes 168 µs, and of
@@ -43,23 +39,12 @@ def not_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Option(NamedTuple):
-    """Steps for some samples of a batch, as a transform chooses that has others inside."""
-
-    number: int
-    #: (position, step) as `group` returns them.
-    steps: Sequence[tuple[int, Any]]
-    #: The samples' places in the batch, int64 ``(n,)``.
-    places: np.ndarray
-
-
 class Prepared:
     """Lists of steps for a chunk of samples. Each call transforms a part of them.
 
     ``name`` is the transform that the user called, for messages. ``steps_of_views`` has a list for
     each view, of (position, step) as `group` returns them. For ``followers`` and ``memory_format``
-    see `Compose`. Steps inside of another transform have its position in ``inside_of``, and belong
-    to the view ``first_view``.
+    see `Compose`. Positions of steps inside of another transform begin with ``inside_of``.
 
     Random numbers are drawn at the first call that needs them. Steps that are done together are
     planned for 8,192 samples or more at a time, which takes less of the host's time. Several
@@ -69,7 +54,7 @@ class Prepared:
     def __init__(
         self,
         name: str,
-        steps_of_views: Sequence[Sequence[tuple[int, Any]]],
+        steps_of_views: Sequence[Steps],
         samples: Any,
         seed: int,
         epoch: int,
@@ -77,7 +62,6 @@ class Prepared:
         followers: Followers = Followers(),  # noqa: B008  # it is frozen
         memory_format: torch.memory_format = torch.channels_last,
         inside_of: str = "",
-        first_view: int = 0,
     ) -> None:
         numbers = samples.cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
@@ -87,7 +71,7 @@ class Prepared:
         self._samples = numbers.astype(np.int64)
         self._seed = integer(name, "seed", seed)
         self._epoch = integer(name, "epoch", epoch)
-        self._inside_of, self._first_view = inside_of, first_view
+        self._inside_of = inside_of
         #: By position and view: shape and dtype of the images, first sample, stop, plan.
         self._plans: dict[tuple[int, int], tuple[Any, int, int, Any]] = {}
         self._planning = threading.Lock()
@@ -106,14 +90,15 @@ class Prepared:
         """
         given = {} if columns is None else columns
         checked = self._check(images, given, len(self._samples[start:stop]))
+        batch = Batch.of(images, checked, self._followers)
         views = [
-            self._view(steps, images, checked, start, self._first_view + number)
-            for number, steps in enumerate(self._steps_of_views)
+            self._run(steps, batch, start, view).laid_out(self._memory_format)
+            for view, steps in enumerate(self._steps_of_views)
         ]
         if len(views) == 1:
-            return views[0] if columns is not None else views[0][0]
-        all_images = tuple(images for images, _ in views)
-        return all_images if columns is None else (all_images, _merge([c for _, c in views]))
+            return views[0].images if columns is None else (views[0].images, views[0].columns)
+        all_images = tuple(view.images for view in views)
+        return all_images if columns is None else (all_images, _merge([v.columns for v in views]))
 
     def _check(self, images: Any, columns: Any, count: int) -> TensorsByName:
         """Check what ``count`` samples are given. Return the columns; points, boxes as floats."""
@@ -149,32 +134,32 @@ class Prepared:
                 self._followers.check_sizes(self._name, columns, images)
         return checked
 
-    def _view(
-        self,
-        steps: Sequence[tuple[int, Any]],
-        images: Tensor,
-        columns: TensorsByName,
-        start: int,
-        view: int,
-    ) -> tuple[Tensor, TensorsByName]:
-        """Return images and columns after all steps of a view."""
-        original = images
-        moved_boxes: dict[str, MovedBoxes] = {}
+    def _run(self, steps: Steps, batch: Batch, start: int, view: int) -> Batch:
+        """Return a batch, whose first sample is ``start``, after the steps of a view."""
+        given = batch.images
         for position, step in steps:
-            if not isinstance(step, Together):
-                if images is original and len(self._steps_of_views) > 1 and not _is_transform(step):
+            if isinstance(step, Together):
+                batch = self._together(step, position, batch, start, view)
+            elif _is_transform(step):
+                samples = self._samples[start : start + given.shape[0]]
+                batch = self._transform(step, batch, self._draws(samples, position, view))
+            else:
+                images = batch.images
+                if images is given and len(self._steps_of_views) > 1:
                     # A function may change them in place, but the next view must not see that.
                     images = images.clone()
-                images, columns = self._apply(
-                    step, position, images, columns, start, view, moved_boxes
-                )
-                continue
-            plan, first_in_plan = self._plan(step, position, images, start, view)
-            if self._followers and step.moves_pixels:
-                movement = step.movement(plan, first_in_plan, images.shape[0])
-                columns = self._followers.move(columns, movement, moved_boxes)
-            images = step.run(images, plan, first_in_plan)
-        return in_layout(images, self._memory_format), columns
+                batch = self._checked(step, step(images), batch.columns, batch)
+        return batch
+
+    def _together(
+        self, step: Together, position: int, batch: Batch, start: int, view: int
+    ) -> Batch:
+        """Return a batch after neighbours that are done together."""
+        plan, first_in_plan = self._plan(step, position, batch.images, start, view)
+        if self._followers and step.moves_pixels:
+            movement = step.movement(plan, first_in_plan, batch.images.shape[0])
+            batch = batch.moved(self._followers, movement)
+        return batch._replace(images=step.run(batch.images, plan, first_in_plan))
 
     def _plan(
         self, step: Together, position: int, images: Tensor, start: int, view: int
@@ -198,105 +183,52 @@ class Prepared:
         where = f"{self._inside_of}{position}" if self._inside_of else position
         return Draws(samples, self._seed, self._epoch, where, view)
 
-    def _choose(
-        self, step: Any, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Return images and columns after the steps that were drawn for each sample."""
-        name, options = type(step).__name__, step.options(draws)
-        mixing = {option.number: _mixers(option.steps) for option in options}
-        for mixer in [mixer for mixers in mixing.values() for mixer in mixers][:1]:
-            columns = mixer.unmixed(columns, len(images))
-        changed, changed_columns = images.clone(), dict(columns)
-        for option in options:
-            # Partners may be samples for which another option was drawn.
-            is_whole = bool(mixing[option.number]) or len(option.places) == len(images)
-            places = np.arange(len(images)) if is_whole else option.places
-            taken, put = upload(places, images.device), upload(option.places, images.device)
-            part = Prepared(
-                self._name,
-                [option.steps],
-                draws.samples[places],
-                self._seed,
-                self._epoch,
-                followers=self._followers,
-                memory_format=self._memory_format,
-                inside_of=f"{draws.position}.{option.number}.",
-                first_view=draws.view,
-            )
-            given = {
-                key: as_signed(column)[taken.to(column.device)].view(column.dtype)
-                for key, column in columns.items()
-            }
-            new, new_columns = part(images[taken], given)
-            _put(f"what {name} chooses", changed, put, new[put] if is_whole else new)
-            for key, column in new_columns.items():
-                if column is not given[key]:
-                    if changed_columns[key] is columns[key]:
-                        changed_columns[key] = columns[key].clone()
-                    where = put.to(column.device)
-                    column = as_signed(column)[where].view(column.dtype) if is_whole else column
-                    _put(
-                        f"columns[{key!r}] of what {name} chooses",
-                        changed_columns[key],
-                        where,
-                        column,
-                    )
-        return changed, changed_columns
+    def _transform(self, step: Any, batch: Batch, draws: Draws) -> Batch:
+        """Return a batch after a `Transform` that is done by itself."""
+        if isinstance(step, Options):
+            return choose(step, batch, draws, self._inside)
+        if self._followers and inspect.ismethod(getattr(step, "movement", None)):
+            batch = batch.moved(self._followers, step.movement(batch.images, draws))
+        result = step.apply(batch.images, batch.columns, draws)
+        if not isinstance(result, tuple) or len(result) != 2:
+            returned = f"what {_name(step)} returns"
+            raise wrong(self._name, returned, "(images, columns)", describe(result))
+        return self._checked(step, *result, batch)
 
-    def _apply(
-        self,
-        step: Any,
-        position: int,
-        images: Tensor,
-        columns: TensorsByName,
-        start: int,
-        view: int,
-        moved_boxes: dict[str, MovedBoxes],
-    ) -> tuple[Tensor, TensorsByName]:
-        """Return what a step returns that cannot be fused."""
-        name, count = getattr(step, "__name__", type(step).__name__), images.shape[0]
-        returned = f"what {name} returns"
-        if _is_transform(step):
-            draws = self._draws(self._samples[start : start + count], position, view)
-            if self._followers and hasattr(step, "movement"):
-                movement = step.movement(images, draws)
-                columns = self._followers.move(columns, movement, moved_boxes)
-            if hasattr(step, "options"):
-                result = self._choose(step, images, columns, draws)
-            else:
-                result = step.apply(images, columns, draws)
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise wrong(self._name, returned, "(images, columns)", describe(result))
-            images, columns = result
-            for lost in self._followers.missing(columns):
-                expected = f"images and columns with {lost}"
-                raise wrong(self._name, returned, expected, ", ".join(columns) or "no columns")
-        else:
-            images = step(images)
+    def _inside(self, steps: Steps, batch: Batch, draws: Draws, inside_of: str) -> Batch:
+        """Return a batch after steps inside of a transform, whose random numbers are ``draws``."""
+        prepared = Prepared(
+            self._name,
+            [steps],
+            draws.samples,
+            self._seed,
+            self._epoch,
+            followers=self._followers,
+            memory_format=self._memory_format,
+            inside_of=inside_of,
+        )
+        return prepared._run(steps, batch, 0, draws.view)
+
+    def _checked(self, step: Any, images: Any, columns: TensorsByName, before: Batch) -> Batch:
+        """Return the batch of images and columns that a step returned, once they are checked."""
+        returned, count = f"what {_name(step)} returns", before.images.shape[0]
+        for lost in self._followers.missing(columns):
+            expected = f"images and columns with {lost}"
+            raise wrong(self._name, returned, expected, ", ".join(columns) or "no columns")
         is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.shape[0] == count
         if not is_batch or images.dtype not in _DTYPES:
             expected = f"uint8 or floating images ({count}, C, H, W)"
             raise wrong(self._name, returned, expected, describe(images))
         if self._followers:
-            after = f" after {name}"
+            after = f" after {_name(step)}"
             columns = {**columns, **self._followers.check(self._name, columns, count, after)}
             self._followers.check_sizes(self._name, columns, images, after)
-        return images, columns
+        return before.after(images, columns)
 
 
-def _mixers(steps: Sequence[tuple[int, Any]]) -> list[Any]:
-    """Return the steps that mix samples."""
-    return [step for _, step in steps if hasattr(step, "mixes_samples")]
-
-
-def _put(subject: str, target: Tensor, places: Tensor, values: Tensor) -> None:
-    """Put values at places of a tensor. Raises ValueError if they are not of the same kind."""
-    if values.shape[1:] != target.shape[1:] or values.dtype != target.dtype:
-        expected = f"as before, {target.dtype} {tuple(target.shape[1:])} for each sample"
-        raise wrong(
-            subject, "shape and dtype", expected, f"{values.dtype} {tuple(values.shape[1:])}"
-        )
-    as_signed(target)[places] = as_signed(values)
+def _name(step: Any) -> str:
+    """Return the name of a step for messages."""
+    return getattr(step, "__name__", type(step).__name__)
 
 
 def _is_transform(step: Any) -> bool:

@@ -58,13 +58,13 @@ def change_into(
         if (chosen == np.arange(first, first + count)).all() and target is not images:
             target[first : first + count] = change(images[first : first + count], part)
         else:
-            _put_some(target, chosen, change(take_some(images, chosen), part))
+            put_some(target, chosen, change(take_some(images, chosen), part))
 
 
 def copy_some(target: Tensor, images: Tensor, places: np.ndarray) -> None:
     """Copy images at some places to the same places of a target, in the target's layout."""
     if images.device.type != "cpu":
-        _put_some(target, places, take_some(images, places))
+        put_some(target, places, take_some(images, places))
         return
     for place in places.tolist():
         target[place] = images[place]
@@ -80,7 +80,7 @@ def in_layout(images: Tensor, memory_format: torch.memory_format) -> Tensor:
     return stacked.permute(0, 3, 1, 2) if is_last else stacked
 
 
-def _put_some(images: Tensor, places: np.ndarray, values: Tensor) -> None:
+def put_some(images: Tensor, places: np.ndarray, values: Tensor) -> None:
     """Write ``values`` ``(n, …)`` to the images at some places, int64 ``(n,)``, each once."""
     if images.device.type != "cpu":
         images.index_copy_(0, upload(places, images.device), values)

@@ -124,6 +124,25 @@ def test_the_area_is_that_before_the_whole_list() -> None:
     assert same(move(twice, box, min_area=0.3), [NONE])
 
 
+ZOOM = transforms.RandomAffine((0, 0), scale=(1.43, 1.43))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [ZOOM, ZOOM],
+        [transforms.RandomApply([ZOOM, ZOOM], 1.0)],
+        [ZOOM, transforms.RandomApply([ZOOM], 1.0)],
+        [transforms.RandomChoice([ZOOM]), ZOOM],
+        [transforms.RandomApply([ZOOM, transforms.RandomApply([ZOOM], 1.0)], 1.0)],
+    ],
+)
+def test_the_area_is_that_before_the_whole_list_at_any_depth(steps: Any) -> None:
+    box = [[0.0, 0, 20, 20]]  # both together leave 24 % of it
+    assert same(move(steps, box, 40, 40, min_area=0.3), [NONE])
+    assert not same(move(steps, box, 40, 40, min_area=0.2), [NONE])
+
+
 def test_a_box_that_is_not_cut_keeps_all_of_its_area() -> None:
     boxes = torch.rand(64, 9, 2, 2).sort(2).values.flatten(2) * 100
     compose = transforms.Compose(
@@ -204,6 +223,8 @@ class Replaced(transforms.Transform):
 def test_boxes_that_a_step_replaces_count_from_there() -> None:
     steps = [transforms.CenterCrop((4, 6)), Replaced(), transforms.CenterCrop((4, 4))]
     assert move(steps, [[0.0, 0, 4, 4]], min_area=0.5) == [[0, 0, 4, 4]] * 3
+    steps[1] = transforms.RandomApply([Replaced()], 1.0)
+    assert move(steps, [[0.0, 0, 4, 4]] * 3, min_area=0.5) == [[0, 0, 4, 4]] * 3
 
 
 T = transforms

@@ -138,6 +138,123 @@ def test_samples_that_are_not_mixed_have_their_class_alone(make_images: Make) ->
     assert columns["label"].dtype == torch.float32
 
 
+MIX, CUT = transforms.MixUp(num_classes=60), transforms.CutMix(num_classes=60)
+#: Steps that mix inside of others, and the share of samples that they mix.
+NESTED = [
+    (transforms.RandomApply([transforms.RandomChoice([MIX, CUT])], 0.4), 0.4),
+    (transforms.RandomChoice([transforms.RandomApply([MIX], 1.0), CUT]), 1.0),
+    (transforms.RandomChoice([transforms.RandomApply([MIX], 0.5), CUT]), 0.75),
+    (transforms.RandomChoice([transforms.RandomChoice([MIX, CUT]), darken]), 0.5),
+    (transforms.RandomApply([transforms.RandomApply([transforms.RandomApply([MIX])])]), 0.125),
+    (transforms.RandomApply([darken, transforms.RandomApply([MIX], 0.8)], 0.5), 0.4),
+    (transforms.RandomApply([darken, transforms.RandomChoice([MIX, CUT])], 0.5), 0.5),
+]
+
+
+@pytest.mark.parametrize(("step", "share"), NESTED)
+def test_partners_are_the_samples_before_at_any_depth(
+    step: transforms.Transform, share: float, make_images: Make
+) -> None:
+    classes = torch.arange(60)
+    mixed = []
+    for epoch in range(4):
+        images = make_images(60).float()
+        _, columns = step(images, {"label": classes}, samples=SAMPLES[:60], epoch=epoch)
+        labels = columns["label"]
+        assert (labels.dtype, tuple(labels.shape)) == (torch.float32, (60, 60))
+        kept, other = labels[classes, classes], labels[classes, classes - 1]
+        torch.testing.assert_close(kept + other, torch.ones(60))
+        mixed.append((kept < 1).float().mean().item())
+    assert abs(np.mean(mixed) - share) < 0.13
+
+
+def test_a_mixing_step_among_others_mixes_as_it_does_alone(make_images: Make) -> None:
+    images, columns = make_images(60).float(), {"label": torch.arange(60)}
+    for mixer in (MIX, CUT):
+        one = transforms.RandomApply([mixer, lambda batch: batch], 0.6)
+        other = transforms.RandomApply([mixer], 0.6)
+        found, labels = one(images, columns, samples=SAMPLES[:60])
+        expected, expected_labels = other(images, columns, samples=SAMPLES[:60])
+        assert torch.equal(found, expected)
+        assert torch.equal(labels["label"], expected_labels["label"])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        transforms.RandomApply([MIX], 0.3),
+        transforms.RandomApply([MIX], 0.0),
+        transforms.RandomChoice([transforms.RandomErasing(), CUT], [0.8, 0.2]),
+        transforms.RandomApply([transforms.RandomChoice([CUT, transforms.Cutout(3)])], 0.5),
+    ],
+    ids=repr,
+)
+def test_labels_are_shares_in_every_batch(step: transforms.Transform, make_images: Make) -> None:
+    for count in (0, *[1] * 12, 5):
+        images, labels = make_images(count).float(), torch.arange(count) % 7
+        start = torch.randint(1000, (1,), generator=torch.Generator().manual_seed(count)).item()
+        found = step(images, {"label": labels}, samples=np.arange(start, start + count))[1]["label"]
+        assert (found.dtype, tuple(found.shape)) == (torch.float32, (count, 60))
+        torch.testing.assert_close(found.sum(1), torch.ones(count))
+
+
+class Own(transforms.Transform):
+    """A transform of one's own whose settings have any names."""
+
+    def __init__(self) -> None:
+        self.options = {"a": 1}
+        self.movement = 3
+        self.mixes_samples = self.unmixed = self.mix = self.steps_of_options = "no"
+
+    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
+        return 255 - images, columns
+
+
+def test_settings_of_a_transform_of_ones_own_may_have_any_names(make_images: Make) -> None:
+    images, masks = make_images(10), torch.zeros(10, 20, 24, dtype=torch.uint8)
+    for step in (Own(), transforms.RandomApply([Own()], 1.0), transforms.RandomChoice([Own()])):
+        compose = transforms.Compose([step], masks=["mask"])
+        found, columns = compose(images, {"mask": masks}, samples=range(10))
+        assert torch.equal(found, invert(images))
+        assert torch.equal(columns["mask"], masks)
+
+
+class Renamed(transforms.Transform):
+    """A transform of one's own that returns other columns."""
+
+    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
+        return images, {"number": columns["label"]}
+
+
+def test_other_columns_are_refused(make_images: Make) -> None:
+    columns = {"label": torch.arange(40)}
+    message = "what RandomApply chooses: the columns must be as before, label, .* not number"
+    with pytest.raises(ValueError, match=message):
+        transforms.RandomApply([Renamed()])(make_images(40), columns, samples=SAMPLES[:40])
+
+
+@pytest.mark.parametrize("in_compose", [True, False])
+def test_masks_points_and_boxes_of_a_data_set_follow(in_compose: bool, make_images: Make) -> None:
+    """A Loader calls bind with their names."""
+    images = make_images(60)
+    columns = {
+        "mask": images[:, 0].contiguous(),
+        "point": torch.tensor([[3.0, 5.0]]).expand(60, 1, 2),
+        "box": torch.tensor([[2.0, 3.0, 9.0, 11.0]]).expand(60, 1, 4),
+    }
+    flip = transforms.RandomHorizontalFlip(1.0)
+    for step in (transforms.RandomApply([flip]), transforms.RandomChoice([flip, invert])):
+        whole = transforms.Compose([step]) if in_compose else step
+        bound = whole.bind(masks=["mask"], points=["point"], boxes=["box"])
+        found, moved = bound(images, columns, samples=SAMPLES[:60])
+        flipped = is_equal(found, images.flip(3))
+        assert 0.3 < flipped.mean() < 0.7
+        expected = torch.where(torch.from_numpy(flipped)[:, None, None], found[:, 0], images[:, 0])
+        assert torch.equal(moved["mask"], expected)
+        assert moved["point"][:, 0, 0].tolist() == np.where(flipped, 20.0, 3.0).tolist()
+        assert moved["box"][:, 0, 0].tolist() == np.where(flipped, 15.0, 2.0).tolist()
+
+
 def test_a_change_of_size_or_dtype_is_refused(make_images: Make) -> None:
     images = make_images(40)
     for inner in (transforms.Resize(5), transforms.Normalize(0.5, 0.5)):

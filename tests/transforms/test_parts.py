@@ -76,6 +76,31 @@ def test_memory_beyond_input_and_output_is_at_most_twice_the_batch(
     assert mode.peak <= 4 * images.nbytes  # views of the input count as well
 
 
+MIX, CUT = transforms.MixUp(num_classes=2), transforms.CutMix(num_classes=2)
+MIXING = [
+    transforms.RandomChoice([MIX, CUT]),
+    transforms.RandomChoice([MIX, CUT], [1, 9]),
+    transforms.RandomApply([MIX], 1.0),
+    transforms.RandomApply([transforms.RandomChoice([MIX, CUT])], 0.5),
+]
+
+
+@pytest.mark.parametrize("step", MIXING, ids=repr)
+def test_choosing_what_mixes_needs_at_most_twice_the_batch(
+    step: Transform, make_images: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, columns = make_images(20, 64, 64) / 255, {"label": torch.arange(20) % 2}
+    expected = step(images, columns, samples=np.arange(20))
+    for available in (1, images.nbytes, 3 * images.nbytes):
+        monkeypatch.setattr(some, "_CACHED_BYTES", available)
+        with PeakOfBytes() as mode:
+            found, labels = step(images, columns, samples=np.arange(20))
+        assert torch.equal(found, expected[0])
+        assert torch.equal(labels["label"], expected[1]["label"])
+        if available <= images.nbytes:
+            assert mode.peak <= 4 * images.nbytes
+
+
 @pytest.mark.parametrize("change", [color.adjust_contrast, color.adjust_saturation])
 def test_colours_need_at_most_twice_the_batch(
     change: Any, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
