@@ -30,11 +30,6 @@ class Warp(Transform):
     interpolation: Interpolation
     fill: Fill
 
-    @property
-    def moves_pixels(self) -> bool:
-        """See `Transform.moves_pixels`."""
-        return True
-
     def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
         """Return the places of the images to warp, int64 ``(n,)``, and matrices for `warp`."""
         raise NotImplementedError

@@ -23,10 +23,10 @@ class Transform:
     ``columns``, tensors ``(N, …)`` by name. It returns the images, or (images, columns) if columns
     were given, in new memory; the images given are never changed.
 
-    What is random depends on (``seed``, ``epoch``, ``samples``, position in the list) alone.
-    ``samples`` are the samples' numbers in the data set, int64 ``(N,)``, as an array or tensor. A
-    tensor on a GPU makes the host wait. Without them, each object counts its samples from 0;
-    the rank and a DataLoader's worker are added to the seed. No other random state is read or
+    Random numbers depend only on ``seed``, ``epoch``, the sample, the position in the list and the
+    view. ``samples`` are the samples' numbers in the data set, int64 ``(N,)``, as an array or
+    tensor. A tensor on a GPU makes the host wait. Without them, each object counts its samples from
+    0; the rank and a DataLoader's worker are added to the seed. No other random state is read or
     changed. Objects can be pickled; with ``samples``, several threads can use one.
 
     What moves pixels, such as a crop, also moves masks, points and boxes: the columns that a
@@ -60,8 +60,8 @@ class Transform:
 
     @property
     def moves_pixels(self) -> bool:
-        """Whether it moves pixels, as a crop does, or has a step that does: masks follow."""
-        return self.fuses_as in ("crop", "resize", "flip")
+        """Whether it, or one of its steps, moves pixels, so that masks have to follow."""
+        return self.fuses_as in ("crop", "resize", "flip") or hasattr(self, "movement")
 
     @not_compiled
     def __call__(

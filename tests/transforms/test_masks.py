@@ -367,6 +367,31 @@ class Half(transforms.Transform):
         return images[:, :, ::2, ::2], columns
 
 
+class UpsideDown(transforms.Transform):
+    """One that turns all images, and says by a method how masks move."""
+
+    def movement(self, images: torch.Tensor, draws: Any) -> Any:
+        return self
+
+    def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
+        return masks.flip(1)
+
+    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
+        return images.flip(2), columns
+
+
+@pytest.mark.parametrize("in_list", [False, True])
+def test_masks_follow_the_movement_of_a_transform_of_ones_own(
+    make_images: Make, in_list: bool
+) -> None:
+    images, masks = make_images(3, 20, 24), make_masks(3, 20, 24)
+    alone = UpsideDown()
+    transform = transforms.Compose([alone]) if in_list else alone
+    turned, columns = transform.bind(masks=["mask"])(images, {"mask": masks})
+    assert torch.equal(turned, images.flip(2))
+    assert torch.equal(columns["mask"], masks.flip(1))
+
+
 def test_a_transform_of_ones_own_can_change_images_and_masks(make_images: Make) -> None:
     masks = make_masks(8, 20, 24)
     compose = transforms.Compose([Half(True), transforms.CenterCrop(6)], masks=["mask"])
