@@ -1,4 +1,4 @@
-"""Transforms that draw how much of one operation each image gets, or whether it gets any."""
+"""Transforms that draw which images get one operation, or how much of a few operations."""
 
 from collections.abc import Sequence
 from numbers import Real
@@ -21,7 +21,10 @@ from memload.transforms.draws import Draws
 from memload.transforms.filtering import kernel_size_of, radii_of
 from memload.transforms.lookup import check_bits, check_threshold
 
+#: For 1 - v to 1 + v the number v, or a range as a pair, or None for no change.
 FactorRange = float | Sequence[float] | None
+#: The operations of ColorJitter, in the order of its arguments.
+_ADJUSTMENTS = "Brightness", "JitterContrast", "JitterSaturation", "Hue"
 
 
 class ColorJitter(Drawing):
@@ -71,46 +74,21 @@ class ColorJitter(Drawing):
         if not active:
             return []
         low, high = np.array([ranges[number] for number in active]).T[:, :, np.newaxis]
-        drawn = draws.uniform(8)
+        uniform = draws.uniform(8)
         # float32, as torchvision's factors are
-        factors = (low + (high - low) * drawn[active]).astype(np.float32).astype(np.float64)
+        factors = (low + (high - low) * uniform[active]).astype(np.float32).astype(np.float64)
         operations = np.array([NUMBERS[_ADJUSTMENTS[number]] for number in active])
         samples = np.arange(factors.shape[1])
         return [
             Drawn(operations[index], factors[index, samples])
-            for index in drawn[4:][active].argsort(0)
+            for index in uniform[4:][active].argsort(0)
         ]
 
 
-class RandomGrayscale(Drawing):
-    """Turn each image grey with share ``p``, like torchvision's.
-
-    Images ``(N, C, H, W)`` have 1 or 3 channels; shape and dtype stay as they are, and so do masks.
-
-    >>> images = RandomGrayscale(p=0.1)(images, samples=samples)
-    """
-
-    def __init__(self, p: float = 0.1) -> None:
-        self.p = share(self, "p", p)
-
-    def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
-        one_or_three_channels(self, images)
-
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
-        """Draw 0 chooses samples."""
-        chosen = draws.uniform(1)[0] < self.p
-        return [Drawn(np.where(chosen, NUMBERS["Grayscale"], 0), np.zeros(len(chosen)))]
-
-
-#: The operations of ColorJitter, in the order of its arguments.
-_ADJUSTMENTS = "Brightness", "JitterContrast", "JitterSaturation", "Hue"
-
-
-class _ForSome(Drawing):
+class _OneOperation(Drawing):
     """The base of transforms that do one operation to each image with share ``p``."""
 
-    #: One of `drawing.OPERATIONS`.
+    #: One of `drawn.OPERATIONS`.
     operation: str
 
     def __init__(self, p: float = 0.5) -> None:
@@ -124,11 +102,29 @@ class _ForSome(Drawing):
         return [Drawn(everywhere, magnitude).only_for(chosen)]
 
     def magnitude(self, images: Tensor) -> float:
-        """Return how much is done to images like these; see `drawing.Drawn`."""
+        """Return how much is done to images like these; see `drawn.Drawn`."""
         return 0.0
 
 
-class RandomSolarize(_ForSome):
+class RandomGrayscale(_OneOperation):
+    """Turn each image grey with share ``p``, like torchvision's.
+
+    Images ``(N, C, H, W)`` have 1 or 3 channels; shape and dtype stay as they are, and so do masks.
+
+    >>> images = RandomGrayscale(p=0.1)(images, samples=samples)
+    """
+
+    operation = "Grayscale"
+
+    def __init__(self, p: float = 0.1) -> None:
+        super().__init__(p)
+
+    def check(self, images: Tensor) -> None:
+        """See `Drawing.check`."""
+        one_or_three_channels(self, images)
+
+
+class RandomSolarize(_OneOperation):
     """Invert all values from ``threshold`` on, for each image with share ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` keep their shape and dtype. ``threshold`` is in their units: at most 255
@@ -150,11 +146,11 @@ class RandomSolarize(_ForSome):
         check_threshold(self, images.dtype, np.array([self.threshold]))
 
     def magnitude(self, images: Tensor) -> float:
-        """See `_ForSome.magnitude`."""
+        """See `_OneOperation.magnitude`."""
         return self.threshold / 255 if images.dtype == torch.uint8 else self.threshold
 
 
-class RandomPosterize(_ForSome):
+class RandomPosterize(_OneOperation):
     """Keep the ``bits`` highest bits of each value, with share ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` keep their shape and dtype. Floats are from 0 to 1, and are rounded down
@@ -171,11 +167,11 @@ class RandomPosterize(_ForSome):
         super().__init__(p)
 
     def magnitude(self, images: Tensor) -> float:
-        """See `_ForSome.magnitude`."""
+        """See `_OneOperation.magnitude`."""
         return self.bits
 
 
-class RandomInvert(_ForSome):
+class RandomInvert(_OneOperation):
     """Invert the colours of each image with share ``p``, like torchvision's.
 
     Images ``(N, C, H, W)`` keep their shape and dtype. Floats are from 0 to 1. Masks stay as they
@@ -187,7 +183,7 @@ class RandomInvert(_ForSome):
     operation = "Invert"
 
 
-class RandomAutocontrast(_ForSome):
+class RandomAutocontrast(_OneOperation):
     """Stretch each channel to the full range, for each image with share ``p``, like torchvision's.
 
     The least value of the channel becomes black, the largest white. A channel of one value stays as
@@ -204,7 +200,7 @@ class RandomAutocontrast(_ForSome):
         one_or_three_channels(self, images)
 
 
-class RandomEqualize(_ForSome):
+class RandomEqualize(_OneOperation):
     """Spread the values of each channel evenly, for each image with share ``p``.
 
     It is torchvision's, whose formula is Pillow's. Images ``(N, C, H, W)`` keep their shape and
@@ -216,7 +212,7 @@ class RandomEqualize(_ForSome):
     operation = "Equalize"
 
 
-class RandomAdjustSharpness(Drawing):
+class RandomAdjustSharpness(_OneOperation):
     """Blur or sharpen each image by a factor with share ``p``, like torchvision's.
 
     ``sharpness_factor`` 0 gives a slightly blurred image, 1 the image itself, and 2 an image twice
@@ -227,19 +223,18 @@ class RandomAdjustSharpness(Drawing):
     >>> images = RandomAdjustSharpness(2, p=0.3)(images, samples=samples)
     """
 
+    operation = "Sharpness"
+
     def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
         if not is_finite(sharpness_factor) or sharpness_factor < 0:
             expected = "a number of at least 0"
             raise wrong(self, "sharpness_factor", expected, repr(sharpness_factor))
         self.sharpness_factor = float(sharpness_factor)
-        self.p = share(self, "p", p)
+        super().__init__(p)
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
-        """Draw 0 chooses samples."""
-        chosen = draws.uniform(1)[0] < self.p
-        everywhere = np.full(len(chosen), NUMBERS["Sharpness"])
-        factors = np.full(len(chosen), self.sharpness_factor)
-        return [Drawn(everywhere, factors).only_for(chosen)]
+    def magnitude(self, images: Tensor) -> float:
+        """See `_OneOperation.magnitude`."""
+        return self.sharpness_factor
 
 
 class GaussianBlur(Drawing):

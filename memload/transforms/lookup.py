@@ -1,11 +1,11 @@
-"""Changes of each value by itself, as tables: solarize, posterize, invert, autocontrast, equalize.
+"""Changes of each value by itself: solarize, posterize, invert, autocontrast, equalize.
 
-    threshold, bits ─▶ solarize_table, posterize_table, invert_table ─┐
-    images ─▶ least and largest values ─▶ autocontrast_table ─────────┼─▶ tables ─▶ look_up
-    images ─▶ histograms ─▶ equalize_table ───────────────────────────┘
+    threshold ─▶ solarize_table ──────────────────────────────┐
+    images ─▶ least and largest values ─▶ autocontrast_table ─┼─▶ tables ─▶ look_up
+    images ─▶ histograms ─▶ equalize_table ───────────────────┘
 
 Tables are uint8 ``(n, 1, 256)``, or ``(n, C, 256)`` with one for each channel, on the device of the
-images. They compose: ``look_up(first[:, :, None], second)[:, :, 0]`` does both at once. Floating
+images. To posterize and invert uint8 images takes one operation on bits, and no table. Floating
 images cannot be looked up, and are computed.
 
 Results are those of torchvision's tensor backend, to the bit.
@@ -15,10 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.arguments import (
-    one_or_three_channels,
-    wrong,
-)
+from memload.transforms.arguments import one_or_three_channels, wrong
 from memload.transforms.some import parts
 from memload.upload import upload
 
@@ -40,9 +37,9 @@ def posterize(images: Tensor, bits: np.ndarray) -> Tensor:
 
     ``bits`` is int64 ``(n,)``, from 0 to 8. Floats have 2^bits levels: 0, 2^-bits, … below 1.
     """
+    check_bits("posterize", bits)
     if images.dtype == torch.uint8:
         return images & _bit_masks(bits, images.device)[:, None, None, None]
-    check_bits("posterize", bits)
     levels = upload(2.0**bits, images.device).to(images.dtype)[:, None, None, None]
     return (images * levels).floor_().clamp_(min=0).clamp_(max=levels - 1).mul_(1 / levels)
 
@@ -80,16 +77,6 @@ def solarize_table(threshold: np.ndarray, device: torch.device) -> Tensor:
     return torch.where(inverted, 255 - values, values).to(torch.uint8)
 
 
-def posterize_table(bits: np.ndarray, device: torch.device) -> Tensor:
-    """Return the tables ``(n, 1, 256)`` of `posterize`."""
-    return _all_values(device) & _bit_masks(bits, device)[:, None, None]
-
-
-def invert_table(count: int, device: torch.device) -> Tensor:
-    """Return the tables ``(count, 1, 256)`` of `invert`."""
-    return (~_all_values(device)).expand(count, 1, 256)
-
-
 def autocontrast_table(images: Tensor) -> Tensor:
     """Return the tables ``(n, C, 256)`` of `autocontrast` for uint8 images."""
     least, largest = (extreme.float()[:, :, None] for extreme in _extremes(images))
@@ -109,7 +96,8 @@ def equalize_table(images: Tensor) -> Tensor:
     step = below_largest // 255
     below = torch.nn.functional.pad(up_to[:, :, :-1], (1, 0))
     spread = ((below + step // 2) // step.clamp(min=1)).clamp(0, 255)
-    return torch.where(step > 0, spread.to(torch.uint8), _all_values(images.device))
+    unchanged = torch.arange(256, device=images.device, dtype=torch.uint8)
+    return torch.where(step > 0, spread.to(torch.uint8), unchanged)
 
 
 def look_up(images: Tensor, tables: Tensor) -> Tensor:
@@ -177,12 +165,7 @@ def _histograms(images: Tensor) -> Tensor:
 
 def _bit_masks(bits: np.ndarray, device: torch.device) -> Tensor:
     """Return uint8 ``(n,)`` whose highest bits are set, as many as ``bits`` says."""
-    check_bits("posterize", bits)
     return upload(((0xFF00 >> bits) & 0xFF).astype(np.uint8), device)
-
-
-def _all_values(device: torch.device) -> Tensor:
-    return torch.arange(256, device=device, dtype=torch.uint8)
 
 
 def check_threshold(owner: object, dtype: torch.dtype, threshold: np.ndarray) -> None:

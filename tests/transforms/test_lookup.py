@@ -123,17 +123,13 @@ def test_brightness_contrast_and_saturation_are_torchvisions(
 
 @settings(deadline=None, max_examples=40)
 @given(images=batches(), seed=st.integers(0, 1 << 20))
-def test_all_are_tables_that_compose(images: torch.Tensor, seed: int) -> None:
+def test_tables_have_the_values_and_the_layout_of_the_changes(
+    images: torch.Tensor, seed: int
+) -> None:
     rng, count = np.random.default_rng(seed), len(images)
-    threshold, bits, factor = (
-        rng.uniform(0, 255, count),
-        rng.integers(0, 9, count),
-        factors(count, seed),
-    )
+    threshold, factor = rng.uniform(0, 255, count), factors(count, seed)
     changes: list[tuple[torch.Tensor, torch.Tensor]] = [
         (lookup.solarize(images, threshold), lookup.solarize_table(threshold, CPU)),
-        (lookup.posterize(images, bits), lookup.posterize_table(bits, CPU)),
-        (lookup.invert(images), lookup.invert_table(count, CPU)),
         (lookup.autocontrast(images), lookup.autocontrast_table(images)),
         (lookup.equalize(images), lookup.equalize_table(images)),
         (color.adjust_brightness(images, factor), color.brightness_table(factor, CPU)),
@@ -142,8 +138,6 @@ def test_all_are_tables_that_compose(images: torch.Tensor, seed: int) -> None:
     for changed, tables in changes:
         assert same(lookup.look_up(images, tables), changed)
         assert changed.stride() == torch.empty_like(changed).stride()
-    both = lookup.look_up(changes[3][1][:, :, None], changes[0][1])[:, :, 0]
-    assert same(lookup.look_up(images, both), lookup.solarize(changes[3][0], threshold))
 
 
 @pytest.mark.parametrize("count", [1, 3])
