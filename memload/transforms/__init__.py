@@ -8,13 +8,13 @@ Names, arguments, defaults and arithmetic are those of torchvision. See `Transfo
 a transform, and `Compose` for what is fused. ``train(224)`` and ``evaluate(224)`` are the usual
 recipes for ImageNet.
 
-What moves pixels moves masks, points and boxes together with the images. In a Loader these
-are all those of the data set; elsewhere, a `Compose` names the columns:
+Transforms that move pixels move masks, points and boxes with the images. In a Loader these are all
+those of the data set; elsewhere, a `Compose` names the columns:
 
 >>> both = transforms.Compose([transforms.RandomResizedCrop(224)], masks=["mask"], boxes=["boxes"])
 >>> images, columns = both(images, {"mask": masks, "boxes": boxes}, samples=samples)
 
-The way of a batch:
+How a batch flows:
 
     Compose, or a Transform alone       groups its steps, once
         │ prepare(samples, seed, epoch)
@@ -48,7 +48,7 @@ Each module imports only modules above it:
     lookup      changes of single values: solarize, posterize, invert, autocontrast, equalize
     color       brightness, contrast, saturation, hue, grey
     blur_kernel, filtering   blur and sharpness
-    drawn       Drawn: an operation and a magnitude for each sample
+    drawn       OPERATIONS, and Drawn: an operation and a magnitude for each sample
     warping     matrices, and images warped by them
     operations  operations drawn for each sample, by torch operations; defines the pixels
     operations_kernel   the same as Triton kernels

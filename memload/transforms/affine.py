@@ -48,8 +48,8 @@ class Warp(Transform):
             fill = per_channel(self, "fill", fill, images.shape[1], images.dtype)
         return self.movement(images, draws).images(images, self.interpolation, fill), columns
 
-    def _set_pixels(self, interpolation: Any, fill: Any) -> None:
-        """Check and set what is the same for all of them."""
+    def _set_interpolation_and_fill(self, interpolation: Any, fill: Any) -> None:
+        """Check and set the arguments that all of them have."""
         self.interpolation = interpolation_name(self, interpolation, "nearest", "bilinear")
         self.fill = None if fill is None else numbers(self, "fill", fill)
 
@@ -95,25 +95,25 @@ class RandomAffine(Warp):
                 raise wrong(self, "scale", "a pair of numbers above 0", repr(scale))
         self.shear = None if shear is None else _shears(self, shear)
         self.center = _center(self, center)
-        self._set_pixels(interpolation, fill)
+        self._set_interpolation_and_fill(interpolation, fill)
 
     def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-        """Draw 0 to 5 are the angle, the shift of x and y, the factor, and the shear of x and y."""
+        """Draws 0 to 5 are the angle, the shifts of x and y, the factor, and the shears of both."""
         drawn = draws.uniform(6)
         translate = np.zeros((drawn.shape[1], 2))
         if self.translate is not None:
             largest = np.array(self.translate) * [width, height]
             translate = np.round((2 * drawn[1:3].T - 1) * largest)
-        shear = np.zeros((drawn.shape[1], 2))
-        for axis, ends in enumerate((self.shear or ())[i : i + 2] for i in (0, 2)):
-            shear[:, axis] = _between(ends or (0, 0), drawn[4 + axis])
+        along_x, along_y = (self.shear or ())[:2], (self.shear or ())[2:]
+        shear_x = _between(along_x or (0, 0), drawn[4])
+        shear_y = _between(along_y or (0, 0), drawn[5])
         matrices = affine_matrices(
             height,
             width,
             _between(self.degrees, drawn[0]),
             translate,
             _between(self.scale or (1, 1), drawn[3]),
-            shear,
+            np.stack([shear_x, shear_y], 1),
             self.center,
         )
         return np.arange(drawn.shape[1]), matrices
@@ -143,7 +143,7 @@ class RandomRotation(Warp):
             advice = "All images of a batch have one size."
             raise wrong(self, "expand", "False", repr(expand), advice)
         self.center = _center(self, center)
-        self._set_pixels(interpolation, fill)
+        self._set_interpolation_and_fill(interpolation, fill)
 
     def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
         """Draw the angle."""
@@ -194,7 +194,7 @@ class RandomPerspective(Warp):
     ) -> None:
         self.distortion_scale = share(self, "distortion_scale", distortion_scale)
         self.p = share(self, "p", p)
-        self._set_pixels(interpolation, fill)
+        self._set_interpolation_and_fill(interpolation, fill)
 
     def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
         """Draw 0 chooses samples, and 1 to 8 move the corners, clockwise from the upper left."""

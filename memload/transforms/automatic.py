@@ -1,4 +1,4 @@
-"""TrivialAugmentWide, RandAugment and AutoAugment: operations drawn for each sample."""
+"""TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment: many operations to draw."""
 
 import math
 from numbers import Real
@@ -57,9 +57,11 @@ class Automatic(Drawing):
         """Return what was drawn, with what the transform says of moving pixels."""
         return Drawn(operation, magnitude, self.interpolation, self.fill)
 
-    def _with_sign(self, operation: np.ndarray, magnitude: np.ndarray, drawn: np.ndarray) -> Drawn:
+    def _with_sign(
+        self, operation: np.ndarray, magnitude: np.ndarray, uniform: np.ndarray
+    ) -> Drawn:
         """Return what was drawn; half of the magnitudes that have a sign are negative."""
-        is_negative = HAS_SIGN[operation] & (drawn < 0.5)
+        is_negative = HAS_SIGN[operation] & (uniform < 0.5)
         signed = np.where(is_negative, -magnitude, magnitude)
         return self._drawn(operation, np.where(HAS_FACTOR[operation], 1 + signed, signed))
 
@@ -88,10 +90,10 @@ class TrivialAugmentWide(Automatic):
 
     def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
         """See `Drawing.draw`. Draws 0 to 2 are the operation, the bin and the sign."""
-        bins, drawn = self.num_magnitude_bins, draws.uniform(3)
-        operation, number = _below(NUM_COMMON, drawn[0]), _below(bins, drawn[1])
+        bins, uniform = self.num_magnitude_bins, draws.uniform(3)
+        operation, number = _below(NUM_COMMON, uniform[0]), _below(bins, uniform[1])
         magnitudes = policies.magnitudes(WIDE, bins, *images.shape[2:])
-        return [self._with_sign(operation, magnitudes[operation, number], drawn[2])]
+        return [self._with_sign(operation, magnitudes[operation, number], uniform[2])]
 
 
 class RandAugment(Automatic):
@@ -127,11 +129,10 @@ class RandAugment(Automatic):
         magnitudes = policies.magnitudes(USUAL, self.num_magnitude_bins, *images.shape[2:])
         result = []
         for step in range(self.num_ops):
-            drawn = draws.uniform(2, first=2 * step)
-            operation = _below(NUM_COMMON, drawn[0])
-            result.append(
-                self._with_sign(operation, magnitudes[operation, self.magnitude], drawn[1])
-            )
+            uniform = draws.uniform(2, first=2 * step)
+            operation = _below(NUM_COMMON, uniform[0])
+            magnitude = magnitudes[operation, self.magnitude]
+            result.append(self._with_sign(operation, magnitude, uniform[1]))
         return result
 
 
@@ -164,10 +165,10 @@ class AutoAugment(Automatic):
         """
         policy = policies.policy(self.policy)
         magnitudes = policies.magnitudes(USUAL, 10, *images.shape[2:])
-        drawn, result = draws.uniform(5), []
-        pair = _below(len(policy.operation), drawn[0])
+        uniform, result = draws.uniform(5), []
+        pair = _below(len(policy.operation), uniform[0])
         for step in range(2):
-            done, sign = drawn[1 + 2 * step : 3 + 2 * step]
+            done, sign = uniform[1 + 2 * step : 3 + 2 * step]
             operation = np.where(done < policy.share[pair, step], policy.operation[pair, step], 0)
             magnitude = magnitudes[operation, policy.bin[pair, step]]
             result.append(self._with_sign(operation, magnitude, sign))
@@ -181,11 +182,11 @@ class TimmRandAugment(Automatic):
     sample from a normal distribution around ``magnitude`` with deviation ``mstd``; with
     ``mstd=math.inf``, uniformly from 0 to ``magnitude``. Below 0 it becomes 0, and above 10 it
     becomes 10, also where ``magnitude`` is more, as in timm's "rand-m15", which has ``mstd=0``.
-    Operations are those of `RandAugment`, and invert and solarize-add, but not the one that does
-    nothing. By the magnitude 10 they are shears of 0.3, shifts of 45 % of the image, rotations of
-    30°, factors of 0.1 or 1.9, 4 bits lost of the last 4, solarize from 0 and 110 levels added
-    below 128. With ``increasing=False`` (timm without "inc1"), factors go from 0.1 to 1.9, bits
-    from 0 to 4, and the threshold from 0 to 256.
+    Operations are those of `RandAugment` without the one that does nothing, and in addition invert
+    and solarize-add. At magnitude 10, these are shears of 0.3, shifts of 45 % of the image,
+    rotations of 30°, factors of 0.1 or 1.9, 4 bits lost of the last 4, solarize from 0 and 110
+    levels added below 128. With ``increasing=False`` (timm without "inc1"), factors go from 0.1 to
+    1.9, bits from 0 to 4, and the threshold from 0 to 256.
 
     Ranges and shares are timm's, but pixels are not equal to its: it calls Pillow, whose operations
     differ from torchvision's by a level and at edges, and interpolates some images with bicubic
@@ -223,23 +224,24 @@ class TimmRandAugment(Automatic):
         """
         result = []
         for step in range(self.num_ops):
-            drawn = draws.uniform(4, first=4 * step)
-            operation = 1 + _below(NUM_TIMM, drawn[0])
-            operation = np.where(drawn[1] < self.p, operation, NUMBERS["Identity"])
+            uniform = draws.uniform(4, first=4 * step)
+            operation = 1 + _below(NUM_TIMM, uniform[0])
+            operation = np.where(uniform[1] < self.p, operation, NUMBERS["Identity"])
             if self.mstd == math.inf:
-                level = self.magnitude * drawn[2]
+                level = self.magnitude * uniform[2]
             elif self.mstd:
-                deviation = torch.special.ndtri(torch.from_numpy(drawn[2])).numpy()
+                deviation = torch.special.ndtri(torch.from_numpy(uniform[2])).numpy()
                 level = self.magnitude + self.mstd * deviation
             else:
                 level = np.full(len(operation), self.magnitude)
-            level = level.clip(0, 10)
-            sign = np.where(drawn[3] < 0.5, -1, 1)
-            chosen = operation, level, sign, self.increasing
-            result.append(self._drawn(*policies.timm_magnitudes(*chosen, images.shape[2:])))
+            sign = np.where(uniform[3] < 0.5, -1, 1)
+            operation, magnitude = policies.timm_magnitudes(
+                operation, level.clip(0, 10), sign, self.increasing, images.shape[2:]
+            )
+            result.append(self._drawn(operation, magnitude))
         return result
 
 
-def _below(count: int, drawn: np.ndarray) -> np.ndarray:
+def _below(count: int, uniform: np.ndarray) -> np.ndarray:
     """Return integers from 0 to ``count - 1``, from random numbers from 0 to 1."""
-    return (drawn * count).astype(np.int64)
+    return (uniform * count).astype(np.int64)

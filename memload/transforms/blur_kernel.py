@@ -12,18 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memload.transforms.geometry import PADDING_MODES
 from memload.transforms.kernel import pixel_shown
 
 #: How many threads a program has, and how many rows it makes at most.
 _THREADS, _ROWS = 128, 56
-#: How many neighbouring pixels of a row a thread makes up to the radius. Neighbours share most of
-#: the pixels that they are sums of. More of them do not fit in the registers.
+#: A thread makes so many neighbouring pixels of a row, which are sums of mostly the same pixels.
+#: For larger radii than this, it makes one: more do not fit in the registers.
 _PIXELS, _LARGEST_RADIUS_OF_SEVERAL = 2, 13
 #: The loop over rows is unrolled up to so many loads. A kernel of 23×23 compiles in 6 s with 72
 #: loads, and in 219 s with 552.
 _LOADS = 96
-#: The number of "reflect" in `geometry.PADDING_MODES`.
-_REFLECT = tl.constexpr(2)
+_REFLECT = tl.constexpr(PADDING_MODES.index("reflect"))
 
 
 def blur(images: Tensor, weights: Tensor, radii: tuple[int, int]) -> Tensor:
@@ -78,7 +78,7 @@ def _kernel(
     top = program // across % down * rows
     bottom = tl.minimum(top + rows, height)
 
-    # A pixel with all of the weight stays as it is: of many batches, some samples are not blurred.
+    # A weight of 1 in the middle means a copy: many batches have samples that are not blurred.
     if (tl.load(weights) == 1) & (tl.load(weights + RADIUS_X + 1) == 1):
         for i in tl.static_range(PIXELS):
             _copy_column(

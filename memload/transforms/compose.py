@@ -20,10 +20,12 @@ _RECIPES = "memload.transforms.recipes"
 class Compose(Transform):
     """Transforms one after another, like torchvision's ``v2.Compose``.
 
-    Neighbours are fused where possible: crops, resizes, flips, Normalize and ToDtype take one pass
-    over memory; on CUDA that is a Triton kernel. Other transforms follow in order, each by itself.
-    So does any callable or module that takes images and returns images, such as
-    ``torch.nn.AvgPool2d``. `repr` shows the passes. For how to call it see `Transform`.
+    Neighbours are fused where possible. Crops, resizes, flips, Normalize and ToDtype take one pass
+    over memory; on CUDA that is a Triton kernel. ColorJitter, TrivialAugmentWide and others that
+    draw an operation for each sample are done together, and on CUDA in as few passes as possible.
+    Other transforms follow in order, each by itself. So does any callable or module that takes
+    images and returns images, such as ``torch.nn.AvgPool2d``. `repr` shows what is fused. For how
+    to call it see `Transform`.
 
     What moves pixels also moves the columns named by ``points``, ``masks`` and ``boxes``, with the
     same random numbers. By default these are none, and in a Loader all those of the data set that

@@ -19,8 +19,7 @@ OPERATIONS = (
     *("Posterize", "Solarize", "AutoContrast", "Equalize", "Invert", "SolarizeAdd"),
     *("JitterContrast", "JitterSaturation", "Hue", "Grayscale", "Blur"),
 )
-
-
+#: The index of each operation.
 NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 
 

@@ -179,10 +179,8 @@ def _kernel(
     if RESIZE:
         fill = fill.to(tl.int32)
         # Margins are filled below. Until then they repeat the border, so that nothing overflows.
-        shown_x, bits_x = (
-            pixel_shown(from_x, resized_x, PADDING),
-            tl.load(mine + 9 * count),
-        )
+        shown_x = pixel_shown(from_x, resized_x, PADDING)
+        bits_x = tl.load(mine + 9 * count)
         if TABLE:
             places = mine + _PER_SAMPLE * count + _PER_CHANNEL * C
             rows_y, rows_x = parameters + tl.load(places), parameters + tl.load(places + count)
@@ -196,10 +194,8 @@ def _kernel(
         from_y = tl.where(flipped_y, extent_y - 1 - y, y) + shift_y
         in_output = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
         if RESIZE:
-            shown_y, bits_y = (
-                pixel_shown(from_y, resized_y, PADDING),
-                tl.load(mine + 8 * count),
-            )
+            shown_y = pixel_shown(from_y, resized_y, PADDING)
+            bits_y = tl.load(mine + 8 * count)
             if TABLE:
                 value = _by_table(
                     source, channel_offset, in_output, fill, shown_y, shown_x, rows_y, rows_x,

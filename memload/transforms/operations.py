@@ -23,7 +23,7 @@ from memload.transforms.some import change_into, copy_some, layout_of
 from memload.transforms.warping import matrices_of, warp
 from memload.upload import upload
 
-#: The number that all operations which move pixels have as a group: each has a matrix an image.
+#: Stands for all operations that move pixels. They are done together, by a matrix for each image.
 _MOVING = -1
 
 

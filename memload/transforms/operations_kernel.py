@@ -29,11 +29,11 @@ from memload.transforms.filtering import weights_of
 from memload.transforms.warping import FAR, MARGIN, Fill, Interpolation, grid_lines, matrices_of
 from memload.upload import upload
 
-#: Pixels that a program makes at once and how often, and those that it counts at once.
+#: A program makes ``_PIXELS`` pixels at once, ``_TIMES`` times. Another one counts ``_COUNTED``.
 _PIXELS, _TIMES, _COUNTED = 256, 4, 512
 #: A program counts about this many pixels of a sample. More programs have more histograms.
 _PIXELS_PER_HISTOGRAM = 2048
-_MOST_HISTOGRAMS = 32
+_MAX_HISTOGRAMS = 32
 #: A sigma in pixels for images that are not blurred.
 _NO_BLUR = 1e-3
 
@@ -51,8 +51,9 @@ _JITTER_SATURATION = tl.constexpr(NUMBERS["JitterSaturation"])
 _HUE = tl.constexpr(NUMBERS["Hue"])
 _GRAYSCALE = tl.constexpr(NUMBERS["Grayscale"])
 
-#: Operations that need a histogram of the image: they are tables. Those that need other pixels.
+#: Operations that need a histogram of the image, of which a table is made.
 _MEASURED = are("Contrast", "AutoContrast", "Equalize", "JitterContrast")
+#: Operations by which a pixel depends on others nearby or elsewhere.
 _TAKEN = MOVES | are("Sharpness")
 _JITTERS = are("JitterContrast", "JitterSaturation")
 #: How pixels are taken: as they are, from where a matrix says, or with their neighbours.
@@ -150,7 +151,7 @@ def _tables(images: Tensor, one: Pass, taken: tuple[Any, ...]) -> Tensor:
     """Return tables uint8 ``(N, C, 256)`` for the samples with an operation that needs one."""
     count, channels, height, width = images.shape
     parts = triton.next_power_of_2(triton.cdiv(height * width, _PIXELS_PER_HISTOGRAM))
-    parts = min(parts, _MOST_HISTOGRAMS)
+    parts = min(parts, _MAX_HISTOGRAMS)
     counts = images.new_empty((count, parts, channels, 256), dtype=torch.int32)
     constants = {name: value for name, value in one.constants.items() if name != "AFFINE"}
     _count_levels[(count * parts,)](
@@ -341,11 +342,11 @@ def _count_levels(
     C: tl.constexpr, STEPS: tl.constexpr, TAKES: tl.constexpr, BILINEAR: tl.constexpr,
     FILLED: tl.constexpr, PERSPECTIVE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Count the levels of a part of a sample, where an operation needs that: before this operation.
+    """Write a histogram of a part of a sample, as it is before the operation that needs one.
 
-    Histograms take long, so there is one for "Equalize" only. Autocontrast needs the least and the
-    largest level, of which one of each is counted, and contrast the sum of the luma, of which as
-    many are counted of levels 255 and 1 as have this sum.
+    True histograms take long, so only "Equalize" gets one. The others get one that leads to the
+    same table. For autocontrast, it has one pixel of the least level and one of the largest. For
+    contrast, it has as many pixels of the levels 255 and 1 as sum up to the luma of all pixels.
     """
     sample = (tl.program_id(0) // PARTS).to(tl.int64)
     part = tl.program_id(0) % PARTS
@@ -388,10 +389,8 @@ def _count_levels(
                 lumas += tl.where(inside, luma, 0)
         if operation == _AUTOCONTRAST:
             reds = _one_of_each(level, least_r, most_r)
-            greens, blues = (
-                _one_of_each(level, least_g, most_g),
-                _one_of_each(level, least_b, most_b),
-            )
+            greens = _one_of_each(level, least_g, most_g)
+            blues = _one_of_each(level, least_b, most_b)
         elif operation != _EQUALIZE:
             total = tl.sum(lumas.to(tl.int64))
             rest = tl.where(level == 1, total % 255, 0)

@@ -1,20 +1,21 @@
 """The operations, magnitudes and policies of TrivialAugment, RandAugment and AutoAugment."""
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from memload.transforms.drawn import NUMBERS, OPERATIONS, are
+from memload.transforms.drawn import MOVES, NUMBERS, OPERATIONS, are
 
 #: How many operations TrivialAugment and torchvision's RandAugment choose from: the first, which
 #: does nothing, and those up to "Equalize". timm's RandAugment has those from the second on.
 NUM_COMMON, NUM_TIMM = 14, 15
-#: Shears, translations, rotations, and changes of brightness and the like go either way.
-HAS_SIGN = np.array([1 <= number < 10 for number in range(len(OPERATIONS))])
 #: The magnitude of these is a factor.
 HAS_FACTOR = are("Brightness", "Color", "Contrast", "Sharpness")
+#: These go either way.
+HAS_SIGN = MOVES | HAS_FACTOR
 
 
 class Ranges(NamedTuple):
@@ -41,25 +42,29 @@ def magnitudes(ranges: Ranges, bins: int, height: int, width: int) -> np.ndarray
     They are computed in float32, as torchvision computes them. Operations without one have 0.
     """
 
-    def line(first: float, last: float) -> np.ndarray:
+    def steps(first: float, last: float) -> np.ndarray:
         return torch.linspace(first, last, bins, dtype=torch.float32).double().numpy()
 
     shifts = [ranges.translate + ranges.translate_share * extent for extent in (width, height)]
     lost = torch.arange(bins, dtype=torch.float32) / ((bins - 1) / ranges.posterize)
     rows = {
-        **dict.fromkeys(("ShearX", "ShearY"), line(0, ranges.shear)),
-        "TranslateX": np.trunc(line(0, shifts[0])),
-        "TranslateY": np.trunc(line(0, shifts[1])),
-        "Rotate": line(0, ranges.rotate),
-        **dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), line(0, ranges.enhance)),
+        **dict.fromkeys(("ShearX", "ShearY"), steps(0, ranges.shear)),
+        "TranslateX": np.trunc(steps(0, shifts[0])),
+        "TranslateY": np.trunc(steps(0, shifts[1])),
+        "Rotate": steps(0, ranges.rotate),
+        **dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), steps(0, ranges.enhance)),
         "Posterize": (8 - lost).round().double().numpy(),
-        "Solarize": line(1, 0),
+        "Solarize": steps(1, 0),
     }
     return np.stack([rows.get(name, np.zeros(bins)) for name in OPERATIONS])
 
 
 def timm_magnitudes(
-    operation: np.ndarray, level: np.ndarray, sign: np.ndarray, increasing: bool, size: Any
+    operation: np.ndarray,
+    level: np.ndarray,
+    sign: np.ndarray,
+    increasing: bool,
+    size: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return timm's operations and their magnitudes, for levels from 0 to 10 and signs, -1 or 1.
 

@@ -130,8 +130,8 @@ def imagenet_v2(size: Size = 176, *, mix: bool = True, **ending: Unpack[Ending])
 
     That is TrivialAugmentWide, RandomErasing with p=0.1, and MixUp (alpha 0.2) or CutMix (alpha 1).
     Evaluate with ``evaluate(224, resize=232)``. torchvision draws MixUp or CutMix for each batch,
-    and this for each sample. ``mix=False`` leaves both out. Its other parts are an average of the
-    weights, label smoothing, 600 epochs, and a `RepeatedSampler` of 4.
+    and this for each sample. ``mix=False`` leaves both out. To the recipe also belong an average of
+    the weights, label smoothing, 600 epochs, and a `RepeatedSampler` of 4.
     (https://github.com/pytorch/vision/issues/3995)
     """
     return Compose([
@@ -148,10 +148,10 @@ def deit(size: Size = 224, *, mix: bool = True, **ending: Unpack[Ending]) -> Com
     """Return the recipe of DeiT, which Swin and MAE's fine-tuning share.
 
     That is a bicubic crop, timm's RandAugment ("rand-m9-mstd0.5-inc1"), RandomErasing of noise with
-    p=0.25, and MixUp (alpha 0.8) or CutMix (alpha 1). ``mix=False`` leaves both out. What
+    p=0.25, and MixUp (alpha 0.8) or CutMix (alpha 1). ``mix=False`` leaves these two out. What
     RandAugment brings into view has the colour of ``mean``, (124, 116, 104) for ImageNet's; with
     ``mean=None``, which only the Loader knows, it is grey, 128. DeiT also has a `RepeatedSampler`
-    of 3, and label smoothing. It warps bicubically, and this bilinearly: see `TimmRandAugment`.
+    of 3, and label smoothing. DeiT warps bicubically, this bilinearly: see `TimmRandAugment`.
     (Touvron et al., https://arxiv.org/abs/2012.12877)
     """
     return _deit(size, mix, _end(deit, ending))

@@ -10,9 +10,9 @@ import numpy as np
 
 from memload.transforms.geometry import Axis, Plan, bits_for, first_pixels, weights
 
-#: torch's coefficient of the cubic: with antialias the one of Pillow (Keys, "Cubic Convolution
+#: torch's coefficients of the cubic: with antialias that of Pillow (Keys, "Cubic Convolution
 #: Interpolation for Digital Image Processing", 1981), and otherwise that of OpenCV.
-_COEFFICIENTS = {True: -0.5, False: -0.75}
+_ANTIALIASED_COEFFICIENT, _INTERPOLATING_COEFFICIENT = -0.5, -0.75
 #: The kernel has no loop over so many taps, so that each filter has to have them.
 _UNROLLED_TAPS = 4
 
@@ -105,7 +105,7 @@ def _antialiased(length: int, resized: int) -> tuple[np.ndarray, np.ndarray, flo
     end = np.minimum((centre + reach + 0.5).astype(np.int64), length)
     pixels = first[:, np.newaxis] + np.arange((end - first).max())
     distance = np.abs(pixels - centre[:, np.newaxis] + 0.5)
-    weight = _cubic(distance * (1 / scale if scale >= 1 else 1.0), _COEFFICIENTS[True])
+    weight = _cubic(distance * (1 / scale if scale >= 1 else 1.0), _ANTIALIASED_COEFFICIENT)
     weight *= pixels < end[:, np.newaxis]
     weight /= weight.sum(1, keepdims=True)
     return first, weight, float(weight.max())
@@ -122,7 +122,7 @@ def _interpolating(length: int, resized: int) -> tuple[np.ndarray, np.ndarray, f
     first, each = np.maximum(before, 0), np.arange(resized)
     summed, largest = np.zeros((resized, 4)), 0.0
     for tap in range(4):
-        weight = _cubic(np.abs(before + tap - centre), _COEFFICIENTS[False])
+        weight = _cubic(np.abs(before + tap - centre), _INTERPOLATING_COEFFICIENT)
         summed[each, np.clip(before + tap, 0, length - 1) - first] += weight
         largest = max(largest, float(summed.max()))
     return first, summed, largest
