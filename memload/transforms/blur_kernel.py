@@ -26,14 +26,23 @@ _LOADS = 96
 _REFLECT = tl.constexpr(PADDING_MODES.index("reflect"))
 
 
-def blur(images: Tensor, weights: Tensor, radii: tuple[int, int]) -> Tensor:
+def blur(
+    images: Tensor,
+    weights: Tensor,
+    radii: tuple[int, int],
+    *,
+    maps_pixels: bool = False,
+    dtype: torch.dtype = torch.uint8,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Tensor:
     """Return uint8 images ``(N, C, H, W)`` of any strides, each blurred by its weights.
 
     ``radii`` are those of width and height. ``weights``, float32 ``(N, …)``, are by the distance
     from the middle, 0 to the radius: first those along x, then those along y. The result has the
-    layout of the images, and the bits of that of `filtering.gaussian_blur` on the CPU.
+    bits of that of `filtering.gaussian_blur` on the CPU. If ``maps_pixels``, it is then multiplied
+    by a factor, and an offset is added: those of each channel follow the weights.
     """
-    out = torch.empty_like(images)
+    out = torch.empty_like(images, dtype=dtype, memory_format=memory_format)
     count, channels, height, width = images.shape
     # The kernel's offsets within a row have 32 bits.
     if (width - 1) * images.stride(3) + (channels - 1) * images.stride(1) >= 1 << 32:
@@ -46,8 +55,9 @@ def blur(images: Tensor, weights: Tensor, radii: tuple[int, int]) -> Tensor:
     across = triton.cdiv(triton.cdiv(width, pixels) * together, _THREADS)
     with torch.cuda.device(images.device if images.is_cuda else -1):
         _kernel[(count * planes * across * triton.cdiv(height, rows),)](
-            images, out, weights, planes, height, width, rows, *images.stride(), *out.stride(),
-            RADIUS_X=radii[0], RADIUS_Y=radii[1], C=together, PIXELS=pixels, THREADS=_THREADS,
+            images, out, weights, weights.stride(0), planes, height, width, rows,
+            *images.stride(), *out.stride(), AFFINE=maps_pixels, RADIUS_X=radii[0],
+            RADIUS_Y=radii[1], C=together, PIXELS=pixels, THREADS=_THREADS,
             UNROLL=max(1, min(2 * radii[1] + 1, _LOADS // (2 * radii[0] + pixels))),
             num_warps=_THREADS // 32,
             enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
@@ -57,10 +67,10 @@ def blur(images: Tensor, weights: Tensor, radii: tuple[int, int]) -> Tensor:
 
 @triton.jit
 def _kernel(
-    source, out, weights, planes, height, width, rows,
+    source, out, weights, weights_n, planes, height, width, rows,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
-    RADIUS_X: tl.constexpr, RADIUS_Y: tl.constexpr, C: tl.constexpr, PIXELS: tl.constexpr,
-    THREADS: tl.constexpr, UNROLL: tl.constexpr,
+    AFFINE: tl.constexpr, RADIUS_X: tl.constexpr, RADIUS_Y: tl.constexpr, C: tl.constexpr,
+    PIXELS: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Make ``rows`` rows of ``PIXELS`` columns for each thread.
 
@@ -72,11 +82,15 @@ def _kernel(
     sample, first_channel = plane // planes, plane % planes
     source += sample * source_n + first_channel * source_c
     out += sample * out_n + first_channel * out_c
-    weights += sample * (RADIUS_X + RADIUS_Y + 2)
+    weights += sample * weights_n
     thread = program % across * THREADS + tl.arange(0, THREADS)
     left, channel = thread // C * PIXELS, thread % C
     top = program // across % down * rows
     bottom = tl.minimum(top + rows, height)
+    factor, offset = 1.0, 0.0
+    if AFFINE:
+        maps = weights + RADIUS_X + RADIUS_Y + 2 + first_channel + channel
+        factor, offset = tl.load(maps), tl.load(maps + planes * C)
 
     # A weight of 1 in the middle means a copy: many batches have samples that are not blurred.
     if (tl.load(weights) == 1) & (tl.load(weights + RADIUS_X + 1) == 1):
@@ -84,7 +98,7 @@ def _kernel(
             _copy_column(
                 source + (left + i) * source_x + channel * source_c,
                 out + (left + i) * out_x + channel * out_c,
-                left + i < width, top, bottom, source_y, out_y,
+                left + i < width, top, bottom, source_y, out_y, factor, offset, AFFINE,
             )  # fmt: skip
         return
 
@@ -116,11 +130,13 @@ def _kernel(
             for i in tl.static_range(PIXELS):
                 value = _weighted_sum(window, i, PIXELS, weights_y, RADIUS_Y)
                 place = ((left + i) * out_x + channel * out_c).to(tl.uint32)
-                tl.store(target + place, _rounded(value), mask=left + i < width)
+                _store(target + place, _rounded(value), left + i < width, factor, offset, AFFINE)
 
 
 @triton.jit
-def _copy_column(source, out, mask, top, bottom, source_y, out_y):
+def _copy_column(
+    source, out, mask, top, bottom, source_y, out_y, factor, offset, AFFINE: tl.constexpr
+):
     """Copy a column for each thread, 16 rows at once, since most of the time is spent waiting."""
     for first in range(top, bottom, 16):
         pixels = ()
@@ -129,7 +145,14 @@ def _copy_column(source, out, mask, top, bottom, source_y, out_y):
             pixels += (tl.load(source + y * source_y, mask=mask),)
         for i in tl.static_range(16):
             y = tl.minimum(first + i, bottom - 1).to(tl.int64)
-            tl.store(out + y * out_y, pixels[i], mask=mask)
+            _store(out + y * out_y, pixels[i], mask, factor, offset, AFFINE)
+
+
+@triton.jit
+def _store(target, value, mask, factor, offset, AFFINE: tl.constexpr):
+    if AFFINE:
+        value = value.to(tl.float32) * factor + offset
+    tl.store(target, value.to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -88,8 +88,10 @@ class Pass(NamedTuple):
 class BlurPass(NamedTuple):
     """A blur of some samples."""
 
-    parameters: Any  #: see `blur_kernel.blur`: float32 weights ``(N, …)``
+    parameters: Any  #: see `blur_kernel.blur`: float32 weights, factors and offsets ``(N, …)``
     radii: tuple[int, int]
+    dtype: torch.dtype
+    maps_pixels: bool
 
 
 def run(images: Tensor, plan: DrawnPlan, first_in_plan: int = 0) -> Tensor:
@@ -104,7 +106,14 @@ def run(images: Tensor, plan: DrawnPlan, first_in_plan: int = 0) -> Tensor:
             images = _run(images, one, first_in_plan, memory_format)
         else:
             weights = one.parameters[first_in_plan : first_in_plan + count]
-            images = blur(images, weights, one.radii)
+            images = blur(
+                images,
+                weights,
+                one.radii,
+                maps_pixels=one.maps_pixels,
+                dtype=one.dtype,
+                memory_format=memory_format,
+            )
     return images
 
 
@@ -181,8 +190,6 @@ def _passes(plan: DrawnPlan) -> list[Pass | BlurPass]:
         if groups[-1] and (not fits or blurs or _TAKEN[drawn.operation].any()):
             groups.append([])
         groups[-1].append(drawn)
-    if groups[-1] and _is_blur(groups[-1][0]) and plan.maps_pixels:
-        groups.append([])
     *others, last = groups
     return [*(_pass(steps, plan, is_last=False) for steps in others), _pass(last, plan)]
 
@@ -191,18 +198,25 @@ def _is_blur(drawn: Drawn) -> bool:
     return bool((drawn.operation == NUMBERS["Blur"]).any())
 
 
-def _blur_pass(drawn: Drawn) -> BlurPass:
+def _blur_pass(drawn: Drawn, plan: DrawnPlan, *, is_last: bool) -> BlurPass:
     """Return a pass that blurs some samples."""
     radii = drawn.kernel_size[0] // 2, drawn.kernel_size[1] // 2
     # The weights of a tiny sigma are 1, 0, 0 and so on, which blur nothing.
     sigma = np.where(drawn.operation == NUMBERS["Blur"], drawn.magnitude, _NO_BLUR)
-    return BlurPass(weights_of(sigma, radii).astype(np.float32), radii)
+    maps = np.concatenate([plan.after.factor, plan.after.offset])
+    parameters = [weights_of(sigma, radii), np.broadcast_to(maps, (plan.count, len(maps)))]
+    return BlurPass(
+        np.concatenate(parameters, 1).astype(np.float32),
+        radii,
+        dtype=plan.after.dtype if is_last else torch.uint8,
+        maps_pixels=is_last and plan.after.maps_pixels,
+    )
 
 
 def _pass(steps: Sequence[Drawn], plan: DrawnPlan, *, is_last: bool = True) -> Pass | BlurPass:
     """Return a pass, of which the first step may need other pixels."""
     if steps and _is_blur(steps[0]):
-        return _blur_pass(steps[0])
+        return _blur_pass(steps[0], plan, is_last=is_last)
     parameters = np.zeros((plan.count, _STEPS.value + 3 * len(steps)), np.int32)
     numbers = parameters.view(np.float32)
     parameters[:, _TABLE_STEP.value] = len(steps)
