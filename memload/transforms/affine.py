@@ -18,7 +18,7 @@ from memload.transforms.arguments import (
 )
 from memload.transforms.draws import Draws
 from memload.transforms.following import TensorsByName
-from memload.transforms.moving import Warping
+from memload.transforms.moving import MatrixMovement
 from memload.transforms.transform import Transform
 from memload.transforms.warping import Fill, Interpolation, affine_matrices, perspective_matrices
 from memload.upload import upload
@@ -34,10 +34,10 @@ class Warp(Transform):
         """Return the places of the images to warp, int64 ``(n,)``, and matrices for `warp`."""
         raise NotImplementedError
 
-    def movement(self, images: Tensor, draws: Draws) -> Warping:
+    def movement(self, images: Tensor, draws: Draws) -> MatrixMovement:
         """Return how images ``(N, C, H, W)`` move. `Prepared` has masks and such follow."""
         count, _, height, width = images.shape
-        return Warping(count, height, width, *self.draw(height, width, draws))
+        return MatrixMovement(count, height, width, *self.draw(height, width, draws))
 
     def apply(
         self, images: Tensor, columns: TensorsByName, draws: Draws

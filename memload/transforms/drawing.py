@@ -17,7 +17,7 @@ from memload.transforms.filtering import fits_kernel
 from memload.transforms.following import Movement
 from memload.transforms.fused import Fused, Fusion, Together
 from memload.transforms.geometry import runs_in_kernel
-from memload.transforms.moving import Moves
+from memload.transforms.moving import DrawnMovement
 from memload.transforms.operations import change_each
 from memload.transforms.reference import reference
 from memload.transforms.transform import Transform
@@ -77,7 +77,7 @@ class DrawnSteps(Together):
 
     def movement(self, plan: DrawnPlan, first_in_plan: int, count: int) -> Movement:
         """See `Together.movement`."""
-        return Moves(plan.steps_of(first_in_plan, count), count, plan.height, plan.width)
+        return DrawnMovement(plan.steps_of(first_in_plan, count), count, plan.height, plan.width)
 
     def run(self, images: Tensor, plan: DrawnPlan, first_in_plan: int) -> Tensor:
         """See `Together.run`."""

@@ -24,7 +24,7 @@ def move(images: Tensor, matrices: np.ndarray, interpolation: Interpolation, fil
 
 
 @dataclass(frozen=True)
-class Warping:
+class MatrixMovement:
     """How images of a batch are warped, and what follows them: a `following.Movement`.
 
     ``matrices`` are those of `warp` for the images at ``places``, int64 ``(n,)``, each once. The
@@ -85,7 +85,7 @@ class Warping:
         return maps
 
 
-class Moves:
+class DrawnMovement:
     """How images move by what was drawn for them: a `following.Movement`."""
 
     def __init__(self, steps: Sequence[Drawn], count: int, height: int, width: int) -> None:
@@ -95,10 +95,10 @@ class Moves:
         for drawn in steps:
             matrices = matrices_of(drawn, height, width)
             places = np.flatnonzero(MOVES[drawn.operation])
-            self._steps.append(Warping(*size, places, matrices[places]))
+            self._steps.append(MatrixMovement(*size, places, matrices[places]))
             # Matrices map the output to the input, so the last step comes first.
             whole[:, :2] = whole[:, :2] @ _squares(matrices)
-        self._whole = Warping(*size, np.arange(count), whole[:, :2].reshape(count, 6))
+        self._whole = MatrixMovement(*size, np.arange(count), whole[:, :2].reshape(count, 6))
 
     def points(self, points: Tensor) -> Tensor:
         """See `following.Movement`."""

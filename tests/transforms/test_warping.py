@@ -294,7 +294,7 @@ def test_a_share_of_perspectives_moves_corners_inwards() -> None:
     step = transforms.RandomPerspective(0.5, p=0.3)
     places, matrices = step.draw(41, 81, Draws(np.arange(20_000), 0, 0, 0, 0))
     assert abs(len(places) / 20_000 - 0.3) < 0.01
-    warping_of_all = moving.Warping(len(places), 41, 81, np.arange(len(places)), matrices)
+    warping_of_all = moving.MatrixMovement(len(places), 41, 81, np.arange(len(places)), matrices)
     corners = warping_of_all.points(torch.full((len(places), 1, 2), -0.5))[:, 0] + 0.5
     for axis, largest in ((0, 20), (1, 10)):
         numbers, counts = np.unique(corners[:, axis].round(), return_counts=True)
