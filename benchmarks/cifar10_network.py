@@ -1,9 +1,9 @@
 """The network of `cifar10.py` for pictures of 32×32, how it is trained, and how it is tested.
 
 Written from the description of airbench94 with Muon: https://arxiv.org/abs/2404.00498 and
-https://kellerjordan.github.io/posts/muon/. It differs in that the whitening filters come from the
-first batch instead of the first 5,000 pictures, which in a folder are all of one class. Nothing is
-compiled.
+https://kellerjordan.github.io/posts/muon/. It differs in that the whitening filters come from
+random training pictures instead of the first, which in a folder are all of one class, and in that
+nothing is compiled.
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 WIDTHS = (64, 256, 256)
 SMOOTHING = 0.2
+WHITENED = 5000  #: training pictures, before crops and flips, that the whitening filters come from
 WHITENING_EPOCHS = 3  #: in which the bias behind the whitening filters is trained
 BIAS_RATE, HEAD_RATE, FILTER_RATE = 0.053, 0.67, 0.24
 DECAY = 0.004  #: is divided by the rate, so that it is the same for all that has one

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cifar10_network import WHITENING_EPOCHS, Training, accuracy, make_network
+from cifar10_network import WHITENED, WHITENING_EPOCHS, Training, accuracy, make_network
 from harness import machine, move, wait_for_device
 from PIL import Image
 from torch import Tensor
@@ -62,6 +62,7 @@ class Loaders:
     steps: int  #: in an epoch; a last batch that is not whole is left out
     test: Batches
     classes: int
+    raw: Callable[[int], Tensor]  #: random training pictures as they are, normalised
     feed: str = ""
 
 
@@ -127,8 +128,8 @@ class Normalised:
         self.normalise = Normalise(setting)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in move(self.batches, self.device):
-            yield self.normalise(images), labels
+        started = iter(self.batches)  # workers begin here, before a batch is asked for
+        return ((self.normalise(images), labels) for images, labels in move(started, self.device))
 
 
 def open_image_folders(setting: Setting, _: None) -> Loaders:
@@ -136,6 +137,11 @@ def open_image_folders(setting: Setting, _: None) -> Loaders:
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
+
+    def raw(count: int) -> Tensor:
+        chosen = torch.randperm(len(train))[:count].tolist()
+        pictures = [v2.functional.pil_to_tensor(train[sample][0]) for sample in chosen]
+        return Normalise(setting)(torch.stack(pictures).to(setting.device))
 
     workers: dict[str, Any] = {
         "num_workers": setting.workers,
@@ -156,7 +162,11 @@ def open_image_folders(setting: Setting, _: None) -> Loaders:
         ImageFolder(setting.images / "test", v2.PILToTensor()), setting.batch, **workers
     )
     return Loaders(
-        Normalised(batches, setting), len(batches), Normalised(test, setting), len(train.classes)
+        Normalised(batches, setting),
+        len(batches),
+        Normalised(test, setting),
+        len(train.classes),
+        raw,
     )
 
 
@@ -234,6 +244,12 @@ class OnDevice:
             images = self.padded[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
             yield self.normalise(images.permute(0, 3, 1, 2)), self.labels[chosen]
 
+    def raw(self, count: int) -> Tensor:
+        """Return random pictures without their padding."""
+        chosen = torch.randperm(len(self.labels), device=self.setting.device)[:count]
+        inner = slice(PADDING, PADDING + SIDE)
+        return self.normalise(self.padded[chosen, inner, inner].permute(0, 3, 1, 2))
+
 
 class InOrder:
     """All test pictures, in the device's memory."""
@@ -252,7 +268,8 @@ def open_tensors(setting: Setting, tensors: dict[str, tuple[Tensor, Tensor]]) ->
     """Return what one writes by hand for a data set that fits in the device's memory."""
     classes = int(tensors["train"][1].max()) + 1
     train = OnDevice(*tensors["train"], setting)
-    return Loaders(train, len(train), InOrder(*tensors["test"], setting), classes)
+    test = InOrder(*tensors["test"], setting)
+    return Loaders(train, len(train), test, classes, train.raw)
 
 
 # memload
@@ -270,6 +287,10 @@ def open_memload(setting: Setting, _: None) -> Loaders:
     """Return memload's Loaders."""
     from memload import transforms
 
+    def raw(count: int) -> Tensor:
+        pixels = dataset.gather(torch.randperm(len(dataset))[:count])
+        return Normalise(setting)(pixels.to(setting.device).permute(0, 3, 1, 2))
+
     recipe = transforms.recipes.airbench(
         SIDE, padding=PADDING, mean=MEAN, std=STD, dtype=setting.dtype
     )
@@ -279,7 +300,7 @@ def open_memload(setting: Setting, _: None) -> Loaders:
         dataset, setting.batch, shuffle=True, drop_last=True, seed=setting.seed, transform=recipe
     )
     test = memload.Loader(setting.built / "test.bin", setting.batch, transform=plain)
-    return Loaders(train, len(train), test, dataset.num_classes, train.feed.name)
+    return Loaders(train, len(train), test, dataset.num_classes, raw, train.feed.name)
 
 
 # A run
@@ -348,11 +369,12 @@ def run(arm: Arm, setting: Setting, epochs: int, width: float, clock: Clock) -> 
 
     loaders = arm.open(setting, prepared)
     batches = iter(loaders.train)
+    pictures = loaders.raw(WHITENED)  # while workers make the first batch
     first = next(batches)
     clock.end("first batch")
 
     clock.note()
-    network = make_network(first[0], loaders.classes, width)
+    network = make_network(pictures, loaders.classes, width)
     steps = epochs * loaders.steps
     training = Training(network, steps, min(steps, WHITENING_EPOCHS * loaders.steps))
     losses = []

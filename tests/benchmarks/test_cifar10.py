@@ -71,6 +71,10 @@ def test_arms_crop_reflected_pictures_and_flip_them_in_every_other_epoch(
     for even, odd in itertools.pairwise(flips):
         assert all(even[sample] != odd[sample] for sample in even.keys() & odd.keys())
     assert 0 < sum(flips[0].values()) < 20
+    same = (loaders.raw(10)[:, None] - originals[None]).abs().amax((2, 3, 4)) < 1e-5
+    assert same.sum(1).tolist() == [1] * 10  # pictures as they are in the files
+    assert same.any(0).sum() == 10
+    assert loaders.raw(5000).shape == originals.shape  # all, where there are fewer
     tested = list(loaders.test)
     assert sum(len(batch) for batch, _ in tested) == 12
     assert torch.cat([found for _, found in tested]).tolist() == [0] * 4 + [1] * 4 + [2] * 4
