@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from memload import transforms
 from memload.feeds.choice import FEEDS
 from memload.reading.dataset import MemmapDataset
-from memload.transforms import evaluate, train
 
 #: What a Loader does instead of what these arguments of torch's DataLoader are for.
 _INSTEAD = {
@@ -79,15 +79,24 @@ def check_order(
 
 def check_settings(seed: int, feed: str, transform: Any) -> None:
     """Raise TypeError or ValueError for a wrong seed, feed or transform."""
+    check_transform(transform)
     if not isinstance(seed, int | np.integer):
         raise TypeError(f"seed must be an integer, not {seed!r}.")
     if feed not in FEEDS:
         raise ValueError(f"feed: there is no {feed!r}. Choose one of {', '.join(FEEDS)}.")
-    if isinstance(transform, type) or transform is train or transform is evaluate:
+
+
+def check_transform(transform: Any) -> None:
+    """Raise TypeError for what is no transform of batches."""
+    is_recipe = getattr(transform, "__module__", "") == transforms.recipes.__name__
+    if isinstance(transform, type) or is_recipe:
         name = transform.__name__
         raise TypeError(f"transform is {name} itself, which only makes one. Write {name}(…).")
     if transform is not None and not callable(transform):
-        raise TypeError(f"transform must be a function of images, not {transform!r}.")
+        raise TypeError(
+            f"transform must be a function of images, not {transform!r}. Write "
+            "transforms.Compose([...]) for a list, or a recipe such as transforms.train(224)."
+        )
 
 
 def open_dataset(dataset: Any, columns: Any) -> MemmapDataset:

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from memload.jobs import Job
 from memload.reading.ahead import ahead, on_thread
-from memload.reading.arguments import open_dataset
+from memload.reading.arguments import check_transform, open_dataset
 from memload.reading.batches import bind_dataset
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import tell_epoch
@@ -131,6 +131,7 @@ class CudaPrefetcher:
         seed: int = 0,
     ) -> None:
         check_integer("prefetch_factor", prefetch_factor, 1)
+        check_transform(transform)
         self._by_number = _is_dataset(iterable)
         if shuffle and not self._by_number:
             raise ValueError(

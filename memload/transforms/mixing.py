@@ -19,6 +19,7 @@ from memload.transforms.options import Mixing, Mixture
 from memload.transforms.some import parts, put_some, take_some
 from memload.transforms.transform import Transform
 from memload.upload import upload
+from memload.wording import listed
 
 
 class MixUp(Transform, Mixing):
@@ -86,9 +87,15 @@ class MixUp(Transform, Mixing):
 
     def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
         """See `Mixing.unmixed`."""
-        if "label" in columns or not self._followers.masks:  # masks are the labels of pixels
-            return columns | {"label": self._class_shares(columns.get("label"), count)}
-        return columns
+        if "label" in columns:
+            return columns | {"label": self._class_shares(columns["label"], count)}
+        if self._followers.masks:  # the labels of pixels
+            return columns
+        raise ValueError(
+            f"{type(self).__name__}: there is no column 'label' to mix. The columns given are: "
+            f"{listed(columns) or 'none'}. Give labels by this name, in a Loader by columns=…, or "
+            "leave MixUp and CutMix out, in a recipe by mix=False."
+        )
 
     def mixed(
         self, images: Tensor, columns: TensorsByName, mixture: Mixture
@@ -112,10 +119,10 @@ class MixUp(Transform, Mixing):
         kept = _beta(draws.uniform(1)[0], self.alpha).astype(np.float32)
         return Mixture(kept, np.zeros((4, len(kept)), np.int64), kept)
 
-    def _class_shares(self, labels: Tensor | None, count: int) -> Tensor:
+    def _class_shares(self, labels: Tensor, count: int) -> Tensor:
         """Return the share of every class, float32 ``(N, num_classes)``."""
-        is_index = labels is not None and labels.ndim == 1 and not labels.is_floating_point()
-        if labels is None or not (is_index or labels.ndim == 2):
+        is_index = labels.ndim == 1 and not labels.is_floating_point()
+        if not (is_index or labels.ndim == 2):
             expected = f"integers ({count},) or shares ({count}, num_classes)"
             raise wrong(self, "columns['label']", expected, describe(labels))
         if labels.ndim == 2:
@@ -151,6 +158,11 @@ class CutMix(MixUp):
     """
 
     _cuts_masks = True
+
+    def __init__(  # its own, so that Python's errors name CutMix
+        self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
+    ) -> None:
+        super().__init__(alpha=alpha, num_classes=num_classes, labels_getter=labels_getter)
 
     def mixture(self, images: Tensor, draws: Draws) -> Mixture:
         """See `Mixing.mixture`."""

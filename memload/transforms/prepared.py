@@ -103,7 +103,10 @@ class Prepared:
     def _check(self, images: Any, columns: Any, count: int) -> TensorsByName:
         """Check what ``count`` samples are given. Return the columns; points, boxes as floats."""
         if not isinstance(images, Tensor) or images.ndim != 4 or 0 in images.shape[1:]:
-            advice = "A Loader passes whole batches."
+            advice = (
+                "It is for whole batches: give it to Loader(transform=…), or behind a DataLoader "
+                "to CudaPrefetcher(transform=…), instead of a data set."
+            )
             raise wrong(self._name, "images", "a tensor (N, C, H, W)", describe(images), advice)
         shape = tuple(images.shape)
         # A callable of the user's that comes first may take any dtype and layout.

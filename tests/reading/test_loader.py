@@ -859,7 +859,18 @@ os.kept = iterators  # which is deleted after the modules of memload were
         ({"device": "gpu"}, ValueError, "device: 'gpu' is not supported."),
         ({"device": "meta"}, ValueError, "device: 'meta' is not supported."),
         ({"transform": 3}, TypeError, "transform must be a function of images, not 3."),
+        (
+            {"transform": [transforms.Normalize("imagenet")]},
+            TypeError,
+            "transform must be a function of images, not [Normalize(",
+        ),
+        (
+            {"transform": "deit"},
+            TypeError,
+            "transform must be a function of images, not 'deit'. Write transforms.Compose([...])",
+        ),
         ({"transform": transforms.train}, TypeError, "transform is train itself, which only makes"),
+        ({"transform": transforms.recipes.deit}, TypeError, "transform is deit itself, which only"),
         ({"dataset": Subset([1, 2], [0])}, TypeError, "dataset must be a MemmapDataset or its pat"),
         ({"nothing": 1}, TypeError, "Loader has no argument 'nothing'."),
         (

@@ -354,6 +354,8 @@ def test_wrong_arguments_of_a_prefetcher_are_refused() -> None:
         prefetched(3)
     with pytest.raises(TypeError, match="not iterable"):
         list(ThreadPrefetcher(3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="transform is train itself, which only makes one"):
+        prefetched([1], transform=transforms.train)
     with pytest.raises(TypeError, match=r"iterable is the path 'out\.bin'"):
         prefetched("out.bin")
 
@@ -400,5 +402,5 @@ def test_transforms_get_the_statistics_and_the_columns_of_a_data_set(
         assert (labels.shape, ages.tolist()) == ((5, 3), [0, 1, 2, 3, 4])
     turned = Loader(dataset, 5, columns=["age", "label"], device="cpu")
     mix = transforms.Compose([transforms.Normalize(0.5, 0.2), transforms.MixUp(num_classes=3)])
-    with pytest.raises(ValueError, match=r"MixUp: columns\['label'\] must be .*not None"):
+    with pytest.raises(ValueError, match=r"MixUp: there is no column 'label' .* are: none"):
         list(prefetched(turned, transform=mix))

@@ -388,6 +388,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.RandomErasing(ratio=2), "ratio .*both at least 1e-06, not 2"),
     (lambda: T.ColorJitter(hue=0.6), "ColorJitter: hue .*at least -0.5 and at most 0.5, not"),
     (lambda: T.MixUp(alpha=0), "MixUp: alpha must be a number above 0, not 0"),
+    (lambda: T.CutMix(p=0.5), r"^CutMix.__init__\(\) got an unexpected .* 'p'"),  # type: ignore[call-arg]
     (lambda: T.MixUp(labels_getter=len), "labels_getter must be 'default', not"),
     (lambda: T.CutMix(num_classes=2.5), "num_classes must be an integer .*, not 2.5"),
     (lambda: T.evaluate((8, 8)), r"evaluate: size must be an integer .*, not \(8, 8\)"),
@@ -406,9 +407,17 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.MixUp(num_classes=2)(IMAGES, LABELS), "MixUp: images must be floating"),
     (lambda: T.CutMix(num_classes=1)(IMAGES, LABELS), "from 0 to 0, .*not 0 to 1"),
     (lambda: T.CutMix(num_classes=2)(IMAGES, SHARES), "of 2 classes, not of 3"),
+    (
+        lambda: T.CutMix(num_classes=2)(IMAGES),
+        "no column 'label' to mix. The columns given are: none",
+    ),
+    (
+        lambda: T.MixUp(num_classes=2)(IMAGES / 1, {"labels": LABELS["label"]}),
+        "^MixUp: there is no column 'label' .* are: labels. Give labels by this name.*mix=False",
+    ),
     (lambda: T.CutMix(num_classes=2)(IMAGES, FLOATS), r"must be integers \(2,\) or shares"),
     # what a call is given
-    (lambda: T.RandomCrop(5)(IMAGES[0]), r"^RandomCrop: images .* of shape \(3, 8, 8\)"),
+    (lambda: T.RandomCrop(5)(IMAGES[0]), r"^RandomCrop: images .* of shape \(3, 8, 8\).*Loader"),
     (lambda: T.train(8)(IMAGES.numpy()), "Compose: images .*a value of type ndarray"),
     (lambda: T.train(8)(IMAGES.int()), "images must be uint8 or .*, not torch.int32. Begin"),
     (lambda: T.train(8)(IMAGES[:, :, :0]), r"images must be .*not .*\(2, 3, 0, 8\)"),
