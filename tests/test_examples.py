@@ -225,6 +225,24 @@ def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path: Path) -> 
     assert float(scores[-1][1]) > 0.9
 
 
+def run_cifar10(images: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, EXAMPLES / "cifar10.py", images, "--width", "8", *map(str, options)],
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def losses_and_accuracies(finished: subprocess.CompletedProcess[str]) -> list[tuple[float, float]]:
+    """Return loss and accuracy of each epoch."""
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    found = re.findall(r"^epoch \d+: loss ([\d.]+), accuracy ([\d.]+)$", finished.stdout, re.M)
+    return [(float(loss), float(accuracy)) for loss, accuracy in found]
+
+
 def test_the_cifar10_example_builds_once_and_learns_classes_that_differ_in_colour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,25 +251,27 @@ def test_the_cifar10_example_builds_once_and_learns_classes_that_differ_in_colou
     for seed, (part, count) in enumerate({"train": 400, "test": 40}.items()):
         photographs.write_folder(tmp_path / part, count, classes=4, seed=seed, size=(32, 32))
 
-    def run() -> list[tuple[float, float]]:
-        options = ["--epochs", "4", "--batch-size", "16", "--width", "8"]
-        finished = subprocess.run(
-            [sys.executable, EXAMPLES / "cifar10.py", tmp_path, *options],
-            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr[-3000:]
-        found = re.findall(r"^epoch \d+: loss ([\d.]+), accuracy ([\d.]+)$", finished.stdout, re.M)
-        return [(float(loss), float(accuracy)) for loss, accuracy in found]
-
-    first = run()
+    first = losses_and_accuracies(run_cifar10(tmp_path, "--epochs", 4))
     built = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.bin")}
     assert {path.name for path in built} == {"train.bin", "test.bin"}
     assert len(first) == 4
     assert first[-1][0] < first[0][0]
     assert first[-1][1] > 0.8
-    run()
+    losses_and_accuracies(run_cifar10(tmp_path, "--epochs", 1))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.bin")} == built
+
+
+def test_the_cifar10_example_takes_fewer_pictures_than_a_batch_and_names_a_missing_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES.parent)
+    photographs = importlib.import_module("photographs")
+    missing = run_cifar10(tmp_path)
+    assert missing.returncode == 1
+    assert missing.stderr.startswith(f"{tmp_path / 'train'}: there is no such folder.")
+    for part in ("train", "test"):
+        photographs.write_folder(tmp_path / part, 6, classes=2, size=(32, 32))
+    assert len(losses_and_accuracies(run_cifar10(tmp_path, "--epochs", 1))) == 1
+    assert (
+        len(losses_and_accuracies(run_cifar10(tmp_path, "--epochs", 2, "--batch-size", 500))) == 2
+    )
