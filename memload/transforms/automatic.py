@@ -29,7 +29,7 @@ from memload.transforms.warping import Fill, Interpolation
 class Automatic(Drawing):
     """The base of transforms that draw from many operations."""
 
-    #: Whether images may be posterized, which floats cannot be.
+    #: Whether images may be posterized. Floats are refused then: normalised ones would be ruined.
     _posterizes = True
 
     def __init__(self, interpolation: Any, fill: Fill) -> None:
