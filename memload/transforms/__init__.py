@@ -21,8 +21,8 @@ How a batch flows:
         ▼
     Prepared ─▶ Fused                   crops, resizes, flips and maps of pixels, as one pass
         │         │ Plan                where pixels come from, for 8,192 samples at a time
-        │         ├─▶ kernel            CUDA: a Triton kernel for images, and one for masks
-        │         └─▶ reference         elsewhere: plain torch operations
+        │         ├─▶ plan_kernel       CUDA: a Triton kernel for images, and one for masks
+        │         └─▶ plan_reference    elsewhere: plain torch operations
         ├─────▶ DrawnSteps              operations drawn for each sample, as TrivialAugmentWide has
         │         │ DrawnPlan           an operation and a magnitude for each of 8,192 samples
         │         ├─▶ operations_kernel CUDA: Triton kernels, in which a sample is a matrix and a
@@ -40,9 +40,9 @@ Each module imports only modules above it:
     draws       random numbers as a function of (seed, epoch, sample, position, view)
     geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
     resampling  bicubic weights, and tables of weights for the kernel
-    kernel      a plan as Triton kernels, for images and for masks
+    plan_kernel a plan as Triton kernels, for images and for masks
     some        takes, puts and changes some images of a batch, or all in parts
-    reference   a plan by torch operations; defines the pixels
+    plan_reference   a plan by torch operations; defines the pixels
     following   Followers: the masks, points and boxes that move with the images
     fused       neighbours in a list that are done together
     lookup      changes of single values: solarize, posterize, invert, autocontrast, equalize

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memload.transforms.geometry import PADDING_MODES
-from memload.transforms.kernel import pixel_shown
+from memload.transforms.plan_kernel import pixel_shown
 
 #: How many threads a program has, and how many rows it makes at most.
 _THREADS, _ROWS = 128, 56

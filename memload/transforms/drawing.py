@@ -16,10 +16,10 @@ from memload.transforms.draws import Draws
 from memload.transforms.filtering import fits_kernel
 from memload.transforms.following import Movement
 from memload.transforms.fused import Fused, Fusion, Together
-from memload.transforms.geometry import runs_in_kernel
+from memload.transforms.geometry import runs_in_operations_kernel
 from memload.transforms.moving import DrawnMovement
 from memload.transforms.operations import change_each
-from memload.transforms.reference import reference
+from memload.transforms.plan_reference import reference
 from memload.transforms.transform import Transform
 
 
@@ -81,7 +81,9 @@ class DrawnSteps(Together):
 
     def run(self, images: Tensor, plan: DrawnPlan, first_in_plan: int) -> Tensor:
         """See `Together.run`."""
-        if runs_in_kernel(images) and all(fits_kernel(step.kernel_size) for step in plan.steps):
+        if runs_in_operations_kernel(images) and all(
+            fits_kernel(step.kernel_size) for step in plan.steps
+        ):
             from memload.transforms.operations_kernel import run
 
             return run(images, plan, first_in_plan)

@@ -23,12 +23,12 @@ OPERATIONS = (
 NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 
 
-def are(*names: str) -> np.ndarray:
+def is_one_of(*names: str) -> np.ndarray:
     """Return for each operation whether it is one of these, bool ``(len(OPERATIONS),)``."""
     return np.isin(OPERATIONS, names)
 
 
-MOVES = are("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+MOVES = is_one_of("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 
 
 class Drawn(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memload.transforms.arguments import describe, wrong
 from memload.transforms.geometry import Plan
-from memload.transforms.reference import reference_masks
+from memload.transforms.plan_reference import reference_masks
 from memload.wording import listed, shape_text
 
 #: Columns of a batch, ``(N, …)`` each.
@@ -164,7 +164,7 @@ class PlannedMovement:
     def masks(self, masks: Tensor, fill: int) -> Tensor:
         """See `Movement.masks`."""
         if self.plan.runs_in_kernel(masks):
-            from memload.transforms.kernel import run_masks
+            from memload.transforms.plan_kernel import run_masks
 
             return run_masks(masks, self.plan, fill, self.first_in_plan)
         return reference_masks(masks, self.plan, fill, self.first_in_plan)

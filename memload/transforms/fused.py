@@ -10,7 +10,7 @@ from torch import Tensor
 from memload.transforms.draws import Draws
 from memload.transforms.following import Movement, PlannedMovement
 from memload.transforms.geometry import Axis, Plan
-from memload.transforms.reference import reference
+from memload.transforms.plan_reference import reference
 
 #: How a transform can be done together with its neighbours in a list; "no" if it cannot.
 Fusion = Literal["crop", "resize", "flip", "pixels", "drawn", "no"]
@@ -107,7 +107,7 @@ class Fused(Together):
     def run(self, images: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
         """See `Together.run`."""
         if images.dtype == torch.uint8 and plan.runs_in_kernel(images):
-            from memload.transforms.kernel import run
+            from memload.transforms.plan_kernel import run
 
             return run(images, plan, first_in_plan)
         return reference(images, plan, first_in_plan)

@@ -23,7 +23,7 @@ _MAX_PRECISION = 22
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
-def runs_in_kernel(images: Tensor) -> bool:
+def runs_in_operations_kernel(images: Tensor) -> bool:
     """Return whether `operations_kernel` can change these images."""
     channels, *sides = images.shape[1:]
     fits = channels in (1, 3) and max(sides) <= LARGEST_SIDE

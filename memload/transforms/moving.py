@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from memload.transforms.drawn import MOVES, Drawn
-from memload.transforms.geometry import runs_in_kernel
+from memload.transforms.geometry import runs_in_operations_kernel
 from memload.transforms.some import change_some
 from memload.transforms.warping import Fill, Interpolation, matrices_of, warp
 from memload.upload import upload
@@ -16,7 +16,7 @@ from memload.upload import upload
 
 def move(images: Tensor, matrices: np.ndarray, interpolation: Interpolation, fill: Fill) -> Tensor:
     """Return what `warping.warp` returns. On CUDA, a kernel does it to uint8 images."""
-    if not runs_in_kernel(images):
+    if not runs_in_operations_kernel(images):
         return warp(images, matrices, interpolation, fill)
     from memload.transforms import operations_kernel
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from memload.transforms.arguments import per_channel
 from memload.transforms.blur_kernel import blur
 from memload.transforms.color import LUMA
-from memload.transforms.drawn import MOVES, NUMBERS, Drawn, DrawnPlan, are
+from memload.transforms.drawn import MOVES, NUMBERS, Drawn, DrawnPlan, is_one_of
 from memload.transforms.filtering import weights_of
 from memload.transforms.warping import FAR, MARGIN, Fill, Interpolation, grid_lines, matrices_of
 from memload.upload import upload
@@ -52,10 +52,10 @@ _HUE = tl.constexpr(NUMBERS["Hue"])
 _GRAYSCALE = tl.constexpr(NUMBERS["Grayscale"])
 
 #: Operations that need a histogram of the image, of which a table is made.
-_MEASURED = are("Contrast", "AutoContrast", "Equalize", "JitterContrast")
+_MEASURED = is_one_of("Contrast", "AutoContrast", "Equalize", "JitterContrast")
 #: Operations by which a pixel depends on others nearby or elsewhere.
-_TAKEN = MOVES | are("Sharpness")
-_JITTERS = are("JitterContrast", "JitterSaturation")
+_TAKEN = MOVES | is_one_of("Sharpness")
+_JITTERS = is_one_of("JitterContrast", "JitterSaturation")
 #: How pixels are taken: as they are, from where a matrix says, or with their neighbours.
 _AS_THEY_ARE, _MOVED, _SHARPENED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 #: The parameters of a sample: how its pixels are taken, nine numbers for that, which step is a

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from memload.transforms.drawn import MOVES, NUMBERS, OPERATIONS, are
+from memload.transforms.drawn import MOVES, NUMBERS, OPERATIONS, is_one_of
 
 #: How many operations TrivialAugment and torchvision's RandAugment choose from: the first, which
 #: does nothing, and those up to "Equalize". timm's RandAugment has those from the second on.
 NUM_COMMON, NUM_TIMM = 14, 15
 #: The magnitude of these is a factor.
-HAS_FACTOR = are("Brightness", "Color", "Contrast", "Sharpness")
+HAS_FACTOR = is_one_of("Brightness", "Color", "Contrast", "Sharpness")
 #: These go either way.
 HAS_SIGN = MOVES | HAS_FACTOR
 

@@ -1,4 +1,4 @@
-"""Transforms on a GPU against those on the CPU. The kernel has tests/transforms/test_kernel.py."""
+"""Transforms on a GPU against those on the CPU. The kernel has tests/transforms/test_plan_kernel.py."""
 
 import contextlib
 import warnings

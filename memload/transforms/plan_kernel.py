@@ -32,7 +32,7 @@ def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     """Carry out a plan for uint8 images ``(N, C, H, W)`` of any strides.
 
     They are the plan's samples from ``first_in_plan``. The result has the same bits as that of
-    `reference`, except for images resized bilinearly to a width of 1 pixel. Sides have at most
+    `plan_reference`, except for images resized bilinearly to a width of 1 pixel. Sides have at most
     `geometry.LARGEST_SIDE` pixels.
     """
     count, channels, height, width = images.shape

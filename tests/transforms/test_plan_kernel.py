@@ -17,7 +17,7 @@ from memload import transforms
 from memload.transforms import filtering
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import LARGEST_SIDE, Plan, precision_of
-from memload.transforms.reference import reference, reference_masks
+from memload.transforms.plan_reference import reference, reference_masks
 
 pytestmark = pytest.mark.slow
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -29,7 +29,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def run_kernel(images: torch.Tensor, plan: Plan, first: int) -> torch.Tensor:
-    from memload.transforms.kernel import run
+    from memload.transforms.plan_kernel import run
 
     return run(images, plan, first)
 
@@ -123,7 +123,7 @@ def test_the_kernel_gives_the_reference_bit_for_bit(seed: int) -> None:
 @needs_device
 @pytest.mark.parametrize("seed", range(300 if torch.cuda.is_available() else 40))
 def test_the_kernel_of_masks_gives_the_reference_bit_for_bit(seed: int) -> None:
-    from memload.transforms.kernel import run_masks
+    from memload.transforms.plan_kernel import run_masks
 
     rng = random.Random(seed)
     largest = 150 if INTERPRETED else 700
@@ -148,7 +148,7 @@ def test_the_kernel_of_masks_gives_the_reference_bit_for_bit(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(300 if torch.cuda.is_available() else 8))
 @pytest.mark.parametrize("padding_mode", ["edge", "reflect", "symmetric"])
 def test_the_kernels_pad_as_the_reference_does(padding_mode: str, seed: int) -> None:
-    from memload.transforms.kernel import run_masks
+    from memload.transforms.plan_kernel import run_masks
 
     rng = random.Random(f"{padding_mode} {seed}")
     channels, count = rng.choice([1, 3, 4]), rng.randint(1, 3)
@@ -199,7 +199,7 @@ def test_weights_are_exact_for_all_sizes_up_to_the_limit(antialias: bool) -> Non
     import triton
     import triton.language as tl
 
-    from memload.transforms.kernel import _filter, _weight
+    from memload.transforms.plan_kernel import _filter, _weight
 
     def store(at, out, length, resized, bits, taps, ANTIALIAS: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
         lanes = tl.arange(0, N)
@@ -261,6 +261,6 @@ def test_an_empty_batch_stays_empty() -> None:
     images = torch.empty((0, 3, 9, 9), dtype=torch.uint8, device=DEVICE)
     plan = plan_of(transforms.train(8), images, 0)
     assert run_kernel(images, plan, 0).shape == (0, 3, 8, 8)
-    from memload.transforms.kernel import run_masks
+    from memload.transforms.plan_kernel import run_masks
 
     assert run_masks(images[:, 0], plan, 255).shape == (0, 8, 8)
