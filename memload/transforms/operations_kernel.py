@@ -58,10 +58,16 @@ _TAKEN = MOVES | is_one_of("Sharpness")
 _JITTERS = is_one_of("JitterContrast", "JitterSaturation")
 #: How pixels are taken: as they are, from where a matrix says, or with their neighbours.
 _AS_THEY_ARE, _MOVED, _SHARPENED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-#: The parameters of a sample: how its pixels are taken, nine numbers for that, which step is a
-#: table, or the number of steps; factors and offsets of red, green and blue, with which the pass
-#: ends. Then come three for each step. Those of a sample are neighbours in memory: with the
-#: numbers of all samples side by side, each would be another line of the cache.
+#: Where each parameter of a sample is:
+#:
+#:     0          how its pixels are taken
+#:     1 to 9     numbers for that: a matrix, or an amount of sharpening
+#:     10         which step is a table, or the number of steps
+#:     11 to 16   factors and offsets of red, green and blue, with which the pass ends
+#:     17 and on  for each step its operation and two numbers
+#:
+#: Those of a sample are neighbours in memory: the numbers of all samples side by side would each be
+#: on another line of the cache.
 _NUMBERS_OF_TAKING, _TABLE_STEP = tl.constexpr(1), tl.constexpr(10)
 _FACTORS, _OFFSETS, _STEPS = tl.constexpr(11), tl.constexpr(14), tl.constexpr(17)
 #: The weights of red, green and blue, as float32 has them.
@@ -145,18 +151,18 @@ def _run(images: Tensor, one: Pass, first: int, memory_format: torch.memory_form
     if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 31:
         images = images.contiguous(memory_format=torch.channels_last)
     parameters = one.parameters[first : first + count]
-    taken = parameters, height, width, *one.colour, *images.stride()
+    arguments = parameters, height, width, *one.colour, *images.stride()
     with torch.cuda.device(images.device if images.is_cuda else -1):
-        tables = _tables(images, one, taken) if one.measures else images
+        tables = _tables(images, one, arguments) if one.measures else images
         _change[(count * triton.cdiv(height * width, _PIXELS * _TIMES),)](
-            images, out, tables, *taken, *out.stride(),
+            images, out, tables, *arguments, *out.stride(),
             MEASURES=one.measures, TIMES=_TIMES, BLOCK=_PIXELS, enable_fp_fusion=False,
             **one.constants,
         )  # fmt: skip
     return out
 
 
-def _tables(images: Tensor, one: Pass, taken: tuple[Any, ...]) -> Tensor:
+def _tables(images: Tensor, one: Pass, arguments: tuple[Any, ...]) -> Tensor:
     """Return tables uint8 ``(N, C, 256)`` for the samples with an operation that needs one."""
     count, channels, height, width = images.shape
     parts = triton.next_power_of_2(triton.cdiv(height * width, _PIXELS_PER_HISTOGRAM))
@@ -164,11 +170,11 @@ def _tables(images: Tensor, one: Pass, taken: tuple[Any, ...]) -> Tensor:
     counts = images.new_empty((count, parts, channels, 256), dtype=torch.int32)
     constants = {name: value for name, value in one.constants.items() if name != "AFFINE"}
     _count_levels[(count * parts,)](
-        images, counts, *taken, PARTS=parts, BLOCK=_COUNTED, enable_fp_fusion=False, **constants
+        images, counts, *arguments, PARTS=parts, BLOCK=_COUNTED, enable_fp_fusion=False, **constants
     )
     tables = images.new_empty((count, channels, 256))
     _make_tables[(count,)](
-        counts, tables, taken[0], height * width,
+        counts, tables, arguments[0], height * width,
         C=channels, STEPS=one.steps, PARTS=parts, enable_fp_fusion=False,
     )  # fmt: skip
     return tables
@@ -218,13 +224,13 @@ def _pass(steps: Sequence[Drawn], plan: DrawnPlan, *, is_last: bool = True) -> P
     if steps and _is_blur(steps[0]):
         return _blur_pass(steps[0], plan, is_last=is_last)
     parameters = np.zeros((plan.count, _STEPS.value + 3 * len(steps)), np.int32)
-    numbers = parameters.view(np.float32)
+    as_floats = parameters.view(np.float32)
     parameters[:, _TABLE_STEP.value] = len(steps)
     colour, constants = _how_to_take(plan.channels)
     for index, drawn in enumerate(steps):
         column = _STEPS.value + 3 * index
         parameters[:, column] = np.where(_TAKEN[drawn.operation], 0, drawn.operation)
-        numbers[:, column + 1], numbers[:, column + 2] = _numbers(drawn)
+        as_floats[:, column + 1], as_floats[:, column + 2] = _numbers(drawn)
         parameters[_MEASURED[drawn.operation], _TABLE_STEP.value] = index
     if steps and _TAKEN[steps[0].operation].any():
         first = steps[0]
@@ -232,7 +238,7 @@ def _pass(steps: Sequence[Drawn], plan: DrawnPlan, *, is_last: bool = True) -> P
         colour, constants = _how_to_take(plan.channels, first.interpolation, first.fill)
     if is_last:
         for start, values in (_FACTORS, plan.after.factor), (_OFFSETS, plan.after.offset):
-            numbers[:, start.value : start.value + plan.channels] = values
+            as_floats[:, start.value : start.value + plan.channels] = values
     maps = is_last and plan.after.maps_pixels
     return Pass(
         parameters,
@@ -276,8 +282,8 @@ def _set_taking(parameters: np.ndarray, drawn: Drawn, height: int, width: int) -
         )
     sharpened = drawn.operation == NUMBERS["Sharpness"]
     parameters[sharpened, 0] = _SHARPENED.value
-    numbers = parameters.view(np.float32)
-    numbers[sharpened, _NUMBERS_OF_TAKING.value] = 1 - drawn.magnitude[sharpened]
+    as_floats = parameters.view(np.float32)
+    as_floats[sharpened, _NUMBERS_OF_TAKING.value] = 1 - drawn.magnitude[sharpened]
 
 
 def _set_matrices(
@@ -315,13 +321,13 @@ def _change(
     """
     programs = tl.cdiv(height * width, BLOCK * TIMES)
     sample = (tl.program_id(0) // programs).to(tl.int64)
-    mine = parameters + sample * (_STEPS + 3 * STEPS)
+    of_sample = parameters + sample * (_STEPS + 3 * STEPS)
     table = tables + sample * (C * 256)
-    table_step = tl.load(mine + _TABLE_STEP)
+    table_step = tl.load(of_sample + _TABLE_STEP)
     for time in range(TIMES):
         pixel = (tl.program_id(0) % programs * TIMES + time) * BLOCK + tl.arange(0, BLOCK)
         red, green, blue = _take(
-            source + sample * source_n, mine, pixel, height, width, fill_r, fill_g, fill_b,
+            source + sample * source_n, of_sample, pixel, height, width, fill_r, fill_g, fill_b,
             source_c, source_y, source_x, C, TAKES, BILINEAR, FILLED, PERSPECTIVE,
         )  # fmt: skip
         for step in range(STEPS):
@@ -331,20 +337,22 @@ def _change(
                     green = tl.load(table + 256 + green).to(tl.int32)
                     blue = tl.load(table + 512 + blue).to(tl.int32)
             else:
-                red, green, blue = _change_colours(red, green, blue, mine + _STEPS + 3 * step, C)
+                red, green, blue = _change_colours(
+                    red, green, blue, of_sample + _STEPS + 3 * step, C
+                )
         inside = pixel < height * width
         where = out + sample * out_n + pixel // width * out_y + pixel % width * out_x
-        _store(where, red, mine, 0, inside, AFFINE)
+        _store(where, red, of_sample, 0, inside, AFFINE)
         if C == 3:
-            _store(where + out_c, green, mine, 1, inside, AFFINE)
-            _store(where + 2 * out_c, blue, mine, 2, inside, AFFINE)
+            _store(where + out_c, green, of_sample, 1, inside, AFFINE)
+            _store(where + 2 * out_c, blue, of_sample, 2, inside, AFFINE)
 
 
 @triton.jit
-def _store(where, value, mine, channel: tl.constexpr, inside, AFFINE: tl.constexpr):
+def _store(where, value, of_sample, channel: tl.constexpr, inside, AFFINE: tl.constexpr):
     if AFFINE:
-        factor = tl.load(mine + _FACTORS + channel).to(tl.float32, bitcast=True)
-        offset = tl.load(mine + _OFFSETS + channel).to(tl.float32, bitcast=True)
+        factor = tl.load(of_sample + _FACTORS + channel).to(tl.float32, bitcast=True)
+        offset = tl.load(of_sample + _OFFSETS + channel).to(tl.float32, bitcast=True)
         value = value.to(tl.float32) * factor + offset
     tl.store(where, value.to(where.dtype.element_ty), mask=inside)
 
@@ -364,10 +372,10 @@ def _count_levels(
     """
     sample = (tl.program_id(0) // PARTS).to(tl.int64)
     part = tl.program_id(0) % PARTS
-    mine = parameters + sample * (_STEPS + 3 * STEPS)
-    table_step = tl.load(mine + _TABLE_STEP)
+    of_sample = parameters + sample * (_STEPS + 3 * STEPS)
+    table_step = tl.load(of_sample + _TABLE_STEP)
     if table_step < STEPS:
-        operation = tl.load(mine + _STEPS + 3 * table_step)
+        operation = tl.load(of_sample + _STEPS + 3 * table_step)
         level = tl.arange(0, 256)
         reds = tl.zeros((256,), tl.int32)
         greens, blues = reds, reds
@@ -378,11 +386,13 @@ def _count_levels(
             pixel = block * BLOCK + tl.arange(0, BLOCK)
             inside = pixel < height * width
             red, green, blue = _take(
-                source + sample * source_n, mine, pixel, height, width, fill_r, fill_g, fill_b,
+                source + sample * source_n, of_sample, pixel, height, width, fill_r, fill_g, fill_b,
                 source_c, source_y, source_x, C, TAKES, BILINEAR, FILLED, PERSPECTIVE,
             )  # fmt: skip
             for step in range(table_step):
-                red, green, blue = _change_colours(red, green, blue, mine + _STEPS + 3 * step, C)
+                red, green, blue = _change_colours(
+                    red, green, blue, of_sample + _STEPS + 3 * step, C
+                )
             if operation == _EQUALIZE:
                 outside = tl.where(level == 0, BLOCK - tl.sum(inside.to(tl.int32)), 0)
                 reds += tl.histogram(tl.where(inside, red, 0), 256) - outside
@@ -436,10 +446,10 @@ def _make_tables(
 ):
     """Make the table of each channel of a sample, where an operation is one."""
     sample = tl.program_id(0).to(tl.int64)
-    mine = parameters + sample * (_STEPS + 3 * STEPS)
-    table_step = tl.load(mine + _TABLE_STEP)
+    of_sample = parameters + sample * (_STEPS + 3 * STEPS)
+    table_step = tl.load(of_sample + _TABLE_STEP)
     if table_step < STEPS:
-        row = mine + _STEPS + 3 * table_step
+        row = of_sample + _STEPS + 3 * table_step
         operation = tl.load(row)
         factor = tl.load(row + 1).to(tl.float32, bitcast=True)
         rest = tl.load(row + 2).to(tl.float32, bitcast=True)
@@ -488,7 +498,7 @@ def _stretched(level, found):
 
 @triton.jit
 def _take(
-    source, mine, pixel, height, width, fill_r, fill_g, fill_b,
+    source, of_sample, pixel, height, width, fill_r, fill_g, fill_b,
     stride_c, stride_y, stride_x, C: tl.constexpr, TAKES: tl.constexpr, BILINEAR: tl.constexpr,
     FILLED: tl.constexpr, PERSPECTIVE: tl.constexpr,
 ):  # fmt: skip
@@ -499,9 +509,11 @@ def _take(
     green, blue = red, red
     how = _AS_THEY_ARE
     if TAKES:
-        how = tl.load(mine)
+        how = tl.load(of_sample)
     if how == _MOVED:
-        from_x, from_y = _positions(mine + _NUMBERS_OF_TAKING, y, x, height, width, PERSPECTIVE)
+        from_x, from_y = _positions(
+            of_sample + _NUMBERS_OF_TAKING, y, x, height, width, PERSPECTIVE
+        )
         if BILINEAR:
             red, green, blue = _means(
                 source, from_y, from_x, inside, height, width, fill_r, fill_g, fill_b,
@@ -520,7 +532,7 @@ def _take(
     else:
         red, green, blue = _load(source, y, x, inside, stride_c, stride_y, stride_x, C)
         if how == _SHARPENED:
-            amount = tl.load(mine + _NUMBERS_OF_TAKING).to(tl.float32, bitcast=True)
+            amount = tl.load(of_sample + _NUMBERS_OF_TAKING).to(tl.float32, bitcast=True)
             is_border = (y == 0) | (x == 0) | (y == height - 1) | (x == width - 1)
             all_r, all_g, all_b = red * 4, green * 4, blue * 4
             for neighbour in range(9):  # not unrolled: that takes twice the registers
