@@ -4,10 +4,7 @@ Triton chooses between them when it is imported, so the interpreter has a proces
 """
 
 import functools
-import os
 import random
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -18,27 +15,21 @@ from memload import transforms
 from memload.transforms import warping
 from memload.transforms.draws import Draws
 from memload.transforms.operations import change_each
+from tests.transforms.kernels import (
+    DEVICE,
+    INTERPRETED,
+    assert_passes_in_interpreter,
+    needs_device,
+    starts_the_interpreter,
+)
 
 pytestmark = pytest.mark.slow
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-needs_device = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="done in another process"
-)
-DEVICE = "cpu" if INTERPRETED else "cuda"
 EXAMPLES = 90 if torch.cuda.is_available() else 24
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="done in this process")
+@starts_the_interpreter
 def test_all_of_this_holds_in_tritons_interpreter() -> None:
-    command = f"{sys.executable} -m pytest -q --noconftest -p no:cacheprovider {__file__}".split()
-    done = subprocess.run(
-        command,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    assert f"{EXAMPLES + 13} passed" in done.stdout, done.stdout
+    assert_passes_in_interpreter(__file__, EXAMPLES + 13)
 
 
 def steps(rng: random.Random, channels: int, smallest: int) -> list[transforms.Transform]:

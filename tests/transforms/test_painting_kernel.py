@@ -1,12 +1,6 @@
-"""Painted boxes and mixed images of the kernels against those of torch, bit for bit.
+"""Painted boxes and mixed images of the kernels against those of torch, bit for bit."""
 
-Triton chooses between a GPU and its interpreter when it is imported, so that has its own process.
-"""
-
-import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,13 +8,15 @@ import torch
 
 from memload.transforms import erasing, mixing
 from memload.transforms.draws import Draws
+from tests.transforms.kernels import (
+    DEVICE,
+    INTERPRETED,
+    assert_passes_in_interpreter,
+    needs_device,
+    starts_the_interpreter,
+)
 
 pytestmark = pytest.mark.slow
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-needs_device = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="done in another process"
-)
-DEVICE = "cpu" if INTERPRETED else "cuda"
 EXAMPLES = 200 if torch.cuda.is_available() else 40
 FLOATS = [torch.float16, torch.float32, torch.float64, torch.bfloat16]
 #: Triton's interpreter cuts numbers off where it converts them to bfloat16.
@@ -28,17 +24,9 @@ BLENDED = FLOATS[:3] if INTERPRETED else FLOATS
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="done in this process")
+@starts_the_interpreter
 def test_all_of_this_holds_in_tritons_interpreter() -> None:
-    command = f"{sys.executable} -m pytest -q --noconftest -p no:cacheprovider {__file__}".split()
-    done = subprocess.run(
-        command,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    assert f"{4 * EXAMPLES + 2} passed" in done.stdout, done.stdout
+    assert_passes_in_interpreter(__file__, 4 * EXAMPLES + 2)
 
 
 def pixels(rng: random.Random, dtype: torch.dtype) -> torch.Tensor:

@@ -4,10 +4,7 @@ Triton chooses between them when it is imported, so the interpreter has a proces
 """
 
 import functools
-import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,13 +15,15 @@ from memload.transforms import filtering
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import LARGEST_SIDE, Plan, precision_of
 from memload.transforms.plan_reference import reference, reference_masks
+from tests.transforms.kernels import (
+    DEVICE,
+    INTERPRETED,
+    assert_passes_in_interpreter,
+    needs_device,
+    starts_the_interpreter,
+)
 
 pytestmark = pytest.mark.slow
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-needs_device = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="done in another process"
-)
-DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -88,17 +87,9 @@ def steps(rng: random.Random, channels: int, largest: int) -> list[transforms.Tr
     return made
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="done in this process")
+@starts_the_interpreter
 def test_all_of_this_holds_in_tritons_interpreter() -> None:
-    command = f"{sys.executable} -m pytest -q --noconftest -p no:cacheprovider {__file__}".split()
-    done = subprocess.run(
-        command,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    assert "109 passed" in done.stdout, done.stdout
+    assert_passes_in_interpreter(__file__, 109)
 
 
 @needs_device
