@@ -23,11 +23,11 @@ How a batch flows:
         │         │ Plan                where pixels come from, for 8,192 samples at a time
         │         ├─▶ plan_kernel       CUDA: a Triton kernel for images, and one for masks
         │         └─▶ plan_reference    elsewhere: plain torch operations
-        ├─────▶ DrawnSteps              operations drawn for each sample, as TrivialAugmentWide has
-        │         │ DrawnPlan           an operation and a magnitude for each of 8,192 samples
+        ├─────▶ FusedOperations         changes of colours, TrivialAugmentWide and the like
+        │         │ OperationsPlan      an operation and a magnitude for each of 8,192 samples
         │         ├─▶ operations_kernel CUDA: Triton kernels, in which a sample is a matrix and a
         │         │                     list of operations
-        │         └─▶ operations        elsewhere: the samples of each operation together
+        │         └─▶ operations_reference   elsewhere: the samples of each operation together
         ├─────▶ options.choose          steps drawn for each sample, of which some are neither
         │         └─▶ Prepared          those steps, for copies of the samples
         └─────▶ Transform.apply(draws)  what is not planned
@@ -41,24 +41,24 @@ Each module imports only modules above it:
     geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
     resampling  bicubic weights, and tables of weights for the kernel
     plan_kernel a plan as Triton kernels, for images and for masks
-    some        takes, puts and changes some images of a batch, or all in parts
+    sub_batches takes, puts and changes some images of a batch, or all in parts
     plan_reference   a plan by torch operations; defines the pixels
     following   Followers: the masks, points and boxes that move with the images
     fused       neighbours in a list that are done together
     lookup      changes of single values: solarize, posterize, invert, autocontrast, equalize
     color       brightness, contrast, saturation, hue, grey
     blur_kernel, filtering   blur and sharpness
-    drawn       OPERATIONS, and Drawn: an operation and a magnitude for each sample
+    operations_plan     OPERATIONS, and OperationStep: an operation and a magnitude for each sample
     warping     matrices, and images warped by them
-    operations  operations drawn for each sample, by torch operations; defines the pixels
-    operations_kernel   the same as Triton kernels
+    operations_reference   such steps by torch operations; defines the pixels
+    operations_kernel      the same as Triton kernels
     moving      how images move by matrices, for masks, points and boxes
     batch       Batch: images and columns between two steps
     options     lists of steps that are drawn for each sample, and steps that mix samples
     prepared    a list of steps, applied to parts of a chunk of samples
     transform   Transform, the base of all
     compose     Compose, the list
-    drawing     Drawing, the base of transforms that draw operations
+    operations_transform   OperationsTransform, the base of transforms that are operations
     adjusting   ColorJitter, RandomSolarize, GaussianBlur and others, of one operation each
     affine      RandomAffine, RandomRotation and RandomPerspective
     policies    what is drawn for TrivialAugment, RandAugment and AutoAugment

@@ -15,11 +15,11 @@ from memload.transforms.arguments import (
     share,
     wrong,
 )
-from memload.transforms.drawing import Drawing
-from memload.transforms.drawn import NUMBERS, Drawn
 from memload.transforms.draws import Draws
 from memload.transforms.filtering import kernel_size_of, radii_of
 from memload.transforms.lookup import check_bits, check_threshold
+from memload.transforms.operations_plan import INDEX_OF, OperationStep
+from memload.transforms.operations_transform import OperationsTransform
 
 #: For 1 - v to 1 + v the number v, or a range as a pair, or None for no change.
 FactorRange = float | Sequence[float] | None
@@ -27,7 +27,7 @@ FactorRange = float | Sequence[float] | None
 _ADJUSTMENTS = "Brightness", "JitterContrast", "JitterSaturation", "Hue"
 
 
-class ColorJitter(Drawing):
+class ColorJitter(OperationsTransform):
     """Adjust brightness, contrast, saturation and hue by random factors, in random order.
 
     A number ``v`` is the range 1 - v to 1 + v, or -v to v for ``hue``. A pair is the range itself.
@@ -62,10 +62,10 @@ class ColorJitter(Drawing):
         return None if value is None else interval(self, name, value, 0)
 
     def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
+        """See `OperationsTransform.check`."""
         one_or_three_channels(self, images)
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """Draws 0 to 3 are the factors, and 4 to 7 sort to each sample's order."""
         ranges = self.brightness, self.contrast, self.saturation, self.hue
         # Grey images have neither saturation nor hue.
@@ -77,32 +77,32 @@ class ColorJitter(Drawing):
         uniform = draws.uniform(8)
         # float32, as torchvision's factors are
         factors = (low + (high - low) * uniform[active]).astype(np.float32).astype(np.float64)
-        operations = np.array([NUMBERS[_ADJUSTMENTS[number]] for number in active])
+        operations = np.array([INDEX_OF[_ADJUSTMENTS[number]] for number in active])
         samples = np.arange(factors.shape[1])
         return [
-            Drawn(operations[index], factors[index, samples])
+            OperationStep(operations[index], factors[index, samples])
             for index in uniform[4:][active].argsort(0)
         ]
 
 
-class _OneOperation(Drawing):
+class _OneOperation(OperationsTransform):
     """The base of transforms that do one operation to each image with share ``p``."""
 
-    #: One of `drawn.OPERATIONS`.
+    #: One of `operations_plan.OPERATIONS`.
     operation: str
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = share(self, "p", p)
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """Draw 0 chooses samples."""
         chosen = draws.uniform(1)[0] < self.p
-        everywhere = np.full(len(chosen), NUMBERS[self.operation])
+        everywhere = np.full(len(chosen), INDEX_OF[self.operation])
         magnitude = np.full(len(chosen), self.magnitude(images))
-        return [Drawn(everywhere, magnitude).only_for(chosen)]
+        return [OperationStep(everywhere, magnitude).only_for(chosen)]
 
     def magnitude(self, images: Tensor) -> float:
-        """Return how much is done to images like these; see `drawn.Drawn`."""
+        """Return how much is done to images like these; see `operations_plan.OperationStep`."""
         return 0.0
 
 
@@ -120,7 +120,7 @@ class RandomGrayscale(_OneOperation):
         super().__init__(p)
 
     def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
+        """See `OperationsTransform.check`."""
         one_or_three_channels(self, images)
 
 
@@ -142,7 +142,7 @@ class RandomSolarize(_OneOperation):
         super().__init__(p)
 
     def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
+        """See `OperationsTransform.check`."""
         check_threshold(self, images.dtype, np.array([self.threshold]))
 
     def magnitude(self, images: Tensor) -> float:
@@ -196,7 +196,7 @@ class RandomAutocontrast(_OneOperation):
     operation = "AutoContrast"
 
     def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
+        """See `OperationsTransform.check`."""
         one_or_three_channels(self, images)
 
 
@@ -237,7 +237,7 @@ class RandomAdjustSharpness(_OneOperation):
         return self.sharpness_factor
 
 
-class GaussianBlur(Drawing):
+class GaussianBlur(OperationsTransform):
     """Blur each image with a Gaussian kernel of random width, like torchvision's.
 
     ``kernel_size`` is the side of the kernel in pixels, or a pair (width, height); each is odd.
@@ -261,12 +261,12 @@ class GaussianBlur(Drawing):
         self.sigma = float(sigmas[0]), float(sigmas[-1])
 
     def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
+        """See `OperationsTransform.check`."""
         radii_of(self.kernel_size, images)
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """Draw 0 is where sigma is in its range."""
         low, high = self.sigma
         sigma = low + (high - low) * draws.uniform(1)[0]
-        everywhere = np.full(len(sigma), NUMBERS["Blur"])
-        return [Drawn(everywhere, sigma, kernel_size=self.kernel_size)]
+        everywhere = np.full(len(sigma), INDEX_OF["Blur"])
+        return [OperationStep(everywhere, sigma, kernel_size=self.kernel_size)]

@@ -25,19 +25,21 @@ from memload.upload import upload
 
 
 class Warp(Transform):
-    """The base of transforms that warp images. Subclasses define `draw`."""
+    """The base of transforms that warp images. Subclasses define `places_and_matrices`."""
 
     interpolation: Interpolation
     fill: Fill
 
-    def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    def places_and_matrices(
+        self, height: int, width: int, draws: Draws
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the places of the images to warp, int64 ``(n,)``, and matrices for `warp`."""
         raise NotImplementedError
 
     def movement(self, images: Tensor, draws: Draws) -> MatrixMovement:
         """Return how images ``(N, C, H, W)`` move. `Prepared` has masks and such follow."""
         count, _, height, width = images.shape
-        return MatrixMovement(count, height, width, *self.draw(height, width, draws))
+        return MatrixMovement(count, height, width, *self.places_and_matrices(height, width, draws))
 
     def apply(
         self, images: Tensor, columns: TensorsByName, draws: Draws
@@ -97,26 +99,28 @@ class RandomAffine(Warp):
         self.center = _center(self, center)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    def places_and_matrices(
+        self, height: int, width: int, draws: Draws
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Draws 0 to 5 are the angle, the shifts of x and y, the factor, and the shears of both."""
-        drawn = draws.uniform(6)
-        translate = np.zeros((drawn.shape[1], 2))
+        uniform = draws.uniform(6)
+        translate = np.zeros((uniform.shape[1], 2))
         if self.translate is not None:
             largest = np.array(self.translate) * [width, height]
-            translate = np.round((2 * drawn[1:3].T - 1) * largest)
+            translate = np.round((2 * uniform[1:3].T - 1) * largest)
         along_x, along_y = (self.shear or ())[:2], (self.shear or ())[2:]
-        shear_x = _between(along_x or (0, 0), drawn[4])
-        shear_y = _between(along_y or (0, 0), drawn[5])
+        shear_x = _between(along_x or (0, 0), uniform[4])
+        shear_y = _between(along_y or (0, 0), uniform[5])
         matrices = affine_matrices(
             height,
             width,
-            _between(self.degrees, drawn[0]),
+            _between(self.degrees, uniform[0]),
             translate,
-            _between(self.scale or (1, 1), drawn[3]),
+            _between(self.scale or (1, 1), uniform[3]),
             np.stack([shear_x, shear_y], 1),
             self.center,
         )
-        return np.arange(drawn.shape[1]), matrices
+        return np.arange(uniform.shape[1]), matrices
 
 
 class RandomRotation(Warp):
@@ -145,7 +149,9 @@ class RandomRotation(Warp):
         self.center = _center(self, center)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    def places_and_matrices(
+        self, height: int, width: int, draws: Draws
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Draw the angle."""
         angle = self._angle(draws)
         zero = np.zeros((len(angle), 2))
@@ -196,22 +202,24 @@ class RandomPerspective(Warp):
         self.p = share(self, "p", p)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def draw(self, height: int, width: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    def places_and_matrices(
+        self, height: int, width: int, draws: Draws
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Draw 0 chooses samples, and 1 to 8 move the corners, clockwise from the upper left."""
-        drawn = draws.uniform(9)
+        uniform = draws.uniform(9)
         right, bottom = width - 1, height - 1
         starts = np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], np.float64)
         half = np.array([width // 2, height // 2])
         numbers_of_shifts = (self.distortion_scale * half).astype(np.int64) + 1
-        shifts = np.floor(drawn[1:].T.reshape(-1, 4, 2) * numbers_of_shifts)
+        shifts = np.floor(uniform[1:].T.reshape(-1, 4, 2) * numbers_of_shifts)
         ends = starts + shifts * [[1, 1], [-1, 1], [-1, -1], [1, -1]]
-        places = np.flatnonzero((drawn[0] < self.p) & ~_on_a_line(ends))
+        places = np.flatnonzero((uniform[0] < self.p) & ~_on_a_line(ends))
         return places, perspective_matrices(np.tile(starts, (len(places), 1, 1)), ends[places])
 
 
-def _between(ends: Sequence[float], drawn: np.ndarray) -> np.ndarray:
+def _between(ends: Sequence[float], uniform: np.ndarray) -> np.ndarray:
     """Return numbers within a range from numbers from 0 to 1."""
-    return ends[0] + (ends[1] - ends[0]) * drawn
+    return ends[0] + (ends[1] - ends[0]) * uniform
 
 
 def _on_a_line(corners: np.ndarray) -> np.ndarray:

@@ -19,14 +19,14 @@ from memload.transforms.arguments import (
     share,
     wrong,
 )
-from memload.transforms.drawing import Drawing
-from memload.transforms.drawn import NUMBERS, Drawn
 from memload.transforms.draws import Draws
+from memload.transforms.operations_plan import INDEX_OF, OperationStep
+from memload.transforms.operations_transform import OperationsTransform
 from memload.transforms.policies import HAS_FACTOR, HAS_SIGN, NUM_COMMON, NUM_TIMM, USUAL, WIDE
 from memload.transforms.warping import Fill, Interpolation
 
 
-class Automatic(Drawing):
+class Automatic(OperationsTransform):
     """The base of transforms that draw from many operations."""
 
     #: Whether images may be posterized. Floats are refused then: normalised ones would be ruined.
@@ -44,7 +44,7 @@ class Automatic(Drawing):
         return True
 
     def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
+        """See `OperationsTransform.check`."""
         one_or_three_channels(self, images)
         if images.dtype != torch.uint8 and self._posterizes:
             expected = "uint8, as some are posterized"
@@ -53,17 +53,17 @@ class Automatic(Drawing):
         if self.fill is not None:
             per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
 
-    def _drawn(self, operation: np.ndarray, magnitude: np.ndarray) -> Drawn:
-        """Return what was drawn, with what the transform says of moving pixels."""
-        return Drawn(operation, magnitude, self.interpolation, self.fill)
+    def _step(self, operation: np.ndarray, magnitude: np.ndarray) -> OperationStep:
+        """Return a step, with what the transform says of moving pixels."""
+        return OperationStep(operation, magnitude, self.interpolation, self.fill)
 
     def _with_sign(
         self, operation: np.ndarray, magnitude: np.ndarray, uniform: np.ndarray
-    ) -> Drawn:
-        """Return what was drawn; half of the magnitudes that have a sign are negative."""
+    ) -> OperationStep:
+        """Return a step; half of the magnitudes that have a sign are negative."""
         is_negative = HAS_SIGN[operation] & (uniform < 0.5)
         signed = np.where(is_negative, -magnitude, magnitude)
-        return self._drawn(operation, np.where(HAS_FACTOR[operation], 1 + signed, signed))
+        return self._step(operation, np.where(HAS_FACTOR[operation], 1 + signed, signed))
 
 
 class TrivialAugmentWide(Automatic):
@@ -88,8 +88,11 @@ class TrivialAugmentWide(Automatic):
         super().__init__(interpolation, fill)
         self.num_magnitude_bins = integer(self, "num_magnitude_bins", num_magnitude_bins, 2)
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
-        """See `Drawing.draw`. Draws 0 to 2 are the operation, the bin and the sign."""
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
+        """See `OperationsTransform.operation_steps`.
+
+        Draws 0 to 2 are the operation, the bin and the sign.
+        """
         bins, uniform = self.num_magnitude_bins, draws.uniform(3)
         operation, number = _below(NUM_COMMON, uniform[0]), _below(bins, uniform[1])
         magnitudes = policies.magnitudes(WIDE, bins, *images.shape[2:])
@@ -124,8 +127,11 @@ class RandAugment(Automatic):
             expected = f"below num_magnitude_bins, {self.num_magnitude_bins}"
             raise wrong(self, "magnitude", expected, self.magnitude)
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
-        """See `Drawing.draw`. Each operation takes two draws: which one, and the sign."""
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
+        """See `OperationsTransform.operation_steps`.
+
+        Each operation takes two draws: which one, and the sign.
+        """
         magnitudes = policies.magnitudes(USUAL, self.num_magnitude_bins, *images.shape[2:])
         result = []
         for step in range(self.num_ops):
@@ -156,10 +162,10 @@ class AutoAugment(Automatic):
             expected = f"one of {', '.join(map(repr, policies.POLICIES))}"
             raise wrong(self, "policy", expected, repr(policy))
         used = policies.policy(self.policy).operation
-        self._posterizes = bool((used == NUMBERS["Posterize"]).any())
+        self._posterizes = bool((used == INDEX_OF["Posterize"]).any())
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
-        """See `Drawing.draw`.
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
+        """See `OperationsTransform.operation_steps`.
 
         Draw 0 is the pair. Each operation takes two more: whether it is done, and the sign.
         """
@@ -217,8 +223,8 @@ class TimmRandAugment(Automatic):
         self.increasing: bool = bool(increasing)
         self.p: float = share(self, "p", p)
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
-        """See `Drawing.draw`.
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
+        """See `OperationsTransform.operation_steps`.
 
         Each operation takes four draws: which one, whether it is done, magnitude and sign.
         """
@@ -226,7 +232,7 @@ class TimmRandAugment(Automatic):
         for step in range(self.num_ops):
             uniform = draws.uniform(4, first=4 * step)
             operation = 1 + _below(NUM_TIMM, uniform[0])
-            operation = np.where(uniform[1] < self.p, operation, NUMBERS["Identity"])
+            operation = np.where(uniform[1] < self.p, operation, INDEX_OF["Identity"])
             if self.mstd == math.inf:
                 level = self.magnitude * uniform[2]
             elif self.mstd:
@@ -238,7 +244,7 @@ class TimmRandAugment(Automatic):
             operation, magnitude = policies.timm_magnitudes(
                 operation, level.clip(0, 10), sign, self.increasing, images.shape[2:]
             )
-            result.append(self._drawn(operation, magnitude))
+            result.append(self._step(operation, magnitude))
         return result
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memload.transforms.arguments import wrong
 from memload.transforms.following import Followers, Movement, TensorsByName, as_signed
-from memload.transforms.some import in_layout, layout_of, put_some, take_some
+from memload.transforms.sub_batches import in_layout, layout_of, put_some, take_some
 from memload.upload import upload
 
 

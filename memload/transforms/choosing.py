@@ -1,7 +1,7 @@
 """RandomApply and RandomChoice: other transforms, for some samples of a batch.
 
-choose(draws) ─▶ an option for each sample ─▶ all draw operations: drawing.DrawnSteps
-                                           ─▶ others: options.choose
+choose(draws) ─▶ an option ─▶ where all options are operations: operations_transform.FusedOperations
+                 per sample ─▶ others: options.choose
 """
 
 import copy
@@ -14,26 +14,26 @@ from torch import Tensor
 
 from memload.transforms.arguments import is_finite, share, wrong
 from memload.transforms.compose import Compose
-from memload.transforms.drawing import Drawing
-from memload.transforms.drawn import Drawn
 from memload.transforms.draws import Draws
 from memload.transforms.fused import group
+from memload.transforms.operations_plan import OperationStep
+from memload.transforms.operations_transform import OperationsTransform
 from memload.transforms.options import Options
 from memload.transforms.transform import Transform
 
 
-class Choosing(Drawing, Options):
+class Choosing(OperationsTransform, Options):
     """The base of transforms that choose between lists of others, the options.
 
-    Subclasses define `Options.choose`. `options.choose` does the rest, or, where all options draw
-    operations, the neighbours with which they are done together.
+    Subclasses define `Options.choose`. `options.choose` does the rest, or, where all options are
+    operations, the `FusedOperations` to which they belong.
     """
 
     def __init__(self, options: Sequence[Compose]) -> None:
         self._set_options(options)
         steps = [step for option in options for step in option.transforms]
-        draws_all = all(getattr(step, "fuses_as", "no") == "drawn" for step in steps)
-        self.fuses_as = "drawn" if draws_all else "no"
+        are_operations = all(getattr(step, "fuses_as", "no") == "operations" for step in steps)
+        self.fuses_as = "operations" if are_operations else "no"
 
     def _set_options(self, options: Sequence[Compose]) -> None:
         self._options = tuple(options)
@@ -52,18 +52,19 @@ class Choosing(Drawing, Options):
         return bound
 
     def check(self, images: Tensor) -> None:
-        """See `Drawing.check`."""
+        """See `OperationsTransform.check`."""
         for option in self._options:
             for step in option.transforms:
                 step.check(images)
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """Draw 0 chooses. Each option has steps of its own, which do nothing to other samples."""
         chosen, steps = self.choose(draws), []
         for number, option in enumerate(self._options):
             for position, step in enumerate(option.transforms):
                 inside = replace(draws, position=f"{draws.position}.{number}.{position}")
-                steps += [drawn.only_for(chosen == number) for drawn in step.draw(inside, images)]
+                of_option = step.operation_steps(inside, images)
+                steps += [each.only_for(chosen == number) for each in of_option]
         return steps
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memload.transforms.arguments import one_or_three_channels, wrong
 from memload.transforms.lookup import look_up
-from memload.transforms.some import parts
+from memload.transforms.sub_batches import parts
 from memload.upload import upload
 
 #: The luma of red, green and blue, of ITU-R BT.601 as in torchvision.

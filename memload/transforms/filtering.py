@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memload.transforms.arguments import wrong
 from memload.transforms.geometry import HAS_TRITON
-from memload.transforms.some import parts
+from memload.transforms.sub_batches import parts
 from memload.upload import upload
 
 #: Smaller weights become 0. They add less than the rounding does, and subnormal ones are slow.

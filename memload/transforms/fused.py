@@ -13,7 +13,7 @@ from memload.transforms.geometry import Axis, Plan
 from memload.transforms.plan_reference import reference
 
 #: How a transform can be done together with its neighbours in a list; "no" if it cannot.
-Fusion = Literal["crop", "resize", "flip", "pixels", "drawn", "no"]
+Fusion = Literal["crop", "resize", "flip", "pixels", "operations", "no"]
 
 
 class Together:

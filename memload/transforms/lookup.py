@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memload.transforms.arguments import one_or_three_channels, wrong
-from memload.transforms.some import parts
+from memload.transforms.sub_batches import parts
 from memload.upload import upload
 
 

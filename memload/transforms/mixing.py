@@ -16,7 +16,7 @@ from memload.transforms.draws import Draws
 from memload.transforms.following import Followers, TensorsByName
 from memload.transforms.geometry import HAS_TRITON
 from memload.transforms.options import Mixing, Mixture
-from memload.transforms.some import parts, put_some, take_some
+from memload.transforms.sub_batches import parts, put_some, take_some
 from memload.transforms.transform import Transform
 from memload.upload import upload
 from memload.wording import listed

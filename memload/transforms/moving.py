@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.transforms.drawn import MOVES, Drawn
 from memload.transforms.geometry import runs_in_operations_kernel
-from memload.transforms.some import change_some
+from memload.transforms.operations_plan import MOVES, OperationStep
+from memload.transforms.sub_batches import change_some
 from memload.transforms.warping import Fill, Interpolation, matrices_of, warp
 from memload.upload import upload
 
@@ -85,17 +85,17 @@ class MatrixMovement:
         return maps
 
 
-class DrawnMovement:
-    """How images move by what was drawn for them: a `following.Movement`."""
+class OperationsMovement:
+    """How images move by operations, one step after another: a `following.Movement`."""
 
-    def __init__(self, steps: Sequence[Drawn], count: int, height: int, width: int) -> None:
+    def __init__(self, steps: Sequence[OperationStep], count: int, height: int, width: int) -> None:
         size = count, height, width
-        self._steps = []
+        self._movements = []
         whole = np.tile(np.eye(3), (count, 1, 1))
-        for drawn in steps:
-            matrices = matrices_of(drawn, height, width)
-            places = np.flatnonzero(MOVES[drawn.operation])
-            self._steps.append(MatrixMovement(*size, places, matrices[places]))
+        for step in steps:
+            matrices = matrices_of(step, height, width)
+            places = np.flatnonzero(MOVES[step.operation])
+            self._movements.append(MatrixMovement(*size, places, matrices[places]))
             # Matrices map the output to the input, so the last step comes first.
             whole[:, :2] = whole[:, :2] @ _squares(matrices)
         self._whole = MatrixMovement(*size, np.arange(count), whole[:, :2].reshape(count, 6))
@@ -107,8 +107,8 @@ class DrawnMovement:
     def masks(self, masks: Tensor, fill: int) -> Tensor:
         """See `following.Movement`. What leaves the image in between does not come back."""
         moved = masks
-        for step in self._steps:
-            moved = step.masks(moved, fill)
+        for movement in self._movements:
+            moved = movement.masks(moved, fill)
         return masks.clone() if moved is masks else moved
 
     def boxes(self, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:

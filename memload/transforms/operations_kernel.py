@@ -1,13 +1,13 @@
-"""Operations drawn for each sample as Triton kernels, for uint8 images of 1 or 3 channels.
+"""The steps of an `OperationsPlan` as Triton kernels, for uint8 images of 1 or 3 channels.
 
 A pass takes each pixel from where a matrix says, or sharpens it, and then changes its colours by
 one operation after another. Each sample has operations of its own.
 
-    Drawn, Drawn, … ─▶ _passes ─▶ of each pass: _count_levels ─▶ histograms of what is measured
-                                                _make_tables  ─▶ tables for contrast, equalize, …
-                                                _change       ─▶ images
+    OperationsPlan ─▶ _passes ─▶ of each pass: _count_levels ─▶ histograms of what is measured
+                                               _make_tables  ─▶ tables for contrast, equalize, …
+                                               _change       ─▶ images
 
-Results have the same bits as those of `operations.change_each`.
+Results have the same bits as those of `operations_reference.change_each`.
 """
 
 # ruff: noqa: N803  # Triton's way of writing constants
@@ -24,8 +24,14 @@ from torch import Tensor
 from memload.transforms.arguments import per_channel
 from memload.transforms.blur_kernel import blur
 from memload.transforms.color import LUMA
-from memload.transforms.drawn import MOVES, NUMBERS, Drawn, DrawnPlan, is_one_of
 from memload.transforms.filtering import weights_of
+from memload.transforms.operations_plan import (
+    INDEX_OF,
+    MOVES,
+    OperationsPlan,
+    OperationStep,
+    is_one_of,
+)
 from memload.transforms.warping import FAR, MARGIN, Fill, Interpolation, grid_lines, matrices_of
 from memload.upload import upload
 
@@ -37,19 +43,19 @@ _MAX_HISTOGRAMS = 32
 #: A sigma in pixels for images that are not blurred.
 _NO_BLUR = 1e-3
 
-_BRIGHTNESS = tl.constexpr(NUMBERS["Brightness"])
-_COLOR = tl.constexpr(NUMBERS["Color"])
-_CONTRAST = tl.constexpr(NUMBERS["Contrast"])
-_POSTERIZE = tl.constexpr(NUMBERS["Posterize"])
-_SOLARIZE = tl.constexpr(NUMBERS["Solarize"])
-_AUTOCONTRAST = tl.constexpr(NUMBERS["AutoContrast"])
-_EQUALIZE = tl.constexpr(NUMBERS["Equalize"])
-_INVERT = tl.constexpr(NUMBERS["Invert"])
-_SOLARIZE_ADD = tl.constexpr(NUMBERS["SolarizeAdd"])
-_JITTER_CONTRAST = tl.constexpr(NUMBERS["JitterContrast"])
-_JITTER_SATURATION = tl.constexpr(NUMBERS["JitterSaturation"])
-_HUE = tl.constexpr(NUMBERS["Hue"])
-_GRAYSCALE = tl.constexpr(NUMBERS["Grayscale"])
+_BRIGHTNESS = tl.constexpr(INDEX_OF["Brightness"])
+_COLOR = tl.constexpr(INDEX_OF["Color"])
+_CONTRAST = tl.constexpr(INDEX_OF["Contrast"])
+_POSTERIZE = tl.constexpr(INDEX_OF["Posterize"])
+_SOLARIZE = tl.constexpr(INDEX_OF["Solarize"])
+_AUTOCONTRAST = tl.constexpr(INDEX_OF["AutoContrast"])
+_EQUALIZE = tl.constexpr(INDEX_OF["Equalize"])
+_INVERT = tl.constexpr(INDEX_OF["Invert"])
+_SOLARIZE_ADD = tl.constexpr(INDEX_OF["SolarizeAdd"])
+_JITTER_CONTRAST = tl.constexpr(INDEX_OF["JitterContrast"])
+_JITTER_SATURATION = tl.constexpr(INDEX_OF["JitterSaturation"])
+_HUE = tl.constexpr(INDEX_OF["Hue"])
+_GRAYSCALE = tl.constexpr(INDEX_OF["Grayscale"])
 
 #: Operations that need a histogram of the image, of which a table is made.
 _MEASURED = is_one_of("Contrast", "AutoContrast", "Equalize", "JitterContrast")
@@ -100,8 +106,8 @@ class BlurPass(NamedTuple):
     maps_pixels: bool
 
 
-def run(images: Tensor, plan: DrawnPlan, first_in_plan: int = 0) -> Tensor:
-    """Return uint8 images ``(N, C, H, W)`` changed by what was drawn for them.
+def run(images: Tensor, plan: OperationsPlan, first_in_plan: int = 0) -> Tensor:
+    """Return uint8 images ``(N, C, H, W)`` changed by the steps of a plan.
 
     They are the plan's samples from ``first_in_plan`` on. C is 1 or 3. The result is new memory in
     the plan's memory format.
@@ -180,35 +186,35 @@ def _tables(images: Tensor, one: Pass, arguments: tuple[Any, ...]) -> Tensor:
     return tables
 
 
-def _passes(plan: DrawnPlan) -> list[Pass | BlurPass]:
+def _passes(plan: OperationsPlan) -> list[Pass | BlurPass]:
     """Return the passes of a plan, as few as possible, but at least one.
 
     A pass begins with an operation that needs other pixels, and has one table for each sample. A
     blur is a pass by itself.
     """
-    groups: list[list[Drawn]] = [[]]
-    for drawn in plan.steps:
-        if not drawn.operation.any():  # nothing is done to any sample
+    groups: list[list[OperationStep]] = [[]]
+    for step in plan.steps:
+        if not step.operation.any():  # nothing is done to any sample
             continue
-        measured = sum((_MEASURED[step.operation] for step in groups[-1]), 0)
-        fits = not ((measured + _MEASURED[drawn.operation]) > 1).any()
-        blurs = _is_blur(drawn) or (groups[-1] and _is_blur(groups[-1][0]))
-        if groups[-1] and (not fits or blurs or _TAKEN[drawn.operation].any()):
+        measured = sum((_MEASURED[before.operation] for before in groups[-1]), 0)
+        fits = not ((measured + _MEASURED[step.operation]) > 1).any()
+        blurs = _is_blur(step) or (groups[-1] and _is_blur(groups[-1][0]))
+        if groups[-1] and (not fits or blurs or _TAKEN[step.operation].any()):
             groups.append([])
-        groups[-1].append(drawn)
+        groups[-1].append(step)
     *others, last = groups
     return [*(_pass(steps, plan, is_last=False) for steps in others), _pass(last, plan)]
 
 
-def _is_blur(drawn: Drawn) -> bool:
-    return bool((drawn.operation == NUMBERS["Blur"]).any())
+def _is_blur(step: OperationStep) -> bool:
+    return bool((step.operation == INDEX_OF["Blur"]).any())
 
 
-def _blur_pass(drawn: Drawn, plan: DrawnPlan, *, is_last: bool) -> BlurPass:
+def _blur_pass(step: OperationStep, plan: OperationsPlan, *, is_last: bool) -> BlurPass:
     """Return a pass that blurs some samples."""
-    radii = drawn.kernel_size[0] // 2, drawn.kernel_size[1] // 2
+    radii = step.kernel_size[0] // 2, step.kernel_size[1] // 2
     # The weights of a tiny sigma are 1, 0, 0 and so on, which blur nothing.
-    sigma = np.where(drawn.operation == NUMBERS["Blur"], drawn.magnitude, _NO_BLUR)
+    sigma = np.where(step.operation == INDEX_OF["Blur"], step.magnitude, _NO_BLUR)
     maps = np.concatenate([plan.after.factor, plan.after.offset])
     parameters = [weights_of(sigma, radii), np.broadcast_to(maps, (plan.count, len(maps)))]
     return BlurPass(
@@ -219,7 +225,9 @@ def _blur_pass(drawn: Drawn, plan: DrawnPlan, *, is_last: bool) -> BlurPass:
     )
 
 
-def _pass(steps: Sequence[Drawn], plan: DrawnPlan, *, is_last: bool = True) -> Pass | BlurPass:
+def _pass(
+    steps: Sequence[OperationStep], plan: OperationsPlan, *, is_last: bool = True
+) -> Pass | BlurPass:
     """Return a pass, of which the first step may need other pixels."""
     if steps and _is_blur(steps[0]):
         return _blur_pass(steps[0], plan, is_last=is_last)
@@ -227,11 +235,11 @@ def _pass(steps: Sequence[Drawn], plan: DrawnPlan, *, is_last: bool = True) -> P
     as_floats = parameters.view(np.float32)
     parameters[:, _TABLE_STEP.value] = len(steps)
     colour, constants = _how_to_take(plan.channels)
-    for index, drawn in enumerate(steps):
+    for index, step in enumerate(steps):
         column = _STEPS.value + 3 * index
-        parameters[:, column] = np.where(_TAKEN[drawn.operation], 0, drawn.operation)
-        as_floats[:, column + 1], as_floats[:, column + 2] = _numbers(drawn)
-        parameters[_MEASURED[drawn.operation], _TABLE_STEP.value] = index
+        parameters[:, column] = np.where(_TAKEN[step.operation], 0, step.operation)
+        as_floats[:, column + 1], as_floats[:, column + 2] = _numbers(step)
+        parameters[_MEASURED[step.operation], _TABLE_STEP.value] = index
     if steps and _TAKEN[steps[0].operation].any():
         first = steps[0]
         _set_taking(parameters, first, plan.height, plan.width)
@@ -273,17 +281,17 @@ def _how_to_take(
     }
 
 
-def _set_taking(parameters: np.ndarray, drawn: Drawn, height: int, width: int) -> None:
+def _set_taking(parameters: np.ndarray, step: OperationStep, height: int, width: int) -> None:
     """Write how pixels are taken, and the numbers for that."""
-    places = np.flatnonzero(MOVES[drawn.operation])
+    places = np.flatnonzero(MOVES[step.operation])
     if places.size:
         _set_matrices(
-            parameters, places, matrices_of(drawn.at(places), height, width), height, width
+            parameters, places, matrices_of(step.at(places), height, width), height, width
         )
-    sharpened = drawn.operation == NUMBERS["Sharpness"]
+    sharpened = step.operation == INDEX_OF["Sharpness"]
     parameters[sharpened, 0] = _SHARPENED.value
     as_floats = parameters.view(np.float32)
-    as_floats[sharpened, _NUMBERS_OF_TAKING.value] = 1 - drawn.magnitude[sharpened]
+    as_floats[sharpened, _NUMBERS_OF_TAKING.value] = 1 - step.magnitude[sharpened]
 
 
 def _set_matrices(
@@ -296,13 +304,13 @@ def _set_matrices(
     parameters.view(np.float32)[places, start : start + lines.shape[1]] = lines
 
 
-def _numbers(drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(step: OperationStep) -> tuple[np.ndarray, np.ndarray]:
     """Return two numbers for the operation of each sample, ``(N,)`` each."""
-    operation, magnitude = drawn.operation, drawn.magnitude
+    operation, magnitude = step.operation, step.magnitude
     # The operations of ColorJitter subtract in float32.
     rest = np.where(_JITTERS[operation], 1 - magnitude.astype(np.float32), 1 - magnitude)
-    first = np.where(operation == NUMBERS["Solarize"], magnitude * 255, magnitude)
-    posterized = np.flatnonzero(operation == NUMBERS["Posterize"])
+    first = np.where(operation == INDEX_OF["Solarize"], magnitude * 255, magnitude)
+    posterized = np.flatnonzero(operation == INDEX_OF["Posterize"])
     first[posterized] = (0xFF00 >> magnitude[posterized].astype(np.int64)) & 0xFF
     return first, rest
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from memload.transforms.geometry import Plan, pixels_shown
-from memload.transforms.some import change_some
+from memload.transforms.sub_batches import change_some
 from memload.upload import upload
 
 #: Images are processed in chunks of about this many values, which stay in a core's cache.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from memload.transforms.drawn import MOVES, NUMBERS, OPERATIONS, is_one_of
+from memload.transforms.operations_plan import INDEX_OF, MOVES, OPERATIONS, is_one_of
 
 #: How many operations TrivialAugment and torchvision's RandAugment choose from: the first, which
 #: does nothing, and those up to "Equalize". timm's RandAugment has those from the second on.
@@ -88,7 +88,7 @@ def timm_magnitudes(
         "SolarizeAdd": np.trunc(share * 110),
     }
     table = np.stack([rows.get(name, np.zeros_like(share)) for name in OPERATIONS])
-    changes_nothing = (operation == NUMBERS["Solarize"]) & (solarize > 255)
+    changes_nothing = (operation == INDEX_OF["Solarize"]) & (solarize > 255)
     chosen = table[operation, np.arange(len(operation))]
     return np.where(changes_nothing, 0, operation), chosen
 
@@ -106,7 +106,7 @@ def policy(name: str) -> Policy:
     """Return a policy by its name."""
     pairs = [pair.split(",") for pair in _POLICIES[name].split(";")]
     entries = np.array([[(*half.split(), "0")[:3] for half in pair] for pair in pairs])
-    numbers = np.vectorize(NUMBERS.__getitem__)(entries[..., 0])
+    numbers = np.vectorize(INDEX_OF.__getitem__)(entries[..., 0])
     return Policy(numbers, entries[..., 1].astype(float), entries[..., 2].astype(np.int64))
 
 

@@ -20,8 +20,8 @@ from memload.transforms.arguments import (
     per_channel,
     wrong,
 )
-from memload.transforms.drawn import NUMBERS, Drawn
-from memload.transforms.some import parts
+from memload.transforms.operations_plan import INDEX_OF, OperationStep
+from memload.transforms.sub_batches import parts
 from memload.upload import upload
 
 Interpolation = Literal["nearest", "bilinear"]
@@ -113,14 +113,14 @@ def affine_matrices(
     return np.stack([inverse[0], inverse[1], x, inverse[2], inverse[3], y], 1)
 
 
-def matrices_of(drawn: Drawn, height: int, width: int) -> np.ndarray:
+def matrices_of(step: OperationStep, height: int, width: int) -> np.ndarray:
     """Return the matrices for `warp` of shears, translations and rotations."""
-    operation, magnitude = drawn.operation, drawn.magnitude
+    operation, magnitude = step.operation, step.magnitude
     shear_x, shear_y, shift_x, shift_y, angle = np.where(
         operation == np.arange(1, 6)[:, np.newaxis], magnitude, 0
     )
     # Shears leave the upper left corner where it is, and rotations the centre.
-    is_shear = (operation < NUMBERS["TranslateX"])[:, np.newaxis]
+    is_shear = (operation < INDEX_OF["TranslateX"])[:, np.newaxis]
     return affine_matrices(
         height,
         width,

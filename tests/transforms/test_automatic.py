@@ -17,9 +17,9 @@ from PIL import Image, ImageEnhance, ImageOps
 from memload import transforms
 from memload.transforms import policies
 from memload.transforms.automatic import Automatic
-from memload.transforms.drawn import OPERATIONS, Drawn
 from memload.transforms.draws import Draws
-from memload.transforms.operations import change_each
+from memload.transforms.operations_plan import OPERATIONS, OperationStep
+from memload.transforms.operations_reference import change_each
 from memload.transforms.policies import HAS_FACTOR
 
 Make = Callable[..., torch.Tensor]
@@ -41,8 +41,8 @@ def like(height: int, width: int) -> torch.Tensor:
     return torch.empty(0, 3, height, width, dtype=torch.uint8)
 
 
-def drawn_names(drawn: Drawn) -> np.ndarray:
-    return np.array(OPERATIONS)[drawn.operation]
+def names_of(step: OperationStep) -> np.ndarray:
+    return np.array(OPERATIONS)[step.operation]
 
 
 def assert_shares(found: Any, expected: dict[Any, float]) -> None:
@@ -69,10 +69,10 @@ def test_operations_bins_and_signs_are_drawn_like_torchvisions(
 ) -> None:
     height, width = 37, 53
     space = getattr(v2, type(ours).__name__)._AUGMENTATION_SPACE
-    steps = ours.draw(draws(), like(height, width))
+    steps = ours.operation_steps(draws(), like(height, width))
     assert len(steps) == getattr(ours, "num_ops", 1)
-    for drawn in steps:
-        names = drawn_names(drawn)
+    for step in steps:
+        names = names_of(step)
         assert_shares(names, dict.fromkeys(space, 1 / 14))
         for name, (magnitudes, signed) in space.items():
             expected: Counter[float] = Counter()
@@ -82,7 +82,7 @@ def test_operations_bins_and_signs_are_drawn_like_torchvisions(
                     expected[passed_on(name, sign * value)] += (
                         1 / len(possible) / (2 if signed else 1)
                     )
-            assert_shares(drawn.magnitude[names == name], dict(expected))
+            assert_shares(step.magnitude[names == name], dict(expected))
 
 
 def magnitude_of(name: str, values: torch.Tensor | None, index: int) -> float:
@@ -114,14 +114,14 @@ def test_policies_are_drawn_like_torchvisions(policy: str, v2: Any) -> None:
             for sign in (1, -1) if signed else (1,):
                 counter[name, passed_on(name, sign * value)] += share / 25 / (2 if signed else 1)
             counter["Identity", 0.0] += (1 - share) / 25
-    steps = ours.draw(draws(), like(height, width))
-    for counter, drawn in zip(expected, steps, strict=True):
-        pairs = zip(drawn_names(drawn).tolist(), drawn.magnitude.tolist(), strict=True)
+    steps = ours.operation_steps(draws(), like(height, width))
+    for counter, step in zip(expected, steps, strict=True):
+        pairs = zip(names_of(step).tolist(), step.magnitude.tolist(), strict=True)
         found = np.empty(MANY, object)
         found[:] = list(pairs)
         assert_shares(found, dict(counter))
     # The two operations of a pair come together.
-    together = {(a, b) for a, b in zip(*map(drawn_names, steps), strict=True)}
+    together = {(a, b) for a, b in zip(*map(names_of, steps), strict=True)}
     possible = {
         (a[0] if first else "Identity", b[0] if second else "Identity")
         for a, b in theirs._policies
@@ -170,12 +170,10 @@ def test_every_image_is_torchvisions(
     expected = images.clone()
     # torchvision rounds contrast and colour in another way in values that do not fill a vector.
     is_compared = np.full(count, size[0] * size[1] % 64 == 0)
-    steps = ours.draw(Draws(samples, seed, 0, 0, 0), images)
-    is_compared |= ~np.isin([drawn_names(drawn) for drawn in steps], ["Contrast", "Color"]).any(0)
-    for drawn in steps:
-        for image, name, magnitude in zip(
-            expected, drawn_names(drawn), drawn.magnitude, strict=True
-        ):
+    steps = ours.operation_steps(Draws(samples, seed, 0, 0, 0), images)
+    is_compared |= ~np.isin([names_of(step) for step in steps], ["Contrast", "Color"]).any(0)
+    for step in steps:
+        for image, name, magnitude in zip(expected, names_of(step), step.magnitude, strict=True):
             image.copy_(
                 theirs._apply_image_or_video_transform(
                     image.clone(), name, taken_off(name, magnitude), interpolation, theirs._fill
@@ -214,10 +212,8 @@ def test_floats_are_changed_like_torchvisions(v2: Any) -> None:
     images = batch(60, 30, 40, 3, True, True, 1).float() / 255
     found = ours(images, samples=np.arange(60))
     expected = images.clone()
-    for drawn in ours.draw(draws(60), images):
-        for image, name, magnitude in zip(
-            expected, drawn_names(drawn), drawn.magnitude, strict=True
-        ):
+    for step in ours.operation_steps(draws(60), images):
+        for image, name, magnitude in zip(expected, names_of(step), step.magnitude, strict=True):
             options = "nearest", theirs._fill
             image.copy_(
                 theirs._apply_image_or_video_transform(
@@ -243,7 +239,7 @@ def test_they_are_steps_among_others(make_images: Make) -> None:
     both = transforms.Compose([flip, augment, transforms.Normalize("imagenet")])
     found = pickle.loads(pickle.dumps(both))(images, samples=samples)
     flipped = flip(images, samples=samples)
-    expected = change_each(flipped, augment.draw(Draws(samples, 0, 0, 1, 0), images))
+    expected = change_each(flipped, augment.operation_steps(Draws(samples, 0, 0, 1, 0), images))
     assert torch.equal(found, transforms.Normalize("imagenet")(expected))
     some = transforms.RandomApply([transforms.TrivialAugmentWide()], p=0.5)
     changed = (some(images, samples=samples) != images).flatten(1).any(1)
@@ -295,31 +291,35 @@ def test_magnitudes_are_timms(level: float, increasing: bool, sign: int) -> None
 
 @pytest.mark.parametrize(("mstd", "share_of_10"), [(0, 1), (0.5, 1), (math.inf, 0.5)])
 def test_magnitudes_above_10_become_10_as_in_timm(mstd: float, share_of_10: float) -> None:
-    (drawn,) = transforms.TimmRandAugment(1, 20, mstd, p=1).draw(draws(), like(50, 80))
-    levels = np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"]) / 3
+    (step,) = transforms.TimmRandAugment(1, 20, mstd, p=1).operation_steps(draws(), like(50, 80))
+    levels = np.abs(step.magnitude[names_of(step) == "Rotate"]) / 3
     assert levels.max() == 10
     assert (levels == 10).mean() == pytest.approx(share_of_10, abs=0.06)
 
 
 def test_operations_and_magnitudes_are_drawn_like_timms() -> None:
-    steps = transforms.TimmRandAugment(3, magnitude=8, mstd=0.5, p=0.4).draw(draws(), like(50, 80))
+    steps = transforms.TimmRandAugment(3, magnitude=8, mstd=0.5, p=0.4).operation_steps(
+        draws(), like(50, 80)
+    )
     assert len(steps) == 3
-    for drawn in steps:
-        names = drawn_names(drawn)
+    for step in steps:
+        names = names_of(step)
         assert_shares(names, dict.fromkeys(OPERATIONS[:16], 0.4 / 15) | {"Identity": 0.6})
-        angles = drawn.magnitude[names == "Rotate"]
+        angles = step.magnitude[names == "Rotate"]
         assert_shares(angles > 0, {True: 0.5, False: 0.5})
         levels = np.abs(angles) / 3
         assert levels.mean() == pytest.approx(8, abs=0.15)
         assert levels.std() == pytest.approx(0.5, abs=0.1)
-    (drawn,) = transforms.TimmRandAugment(1, 9.9, p=1).draw(draws(), like(50, 80))
-    levels = np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"]) / 3
+    (step,) = transforms.TimmRandAugment(1, 9.9, p=1).operation_steps(draws(), like(50, 80))
+    levels = np.abs(step.magnitude[names_of(step) == "Rotate"]) / 3
     assert levels.max() == 10  # and not above
-    (drawn,) = transforms.TimmRandAugment(1, 6, mstd=math.inf, p=1).draw(draws(), like(50, 80))
-    levels = np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"]) / 3
+    (step,) = transforms.TimmRandAugment(1, 6, mstd=math.inf, p=1).operation_steps(
+        draws(), like(50, 80)
+    )
+    levels = np.abs(step.magnitude[names_of(step) == "Rotate"]) / 3
     assert_shares((levels // 2).astype(int), dict.fromkeys(range(3), 1 / 3))
-    (drawn,) = transforms.TimmRandAugment(1, 6, mstd=0, p=1).draw(draws(), like(50, 80))
-    assert set(np.abs(drawn.magnitude[drawn_names(drawn) == "Rotate"])) == {18}
+    (step,) = transforms.TimmRandAugment(1, 6, mstd=0, p=1).operation_steps(draws(), like(50, 80))
+    assert set(np.abs(step.magnitude[names_of(step) == "Rotate"])) == {18}
 
 
 def pillow(image: Image.Image, name: str, magnitude: float) -> Image.Image:
@@ -350,15 +350,15 @@ def pillow(image: Image.Image, name: str, magnitude: float) -> Image.Image:
 
 @pytest.mark.parametrize("increasing", [True, False])
 def test_timms_operations_are_nearly_pillows(increasing: bool) -> None:
-    step = transforms.TimmRandAugment(1, 6, 2, increasing, p=1)
+    augment = transforms.TimmRandAugment(1, 6, 2, increasing, p=1)
     count, height, width = 90, 48, 64
     images = batch(count, height, width, 3, True, True, 5)
     images = torch.nn.functional.avg_pool2d(images.float(), 5, 1, 2, count_include_pad=False)
     images = images.to(torch.uint8)
-    (drawn,) = step.draw(draws(count), images)
-    found, names = step(images, samples=np.arange(count)), drawn_names(drawn)
+    (step,) = augment.operation_steps(draws(count), images)
+    found, names = augment(images, samples=np.arange(count)), names_of(step)
     assert len(set(names)) >= 15
-    for image, result, name, magnitude in zip(images, found, names, drawn.magnitude, strict=True):
+    for image, result, name, magnitude in zip(images, found, names, step.magnitude, strict=True):
         expected = np.array(pillow(Image.fromarray(image.movedim(0, 2).numpy()), name, magnitude))
         difference = np.abs(result.movedim(0, 2).numpy().astype(int) - expected)
         moves = name in OPERATIONS[1:6]  # which differ at the border
@@ -403,8 +403,8 @@ AUGMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("step", AUGMENTS, ids=repr)
-def test_masks_points_and_boxes_follow(step: Automatic, make_images: Make) -> None:
+@pytest.mark.parametrize("augment", AUGMENTS, ids=repr)
+def test_masks_points_and_boxes_follow(augment: Automatic, make_images: Make) -> None:
     count, height, width = 64, 60, 80
     images, samples = make_images(count, height, width), np.arange(count)
     masks = torch.zeros(count, height, width, dtype=torch.uint8)
@@ -413,13 +413,15 @@ def test_masks_points_and_boxes_follow(step: Automatic, make_images: Make) -> No
     boxes = torch.tensor([[30.0, 20.0, 51.0, 41.0]]).expand(count, 1, 4)
     names = {"points": ["point"], "masks": ["mask"], "boxes": ["box"]}
     columns = {"point": points, "mask": masks, "box": boxes}
-    found, moved = transforms.Compose([step], **names)(images, columns, samples=samples)
-    assert torch.equal(found, step(images, samples=samples))
+    found, moved = transforms.Compose([augment], **names)(images, columns, samples=samples)
+    assert torch.equal(found, augment(images, samples=samples))
     # Masks lie on the images: they move as images do whose colours stay.
     only_moved = []
-    for drawn in step.draw(draws(count), images):
-        moves = (drawn.operation >= 1) & (drawn.operation <= 5)
-        only_moved.append(Drawn(np.where(moves, drawn.operation, 0), drawn.magnitude, fill=255))
+    for step in augment.operation_steps(draws(count), images):
+        moves = (step.operation >= 1) & (step.operation <= 5)
+        only_moved.append(
+            OperationStep(np.where(moves, step.operation, 0), step.magnitude, fill=255)
+        )
     expected = change_each(masks[:, None], only_moved)[:, 0]
     assert torch.equal(moved["mask"], expected)
     for mask, point, box in zip(moved["mask"], moved["point"], moved["box"], strict=True):

@@ -121,7 +121,7 @@ def test_an_image_has_the_same_bits_in_any_batch_and_layout(
     assert torch.equal(torch.cat(alone), expected)
     assert torch.equal(change(images.contiguous(), strengths), expected)
     assert torch.equal(change(images[:, :1], strengths), expected[:, :1])
-    monkeypatch.setattr("memload.transforms.some._CACHED_BYTES", 1)
+    monkeypatch.setattr("memload.transforms.sub_batches._CACHED_BYTES", 1)
     assert torch.equal(change(images, strengths), expected)
 
 

@@ -14,7 +14,7 @@ import torch
 from memload import transforms
 from memload.transforms import warping
 from memload.transforms.draws import Draws
-from memload.transforms.operations import change_each
+from memload.transforms.operations_reference import change_each
 from tests.transforms.kernels import (
     DEVICE,
     INTERPRETED,

@@ -274,7 +274,7 @@ def test_perspectives_of_images_of_one_row_change_nothing() -> None:
 
 def test_numbers_are_uniform_in_their_ranges() -> None:
     step = transforms.RandomAffine((-10, 30), (0.1, 0.5), (0.5, 3), (-20, 5, 0, 45))
-    _, matrices = step.draw(100, 40, Draws(np.arange(20_000), 0, 0, 0, 0))
+    _, matrices = step.places_and_matrices(100, 40, Draws(np.arange(20_000), 0, 0, 0, 0))
     scale = (matrices[:, 0] * matrices[:, 4] - matrices[:, 1] * matrices[:, 3]) ** -0.5
     assert scale.min() >= 0.5 - 1e-9
     assert scale.max() <= 3 + 1e-9
@@ -292,7 +292,7 @@ def test_numbers_are_uniform_in_their_ranges() -> None:
 
 def test_a_share_of_perspectives_moves_corners_inwards() -> None:
     step = transforms.RandomPerspective(0.5, p=0.3)
-    places, matrices = step.draw(41, 81, Draws(np.arange(20_000), 0, 0, 0, 0))
+    places, matrices = step.places_and_matrices(41, 81, Draws(np.arange(20_000), 0, 0, 0, 0))
     assert abs(len(places) / 20_000 - 0.3) < 0.01
     warping_of_all = moving.MatrixMovement(len(places), 41, 81, np.arange(len(places)), matrices)
     corners = warping_of_all.points(torch.full((len(places), 1, 2), -0.5))[:, 0] + 0.5

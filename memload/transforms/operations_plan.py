@@ -1,4 +1,4 @@
-"""What was drawn: an operation and a magnitude for each sample, for one step after another."""
+"""Plans of operations: an operation and a magnitude for each sample, one step after another."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ OPERATIONS = (
     *("JitterContrast", "JitterSaturation", "Hue", "Grayscale", "Blur"),
 )
 #: The index of each operation.
-NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
+INDEX_OF = {name: number for number, name in enumerate(OPERATIONS)}
 
 
 def is_one_of(*names: str) -> np.ndarray:
@@ -31,7 +31,7 @@ def is_one_of(*names: str) -> np.ndarray:
 MOVES = is_one_of("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 
 
-class Drawn(NamedTuple):
+class OperationStep(NamedTuple):
     """An operation for each sample of a batch, and how much of it.
 
     By operation, the magnitude is a shear as its tangent, a translation in pixels, a rotation
@@ -49,20 +49,20 @@ class Drawn(NamedTuple):
     #: (width, height) of the kernel of a blur.
     kernel_size: tuple[int, int] = (1, 1)
 
-    def at(self, places: Any) -> "Drawn":
-        """Return what was drawn for some samples, at places in the batch or a slice of it."""
+    def at(self, places: Any) -> "OperationStep":
+        """Return the step of some samples, at places in the batch or a slice of it."""
         return self._replace(operation=self.operation[places], magnitude=self.magnitude[places])
 
-    def only_for(self, chosen: np.ndarray) -> "Drawn":
+    def only_for(self, chosen: np.ndarray) -> "OperationStep":
         """Return the same where ``chosen``, bool ``(N,)``, and no operation elsewhere."""
-        return self._replace(operation=np.where(chosen, self.operation, NUMBERS["Identity"]))
+        return self._replace(operation=np.where(chosen, self.operation, INDEX_OF["Identity"]))
 
 
 @dataclass
-class DrawnPlan:
-    """What was drawn for ``count`` samples of images ``(channels, height, width)`` of a dtype."""
+class OperationsPlan:
+    """Steps for ``count`` samples, whose images are ``(channels, height, width)`` of a dtype."""
 
-    steps: Sequence[Drawn]
+    steps: Sequence[OperationStep]
     #: The maps of pixels at the end.
     after: Plan
     count: int
@@ -78,14 +78,14 @@ class DrawnPlan:
         """Whether there are any maps of pixels at the end."""
         return self.after.maps_pixels or self.after.dtype != self.dtype
 
-    def steps_of(self, first: int, count: int) -> list[Drawn]:
-        """Return what was drawn for ``count`` samples from ``first`` on."""
-        return [drawn.at(slice(first, first + count)) for drawn in self.steps]
+    def steps_of(self, first: int, count: int) -> list[OperationStep]:
+        """Return the steps of ``count`` samples from ``first`` on."""
+        return [step.at(slice(first, first + count)) for step in self.steps]
 
-    def uploaded(self, compute: Callable[["DrawnPlan"], Any], device: torch.device) -> Any:
+    def uploaded(self, compute: Callable[["OperationsPlan"], Any], device: torch.device) -> Any:
         """Return passes of ``compute(plan)`` with their parameters on a device, computed once."""
         if device not in self._uploaded:
             self._uploaded[device] = [
-                one._replace(parameters=upload(one.parameters, device)) for one in compute(self)
+                each._replace(parameters=upload(each.parameters, device)) for each in compute(self)
             ]
         return self._uploaded[device]

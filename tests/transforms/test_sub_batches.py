@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memload import transforms
-from memload.transforms import color, some
+from memload.transforms import color, sub_batches
 from memload.transforms.transform import Transform
 
 Make = Callable[..., torch.Tensor]
@@ -68,7 +68,7 @@ def images(request: Any, make_images: Make) -> torch.Tensor:
 def test_memory_beyond_input_and_output_is_at_most_twice_the_batch(
     step: Transform, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(some, "_CACHED_BYTES", images.nbytes)
+    monkeypatch.setattr(sub_batches, "_CACHED_BYTES", images.nbytes)
     step(images, samples=np.arange(20))  # what is computed only once
     with PeakOfBytes() as mode:
         result = step(images, samples=np.arange(20))
@@ -92,7 +92,7 @@ def test_choosing_what_mixes_needs_at_most_twice_the_batch(
     images, columns = make_images(20, 64, 64) / 255, {"label": torch.arange(20) % 2}
     expected = step(images, columns, samples=np.arange(20))
     for available in (1, images.nbytes, 3 * images.nbytes):
-        monkeypatch.setattr(some, "_CACHED_BYTES", available)
+        monkeypatch.setattr(sub_batches, "_CACHED_BYTES", available)
         with PeakOfBytes() as mode:
             found, labels = step(images, columns, samples=np.arange(20))
         assert torch.equal(found, expected[0])
@@ -105,7 +105,7 @@ def test_choosing_what_mixes_needs_at_most_twice_the_batch(
 def test_colours_need_at_most_twice_the_batch(
     change: Any, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(some, "_CACHED_BYTES", images.nbytes)
+    monkeypatch.setattr(sub_batches, "_CACHED_BYTES", images.nbytes)
     with PeakOfBytes() as mode:
         change(images, FACTORS)
     assert mode.peak <= 4 * images.nbytes
@@ -117,5 +117,5 @@ def test_results_are_the_same_whatever_the_parts(
 ) -> None:
     expected = step(images, samples=np.arange(20))
     for available in (1, images.nbytes, 3 * images.nbytes):
-        monkeypatch.setattr(some, "_CACHED_BYTES", available)
+        monkeypatch.setattr(sub_batches, "_CACHED_BYTES", available)
         assert torch.equal(step(images, samples=np.arange(20)), expected)

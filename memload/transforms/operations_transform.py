@@ -1,8 +1,9 @@
-"""Transforms that draw an operation and a magnitude for each sample, and those of a list together.
+"""Transforms that are operations, drawn for each sample, and neighbours of them in a list.
 
-draw ─▶ Drawn: an operation and ─▶ DrawnSteps: ─▶ on CUDA, uint8   ─▶ operations_kernel
-        a magnitude for each       neighbours     ─▶ anything else ─▶ operations.change_each,
-        sample                     in a list                          the reference
+operation_steps ─▶ OperationStep: an operation and ─▶ FusedOperations: neighbours in a list
+                   a magnitude for each sample          │ OperationsPlan
+                                                        ├─▶ on CUDA, uint8: operations_kernel
+                                                        └─▶ elsewhere: operations_reference
 """
 
 from collections.abc import Callable
@@ -11,25 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memload.transforms.drawn import Drawn, DrawnPlan
 from memload.transforms.draws import Draws
 from memload.transforms.filtering import fits_kernel
 from memload.transforms.following import Movement
 from memload.transforms.fused import Fused, Fusion, Together
 from memload.transforms.geometry import runs_in_operations_kernel
-from memload.transforms.moving import DrawnMovement
-from memload.transforms.operations import change_each
+from memload.transforms.moving import OperationsMovement
+from memload.transforms.operations_plan import OperationsPlan, OperationStep
+from memload.transforms.operations_reference import change_each
 from memload.transforms.plan_reference import reference
 from memload.transforms.transform import Transform
 
 
-class Drawing(Transform):
-    """The base of transforms that draw an operation for each sample. Subclasses define `draw`."""
+class OperationsTransform(Transform):
+    """The base of transforms that are operations. Subclasses define `operation_steps`."""
 
-    fuses_as: Fusion = "drawn"
+    fuses_as: Fusion = "operations"
 
-    def draw(self, draws: Draws, images: Tensor) -> list[Drawn]:
-        """Return what is done to images like these, one operation after another.
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
+        """Return the operations for images like these, one step after another.
 
         Only the shape ``(any, C, H, W)`` and the dtype of ``images`` matter.
         """
@@ -38,13 +39,13 @@ class Drawing(Transform):
     def check(self, images: Tensor) -> None:
         """Raise ValueError for images that cannot be changed, whatever is drawn."""
 
-    def together(self, position: int) -> "DrawnSteps":
+    def together(self, position: int) -> "FusedOperations":
         """See `Transform.together`."""
-        return DrawnSteps([(position, self)])
+        return FusedOperations([(position, self)])
 
 
-class DrawnSteps(Together):
-    """Neighbours in a list that draw operations, done in as few passes as possible.
+class FusedOperations(Together):
+    """Operations that are neighbours in a list, done in as few passes as possible.
 
     Maps of pixels, such as Normalize, can join at the end.
     """
@@ -56,7 +57,7 @@ class DrawnSteps(Together):
     def takes(self, step: Any) -> bool:
         """See `Together.takes`."""
         has_maps = self.steps[-1][1].fuses_as == "pixels"
-        return step.fuses_as == "pixels" or (step.fuses_as == "drawn" and not has_maps)
+        return step.fuses_as == "pixels" or (step.fuses_as == "operations" and not has_maps)
 
     def plan(
         self,
@@ -64,22 +65,23 @@ class DrawnSteps(Together):
         count: int,
         draws: Callable[[int], Draws],
         memory_format: torch.memory_format,
-    ) -> DrawnPlan:
+    ) -> OperationsPlan:
         """See `Together.plan`."""
-        steps: list[Drawn] = []
+        steps: list[OperationStep] = []
         maps = [entry for entry in self.steps if entry[1].fuses_as == "pixels"]
         for position, step in self.steps[: len(self.steps) - len(maps)]:
             step.check(images)
-            steps += step.draw(draws(position), images)
+            steps += step.operation_steps(draws(position), images)
         after = Fused(maps).plan(images, count, draws, memory_format)
         channels, height, width = images.shape[1:]
-        return DrawnPlan(steps, after, count, channels, height, width, images.dtype)
+        return OperationsPlan(steps, after, count, channels, height, width, images.dtype)
 
-    def movement(self, plan: DrawnPlan, first_in_plan: int, count: int) -> Movement:
+    def movement(self, plan: OperationsPlan, first_in_plan: int, count: int) -> Movement:
         """See `Together.movement`."""
-        return DrawnMovement(plan.steps_of(first_in_plan, count), count, plan.height, plan.width)
+        steps = plan.steps_of(first_in_plan, count)
+        return OperationsMovement(steps, count, plan.height, plan.width)
 
-    def run(self, images: Tensor, plan: DrawnPlan, first_in_plan: int) -> Tensor:
+    def run(self, images: Tensor, plan: OperationsPlan, first_in_plan: int) -> Tensor:
         """See `Together.run`."""
         if runs_in_operations_kernel(images) and all(
             fits_kernel(step.kernel_size) for step in plan.steps

@@ -16,10 +16,10 @@ from memload.transforms.color import (
     jitter_contrast,
     jitter_saturation,
 )
-from memload.transforms.drawn import MOVES, NUMBERS, OPERATIONS, Drawn
 from memload.transforms.filtering import gaussian_blur, sharpen
 from memload.transforms.lookup import autocontrast, equalize, invert, posterize, solarize
-from memload.transforms.some import change_into, copy_some, layout_of
+from memload.transforms.operations_plan import INDEX_OF, MOVES, OPERATIONS, OperationStep
+from memload.transforms.sub_batches import change_into, copy_some, layout_of
 from memload.transforms.warping import matrices_of, warp
 from memload.upload import upload
 
@@ -27,18 +27,18 @@ from memload.upload import upload
 _MOVING = -1
 
 
-def change_each(images: Tensor, steps: Sequence[Drawn]) -> Tensor:
-    """Return images in new memory, each changed by what was drawn for it, one step after another.
+def change_each(images: Tensor, steps: Sequence[OperationStep]) -> Tensor:
+    """Return images in new memory, each changed by its operations, one step after another.
 
     The samples of each operation are changed together.
     """
     before, after = images, torch.empty_like(images, memory_format=layout_of(images))
-    for drawn in steps or [_nothing(len(images))]:
-        groups = np.where(MOVES[drawn.operation], _MOVING, drawn.operation)
+    for step in steps or [_nothing(len(images))]:
+        groups = np.where(MOVES[step.operation], _MOVING, step.operation)
         for number in np.unique(groups):
             places = np.flatnonzero(groups == number)
-            if number != NUMBERS["Identity"]:
-                change = functools.partial(_change, number, drawn.at(places))
+            if number != INDEX_OF["Identity"]:
+                change = functools.partial(_change, number, step.at(places))
                 change_into(after, before, places, change)
             elif before is images:
                 copy_some(after, images, places)
@@ -46,21 +46,21 @@ def change_each(images: Tensor, steps: Sequence[Drawn]) -> Tensor:
     return after
 
 
-def _nothing(count: int) -> Drawn:
-    return Drawn(np.full(count, NUMBERS["Identity"]), np.zeros(count))
+def _nothing(count: int) -> OperationStep:
+    return OperationStep(np.full(count, INDEX_OF["Identity"]), np.zeros(count))
 
 
-def _change(number: int, drawn: Drawn, images: Tensor, part: slice) -> Tensor:
-    """Return images changed by an operation, or moved, each by what was drawn for it.
+def _change(number: int, step: OperationStep, images: Tensor, part: slice) -> Tensor:
+    """Return images changed by an operation, or moved, each by its magnitude.
 
-    The images are a part of those for which something was drawn.
+    The images are a part of those of the step.
     """
-    drawn = drawn.at(part)
-    if number == NUMBERS["Blur"]:
-        return gaussian_blur(images, drawn.kernel_size, drawn.magnitude)
+    step = step.at(part)
+    if number == INDEX_OF["Blur"]:
+        return gaussian_blur(images, step.kernel_size, step.magnitude)
     if number != _MOVING:
-        return _CHANGES[OPERATIONS[number]](images, drawn.magnitude)
-    return warp(images, matrices_of(drawn, *images.shape[2:]), drawn.interpolation, drawn.fill)
+        return _CHANGES[OPERATIONS[number]](images, step.magnitude)
+    return warp(images, matrices_of(step, *images.shape[2:]), step.interpolation, step.fill)
 
 
 def _solarize_add(images: Tensor, added: np.ndarray) -> Tensor:
