@@ -60,21 +60,20 @@ _GRAYSCALE = tl.constexpr(INDEX_OF["Grayscale"])
 #: Operations that need a histogram of the image, of which a table is made.
 _MEASURED = is_one_of("Contrast", "AutoContrast", "Equalize", "JitterContrast")
 #: Operations by which a pixel depends on others nearby or elsewhere.
-_TAKEN = MOVES | is_one_of("Sharpness")
+_READS_OTHERS = MOVES | is_one_of("Sharpness")
 _JITTERS = is_one_of("JitterContrast", "JitterSaturation")
 #: How pixels are taken: as they are, from where a matrix says, or with their neighbours.
 _AS_THEY_ARE, _MOVED, _SHARPENED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 #: Where each parameter of a sample is:
 #:
 #:     0          how its pixels are taken
-#:     1 to 9     numbers for that: a matrix, or an amount of sharpening
+#:     1 to 9     what that needs: a matrix, or an amount of sharpening
 #:     10         which step is a table, or the number of steps
 #:     11 to 16   factors and offsets of red, green and blue, with which the pass ends
-#:     17 and on  for each step its operation and two numbers
+#:     17 and on  for each step its operation, amount and rest; see `_amount_and_rest`
 #:
-#: Those of a sample are neighbours in memory: the numbers of all samples side by side would each be
-#: on another line of the cache.
-_NUMBERS_OF_TAKING, _TABLE_STEP = tl.constexpr(1), tl.constexpr(10)
+#: The parameters of a sample are neighbours in memory, so that they are on few lines of the cache.
+_MATRIX_OR_AMOUNT, _TABLE_STEP = tl.constexpr(1), tl.constexpr(10)
 _FACTORS, _OFFSETS, _STEPS = tl.constexpr(11), tl.constexpr(14), tl.constexpr(17)
 #: The weights of red, green and blue, as float32 has them.
 _RED, _GREEN, _BLUE = (tl.constexpr(float(np.float32(weight))) for weight in LUMA)
@@ -113,17 +112,17 @@ def run(images: Tensor, plan: OperationsPlan, first_in_plan: int = 0) -> Tensor:
     the plan's memory format.
     """
     count, memory_format = len(images), plan.after.memory_format
-    for one in plan.uploaded(_passes, images.device):
-        if isinstance(one, Pass):
-            images = _run(images, one, first_in_plan, memory_format)
+    for this_pass in plan.uploaded(_passes, images.device):
+        if isinstance(this_pass, Pass):
+            images = _run(images, this_pass, first_in_plan, memory_format)
         else:
-            weights = one.parameters[first_in_plan : first_in_plan + count]
+            weights = this_pass.parameters[first_in_plan : first_in_plan + count]
             images = blur(
                 images,
                 weights,
-                one.radii,
-                maps_pixels=one.maps_pixels,
-                dtype=one.dtype,
+                this_pass.radii,
+                maps_pixels=this_pass.maps_pixels,
+                dtype=this_pass.dtype,
                 memory_format=memory_format,
             )
     return images
@@ -141,14 +140,15 @@ def warp(
     colour, constants = _how_to_take(
         images.shape[1], interpolation, fill, perspective=matrices.shape[1] == 8
     )
+    constants |= {"STEPS": 0, "AFFINE": False}
     uploaded = upload(parameters, images.device)
-    one = Pass(uploaded, 0, False, torch.uint8, colour, {**constants, "STEPS": 0, "AFFINE": False})
-    return _run(images, one, 0, torch.preserve_format)
+    this_pass = Pass(uploaded, 0, False, torch.uint8, colour, constants)
+    return _run(images, this_pass, 0, torch.preserve_format)
 
 
-def _run(images: Tensor, one: Pass, first: int, memory_format: torch.memory_format) -> Tensor:
+def _run(images: Tensor, this_pass: Pass, first: int, memory_format: torch.memory_format) -> Tensor:
     """Carry out a pass."""
-    out = torch.empty_like(images, dtype=one.dtype, memory_format=memory_format)
+    out = torch.empty_like(images, dtype=this_pass.dtype, memory_format=memory_format)
     if not images.numel():
         return out
     count, _, height, width = images.shape
@@ -156,32 +156,32 @@ def _run(images: Tensor, one: Pass, first: int, memory_format: torch.memory_form
     sides_and_strides = zip(images.shape[1:], images.stride()[1:], strict=True)
     if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 31:
         images = images.contiguous(memory_format=torch.channels_last)
-    parameters = one.parameters[first : first + count]
-    arguments = parameters, height, width, *one.colour, *images.stride()
+    parameters = this_pass.parameters[first : first + count]
+    arguments = parameters, height, width, *this_pass.colour, *images.stride()
     with torch.cuda.device(images.device if images.is_cuda else -1):
-        tables = _tables(images, one, arguments) if one.measures else images
+        tables = _tables(images, this_pass, arguments) if this_pass.measures else images
         _change[(count * triton.cdiv(height * width, _PIXELS * _TIMES),)](
             images, out, tables, *arguments, *out.stride(),
-            MEASURES=one.measures, TIMES=_TIMES, BLOCK=_PIXELS, enable_fp_fusion=False,
-            **one.constants,
+            MEASURES=this_pass.measures, TIMES=_TIMES, BLOCK=_PIXELS, enable_fp_fusion=False,
+            **this_pass.constants,
         )  # fmt: skip
     return out
 
 
-def _tables(images: Tensor, one: Pass, arguments: tuple[Any, ...]) -> Tensor:
+def _tables(images: Tensor, this_pass: Pass, arguments: tuple[Any, ...]) -> Tensor:
     """Return tables uint8 ``(N, C, 256)`` for the samples with an operation that needs one."""
     count, channels, height, width = images.shape
     parts = triton.next_power_of_2(triton.cdiv(height * width, _PIXELS_PER_HISTOGRAM))
     parts = min(parts, _MAX_HISTOGRAMS)
     counts = images.new_empty((count, parts, channels, 256), dtype=torch.int32)
-    constants = {name: value for name, value in one.constants.items() if name != "AFFINE"}
+    constants = {name: value for name, value in this_pass.constants.items() if name != "AFFINE"}
     _count_levels[(count * parts,)](
         images, counts, *arguments, PARTS=parts, BLOCK=_COUNTED, enable_fp_fusion=False, **constants
     )
     tables = images.new_empty((count, channels, 256))
     _make_tables[(count,)](
         counts, tables, arguments[0], height * width,
-        C=channels, STEPS=one.steps, PARTS=parts, enable_fp_fusion=False,
+        C=channels, STEPS=this_pass.steps, PARTS=parts, enable_fp_fusion=False,
     )  # fmt: skip
     return tables
 
@@ -199,7 +199,7 @@ def _passes(plan: OperationsPlan) -> list[Pass | BlurPass]:
         measured = sum((_MEASURED[before.operation] for before in groups[-1]), 0)
         fits = not ((measured + _MEASURED[step.operation]) > 1).any()
         blurs = _is_blur(step) or (groups[-1] and _is_blur(groups[-1][0]))
-        if groups[-1] and (not fits or blurs or _TAKEN[step.operation].any()):
+        if groups[-1] and (not fits or blurs or _READS_OTHERS[step.operation].any()):
             groups.append([])
         groups[-1].append(step)
     *others, last = groups
@@ -237,10 +237,10 @@ def _pass(
     colour, constants = _how_to_take(plan.channels)
     for index, step in enumerate(steps):
         column = _STEPS.value + 3 * index
-        parameters[:, column] = np.where(_TAKEN[step.operation], 0, step.operation)
-        as_floats[:, column + 1], as_floats[:, column + 2] = _numbers(step)
+        parameters[:, column] = np.where(_READS_OTHERS[step.operation], 0, step.operation)
+        as_floats[:, column + 1], as_floats[:, column + 2] = _amount_and_rest(step)
         parameters[_MEASURED[step.operation], _TABLE_STEP.value] = index
-    if steps and _TAKEN[steps[0].operation].any():
+    if steps and _READS_OTHERS[steps[0].operation].any():
         first = steps[0]
         _set_taking(parameters, first, plan.height, plan.width)
         colour, constants = _how_to_take(plan.channels, first.interpolation, first.fill)
@@ -282,7 +282,7 @@ def _how_to_take(
 
 
 def _set_taking(parameters: np.ndarray, step: OperationStep, height: int, width: int) -> None:
-    """Write how pixels are taken, and the numbers for that."""
+    """Write how pixels are taken, and what that needs."""
     places = np.flatnonzero(MOVES[step.operation])
     if places.size:
         _set_matrices(
@@ -291,7 +291,7 @@ def _set_taking(parameters: np.ndarray, step: OperationStep, height: int, width:
     sharpened = step.operation == INDEX_OF["Sharpness"]
     parameters[sharpened, 0] = _SHARPENED.value
     as_floats = parameters.view(np.float32)
-    as_floats[sharpened, _NUMBERS_OF_TAKING.value] = 1 - step.magnitude[sharpened]
+    as_floats[sharpened, _MATRIX_OR_AMOUNT.value] = 1 - step.magnitude[sharpened]
 
 
 def _set_matrices(
@@ -300,19 +300,23 @@ def _set_matrices(
     """Have the pixels of some samples taken from where matrices say."""
     lines = grid_lines(matrices, height, width).reshape(len(matrices), -1)
     parameters[places, 0] = _MOVED.value
-    start = _NUMBERS_OF_TAKING.value
+    start = _MATRIX_OR_AMOUNT.value
     parameters.view(np.float32)[places, start : start + lines.shape[1]] = lines
 
 
-def _numbers(step: OperationStep) -> tuple[np.ndarray, np.ndarray]:
-    """Return two numbers for the operation of each sample, ``(N,)`` each."""
+def _amount_and_rest(step: OperationStep) -> tuple[np.ndarray, np.ndarray]:
+    """Return what an operation needs for each sample, ``(N,)`` each.
+
+    The amount is a factor, a threshold as a level, a mask of bits, or any other magnitude. The rest
+    is 1 - magnitude.
+    """
     operation, magnitude = step.operation, step.magnitude
     # The operations of ColorJitter subtract in float32.
     rest = np.where(_JITTERS[operation], 1 - magnitude.astype(np.float32), 1 - magnitude)
-    first = np.where(operation == INDEX_OF["Solarize"], magnitude * 255, magnitude)
+    amount = np.where(operation == INDEX_OF["Solarize"], magnitude * 255, magnitude)
     posterized = np.flatnonzero(operation == INDEX_OF["Posterize"])
-    first[posterized] = (0xFF00 >> magnitude[posterized].astype(np.int64)) & 0xFF
-    return first, rest
+    amount[posterized] = (0xFF00 >> magnitude[posterized].astype(np.int64)) & 0xFF
+    return amount, rest
 
 
 @triton.jit
@@ -519,9 +523,7 @@ def _take(
     if TAKES:
         how = tl.load(of_sample)
     if how == _MOVED:
-        from_x, from_y = _positions(
-            of_sample + _NUMBERS_OF_TAKING, y, x, height, width, PERSPECTIVE
-        )
+        from_x, from_y = _positions(of_sample + _MATRIX_OR_AMOUNT, y, x, height, width, PERSPECTIVE)
         if BILINEAR:
             red, green, blue = _means(
                 source, from_y, from_x, inside, height, width, fill_r, fill_g, fill_b,
@@ -540,7 +542,7 @@ def _take(
     else:
         red, green, blue = _load(source, y, x, inside, stride_c, stride_y, stride_x, C)
         if how == _SHARPENED:
-            amount = tl.load(of_sample + _NUMBERS_OF_TAKING).to(tl.float32, bitcast=True)
+            amount = tl.load(of_sample + _MATRIX_OR_AMOUNT).to(tl.float32, bitcast=True)
             is_border = (y == 0) | (x == 0) | (y == height - 1) | (x == width - 1)
             all_r, all_g, all_b = red * 4, green * 4, blue * 4
             for neighbour in range(9):  # not unrolled: that takes twice the registers
@@ -582,25 +584,25 @@ def _sharpened(middle, weighted_sum, amount):
 
 
 @triton.jit
-def _positions(numbers, y, x, height, width, PERSPECTIVE: tl.constexpr):
+def _positions(matrix, y, x, height, width, PERSPECTIVE: tl.constexpr):
     """Return x and y of where pixels come from, as `warping._grid` and `_in_pixels` do it."""
     if PERSPECTIVE:
         x, y = x.to(tl.float32) + 0.5, y.to(tl.float32) + 0.5
     else:
         x, y = x.to(tl.float32) + 0.5 * (1 - width), y.to(tl.float32) + 0.5 * (1 - height)
-    from_x, from_y = _line(numbers, x, y), _line(numbers + 3, x, y)
+    from_x, from_y = _line(matrix, x, y), _line(matrix + 3, x, y)
     if PERSPECTIVE:
-        divisor = _line(numbers + 6, x, y)
+        divisor = _line(matrix + 6, x, y)
         from_x, from_y = tl.div_rn(from_x, divisor) - 1, tl.div_rn(from_y, divisor) - 1
     return _in_pixels(from_x, width), _in_pixels(from_y, height)
 
 
 @triton.jit
-def _line(numbers, x, y):
-    """Return a linear function of x and y."""
-    by_x = tl.load(numbers).to(tl.float32, bitcast=True)
-    by_y = tl.load(numbers + 1).to(tl.float32, bitcast=True)
-    offset = tl.load(numbers + 2).to(tl.float32, bitcast=True)
+def _line(line, x, y):
+    """Return a linear function of x and y, given as a line of a matrix."""
+    by_x = tl.load(line).to(tl.float32, bitcast=True)
+    by_y = tl.load(line + 1).to(tl.float32, bitcast=True)
+    offset = tl.load(line + 2).to(tl.float32, bitcast=True)
     return (x * by_x + y * by_y) + offset
 
 
