@@ -35,32 +35,44 @@ def random_boxes(
     number or one for each sample.
     """
     sizes = np.array(size)[:, np.newaxis]
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
 
-    def attempt(drawn: np.ndarray, divisor: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
+    def attempt(uniform: np.ndarray, divisor: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
         """Return lengths ``(2, N)`` from two uniform numbers each, and whether they fit."""
-        area = (scale[0] + (scale[1] - scale[0]) * drawn[0]) * (sizes[0] * sizes[1]) / divisor
-        log_ratio = low + (high - low) * drawn[1]
-        length = np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
+        length = _random_lengths(uniform, size, scale, ratio, divisor)
         fits = (length >= smallest) & (length < sizes + smallest)
         return length, fits[0] & fits[1]
 
-    drawn = draws.uniform(4, first)
-    length, fits = attempt(drawn[2:], parts)
+    uniform = draws.uniform(4, first)
+    length, fits = attempt(uniform[2:], parts)
     retried = np.flatnonzero(~fits)
     # All other attempts are made at once: one loop of NumPy calls instead of up to nine.
     if retried.size:
         # By attempt, then by sample.
-        again = draws.uniform(2 * (_ATTEMPTS - 1), first + 4, retried).reshape(2, -1)
+        of_attempts = draws.uniform(2 * (_ATTEMPTS - 1), first + 4, retried).reshape(2, -1)
         divisor = np.tile(np.broadcast_to(parts, len(fits))[retried], _ATTEMPTS - 1)
-        lengths, found = attempt(again, divisor)
+        lengths, found = attempt(of_attempts, divisor)
         found = found.reshape(_ATTEMPTS - 1, -1)
         lengths = lengths.reshape(2, *found.shape)
         length[:, retried] = lengths[:, found.argmax(0), np.arange(retried.size)]
         fits[retried] = found.any(0)
-    start = (drawn[:2] * (sizes - length + 1)).astype(np.int64)
+    start = (uniform[:2] * (sizes - length + 1)).astype(np.int64)
     return start, length, fits
+
+
+def _random_lengths(
+    uniform: np.ndarray,
+    size: tuple[int, int],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    divisor: np.ndarray | int,
+) -> np.ndarray:
+    """Return lengths on two axes, int64 ``(2, N)``, from two uniform numbers for each box."""
+    share_of_area = scale[0] + (scale[1] - scale[0]) * uniform[0]
+    area = share_of_area * (size[0] * size[1]) / divisor
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    log_ratio = low + (high - low) * uniform[1]
+    exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
+    return np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
 
 
 def each_box(boxes: np.ndarray) -> Iterator[tuple[int, slice, slice]]:
