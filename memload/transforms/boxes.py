@@ -72,7 +72,8 @@ def _random_lengths(
     low, high = math.log(ratio[0]), math.log(ratio[1])
     log_ratio = low + (high - low) * uniform[1]
     exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
-    return np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
+    lengths: np.ndarray = np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
+    return lengths
 
 
 def each_box(boxes: np.ndarray) -> Iterator[tuple[int, slice, slice]]:
