@@ -32,6 +32,15 @@ def describe(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
+def shown(value: Any) -> str:
+    """Return an argument as text. Floats are rounded to six digits, so 1 - 0.8 is shown as 0.2."""
+    if isinstance(value, float):
+        return repr(float(f"{value:.6g}"))
+    if type(value) is tuple:
+        return f"({', '.join(map(shown, value))}{',' * (len(value) == 1)})"
+    return repr(value)
+
+
 def one_or_three_channels(owner: object, images: torch.Tensor) -> None:
     """Refuse images that are neither grey nor RGB."""
     if images.shape[1] not in (1, 3):

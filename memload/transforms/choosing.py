@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from memload.transforms.arguments import is_finite, share, wrong
+from memload.transforms.arguments import is_finite, share, shown, wrong
 from memload.transforms.compose import Compose
 from memload.transforms.draws import Draws
 from memload.transforms.fused import group
@@ -94,7 +94,7 @@ class RandomApply(Choosing):
         return np.where(draws.uniform(1)[0] < self.p, 0, -1)
 
     def __repr__(self) -> str:
-        return f"RandomApply({list(self.transforms)}, p={self.p})"
+        return f"RandomApply({list(self.transforms)}, p={shown(self.p)})"
 
 
 class RandomChoice(Choosing):
@@ -140,7 +140,7 @@ class RandomChoice(Choosing):
         return np.asarray(np.searchsorted(ends[:-1], draws.uniform(1)[0], side="right"))
 
     def __repr__(self) -> str:
-        return f"RandomChoice({list(self.transforms)}, p={self.p})"
+        return f"RandomChoice({list(self.transforms)}, p={shown(self.p)})"
 
 
 def _listed(owner: Choosing, transforms: Any) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -93,16 +94,14 @@ class Compose(Transform):
         self._bind_steps({})
 
     def __repr__(self) -> str:
-        lines = []
         if isinstance(self.views, int):
-            lines += _described(self._steps_of_views[0])
+            text = _described(self._steps_of_views[0])
         else:
-            for number, steps in enumerate(self._steps_of_views):
-                lines.append(f"view {number}: {', '.join(_described(steps))}")
-        lines += [f"{name}={getattr(self, name)}" for name in KINDS if getattr(self, name)]
+            text = _described_views(self._steps_of_views)
+        text += "".join(f"{name}={getattr(self, name)},\n" for name in KINDS if getattr(self, name))
         if isinstance(self.views, int) and self.views > 1:
-            lines.append(f"views={self.views}")
-        return "Compose(" + "".join(f"\n    {line}," for line in lines) + "\n)"
+            text += f"views={self.views},\n"
+        return f"Compose(\n{indent(text, '    ')})"
 
     @property
     def moves_pixels(self) -> bool:
@@ -156,9 +155,20 @@ def _bound(transforms: Sequence[Any], facts: Mapping[str, Any]) -> tuple[Any, ..
     return tuple(step.bind(**facts) if isinstance(step, Transform) else step for step in transforms)
 
 
-def _described(steps: Sequence[tuple[int, Any]]) -> list[str]:
-    """Return the passes over memory as texts."""
-    return [repr(step).replace("\n", "\n    ") for _, step in steps]
+def _described(steps: Sequence[tuple[int, Any]]) -> str:
+    """Return the passes over memory as lines."""
+    return "".join(f"{step!r},\n" for _, step in steps)
+
+
+def _described_views(steps_of_views: Sequence[Sequence[tuple[int, Any]]]) -> str:
+    """Return the passes of each view as lines. Neighbours that are equal are told once."""
+    text, first = "", 0
+    for passes, views in groupby(map(_described, steps_of_views)):
+        last = first + len(list(views)) - 1
+        numbers = f"view {first}" if first == last else f"views {first} to {last}"
+        text += f"{numbers}:\n{indent(passes, '    ')}"
+        first = last + 1
+    return text
 
 
 def _as_list(view: Any) -> Any:

@@ -1,6 +1,7 @@
 """Neighbours in a list of transforms that are done together."""
 
 from collections.abc import Callable, Sequence
+from textwrap import indent
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,12 @@ class Together:
 
     def __init__(self, steps: Sequence[tuple[int, Any]]) -> None:
         self.steps = list(steps)
+
+    def __repr__(self) -> str:
+        if len(self.steps) == 1:
+            return repr(self.steps[0][1])
+        lines = "".join(f"{step!r},\n" for _, step in self.steps)
+        return f"Fused(\n{indent(lines, '    ')})"
 
     @property
     def moves_pixels(self) -> bool:
@@ -62,9 +69,6 @@ class Fused(Together):
 
     Each transform has a method ``add_to(plan, draws)``.
     """
-
-    def __repr__(self) -> str:
-        return f"Fused({', '.join(repr(step) for _, step in self.steps)})"
 
     def takes(self, step: Any) -> bool:
         """See `Together.takes`.

@@ -50,10 +50,6 @@ class FusedOperations(Together):
     Maps of pixels, such as Normalize, can join at the end.
     """
 
-    def __repr__(self) -> str:
-        steps = ", ".join(repr(step) for _, step in self.steps)
-        return f"Fused({steps})" if len(self.steps) > 1 else steps
-
     def takes(self, step: Any) -> bool:
         """See `Together.takes`."""
         has_maps = self.steps[-1][1].fuses_as == "pixels"

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from memload import ranks
+from memload.transforms.arguments import shown
 from memload.transforms.draws import Draws
 from memload.transforms.following import Followers, TensorsByName
 from memload.transforms.fused import Fused, Fusion, Together, group
@@ -127,7 +128,9 @@ class Transform:
         )
 
     def __repr__(self) -> str:
-        settings = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_")
+        settings = (
+            f"{name}={shown(value)}" for name, value in vars(self).items() if name[0] != "_"
+        )
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 import copy
 import pickle
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -207,19 +208,40 @@ def test_columns_come_back_when_they_were_given() -> None:
     assert points.dtype == torch.float32
 
 
+def passes_of(compose: transforms.Compose) -> list[str]:
+    """Return the first lines of all passes, and the arguments behind them."""
+    return re.findall(r"^ {4}([^ )].*)", repr(compose), re.MULTILINE)
+
+
 def test_repr_shows_what_is_done_in_one_pass() -> None:
     assert repr(transforms.evaluate(224)) == (
-        "Compose(\n    "
-        "Fused(Resize(size=256, max_size=None, interpolation='bilinear', antialias=True), "
-        "CenterCrop(size=(224, 224)), "
-        "Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), "
-        "ToDtype(dtype=torch.float32, scale=False)),\n)"
+        "Compose(\n"
+        "    Fused(\n"
+        "        Resize(size=256, max_size=None, interpolation='bilinear', antialias=True),\n"
+        "        CenterCrop(size=(224, 224)),\n"
+        "        Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),\n"
+        "        ToDtype(dtype=torch.float32, scale=False),\n"
+        "    ),\n"
+        ")"
     )
-    lines = repr(transforms.Compose([*ALL, abs], points=["at"], views=2)).splitlines()[1:-1]
-    assert " ".join(line.strip().partition("(")[0] for line in lines) == (
-        "Fused Fused Fused Cutout Fused RandomErasing RandomErasing "
+    passes = passes_of(transforms.Compose([*ALL, abs], points=["at"], views=2))
+    assert " ".join(line.partition("(")[0] for line in passes) == (
+        "Fused Fused Fused Cutout Normalize RandomErasing RandomErasing "
         "<built-in function abs>, points= views=2,"
     )
+
+
+def test_repr_tells_equal_views_once_and_rounds_floats() -> None:
+    crop, jitter = transforms.CenterCrop(4), transforms.ColorJitter(0.8, contrast=(1 / 3, 2))
+    text = repr(transforms.Compose(views=[jitter, *[crop] * 3, jitter]))
+    jittered = (
+        "ColorJitter(brightness=(0.2, 1.8), contrast=(0.333333, 2.0), saturation=None, hue=None)"
+    )
+    assert [line.strip() for line in text.splitlines()[1:-1]] == [
+        "view 0:", f"{jittered},",
+        "views 1 to 3:", "CenterCrop(size=(4, 4)),",
+        "view 4:", f"{jittered},",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -241,7 +263,7 @@ def test_what_can_be_fused_is_and_nothing_else(steps: list[str], passes: int) ->
         "pixels": transforms.ToDtype(torch.float32), "foreign": torch.nn.Identity(),
     }  # fmt: skip
     compose = transforms.Compose([kinds[step] for step in steps])
-    assert repr(compose).count("\n    ") == passes
+    assert len(passes_of(compose)) == passes
     assert compose(batch([0])[0]).ndim == 4
 
 

@@ -371,7 +371,7 @@ def test_fused_steps_do_what_they_do_one_by_one(seed: int) -> None:
     steps += [transforms.Normalize("imagenet")][: rng.integers(2)]
     numbers = np.arange(4) + seed
     fused = transforms.Compose(steps)
-    assert repr(fused).count("Fused(") == 1
+    assert repr(fused).count("Fused(") == (len(steps) > 1)
     expected = images
     for position, step in enumerate(steps):
         before = [lambda batch: batch] * position  # callables, which keep the step's position
