@@ -57,6 +57,7 @@ Each module imports only modules above it:
     options     lists of steps that are drawn for each sample, and steps that mix samples
     prepared    a list of steps, applied to parts of a chunk of samples
     transform   Transform, the base of all
+    pixels      Normalize and ToDtype
     compose     Compose, the list
     operations_transform   OperationsTransform, the base of transforms that are operations
     adjusting   ColorJitter, RandomSolarize, GaussianBlur and others, of one operation each
@@ -66,7 +67,6 @@ Each module imports only modules above it:
     choosing    RandomApply and RandomChoice
     boxes       random boxes of given area and ratio, and the pixels inside of boxes
     cropping    crops, resizes and flips
-    pixels      Normalize and ToDtype
     painting_kernel   boxes painted over, and images mixed in pairs, as Triton kernels
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix

@@ -115,6 +115,7 @@ class RandomGrayscale(_OneOperation):
     """
 
     operation = "Grayscale"
+    takes_normalized = True
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__(p)
@@ -248,6 +249,8 @@ class GaussianBlur(OperationsTransform):
 
     >>> images = GaussianBlur(9, sigma=(0.1, 2.0))(images, samples=samples)
     """
+
+    takes_normalized = True
 
     def __init__(
         self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)

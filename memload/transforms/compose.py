@@ -1,7 +1,7 @@
 """A list of transforms, done in as few passes over memory as possible."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from textwrap import indent
 from typing import Any
@@ -10,7 +10,9 @@ import torch
 
 from memload.transforms.arguments import column_names, integer, share, wrong
 from memload.transforms.following import KINDS, Followers
-from memload.transforms.fused import group
+from memload.transforms.fused import Together, group
+from memload.transforms.options import Options
+from memload.transforms.pixels import Normalize
 from memload.transforms.prepared import Prepared
 from memload.transforms.transform import Transform
 
@@ -26,7 +28,8 @@ class Compose(Transform):
     draw an operation for each sample are done together, and on CUDA in as few passes as possible.
     Other transforms follow in order, each by itself. So does any callable or module that takes
     images and returns images, such as ``torch.nn.AvgPool2d``. `repr` shows what is fused. For how
-    to call it see `Transform`.
+    to call it see `Transform`. Changes of colours after Normalize are refused, as they need values
+    from black to white.
 
     What moves pixels also moves the columns named by ``points``, ``masks`` and ``boxes``, with the
     same random numbers. By default these are none, and in a Loader all those of the data set that
@@ -143,16 +146,46 @@ class Compose(Transform):
         facts = {**facts, **names}
         self.transforms = _bound(self.transforms, facts)
         if isinstance(self.views, int):
-            self._steps_of_views = [group(self.transforms)] * self.views
+            self._steps_of_views = [_grouped(self.transforms)] * self.views
         else:
             self.views = tuple(_bound(view, facts) for view in self.views)
-            self._steps_of_views = [group([*self.transforms, *view]) for view in self.views]
+            self._steps_of_views = [_grouped([*self.transforms, *view]) for view in self.views]
         self._followers = Followers.of(names, mask_fill=self.mask_fill, min_area=self.min_area)
 
 
 def _bound(transforms: Sequence[Any], facts: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return transforms with what they leave to the data set filled in."""
     return tuple(step.bind(**facts) if isinstance(step, Transform) else step for step in transforms)
+
+
+def _grouped(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Return what `group` returns. Raise ValueError for colours that are changed too late."""
+    is_normalized = False
+    for step in transforms:
+        # What the user has written may undo it.
+        if not type(step).__module__.startswith("memload."):
+            is_normalized = False
+        steps = list(_innermost(step))
+        late = [each for each in steps if not getattr(each, "takes_normalized", True)]
+        if is_normalized and late:
+            raise ValueError(
+                f"Compose: {type(late[0]).__name__} comes after Normalize, but needs values from "
+                "black to white: 0 to 255, or for floats 0 to 1. Put it before Normalize."
+            )
+        is_normalized |= any(isinstance(each, Normalize) for each in steps)
+    return group(transforms)
+
+
+def _innermost(step: Any) -> Iterator[Any]:
+    """Yield a transform, or those that are inside of it."""
+    if isinstance(step, Options):
+        for _, inner in chain(*step.steps_of_options):
+            yield from _innermost(inner)
+    elif isinstance(step, Together):
+        for _, inner in step.steps:
+            yield from _innermost(inner)
+    else:
+        yield step
 
 
 def _described(steps: Sequence[tuple[int, Any]]) -> str:

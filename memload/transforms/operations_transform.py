@@ -28,6 +28,8 @@ class OperationsTransform(Transform):
     """The base of transforms that are operations. Subclasses define `operation_steps`."""
 
     fuses_as: Fusion = "operations"
+    #: Whether values may be below black or above white, as after Normalize.
+    takes_normalized = False
 
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """Return the operations for images like these, one step after another.

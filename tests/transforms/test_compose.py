@@ -488,3 +488,54 @@ def test_a_box_has_a_pixel_at_least() -> None:
     for extents, ratio in (((1, 1), (3, 4)), ((1, 40), (0.1, 0.5)), ((40, 1), (2, 10))):
         images = torch.full((2, 3, *extents), 7, dtype=torch.uint8)
         assert (T.RandomResizedCrop(4, ratio=ratio)(images) == 7).all()
+
+
+COLOURS = [
+    transforms.ColorJitter(0.4),
+    transforms.RandomAutocontrast(),
+    transforms.RandomEqualize(),
+    transforms.RandomPosterize(4),
+    transforms.RandomAdjustSharpness(2),
+    transforms.RandomInvert(),
+    transforms.RandomSolarize(0.5),
+    transforms.AutoAugment("svhn"),
+    transforms.TrivialAugmentWide(),
+]
+
+
+@pytest.mark.parametrize("step", COLOURS, ids=lambda step: type(step).__name__)
+def test_colours_after_normalize_are_refused(step: transforms.Transform) -> None:
+    normalize, erasing = transforms.Normalize("imagenet"), transforms.RandomErasing()
+    expected = f"{type(step).__name__} comes after Normalize.* Put it before Normalize"
+    for steps in (
+        [normalize, step],
+        [normalize, transforms.RandomAffine(5), erasing, transforms.RandomApply([step])],
+        [transforms.RandomApply([normalize]), step],
+        [transforms.train(8), transforms.RandomChoice([erasing, transforms.Compose([step])])],
+    ):
+        with pytest.raises(ValueError, match=expected):
+            transforms.Compose(steps)
+    with pytest.raises(ValueError, match=expected):
+        transforms.RandomApply([normalize, step])
+    with pytest.raises(ValueError, match=expected):
+        transforms.Compose([normalize], views=[[erasing], [erasing, step]])
+
+
+def test_colours_are_taken_where_values_are_from_black_to_white() -> None:
+    images, _ = batch(range(4))
+    normalize, to_float = transforms.Normalize(0.5, 0.25), transforms.ToDtype(torch.float32, True)
+    for step in (*COLOURS[:-1], transforms.RandomChoice([normalize, COLOURS[0]])):
+        found = transforms.Compose([to_float, step, normalize])(images)
+        assert found.dtype == torch.float32
+    for between in (lambda images: images * 0.25 + 0.5, Denormalize()):
+        back = transforms.Compose([normalize, between, transforms.RandomInvert(1)])(images)
+        torch.testing.assert_close(back, 1 - images / 255)
+    for step in (transforms.GaussianBlur(3), transforms.RandomGrayscale(1)):
+        found = transforms.Compose([normalize, step])(images)
+        expected = transforms.Compose([to_float, step, normalize])(images)
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)  # the shares of grey sum up to 0.9999
+
+
+class Denormalize(transforms.Transform):
+    def apply(self, images: Any, columns: Any, draws: Any) -> Any:
+        return images * 0.25 + 0.5, columns
