@@ -533,7 +533,9 @@ def test_colours_are_taken_where_values_are_from_black_to_white() -> None:
     for step in (transforms.GaussianBlur(3), transforms.RandomGrayscale(1)):
         found = transforms.Compose([normalize, step])(images)
         expected = transforms.Compose([to_float, step, normalize])(images)
-        torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)  # the shares of grey sum up to 0.9999
+        torch.testing.assert_close(
+            found, expected, atol=1e-3, rtol=0
+        )  # the shares of grey sum up to 0.9999
 
 
 class Denormalize(transforms.Transform):
