@@ -71,8 +71,10 @@ Each module imports only modules above it:
     erasing     RandomErasing and Cutout
     mixing      MixUp and CutMix
     recipes     train, evaluate, and the recipes that people train with, by name
-    foreign     the warning of torchvision's random transforms
+    foreign     what is said of torchvision's transforms: a warning, and what to use instead
 """
+
+from typing import TYPE_CHECKING, NoReturn
 
 from memload.transforms import recipes
 from memload.transforms.adjusting import (
@@ -104,6 +106,7 @@ from memload.transforms.cropping import (
     Resize,
 )
 from memload.transforms.erasing import Cutout, RandomErasing
+from memload.transforms.foreign import advice_for
 from memload.transforms.mixing import CutMix, MixUp
 from memload.transforms.pixels import Normalize, ToDtype
 from memload.transforms.recipes import evaluate, train
@@ -146,3 +149,11 @@ __all__ = [
     "recipes",
     "train",
 ]
+
+if not TYPE_CHECKING:  # for type checkers, all names would be there
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise AttributeError, with advice for torchvision's names."""
+        message = f"module {__name__!r} has no attribute {name!r}"
+        advice = advice_for(name)
+        raise AttributeError(f"{message}. {advice}" if advice else message)

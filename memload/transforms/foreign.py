@@ -1,4 +1,4 @@
-"""torchvision's random transforms, which draw once for a whole batch."""
+"""What is said of transforms that only torchvision has, and of its random ones."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -27,6 +27,30 @@ _ONLY_P = (
     *("RandomInvert", "RandomPosterize", "RandomSolarize", "RandomEqualize"),
     *("RandomAutocontrast", "RandomAdjustSharpness"),
 )
+
+#: What takes the place of other names that torchvision has.
+_INSTEAD = {
+    **dict.fromkeys(
+        ("ToTensor", "ToImage", "PILToTensor"),
+        "Leave it out, since images arrive as uint8 tensors; Normalize and ToDtype make floats.",
+    ),
+    "ConvertImageDtype": "Use ToDtype(dtype, scale=True).",
+    "Grayscale": "Use RandomGrayscale(p=1), which keeps the channels.",
+    "Pad": "Use RandomCrop(size, padding), or CenterCrop to a larger size.",
+    "Lambda": "Put the function itself into the list: it gets images (N, C, H, W).",
+    "RandomOrder": "Use RandomChoice of lists in several orders, each a Compose.",
+    "InterpolationMode": "Write interpolation='bilinear', 'bicubic' or 'nearest'.",
+    "AutoAugmentPolicy": "Write AutoAugment('imagenet'), 'cifar10' or 'svhn'.",
+}
+
+
+def advice_for(name: str) -> str:
+    """Return what to do in place of a name that torchvision has, or an empty text."""
+    if name in _INSTEAD:
+        return _INSTEAD[name]
+    if name in _OTHERS or name.startswith("Random"):
+        return "For a draw for each image, give torchvision's to MemmapDataset(transform=…)."
+    return ""
 
 
 def draws_once_a_batch(transform: Any) -> str:

@@ -1,5 +1,7 @@
 """Random transforms of torchvision, which would draw once for a whole batch, are warned of.
 
+Names that only torchvision has lead to what takes their place.
+
 torchvision is not needed: classes of the same names and modules stand for its own.
 """
 
@@ -101,3 +103,25 @@ def test_what_draws_nothing_or_for_each_sample_is_not_warned_of(
         Loader(make_dataset().path, 5, transform=step)
         if step is not None:
             Loader(make_dataset().path, 5, transform=transforms.Compose([step]))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("ToTensor", r"Leave it out.* arrive as uint8 tensors"),
+        ("Grayscale", r"RandomGrayscale\(p=1\)"),
+        ("Lambda", "Put the function itself into the list"),
+        ("RandomOrder", "RandomChoice of lists"),
+        ("ElasticTransform", r"MemmapDataset\(transform"),
+        ("RandomPhotometricDistort", r"MemmapDataset\(transform"),
+    ],
+)
+def test_names_of_torchvision_lead_to_what_takes_their_place(name: str, advice: str) -> None:
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'. .*{advice}"):
+        getattr(transforms, name)
+
+
+def test_other_names_are_just_not_there() -> None:
+    assert not hasattr(transforms, "__wrapped__")
+    with pytest.raises(AttributeError, match=r"has no attribute 'resize'$"):
+        _ = transforms.resize
