@@ -246,7 +246,9 @@ def _bilinear(
         means = _means(images, grid)
     if fill is not None:
         colour = upload(np.array(fill), images.device).to(work)[:, None, None]
-        means = means[:, :-1].sub_(colour).mul_(means[:, -1:]).add_(colour)
+        # In memory of its own, since gradients need it as it was.
+        share = means[:, -1:].detach().clone()
+        means = means[:, :-1].sub_(colour).mul_(share).add_(colour)
     return means if given.is_floating_point else means.round_()
 
 

@@ -339,3 +339,30 @@ def test_a_fill_of_none_differs_from_black_only_on_the_edge() -> None:
     ours, darker = (step(images, samples=np.arange(2)) for step in (without, black))
     assert (darker <= ours + 1e-6).all()
     assert 0 < (darker != ours).float().mean() < 0.3
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize(
+    "step",
+    [
+        transforms.RandomAffine(30, (0.2, 0.2), interpolation="bilinear"),
+        transforms.RandomAffine(30, (0.2, 0.2), fill=0.5),
+        transforms.RandomRotation((90, 180), interpolation="bilinear", fill=None),
+        transforms.RandomPerspective(0.7, p=0.8, fill=0.5),
+    ],
+    ids=repr,
+)
+def test_gradients_flow_through_warps(
+    step: transforms.Transform, is_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_cpu:
+        monkeypatch.setattr(warping, "_grid_sample_fits", lambda: False)
+    rng = torch.Generator().manual_seed(0)
+    images, change, weights = torch.rand(3, 5, 2, 11, 9, generator=rng)
+    images.requires_grad_()
+    before = step(images, samples=np.arange(5))
+    (before * weights).sum().backward()
+    assert images.grad is not None
+    # A warp is a linear function of the images, plus the fill.
+    difference = step(images.detach() + change, samples=np.arange(5)) - before.detach()
+    torch.testing.assert_close((images.grad * change).sum(), (difference * weights).sum())
