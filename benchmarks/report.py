@@ -253,7 +253,9 @@ def draw(line: dict[str, Any], path: Path) -> None:
     shown, curves = plotted(line), CURVES.get(line["benchmark"])
     heights = [4.5 if title == curves else 1 + 0.3 * len(rates) for title, rates in shown.items()]
     figure = Figure(figsize=(9, 0.6 + sum(heights)), layout="constrained")
-    figure.suptitle("; ".join(filter(None, [line["benchmark"], machine(line), variant(line)])), wrap=True)
+    figure.suptitle(
+        "; ".join(filter(None, [line["benchmark"], machine(line), variant(line)])), wrap=True
+    )
     panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights)[:, 0]
     for axes, (title, rates) in zip(panels, shown.items(), strict=True):
         axes.set_title(title, fontsize="medium")
