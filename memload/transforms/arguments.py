@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
+from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,7 +34,9 @@ def describe(value: object) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return an argument as text. Floats are rounded to six digits, so 1 - 0.8 is shown as 0.2."""
+    """Return an argument as text: functions by name, and floats to six digits, 1 - 0.8 as 0.2."""
+    if isinstance(value, FunctionType):
+        return value.__qualname__
     if isinstance(value, float):
         return repr(float(f"{value:.6g}"))
     if type(value) is tuple:

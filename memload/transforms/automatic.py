@@ -213,6 +213,9 @@ class TimmRandAugment(Automatic):
         fill: Fill = 128,
     ) -> None:
         super().__init__(interpolation, fill)
+        if isinstance(num_ops, str):
+            advice = "rand-m9-mstd0.5-inc1 is magnitude=9, mstd=0.5, increasing=True."
+            raise wrong(self, "num_ops", "an integer", repr(num_ops), advice)
         self.num_ops = integer(self, "num_ops", num_ops, 0)
         if not is_finite(magnitude) or magnitude < 0:
             raise wrong(self, "magnitude", "a number of at least 0", repr(magnitude))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memload.transforms.arguments import column_names, integer, share, wrong
+from memload.transforms.arguments import column_names, integer, share, shown, wrong
 from memload.transforms.following import KINDS, Followers
 from memload.transforms.fused import Together, group
 from memload.transforms.options import Options
@@ -190,7 +190,7 @@ def _innermost(step: Any) -> Iterator[Any]:
 
 def _described(steps: Sequence[tuple[int, Any]]) -> str:
     """Return the passes over memory as lines."""
-    return "".join(f"{step!r},\n" for _, step in steps)
+    return "".join(f"{shown(step)},\n" for _, step in steps)
 
 
 def _described_views(steps_of_views: Sequence[Sequence[tuple[int, Any]]]) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations  # so that help() shows Size and Ending by th
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 
 import torch
 
@@ -46,6 +46,23 @@ from memload.transforms.cropping import (
 from memload.transforms.erasing import Cutout, RandomErasing
 from memload.transforms.mixing import CutMix, MixUp
 from memload.transforms.pixels import HasIndex, Normalize, ToDtype
+
+__all__ = [
+    "Ending",
+    "airbench",
+    "byol",
+    "cifar",
+    "convnext",
+    "deit",
+    "deit3",
+    "dino",
+    "evaluate",
+    "imagenet_v1",
+    "imagenet_v2",
+    "mae",
+    "simclr",
+    "train",
+]
 
 #: A number of pixels, or (height, width).
 FixedSize = int | Sequence[int]
@@ -345,3 +362,17 @@ def _end(
     if given != mean or std is not None:
         raise ValueError(f"{name}: statistics takes the place of mean and std. Leave them out.")
     return [Normalize(statistics), ToDtype(dtype)]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, so that completion shows nothing else."""
+    return __all__
+
+
+if not TYPE_CHECKING:  # for type checkers, all names would be there
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise AttributeError, with the names that are there."""
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}. It has {', '.join(__all__)}."
+        )

@@ -389,6 +389,7 @@ UINT8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         ),
         (lambda: T.TimmRandAugment(magnitude=math.inf), "a number of at least 0, not inf"),
         (lambda: T.TimmRandAugment(mstd=-1), "mstd must be a number of at least 0, .*not -1"),
+        (lambda: T.TimmRandAugment("rand-m9-mstd0.5-inc1"), "rand-m9.* is magnitude=9, mstd=0.5,"),
         (lambda: T.TimmRandAugment(p=2), "p must be a number from 0 to 1, not 2"),
     ],
 )

@@ -244,6 +244,17 @@ def test_repr_tells_equal_views_once_and_rounds_floats() -> None:
     ]  # fmt: skip
 
 
+def test_repr_has_functions_by_name() -> None:
+    def double(images: torch.Tensor) -> torch.Tensor:
+        return images * 2
+
+    assert passes_of(transforms.Compose([double, transforms.CenterCrop(batch), abs])) == [
+        "test_repr_has_functions_by_name.<locals>.double,",
+        "CenterCrop(size=batch),",
+        "<built-in function abs>,",
+    ]
+
+
 @pytest.mark.parametrize(
     ("steps", "passes"),
     [

@@ -66,9 +66,12 @@ def make(name: str, **options: object) -> transforms.Compose:
 
 
 def test_every_recipe_is_here() -> None:
-    public = [name for name, _ in inspect.getmembers(recipes, inspect.isfunction) if name[0] != "_"]
-    mine = [name for name in public if getattr(recipes, name).__module__ == recipes.__name__]
-    assert sorted(mine) == sorted(RECIPES)
+    functions = [value for value in vars(recipes).values() if inspect.isfunction(value)]
+    names = [step.__name__ for step in functions if step.__module__ == recipes.__name__]
+    assert sorted(name for name in names if name[0] != "_") == sorted(RECIPES)
+    assert sorted(dir(recipes)) == ["Ending", *sorted(RECIPES)]
+    with pytest.raises(AttributeError, match=r"no attribute 'resnet50'\. It has .* imagenet_v1,"):
+        _ = recipes.resnet50
 
 
 @pytest.mark.parametrize("name", RECIPES)
