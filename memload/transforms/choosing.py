@@ -7,6 +7,7 @@ choose(draws) ─▶ an option ─▶ where all options are operations: operatio
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,9 @@ class Choosing(OperationsTransform, Options):
         return bound
 
     def check(self, images: Tensor) -> None:
-        """See `OperationsTransform.check`."""
+        """See `OperationsTransform.check`. Steps behind others may get different images."""
         for option in self._options:
-            for step in option.transforms:
+            for step in takewhile(_is_operation, option.transforms):
                 step.check(images)
 
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
@@ -141,6 +142,10 @@ class RandomChoice(Choosing):
 
     def __repr__(self) -> str:
         return f"RandomChoice({list(self.transforms)}, p={shown(self.p)})"
+
+
+def _is_operation(step: Any) -> bool:
+    return isinstance(step, OperationsTransform)
 
 
 def _listed(owner: Choosing, transforms: Any) -> tuple[Any, ...]:

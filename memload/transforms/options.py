@@ -30,6 +30,10 @@ class Options:
     #: The lists.
     steps_of_options: Sequence[Steps] = ()
 
+    def check(self, images: Tensor) -> None:
+        """Raise ValueError for images that a step cannot change, also if it is not drawn now."""
+        raise NotImplementedError
+
     def choose(self, draws: Draws) -> np.ndarray:
         """Return the number of each sample's list, int64 ``(N,)``; -1 for none."""
         raise NotImplementedError
@@ -87,6 +91,7 @@ class Chosen(NamedTuple):
 
 def choose(step: Options, batch: Batch, draws: Draws, run: Run) -> Batch:
     """Return a batch after the steps that were drawn for each sample."""
+    step.check(batch.images)
     count, columns = len(batch.images), batch.columns
     # All batches get the same kind of labels, also those in which nothing is mixed.
     for mixer in _mixers([(0, step)]):

@@ -371,3 +371,18 @@ def test_functions_of_the_users_are_found_inside() -> None:
         (transforms.Compose([flip], views=[[flip], [invert]]), False),
     ):
         assert _uses_only_own_tensors(step) == is_own
+
+
+@pytest.mark.parametrize("p", [0.0, 0.001])
+def test_images_of_a_wrong_dtype_are_refused_in_the_first_batch(
+    p: float, make_images: Make
+) -> None:
+    augment, flip = transforms.TrivialAugmentWide(), transforms.RandomHorizontalFlip()
+    images = make_images(4) / 255
+    for steps in ([augment], [augment, flip], [transforms.RandomApply([augment, flip]), abs]):
+        with pytest.raises(ValueError, match="TrivialAugmentWide: images must be uint8"):
+            transforms.RandomApply(steps, p)(images, samples=np.arange(4))
+    # Behind others, images may be different: these are converted before.
+    convert = [lambda images: (images * 255).byte(), augment, lambda images: images / 255]
+    found = transforms.RandomApply(convert, p=1)(images, samples=np.arange(4))
+    assert found.dtype == torch.float32
