@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from memload.transforms.geometry import Plan, pixels_shown
-from memload.transforms.sub_batches import change_some
 from memload.upload import upload
 
 #: Images are processed in chunks of about this many values, which stay in a core's cache.
@@ -95,18 +94,14 @@ def _move(images: Tensor, table: np.ndarray, bicubic: np.ndarray, plan: Plan) ->
             images = _take_boxes(images, windows, bicubic, plan)
     for flipped, dim in ((table[3], -2), (table[7], -1)):
         if flipped.any():
-            images = _flip(images, np.flatnonzero(flipped), dim)
+            images = _flip(images, flipped, dim)
     return images
 
 
-def _flip(images: Tensor, places: np.ndarray, dim: int) -> Tensor:
-    """Return images of which those at some places are flipped.
-
-    On a core, half of 24 uint8 images of 224² take 0.5 ms, and with torch.where 3.4 ms.
-    """
-    if len(places) == len(images):
-        return images.flip(dim)
-    return change_some(images.clone(), places, lambda some, _: some.flip(dim), in_place=True)
+def _flip(images: Tensor, flipped: np.ndarray, dim: int) -> Tensor:
+    """Return images of which some are flipped, ``(N,)``."""
+    pieces = zip(images.chunk(len(images)), flipped.tolist(), strict=True)
+    return torch.cat([image.flip(dim) if is_flipped else image for image, is_flipped in pieces])
 
 
 def _take_boxes(
