@@ -185,8 +185,9 @@ class RandomPerspective(Warp):
     Each corner moves inwards by a random number of whole pixels: at most ``distortion_scale`` of
     half the width, and of half the height. Images whose corners would lie on a line stay as they
     are; so do all of one pixel in width or height. With bilinear interpolation, a position exactly
-    on the border may be outside where torchvision has it inside: 6 in 10 million values. For
-    ``interpolation``, ``fill``, masks, points and boxes see `RandomAffine`.
+    on the border may be outside where torchvision has it inside: fewer than 1 value in a million of
+    images of 224×224, 6 of 32×32, and 600 of 3×17. For ``interpolation``, ``fill``, masks, points
+    and boxes see `RandomAffine`.
 
     >>> images = RandomPerspective(0.5, p=0.5)(images, samples=samples)
     """

@@ -27,9 +27,10 @@ class Compose(Transform):
     over memory; on CUDA that is a Triton kernel. ColorJitter, TrivialAugmentWide and others that
     draw an operation for each sample are done together, and on CUDA in as few passes as possible.
     Other transforms follow in order, each by itself. So does any callable or module that takes
-    images and returns images, such as ``torch.nn.AvgPool2d``. `repr` shows what is fused. For how
-    to call it see `Transform`. Changes of colours after Normalize are refused, as they need values
-    from black to white.
+    images and returns images, such as ``torch.nn.AvgPool2d``. If it comes first and changes them in
+    place, the images given change, unless there are several views. Changes of colours after
+    Normalize are refused, as they need values from black to white. `repr` shows what is fused. For
+    how to call it see `Transform`.
 
     What moves pixels also moves the columns named by ``points``, ``masks`` and ``boxes``, with the
     same random numbers. By default these are none, and in a Loader all those of the data set that

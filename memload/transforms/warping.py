@@ -67,6 +67,8 @@ def warp(
         expected = f"({count}, 6) or ({count}, 8)"
         raise wrong("warp", "matrices", expected, matrices.shape)
     values = None if fill is None else per_channel("warp", "fill", fill, channels, images.dtype)
+    if isinstance(fill, int):
+        values = (fill,) * channels  # masks may have numbers that no float64 has
     lines = upload(grid_lines(matrices, height, width), images.device)
     out = torch.empty_like(images)
     # Positions and indices, and values: on a device, means are computed in float64.
@@ -208,7 +210,9 @@ def _padded(images: Tensor, fill: tuple[float, ...] | None, dtype: torch.dtype) 
     shape = count, channels, height + 2 * MARGIN, width + 2 * MARGIN
     padded = torch.zeros(shape, dtype=dtype, device=images.device)
     if fill is not None:
-        colour = np.array(fill) if dtype.is_floating_point else np.rint(fill)
+        colour = np.array(fill)
+        if not dtype.is_floating_point and colour.dtype.kind == "f":
+            colour = np.rint(colour)
         padded += upload(colour, images.device).to(dtype)[:, None, None]
     padded[:, :, MARGIN:-MARGIN, MARGIN:-MARGIN] = images
     return padded

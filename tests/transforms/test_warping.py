@@ -341,6 +341,15 @@ def test_a_fill_of_none_differs_from_black_only_on_the_edge() -> None:
     assert 0 < (darker != ours).float().mean() < 0.3
 
 
+@pytest.mark.parametrize("fill", [2**53 + 1, 2**63 - 1, -(2**63)])
+def test_any_integer_may_fill_masks(fill: int) -> None:
+    images, masks = torch.zeros(4, 3, 6, 7), torch.ones(4, 6, 7, dtype=torch.int64)
+    for step in (transforms.RandomAffine(30, (0.5, 0.5)), transforms.RandomPerspective(1, p=1)):
+        compose = transforms.Compose([step], masks=["mask"], mask_fill=fill)
+        _, columns = compose(images, {"mask": masks}, samples=np.arange(4))
+        assert columns["mask"].unique().tolist() == sorted([1, fill])
+
+
 @pytest.mark.parametrize("is_cpu", [True, False])
 @pytest.mark.parametrize(
     "step",
