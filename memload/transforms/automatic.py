@@ -22,7 +22,7 @@ from memload.transforms.arguments import (
 from memload.transforms.draws import Draws
 from memload.transforms.operations_plan import INDEX_OF, OperationStep
 from memload.transforms.operations_transform import OperationsTransform
-from memload.transforms.policies import HAS_FACTOR, HAS_SIGN, NUM_COMMON, NUM_TIMM, USUAL, WIDE
+from memload.transforms.policies import HAS_FACTOR, HAS_SIGN, NARROW, NUM_COMMON, NUM_TIMM, WIDE
 from memload.transforms.warping import Fill, Interpolation
 
 
@@ -132,7 +132,7 @@ class RandAugment(Automatic):
 
         Each operation takes two draws: which one, and the sign.
         """
-        magnitudes = policies.magnitudes(USUAL, self.num_magnitude_bins, *images.shape[2:])
+        magnitudes = policies.magnitudes(NARROW, self.num_magnitude_bins, *images.shape[2:])
         result = []
         for step in range(self.num_ops):
             uniform = draws.uniform(2, first=2 * step)
@@ -170,7 +170,7 @@ class AutoAugment(Automatic):
         Draw 0 is the pair. Each operation takes two more: whether it is done, and the sign.
         """
         policy = policies.policy(self.policy)
-        magnitudes = policies.magnitudes(USUAL, 10, *images.shape[2:])
+        magnitudes = policies.magnitudes(NARROW, 10, *images.shape[2:])
         uniform, result = draws.uniform(5), []
         pair = _below(len(policy.operation), uniform[0])
         for step in range(2):

@@ -32,7 +32,7 @@ class Ranges(NamedTuple):
 #: TrivialAugment's (Müller and Hutter, https://arxiv.org/abs/2103.10158).
 WIDE = Ranges(0.99, 32.0, 0.0, 135.0, 0.99, 6)
 #: RandAugment's and AutoAugment's, for which images of 331 pixels moved by up to 150.
-USUAL = Ranges(0.3, 0.0, 150.0 / 331.0, 30.0, 0.9, 4)
+NARROW = Ranges(0.3, 0.0, 150.0 / 331.0, 30.0, 0.9, 4)
 
 
 @functools.lru_cache(maxsize=64)
@@ -106,8 +106,8 @@ def policy(name: str) -> Policy:
     """Return a policy by its name."""
     pairs = [pair.split(",") for pair in _POLICIES[name].split(";")]
     entries = np.array([[(*half.split(), "0")[:3] for half in pair] for pair in pairs])
-    numbers = np.vectorize(INDEX_OF.__getitem__)(entries[..., 0])
-    return Policy(numbers, entries[..., 1].astype(float), entries[..., 2].astype(np.int64))
+    operation = np.vectorize(INDEX_OF.__getitem__)(entries[..., 0])
+    return Policy(operation, entries[..., 1].astype(float), entries[..., 2].astype(np.int64))
 
 
 #: Operation, share of the images, and the bin of the magnitude, if it has one. The pairs were found
