@@ -14,3 +14,17 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Parameters:
+    """An array of numbers for many samples, uploaded once to each device that asks for it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self._uploaded: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the array as a tensor on a device."""
+        if device not in self._uploaded:
+            self._uploaded[device] = upload(self.array, device)
+        return self._uploaded[device]

@@ -28,7 +28,11 @@ How a batch flows:
         │         ├─▶ operations_kernel CUDA: Triton kernels, in which a sample is a matrix and a
         │         │                     list of operations
         │         └─▶ operations_reference   elsewhere: the samples of each operation together
-        ├─────▶ options.choose          steps drawn for each sample, of which some are neither
+        ├─────▶ PlannedPainting, PlannedMixing   erasing, MixUp and the like
+        │         │ PaintingPlan, MixingPlan       boxes and shares of 8,192 samples
+        │         ├─▶ painting_kernel   CUDA: Triton kernels
+        │         └─▶ erasing, mixing   elsewhere: plain torch operations
+        ├─────▶ options.choose          steps drawn for each sample, of which some are none of these
         │         └─▶ Prepared          those steps, for copies of the samples
         └─────▶ Transform.apply(draws)  what is not planned
         ▼
@@ -44,7 +48,7 @@ Each module imports only modules above it:
     sub_batches takes, puts and changes some images of a batch, or all in parts
     plan_reference   a plan by torch operations; defines the pixels
     following   Followers: the masks, points and boxes that move with the images
-    fused       neighbours in a list that are done together
+    fused       steps that are planned: neighbours in a list that are done together
     lookup      changes of single values: solarize, posterize, invert, autocontrast, equalize
     color       brightness, contrast, saturation, hue, grey
     blur_kernel, filtering   blur and sharpness
@@ -65,7 +69,7 @@ Each module imports only modules above it:
     policies    what is drawn for TrivialAugment, RandAugment and AutoAugment
     automatic   TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
     choosing    RandomApply and RandomChoice
-    boxes       random boxes of given area and ratio, and the pixels inside of boxes
+    boxes       random boxes of given area and ratio, and the edges of boxes
     cropping    crops, resizes and flips
     painting_kernel   boxes painted over, and images mixed in pairs, as Triton kernels
     erasing     RandomErasing and Cutout

@@ -75,33 +75,33 @@ class Batch(NamedTuple):
 class Target:
     """A batch in new memory, into which samples are put.
 
-    It begins as ``mixed``, whose images are new, or as a copy of ``given``. With ``is_filled``, all
-    images will be put, so none are copied. Columns are copied when the first samples are put there.
+    It begins as a copy of ``given``. With ``is_filled``, all images will be put, so none are
+    copied. Columns are copied when the first samples are put there. ``origin`` says where the
+    samples come from, for messages.
     """
 
-    def __init__(self, given: Batch, mixed: Batch | None, *, is_filled: bool) -> None:
-        images, columns, shares = mixed or given
-        if mixed is None:
-            new = torch.empty_like(images, memory_format=layout_of(images))
-            images = new if is_filled else new.copy_(images)
-        self.batch = Batch(images, dict(columns), dict(shares))
+    def __init__(self, given: Batch, origin: str, *, is_filled: bool) -> None:
+        images, columns, shares = given
+        new = torch.empty_like(images, memory_format=layout_of(images))
+        self.batch = Batch(new if is_filled else new.copy_(images), dict(columns), dict(shares))
+        self.origin = origin
         self._given = given
 
-    def put(self, places: np.ndarray, values: Batch, origin: str) -> None:
+    def put(self, places: np.ndarray, values: Batch) -> None:
         """Put samples at places, each once. Columns that ``values`` lacks stay as they are.
 
-        Raises ValueError if shapes or dtypes differ; ``origin`` says where the samples come from.
+        Raises ValueError if shapes or dtypes differ.
         """
         where = functools.cache(functools.partial(upload, places))
         images = self.batch.images
-        _check_kind(origin, images, values.images)
+        _check_kind(self.origin, images, values.images)
         put_some(images, places, values.images)
         for given, columns, new in (
             (self._given.columns, self.batch.columns, values.columns),
             (self._given.shares, self.batch.shares, values.shares),
         ):
             for name, column in new.items():
-                _check_kind(f"columns[{name!r}] of {origin}", columns[name], column)
+                _check_kind(f"columns[{name!r}] of {self.origin}", columns[name], column)
                 if columns[name] is given[name]:
                     columns[name] = given[name].clone(memory_format=torch.contiguous_format)
                 rows = as_signed(columns[name])

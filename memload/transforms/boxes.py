@@ -76,14 +76,22 @@ def _random_lengths(
     return lengths
 
 
-def each_box(boxes: np.ndarray) -> Iterator[tuple[int, slice, slice]]:
-    """Yield the sample, rows and columns of each of the boxes ``(4, number, N)``.
+def edges_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the edges of boxes, int32 ``(N, 4)``, from their starts and ends, ``(2, N)`` each.
 
-    Boxes are top, left, height and width. They may reach beyond the image. Those of height 0 are
-    left out.
+    They are the first row, the row after the last, and the same of columns. The first axis of
+    starts and ends is the height.
     """
-    number, sample = np.nonzero(boxes[2])
-    starts, lengths = boxes[:2, number, sample], boxes[2:, number, sample]
-    edges = *starts.clip(0).tolist(), *(starts + lengths).clip(0).tolist()
-    for index, top, left, bottom, right in zip(sample.tolist(), *edges, strict=True):
+    return np.stack([start, end], 1).reshape(4, -1).T.astype(np.int32, order="C")
+
+
+def each_box(edges: np.ndarray) -> Iterator[tuple[int, slice, slice]]:
+    """Yield the sample, rows and columns of each of the boxes with these edges ``(N, …, 4)``.
+
+    Boxes without rows are left out.
+    """
+    has_rows = edges[..., 0] < edges[..., 1]
+    for index, (top, bottom, left, right) in zip(
+        np.nonzero(has_rows)[0].tolist(), edges[has_rows].tolist(), strict=True
+    ):
         yield index, slice(top, bottom), slice(left, right)

@@ -1,7 +1,8 @@
 """RandomApply and RandomChoice: other transforms, for some samples of a batch.
 
 choose(draws) ─▶ an option ─▶ where all options are operations: operations_transform.FusedOperations
-                 per sample ─▶ others: options.choose
+                 per sample ─▶ where all options mix samples: options.PlannedMixing
+                            ─▶ others: options.choose
 """
 
 import copy
@@ -16,25 +17,27 @@ from torch import Tensor
 from memload.transforms.arguments import is_finite, share, shown, wrong
 from memload.transforms.compose import Compose
 from memload.transforms.draws import Draws
-from memload.transforms.fused import group
+from memload.transforms.fused import Together, group
 from memload.transforms.operations_plan import OperationStep
 from memload.transforms.operations_transform import OperationsTransform
-from memload.transforms.options import Options
+from memload.transforms.options import Mixture, Options, PlannedMixing
 from memload.transforms.transform import Transform
 
 
 class Choosing(OperationsTransform, Options):
     """The base of transforms that choose between lists of others, the options.
 
-    Subclasses define `Options.choose`. `options.choose` does the rest, or, where all options are
-    operations, the `FusedOperations` to which they belong.
+    Subclasses define `Options.choose`. `options.choose` does the rest, unless all options are
+    operations, or all mix samples: then what `together` returns does it.
     """
 
     def __init__(self, options: Sequence[Compose]) -> None:
         self._set_options(options)
         steps = [step for option in options for step in option.transforms]
-        are_operations = all(getattr(step, "fuses_as", "no") == "operations" for step in steps)
-        self.fuses_as = "operations" if are_operations else "no"
+        fusions = {getattr(step, "fuses_as", "no") for step in steps}
+        self.fuses_as = "operations" if fusions <= {"operations"} else "no"
+        if fusions == {"mixing"} and all(len(option.transforms) <= 1 for option in options):
+            self.fuses_as = "mixing"
 
     def _set_options(self, options: Sequence[Compose]) -> None:
         self._options = tuple(options)
@@ -58,15 +61,31 @@ class Choosing(OperationsTransform, Options):
             for step in takewhile(_is_operation, option.transforms):
                 step.check(images)
 
+    def together(self, position: int) -> Together:
+        """See `Transform.together`."""
+        if self.fuses_as == "mixing":
+            return PlannedMixing([(position, self)])
+        return super().together(position)
+
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
-        """Draw 0 chooses. Each option has steps of its own, which do nothing to other samples."""
-        chosen, steps = self.choose(draws), []
+        """See `OperationsTransform.operation_steps`."""
+        return self._of_options(draws, lambda step, inside: step.operation_steps(inside, images))
+
+    def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
+        """See `Mixing.mixtures`."""
+        return self._of_options(draws, lambda step, inside: step.mixtures(inside, images))
+
+    def _of_options(self, draws: Draws, of_step: Callable[[Any, Draws], list[Any]]) -> list[Any]:
+        """Return what ``of_step(step, draws)`` returns for the steps of all options.
+
+        Draw 0 chooses. Each option has steps of its own, which do nothing to other samples.
+        """
+        chosen, of_options = self.choose(draws), []
         for number, option in enumerate(self._options):
             for position, step in enumerate(option.transforms):
                 inside = replace(draws, position=f"{draws.position}.{number}.{position}")
-                of_option = step.operation_steps(inside, images)
-                steps += [each.only_for(chosen == number) for each in of_option]
-        return steps
+                of_options += [each.only_for(chosen == number) for each in of_step(step, inside)]
+        return of_options
 
 
 class RandomApply(Choosing):

@@ -1,7 +1,7 @@
 """A list of transforms, done in as few passes over memory as possible."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from textwrap import indent
 from typing import Any
@@ -10,8 +10,8 @@ import torch
 
 from memload.transforms.arguments import column_names, integer, share, shown, wrong
 from memload.transforms.following import KINDS, Followers
-from memload.transforms.fused import Together, group
-from memload.transforms.options import Options
+from memload.transforms.fused import group
+from memload.transforms.options import innermost
 from memload.transforms.pixels import Normalize
 from memload.transforms.prepared import Prepared
 from memload.transforms.transform import Transform
@@ -166,7 +166,7 @@ def _grouped(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
         # What the user has written may undo it.
         if not type(step).__module__.startswith("memload."):
             is_normalized = False
-        steps = list(_innermost(step))
+        steps = list(innermost(step))
         late = [each for each in steps if not getattr(each, "takes_normalized", True)]
         if is_normalized and late:
             raise ValueError(
@@ -175,18 +175,6 @@ def _grouped(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
             )
         is_normalized |= any(isinstance(each, Normalize) for each in steps)
     return group(transforms)
-
-
-def _innermost(step: Any) -> Iterator[Any]:
-    """Yield a transform, or those that are inside of it."""
-    if isinstance(step, Options):
-        for _, inner in chain(*step.steps_of_options):
-            yield from _innermost(inner)
-    elif isinstance(step, Together):
-        for _, inner in step.steps:
-            yield from _innermost(inner)
-    else:
-        yield step
 
 
 def _described(steps: Sequence[tuple[int, Any]]) -> str:

@@ -1,8 +1,8 @@
 """RandomErasing and Cutout: a box of each image is painted over."""
 
 import functools
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from memload.transforms.arguments import (
     share,
     wrong,
 )
-from memload.transforms.boxes import NUMBERS_OF_A_BOX, each_box, random_boxes
+from memload.transforms.boxes import NUMBERS_OF_A_BOX, each_box, edges_of, random_boxes
 from memload.transforms.draws import Draws, numbers_at
 from memload.transforms.following import TensorsByName
+from memload.transforms.fused import Fusion, Together
 from memload.transforms.geometry import HAS_TRITON
 from memload.transforms.transform import Transform
+from memload.upload import Parameters
 
 #: p and recount have a number each after those of the first box.
 _NUMBER_OF_P, _NUMBER_OF_RECOUNT = NUMBERS_OF_A_BOX, NUMBERS_OF_A_BOX + 1
@@ -30,7 +32,62 @@ _LARGEST_RECOUNT = 100
 _FIRST_NOISE_NUMBER = 1 << 20
 
 
-class RandomErasing(Transform):
+class PaintingPlan(NamedTuple):
+    """Boxes of samples, and what they are painted with: a colour or, if that is None, noise."""
+
+    boxes: Parameters  #: their edges, int32 ``(N, number, 4)``; see `boxes.edges_of`
+    colour_bytes: Parameters | None  #: a value of the images' dtype for each channel
+    streams: Parameters  #: those of the samples' random numbers, int64 ``(N,)``
+
+
+class PaintingTransform(Transform):
+    """The base of transforms that paint over boxes of images. Subclasses define `painting`."""
+
+    fuses_as: Fusion = "painting"
+
+    def painting(self, draws: Draws, images: Tensor) -> tuple[np.ndarray, tuple[float, ...] | None]:
+        """Return the edges of boxes, int32 ``(N, number, 4)``, and a colour, or None for noise.
+
+        A colour has a value for each channel. Only the shape ``(any, C, H, W)`` and the dtype of
+        ``images`` matter.
+        """
+        raise NotImplementedError
+
+    def together(self, position: int) -> Together:
+        """See `Transform.together`."""
+        return PlannedPainting([(position, self)])
+
+
+class PlannedPainting(Together):
+    """A step that paints over boxes, planned by itself."""
+
+    def plan(
+        self,
+        images: Tensor,
+        count: int,
+        draws: Callable[[int], Draws],
+        memory_format: torch.memory_format,
+    ) -> PaintingPlan:
+        """See `Together.plan`."""
+        ((position, step),) = self.steps
+        own_draws = draws(position)
+        boxes, colour = step.painting(own_draws, images)
+        colour_bytes = None
+        if colour is not None:
+            values = torch.tensor(colour, dtype=torch.float64).to(images.dtype)
+            colour_bytes = Parameters(values.view(torch.uint8).numpy())
+        return PaintingPlan(Parameters(boxes), colour_bytes, Parameters(own_draws.streams))
+
+    def run(
+        self, images: Tensor, columns: TensorsByName, plan: PaintingPlan, first_in_plan: int
+    ) -> tuple[Tensor, TensorsByName]:
+        """See `Together.run`."""
+        if plan.colour_bytes is None:
+            return _add_noise(images, plan.boxes, plan.streams, first_in_plan), columns
+        return _paint(images, plan.boxes, plan.colour_bytes, first_in_plan), columns
+
+
+class RandomErasing(PaintingTransform):
     """Paint over a random box of each image with share ``p``, like torchvision's.
 
     The area of the box is uniform between ``scale[0]`` and ``scale[1]`` times that of the image,
@@ -69,38 +126,35 @@ class RandomErasing(Transform):
         is_random = isinstance(value, str) and value == "random"
         self.value = value if is_random else numbers(self, "value", value)
 
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Erase boxes of the drawn samples."""
+    def painting(self, draws: Draws, images: Tensor) -> tuple[np.ndarray, tuple[float, ...] | None]:
+        """See `PaintingTransform.painting`."""
         boxes = self._boxes(images.shape[-2], images.shape[-1], draws)
         if self.value != "random":
-            value = per_channel(self, "value", self.value, images.shape[1], images.dtype)
-            return _paint(images, boxes, value), columns
+            return boxes, per_channel(self, "value", self.value, images.shape[1], images.dtype)
         if not images.is_floating_point():
             advice = "Put it after Normalize."
             raise wrong(self, "images", "floating for value='random'", images.dtype, advice)
-        return _add_noise(images, boxes, draws), columns
+        return boxes, None
 
     def _boxes(self, height: int, width: int, draws: Draws) -> np.ndarray:
-        """Return top, left, height and width, int64 ``(4, number, N)``. Some heights are 0."""
+        """Return the edges of the boxes, int32 ``(N, number, 4)``. Some are empty."""
         lowest, highest = self.recount
         chosen = draws.uniform(1, _NUMBER_OF_P)[0] < self.p
-        drawn = draws.uniform(1, _NUMBER_OF_RECOUNT)[0]
-        counts = lowest + (drawn * (highest - lowest + 1)).astype(np.int64)
-        boxes = []
+        uniform = draws.uniform(1, _NUMBER_OF_RECOUNT)[0]
+        counts = lowest + (uniform * (highest - lowest + 1)).astype(np.int64)
+        edges = np.zeros((len(chosen), highest, 4), np.int32)
         for number in range(highest):
+            erased = np.flatnonzero(chosen & (number < counts))
             # The width comes first, since the ratio of a box is its second axis over its first.
             start, length, fits = random_boxes(
-                draws, (width, height), self.scale, self.ratio, 0, parts=counts,
+                draws.at(erased), (width, height), self.scale, self.ratio, 0, parts=counts[erased],
                 first=number and _NUMBER_OF_RECOUNT + 1 + (number - 1) * NUMBERS_OF_A_BOX,
             )  # fmt: skip
-            erased = fits & chosen & (number < counts)
-            boxes.append([start[1], start[0], np.where(erased, length[1], 0), length[0]])
-        return np.moveaxis(np.array(boxes), 0, 1)
+            edges[erased, number] = edges_of(start[::-1], (start + length * fits)[::-1])
+        return edges
 
 
-class Cutout(Transform):
+class Cutout(PaintingTransform):
     """Paint over a square of each image with share ``p``.
 
     ``size`` is the number of pixels, or (height, width). The centre is anywhere in the image, so a
@@ -118,53 +172,59 @@ class Cutout(Transform):
         self.fill = numbers(self, "fill", fill)
         self.p = share(self, "p", p)
 
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Cut a box out of the drawn samples."""
-        drawn = draws.uniform(3)
-        height, width = images.shape[-2:]
-        top = (drawn[0] * height).astype(np.int64) - self.size[0] // 2
-        left = (drawn[1] * width).astype(np.int64) - self.size[1] // 2
-        heights = np.where(drawn[2] < self.p, self.size[0], 0)
-        boxes = np.array([top, left, heights, np.full_like(left, self.size[1])])[:, np.newaxis]
+    def painting(self, draws: Draws, images: Tensor) -> tuple[np.ndarray, tuple[float, ...] | None]:
+        """See `PaintingTransform.painting`."""
+        uniform = draws.uniform(3)
+        size, extents = np.array([self.size, images.shape[-2:]])[:, :, np.newaxis]
+        start = (uniform[:2] * extents).astype(np.int64) - size // 2
+        end = start + np.where(uniform[2] < self.p, size, 0)
+        inside = [edge.clip(0, extents) for edge in (start, end)]
         fill = per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
-        return _paint(images, boxes, fill), columns
+        return edges_of(*inside)[:, np.newaxis], fill
 
 
-def _paint(images: Tensor, boxes: np.ndarray, value: tuple[float, ...]) -> Tensor:
-    """Return images whose boxes ``(4, number, N)`` have a value for each channel."""
-    colour = torch.tensor(value, dtype=torch.float64).to(images.dtype)
+def _paint(
+    images: Tensor, boxes: Parameters, colour_bytes: Parameters, first_in_plan: int
+) -> Tensor:
+    """Return images whose boxes have a colour. They are a plan's samples from ``first_in_plan``.
+
+    For the other arguments see `PaintingPlan`.
+    """
+    colour = colour_bytes.on(images.device).view(images.dtype)
     if images.is_cuda and HAS_TRITON:
         from memload.transforms import painting_kernel
 
-        return painting_kernel.paint(images, boxes, colour)
-    painted, colour = images.clone(), colour.to(images.device)[:, None, None]
+        return painting_kernel.paint(images, boxes, first_in_plan, colour)
+    painted, colour = images.clone(), colour[:, None, None]
     # With one operation for all boxes, 64 images of 224×224 take 54 ms on the CPU instead of 11.
-    for index, rows, columns in each_box(boxes):
+    for index, rows, columns in each_box(boxes.array[first_in_plan : first_in_plan + len(images)]):
         painted[index, :, rows, columns] = colour
     return painted
 
 
-def _add_noise(images: Tensor, boxes: np.ndarray, draws: Draws) -> Tensor:
-    """Return images whose boxes ``(4, number, N)`` are normal noise.
+def _add_noise(
+    images: Tensor, boxes: Parameters, streams: Parameters, first_in_plan: int
+) -> Tensor:
+    """Return images whose boxes are normal noise. For the arguments see `_paint`.
 
-    It depends on the sample and the pixel alone, so overlapping boxes agree.
+    The noise depends on the sample and the pixel alone, so overlapping boxes agree.
     """
     if images.is_cuda and HAS_TRITON:
         from memload.transforms import painting_kernel
 
         quantiles = _normal_quantiles(images.dtype, images.device)
-        return painting_kernel.paint_noise(
-            images, boxes, draws.streams, _FIRST_NOISE_NUMBER, quantiles
+        return painting_kernel.paint(
+            images, boxes, first_in_plan, quantiles, streams, _FIRST_NOISE_NUMBER
         )
     noisy, (_, channels, height, width) = images.clone(), images.shape
     in_order = np.arange(height * width * channels).reshape(height, width, channels)
     numbers = _FIRST_NOISE_NUMBER + in_order.transpose(2, 0, 1)
     quantiles = _normal_quantiles(images.dtype, torch.device("cpu"))
-    for index, rows, columns in each_box(boxes):
-        drawn = numbers_at(draws.streams[index : index + 1], numbers[:, rows, columns])
-        noisy[index, :, rows, columns] = quantiles[torch.from_numpy(drawn)].to(images.device)
+    samples = slice(first_in_plan, first_in_plan + len(images))
+    own_streams = streams.array[samples]
+    for index, rows, columns in each_box(boxes.array[samples]):
+        bits = numbers_at(own_streams[index : index + 1], numbers[:, rows, columns])
+        noisy[index, :, rows, columns] = quantiles[torch.from_numpy(bits)].to(images.device)
     return noisy
 
 

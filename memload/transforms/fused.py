@@ -1,4 +1,4 @@
-"""Neighbours in a list of transforms that are done together."""
+"""Steps that are planned for many samples at once: neighbours in a list that are done together."""
 
 from collections.abc import Callable, Sequence
 from textwrap import indent
@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from memload.transforms.draws import Draws
-from memload.transforms.following import Movement, PlannedMovement
+from memload.transforms.following import Movement, PlannedMovement, TensorsByName
 from memload.transforms.geometry import Axis, Plan
 from memload.transforms.plan_reference import reference
 
-#: How a transform can be done together with its neighbours in a list; "no" if it cannot.
-Fusion = Literal["crop", "resize", "flip", "pixels", "operations", "no"]
+#: How a transform can be done together with its neighbours in a list. "painting" and "mixing" are
+#: planned, but done by themselves; "no" is not planned.
+Fusion = Literal["crop", "resize", "flip", "pixels", "operations", "painting", "mixing", "no"]
 
 
 class Together:
-    """The base of neighbours in a list that are done together.
+    """The base of neighbours in a list that are done together, or of a single step.
 
     ``steps`` are (position in the list, transform). What they draw is planned for many samples at
     once, and carried out for parts of them.
@@ -39,8 +40,8 @@ class Together:
         return any(step.moves_pixels for _, step in self.steps)
 
     def takes(self, step: Any) -> bool:
-        """Return whether one more step can join."""
-        raise NotImplementedError
+        """Return whether one more step can join. None can, unless a subclass says so."""
+        return False
 
     def plan(
         self,
@@ -59,8 +60,13 @@ class Together:
         """Return how images move that are ``count`` samples of a plan from ``first_in_plan`` on."""
         raise NotImplementedError
 
-    def run(self, images: Tensor, plan: Any, first_in_plan: int) -> Tensor:
-        """Return what becomes of images ``(N, C, H, W)``, the plan's from ``first_in_plan`` on."""
+    def run(
+        self, images: Tensor, columns: TensorsByName, plan: Any, first_in_plan: int
+    ) -> tuple[Tensor, TensorsByName]:
+        """Return what becomes of images ``(N, C, H, W)`` and of their columns.
+
+        They are the plan's samples from ``first_in_plan`` on. The columns have followed them.
+        """
         raise NotImplementedError
 
 
@@ -108,13 +114,15 @@ class Fused(Together):
         """See `Together.movement`."""
         return PlannedMovement(plan, first_in_plan)
 
-    def run(self, images: Tensor, plan: Plan, first_in_plan: int) -> Tensor:
+    def run(
+        self, images: Tensor, columns: TensorsByName, plan: Plan, first_in_plan: int
+    ) -> tuple[Tensor, TensorsByName]:
         """See `Together.run`."""
         if images.dtype == torch.uint8 and plan.runs_in_kernel(images):
             from memload.transforms.plan_kernel import run
 
-            return run(images, plan, first_in_plan)
-        return reference(images, plan, first_in_plan)
+            return run(images, plan, first_in_plan), columns
+        return reference(images, plan, first_in_plan), columns
 
 
 def group(transforms: Sequence[Any]) -> list[tuple[int, Any]]:

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from memload.transforms.arguments import describe, integer, is_finite, wrong
-from memload.transforms.boxes import each_box
+from memload.transforms.boxes import each_box, edges_of
 from memload.transforms.draws import Draws
 from memload.transforms.following import Followers, TensorsByName
 from memload.transforms.geometry import HAS_TRITON
-from memload.transforms.options import Mixing, Mixture
+from memload.transforms.options import Mixing, MixingPlan, Mixture
 from memload.transforms.sub_batches import parts, put_some, take_some
 from memload.transforms.transform import Transform
-from memload.upload import upload
+from memload.upload import Parameters, upload
 from memload.wording import listed
 
 
-class MixUp(Transform, Mixing):
+class MixUp(Mixing, Transform):
     """Mix each image and label with those before it in the batch, like torchvision's ``v2.MixUp``.
 
     Each sample keeps a share of its own, drawn from Beta(``alpha``, ``alpha``). The partner is the
@@ -78,13 +78,6 @@ class MixUp(Transform, Mixing):
         bound._followers = Followers.of({"masks": masks})
         return bound
 
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Mix each sample with the one before it in the batch, and the first with the last."""
-        unmixed = self.unmixed(columns, len(images))
-        return self.mixed(images, unmixed, self.mixture(images, draws))
-
     def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
         """See `Mixing.unmixed`."""
         if "label" in columns:
@@ -98,26 +91,27 @@ class MixUp(Transform, Mixing):
         )
 
     def mixed(
-        self, images: Tensor, columns: TensorsByName, mixture: Mixture
+        self, images: Tensor, columns: TensorsByName, plan: MixingPlan, first_in_plan: int
     ) -> tuple[Tensor, TensorsByName]:
         """See `Mixing.mixed`."""
-        factor, boxes, kept = mixture
-        whole, none = np.ones_like(factor), np.zeros_like(boxes)
         masks = {
-            name: mix(columns[name][:, None], whole, boxes)[:, 0] for name in self._followers.masks
+            name: mix(columns[name][:, None], None, plan.boxes, first_in_plan)[:, 0]
+            for name in self._followers.masks
         }
         columns = columns | masks
         if "label" in columns:
-            columns["label"] = mix(columns["label"][:, None, None], kept, none)[:, 0, 0]
-        return mix(images, factor, boxes), columns
+            shares = columns["label"][:, None, None]
+            columns["label"] = mix(shares, plan.kept, None, first_in_plan)[:, 0, 0]
+        factor = plan.factor if images.is_floating_point() else None
+        return mix(images, factor, plan.boxes, first_in_plan), columns
 
-    def mixture(self, images: Tensor, draws: Draws) -> Mixture:
-        """See `Mixing.mixture`."""
+    def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
+        """See `Mixing.mixtures`."""
         if not images.is_floating_point():
             advice = "Put ToDtype or Normalize before it."
             raise wrong(self, "images", "floating", images.dtype, advice)
         kept = _beta(draws.uniform(1)[0], self.alpha).astype(np.float32)
-        return Mixture(kept, np.zeros((4, len(kept)), np.int64), kept)
+        return [Mixture(kept, np.zeros((len(kept), 4), np.int32), kept)]
 
     def _class_shares(self, labels: Tensor, count: int) -> Tensor:
         """Return the share of every class, float32 ``(N, num_classes)``."""
@@ -142,7 +136,8 @@ class MixUp(Transform, Mixing):
                 expected = f"from 0 to {self.num_classes - 1}, as num_classes says"
                 raise wrong(self, "columns['label']", expected, f"{lowest} to {highest}")
         classes = torch.arange(self.num_classes, device=labels.device)
-        return (labels[:, None] == classes).float()  # one_hot() would wait for a GPU
+        shares = torch.empty(count, self.num_classes, device=labels.device)
+        return torch.eq(labels[:, None], classes, out=shares)  # one_hot() would wait for a GPU
 
 
 class CutMix(MixUp):
@@ -164,32 +159,44 @@ class CutMix(MixUp):
     ) -> None:
         super().__init__(alpha=alpha, num_classes=num_classes, labels_getter=labels_getter)
 
-    def mixture(self, images: Tensor, draws: Draws) -> Mixture:
-        """See `Mixing.mixture`."""
-        drawn = draws.uniform(3)
-        kept = _beta(drawn[0], self.alpha)
+    def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
+        """See `Mixing.mixtures`."""
+        uniform = draws.uniform(3)
+        kept = _beta(uniform[0], self.alpha)
         extents = np.array(images.shape[-2:])[:, np.newaxis]
-        centre = (drawn[1:] * extents).astype(np.int64)
+        centre = (uniform[1:] * extents).astype(np.int64)
         half = (0.5 * np.sqrt(1 - kept) * extents).astype(np.int64)
         start, end = np.maximum(centre - half, 0), np.minimum(centre + half, extents)
-        length = end - start
-        left_over = (1 - length.prod(0) / extents.prod()).astype(np.float32)
-        return Mixture(np.ones_like(left_over), np.concatenate([start, length]), left_over)
+        left_over = (1 - (end - start).prod(0) / extents.prod()).astype(np.float32)
+        return [Mixture(np.ones_like(left_over), edges_of(start, end), left_over)]
 
 
-def mix(images: Tensor, factor: np.ndarray, boxes: np.ndarray) -> Tensor:
+def mix(
+    images: Tensor, factor: Parameters | None, boxes: Parameters | None, first_in_plan: int = 0
+) -> Tensor:
     """Return images ``(N, C, H, W)`` mixed with the one before; the first with the last.
 
-    ``factor``, float32 ``(N,)``, is the share of an image that is kept; with 1, its bits stay.
-    Below 1, images must be floats. They are mixed in float32, or in float64 if they are that.
-    Within the box of a sample, the image before it is shown instead. ``boxes``, int64 ``(4, N)``,
-    are top, left, height and width in pixels. The result has the layout of the images.
+    They are a plan's samples from ``first_in_plan`` on. ``factor``, float32 ``(any,)``, is the
+    share of an image that is kept; with 1, its bits stay. Only floats can have factors. They are
+    mixed in float32, or in float64 if they are that. ``boxes``, int32 ``(any, 4)``, are edges; see
+    `boxes.edges_of`. Within the box of a sample, the image before it is shown instead. The result
+    has the layout of the images.
     """
     if images.is_cuda and HAS_TRITON:
         from memload.transforms import painting_kernel
 
-        return painting_kernel.mix(images, factor, boxes)
-    mixed = images.clone()
+        return painting_kernel.mix(images, factor, boxes, first_in_plan)
+    mixed, samples = images.clone(), slice(first_in_plan, first_in_plan + len(images))
+    if factor is not None:
+        _blend(mixed, images, factor.array[samples])
+    if boxes is not None:
+        for index, rows, columns in each_box(boxes.array[samples]):
+            mixed[index, :, rows, columns] = images[index - 1, :, rows, columns]
+    return mixed
+
+
+def _blend(mixed: Tensor, images: Tensor, factor: np.ndarray) -> None:
+    """Write images that are blended with the one before to ``mixed``, where the factor is not 1."""
     blended = np.flatnonzero(factor != 1)
     # Four times an image, in float32 at least: both of them, and each times its share.
     bytes_of_one = 4 * max(4, images.element_size()) * images.shape[1:].numel()
@@ -199,9 +206,6 @@ def mix(images: Tensor, factor: np.ndarray, boxes: np.ndarray) -> Tensor:
         share = upload(factor[places], images.device)[:, None, None, None]
         new = (own * share).add_(before * (1 - share)).to(images.dtype)
         put_some(mixed, places, new)
-    for index, rows, columns in each_box(boxes[:, np.newaxis]):
-        mixed[index, :, rows, columns] = images[index - 1, :, rows, columns]
-    return mixed
 
 
 def _beta(drawn: np.ndarray, alpha: float) -> np.ndarray:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memload.transforms.draws import Draws
 from memload.transforms.filtering import fits_kernel
-from memload.transforms.following import Movement
+from memload.transforms.following import Movement, TensorsByName
 from memload.transforms.fused import Fused, Fusion, Together
 from memload.transforms.geometry import runs_in_operations_kernel
 from memload.transforms.moving import OperationsMovement
@@ -41,7 +41,7 @@ class OperationsTransform(Transform):
     def check(self, images: Tensor) -> None:
         """Raise ValueError for images that cannot be changed, whatever is drawn."""
 
-    def together(self, position: int) -> "FusedOperations":
+    def together(self, position: int) -> Together:
         """See `Transform.together`."""
         return FusedOperations([(position, self)])
 
@@ -79,13 +79,17 @@ class FusedOperations(Together):
         steps = plan.steps_of(first_in_plan, count)
         return OperationsMovement(steps, count, plan.height, plan.width)
 
-    def run(self, images: Tensor, plan: OperationsPlan, first_in_plan: int) -> Tensor:
+    def run(
+        self, images: Tensor, columns: TensorsByName, plan: OperationsPlan, first_in_plan: int
+    ) -> tuple[Tensor, TensorsByName]:
         """See `Together.run`."""
         if runs_in_operations_kernel(images) and all(
             fits_kernel(step.kernel_size) for step in plan.steps
         ):
             from memload.transforms.operations_kernel import run
 
-            return run(images, plan, first_in_plan)
-        changed = change_each(images, plan.steps_of(first_in_plan, len(images)))
-        return reference(changed, plan.after, first_in_plan) if plan.maps_pixels else changed
+            return run(images, plan, first_in_plan), columns
+        images = change_each(images, plan.steps_of(first_in_plan, len(images)))
+        if plan.maps_pixels:
+            images = reference(images, plan.after, first_in_plan)
+        return images, columns

@@ -1,20 +1,23 @@
 """Lists of steps that are drawn for each sample, and steps that mix samples with others.
 
-choose ─▶ Chosen: a list of steps, ─▶ those that mix: one Mixture for the whole batch ─▶ Target
-          and places of samples    ─▶ others: copies of samples go through the steps  ─▶
+Options ─▶ where all mix samples: PlannedMixing: a Mixture, by which the batch is mixed in one pass
+        ─▶ others: choose: copies of samples go through their steps ─▶ Target
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from memload.transforms.arguments import wrong
 from memload.transforms.batch import Batch, Target
 from memload.transforms.draws import Draws
 from memload.transforms.following import TensorsByName
+from memload.transforms.fused import Fusion, Together
+from memload.upload import Parameters
 from memload.wording import listed
 
 #: (position, step) as `fused.group` returns them.
@@ -43,41 +46,81 @@ class Mixture(NamedTuple):
     """How much each sample of a batch gets of the one before it."""
 
     factor: np.ndarray  #: the share of the image that is kept, float32 ``(N,)``
-    #: Within these, the image before is shown: top, left, height and width, int64 ``(4, N)``.
+    #: Within these, the image before is shown: edges, int32 ``(N, 4)``; see `boxes.edges_of`.
     boxes: np.ndarray
     kept: np.ndarray  #: the share of the label that is kept, float32 ``(N,)``
 
-    @classmethod
-    def of_nothing(cls, count: int) -> "Mixture":
-        """Return that of samples that stay as they are."""
-        whole = np.ones(count, np.float32)
-        return cls(whole, np.zeros((4, count), np.int64), whole.copy())
+    def only_for(self, chosen: np.ndarray) -> "Mixture":
+        """Return the same where ``chosen``, bool ``(N,)``, and elsewhere what mixes nothing."""
+        return Mixture(
+            np.where(chosen, self.factor, np.float32(1)),
+            np.where(chosen[:, np.newaxis], self.boxes, np.int32(0)),
+            np.where(chosen, self.kept, np.float32(1)),
+        )
 
-    def put(self, places: np.ndarray, values: "Mixture") -> None:
-        """Put in what is mixed for the samples at some places."""
-        for own, new in zip(self, values, strict=True):
-            own[..., places] = new
+
+class MixingPlan(NamedTuple):
+    """A `Mixture` of many samples."""
+
+    factor: Parameters
+    boxes: Parameters
+    kept: Parameters
 
 
 class Mixing:
     """The base of transforms that mix each sample with the one before it in the batch."""
 
+    fuses_as: Fusion = "mixing"
+
     def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
         """Return the columns of ``count`` samples as `mixed` needs them."""
         raise NotImplementedError
 
-    def mixture(self, images: Tensor, draws: Draws) -> Mixture:
-        """Return how samples are mixed, which are those of ``draws``.
+    def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
+        """Return how samples are mixed: one or more mixtures, of which at most one mixes a sample.
 
         Only the shape ``(any, C, H, W)`` and the dtype of ``images`` matter.
         """
         raise NotImplementedError
 
     def mixed(
-        self, images: Tensor, columns: TensorsByName, mixture: Mixture
+        self, images: Tensor, columns: TensorsByName, plan: MixingPlan, first_in_plan: int
     ) -> tuple[Tensor, TensorsByName]:
-        """Return the images in new memory, and the columns, mixed."""
+        """Return the images in new memory, and the columns, mixed.
+
+        They are the plan's samples from ``first_in_plan`` on.
+        """
         raise NotImplementedError
+
+    def together(self, position: int) -> Together:
+        """See `Transform.together`."""
+        return PlannedMixing([(position, self)])
+
+
+class PlannedMixing(Together):
+    """A step that mixes samples, or draws one of several that do, planned by itself."""
+
+    def plan(
+        self,
+        images: Tensor,
+        count: int,
+        draws: Callable[[int], Draws],
+        memory_format: torch.memory_format,
+    ) -> MixingPlan:
+        """See `Together.plan`."""
+        ((position, step),) = self.steps
+        factors, boxes, kept = zip(*step.mixtures(draws(position), images), strict=True)
+        # All but one mix nothing: their factors are 1, and their boxes have the edges 0.
+        mixture = np.prod(factors, 0), np.max(boxes, 0), np.prod(kept, 0)
+        return MixingPlan(*map(Parameters, mixture))
+
+    def run(
+        self, images: Tensor, columns: TensorsByName, plan: MixingPlan, first_in_plan: int
+    ) -> tuple[Tensor, TensorsByName]:
+        """See `Together.run`."""
+        for mixer in _mixers(self):
+            columns = mixer.unmixed(columns, len(images))
+        return mixer.mixed(images, columns, plan, first_in_plan)
 
 
 class Chosen(NamedTuple):
@@ -86,7 +129,6 @@ class Chosen(NamedTuple):
     steps: Steps
     places: np.ndarray  #: in the batch, int64 ``(n,)``
     inside_of: str  #: what the positions of the steps begin with
-    origin: str  #: where its results come from, for messages
 
 
 def choose(step: Options, batch: Batch, draws: Draws, run: Run) -> Batch:
@@ -94,53 +136,29 @@ def choose(step: Options, batch: Batch, draws: Draws, run: Run) -> Batch:
     step.check(batch.images)
     count, columns = len(batch.images), batch.columns
     # All batches get the same kind of labels, also those in which nothing is mixed.
-    for mixer in _mixers([(0, step)]):
+    for mixer in _mixers(step):
         columns = mixer.unmixed(columns, count)
     batch = batch._replace(columns=columns)
-    mixing: list[Chosen] = []
-    others: list[Chosen] = []
-    for chosen in _drawn(step, draws, np.arange(count)):
-        mixes_only = len(chosen.steps) == 1 and isinstance(chosen.steps[0][1], Mixing)
-        (mixing if mixes_only else others).append(chosen)
-    is_filled = sum(len(chosen.places) for chosen in others) == count
-    target = Target(batch, _mixed(mixing, batch, draws) if mixing else None, is_filled=is_filled)
-    for chosen in others:
-        _put_changed(target, chosen, batch, draws, run)
+    numbers = step.choose(draws)
+    options = [
+        Chosen(steps, np.flatnonzero(numbers == number), f"{draws.position}.{number}.")
+        for number, steps in enumerate(step.steps_of_options)
+        if steps
+    ]
+    is_filled = sum(len(chosen.places) for chosen in options) == count
+    target = Target(batch, f"what {type(step).__name__} chooses", is_filled=is_filled)
+    for chosen in options:
+        if chosen.places.size:
+            _put_changed(target, chosen, batch, draws, run)
     return target.batch
 
 
-def _drawn(step: Options, draws: Draws, places: np.ndarray) -> Iterator[Chosen]:
-    """Yield the lists of steps that are drawn for the samples at some places.
-
-    ``draws`` are those of the whole batch. If a list has just one step, which draws again, there
-    are its lists instead.
-    """
-    chosen = step.choose(draws.at(places))
-    for number, steps in enumerate(step.steps_of_options):
-        where, inside_of = places[chosen == number], f"{draws.position}.{number}."
-        if len(steps) == 1 and isinstance(steps[0][1], Options):
-            position, inner = steps[0]
-            yield from _drawn(inner, replace(draws, position=f"{inside_of}{position}"), where)
-        elif steps and where.size:
-            yield Chosen(steps, where, inside_of, f"what {type(step).__name__} chooses")
-
-
-def _mixed(mixing: Sequence[Chosen], batch: Batch, draws: Draws) -> Batch:
-    """Return a batch in new memory after steps that mix its samples, all in one pass."""
-    mixture = Mixture.of_nothing(len(batch.images))
-    for chosen in mixing:
-        position, mixer = chosen.steps[0]
-        inside = replace(draws, position=f"{chosen.inside_of}{position}").at(chosen.places)
-        mixture.put(chosen.places, mixer.mixture(batch.images, inside))
-    return batch.after(*mixer.mixed(batch.images, batch.columns, mixture))
-
-
 def _put_changed(target: Target, chosen: Chosen, batch: Batch, draws: Draws, run: Run) -> None:
-    """Put samples into the target after several steps, or one that mixes nothing.
+    """Put samples into the target after a list of steps.
 
     If one of the steps mixes, the whole batch goes through them, as any sample may be needed.
     """
-    mixes = any(_mixers(chosen.steps))
+    mixes = any(any(_mixers(step)) for _, step in chosen.steps)
     places = np.arange(len(batch.images)) if mixes else chosen.places
     given = batch.take(places)
     new = run(chosen.steps, given, draws.at(places), chosen.inside_of)
@@ -148,16 +166,23 @@ def _put_changed(target: Target, chosen: Chosen, batch: Batch, draws: Draws, run
         expected = (
             f"as before, {listed(given.columns) or 'none'}, since not all samples have others"
         )
-        raise wrong(chosen.origin, "the columns", expected, listed(new.columns) or "none")
+        raise wrong(target.origin, "the columns", expected, listed(new.columns) or "none")
     changed = new.changed_since(given)
-    target.put(chosen.places, changed.take(chosen.places) if mixes else changed, chosen.origin)
+    target.put(chosen.places, changed.take(chosen.places) if mixes else changed)
 
 
-def _mixers(steps: Steps) -> Iterator[Mixing]:
-    """Yield the steps that mix samples, also those inside of others."""
-    for _, step in steps:
-        if isinstance(step, Mixing):
-            yield step
-        elif isinstance(step, Options):
-            for option in step.steps_of_options:
-                yield from _mixers(option)
+def _mixers(step: Any) -> Iterator[Mixing]:
+    """Yield a step if it mixes samples, or those inside of it that do."""
+    return (inner for inner in innermost(step) if isinstance(inner, Mixing))
+
+
+def innermost(step: Any) -> Iterator[Any]:
+    """Yield a transform, or those that are inside of it."""
+    if isinstance(step, Options):
+        for _, inner in chain(*step.steps_of_options):
+            yield from innermost(inner)
+    elif isinstance(step, Together):
+        for _, inner in step.steps:
+            yield from innermost(inner)
+    else:
+        yield step

@@ -1,21 +1,20 @@
 """Boxes of images painted over, and images mixed in pairs, as Triton kernels.
 
-Each reads what it needs of the images once, and writes the result once. Numbers of all samples are
-uploaded together. What is not changed is moved as integers, so its bits stay.
+Each reads what it needs of the images once, and writes the result once. The images are a plan's
+samples from ``first_in_plan`` on. What is not changed is moved as integers, so its bits stay.
 """
 
 # ruff: noqa: N803  # Triton's way of writing constants
 
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from memload.transforms.draws import FACTORS, INCREMENT, SHIFTS
-from memload.upload import upload
+from memload.upload import Parameters
 
 #: What a program makes: rows, columns times channels; and its number of warps. They are those that
 #: `plan_kernel` moves pixels with. On an H200, 256 images of 224×224 in bfloat16 are painted in
@@ -28,54 +27,41 @@ _FACTOR_1, _FACTOR_2 = (tl.constexpr(factor % (1 << 64)) for factor in FACTORS)
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = map(tl.constexpr, SHIFTS)
 
 
-def paint(images: Tensor, boxes: np.ndarray, colour: Tensor) -> Tensor:
-    """Return images ``(N, C, H, W)`` of any strides whose boxes have a colour.
-
-    ``boxes``, int64 ``(4, number, N)``, are top, left, height and width. They may reach beyond the
-    images. ``colour`` is ``(C,)`` of the images' dtype, on the host. The result has the layout of
-    the images.
-    """
-    levels = _as_integers(colour).numpy()
-    return _paint(images, boxes, levels, 0, colour.new_empty(0, device=images.device))
-
-
-def paint_noise(
-    images: Tensor, boxes: np.ndarray, streams: np.ndarray, first: int, table: Tensor
+def paint(
+    images: Tensor,
+    boxes: Parameters,
+    first_in_plan: int,
+    table: Tensor,
+    streams: Parameters | None = None,
+    first_number: int = 0,
 ) -> Tensor:
     """Return images ``(N, C, H, W)`` of any strides whose boxes have values of ``table``.
 
-    `draws.numbers_at` says which of its 2¹⁶ values: pixels have numbers ``first`` and up of their
-    sample's stream, int64 ``(N,)``, by row, column and channel. ``table`` has the dtype of the
-    images and is on their device. For boxes and the result see `paint`.
+    ``boxes`` are edges, int32 ``(any, number, 4)``; see `boxes.edges_of`. ``table`` has the dtype
+    of the images and is on their device. It has a value for each channel, or 2¹⁶ if there are
+    ``streams``, int64 ``(any,)``. `draws.numbers_at` then says which: pixels have numbers
+    ``first_number`` and up of their sample's stream, by row, column and channel. The result has the
+    layout of the images.
     """
-    return _paint(images, boxes, streams, first, table)
-
-
-def mix(images: Tensor, factor: np.ndarray, boxes: np.ndarray) -> Tensor:
-    """Do what `mixing.mix` does."""
     out = torch.empty_like(images)
-    count = len(images)
-    parameters = np.empty((5, count), np.int32)
-    parameters[:4] = _edges(boxes)
-    parameters[4] = factor.astype(np.float32).view(np.int32)
-    blends = images.is_floating_point()
-    source, target = (images, out) if blends else (_as_integers(images), _as_integers(out))
     _launch(
-        _mix_kernel, source, target, upload(parameters, images.device), count, BLENDS=blends,
-        WIDE=tl.float64 if images.dtype == torch.float64 else tl.float32,
+        _paint_kernel, _as_integers(images), _as_integers(out), boxes.on(images.device),
+        streams and streams.on(images.device), _as_integers(table), first_in_plan,
+        boxes.array.shape[1], first_number,
     )  # fmt: skip
     return out
 
 
-def _paint(
-    images: Tensor, boxes: np.ndarray, numbers: np.ndarray, first: int, table: Tensor
+def mix(
+    images: Tensor, factor: Parameters | None, boxes: Parameters | None, first_in_plan: int
 ) -> Tensor:
-    """Paint with the noise of streams or, if the table is empty, with the levels of channels."""
+    """Do what `mixing.mix` does."""
     out = torch.empty_like(images)
-    parameters = np.concatenate([_edges(boxes).swapaxes(0, 1).ravel(), numbers])
+    source, target = (_as_integers(images), _as_integers(out)) if factor is None else (images, out)
     _launch(
-        _paint_kernel, _as_integers(images), _as_integers(out), upload(parameters, images.device),
-        len(images), boxes.shape[1], first, _as_integers(table), NOISE=table.numel() > 0,
+        _mix_kernel, source, target, factor and factor.on(images.device),
+        boxes and boxes.on(images.device), first_in_plan, len(images),
+        WIDE=tl.float64 if images.dtype == torch.float64 else tl.float32,
     )  # fmt: skip
     return out
 
@@ -83,12 +69,6 @@ def _paint(
 def _as_integers(tensor: Tensor) -> Tensor:
     """Return a tensor as integers of the same bits, without a copy."""
     return tensor.view(_INTEGERS[tensor.element_size()])
-
-
-def _edges(boxes: np.ndarray) -> np.ndarray:
-    """Return the first row, the row after the last, and the same of columns, ``(4, …)``."""
-    top, left, height, width = boxes
-    return np.array([top, top + height, left, left + width])
 
 
 def _launch(kernel: Any, images: Tensor, out: Tensor, *arguments: Any, **constants: Any) -> None:
@@ -115,17 +95,15 @@ def _launch(kernel: Any, images: Tensor, out: Tensor, *arguments: Any, **constan
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["count"])  # so the last batch needs no kernel of its own
+@triton.jit(do_not_specialize=["first"])  # so that no batch needs a kernel of its own
 def _paint_kernel(
-    source, out, parameters, count, boxes, first, table, planes, height, width,
+    source, out, edges, streams, table, first, boxes, first_number, planes, height, width,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
-    NOISE: tl.constexpr, C: tl.constexpr, DENSE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    C: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Copy a tile of a plane, and paint what is inside of any box.
 
-    ``parameters`` has the four edges of each box, each with a number for each sample. Then come the
-    samples' streams or, without noise, the level of each channel.
+    ``table`` has the level of each channel or, if there are ``streams``, those of noise.
     """
     sample, plane, y, column, in_image = _tile(planes, height, width, C, ROWS, COLUMNS)
     source += sample * source_n + plane * source_c
@@ -135,46 +113,44 @@ def _paint_kernel(
     )
     painted = tl.zeros(value.shape, tl.int1)
     for box in range(boxes):
-        painted |= _in_box(parameters + 4 * count * box + sample, count, y, column // C)
-    others = parameters + 4 * count * boxes
+        painted |= _in_box(edges + ((first + sample) * boxes + box) * 4, y, column // C)
     channel = plane * C + column % C
-    if NOISE:
+    if streams is None:
+        value = tl.where(painted, tl.load(table + channel), value)
+    elif _any(painted):
         # Most tiles have no box. Noise takes about 50 instructions for each value.
-        if _any(painted):
-            pixel = (y.to(tl.int64) * width + column // C) * (planes * C) + channel
-            drawn = _numbers_at(tl.load(others + sample), first + pixel)
-            value = tl.where(painted, tl.load(table + drawn), value)
-    else:
-        value = tl.where(painted, tl.load(others + channel).to(value.dtype), value)
+        pixel = (y.to(tl.int64) * width + column // C) * (planes * C) + channel
+        drawn = _numbers_at(tl.load(streams + first + sample), first_number + pixel)
+        value = tl.where(painted, tl.load(table + drawn), value)
     tl.store(out + _offsets(y, column, out_c, out_y, out_x, C, DENSE), value, mask=in_image)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["first", "count"])
 def _mix_kernel(
-    source, out, parameters, count, planes, height, width,
+    source, out, factors, edges, first, count, planes, height, width,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
-    BLENDS: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, DENSE: tl.constexpr,
+    WIDE: tl.constexpr, C: tl.constexpr, DENSE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Mix a tile of a plane with that of the sample before.
+    """Mix a tile of a plane with that of the sample before, by factors, by a box, or both.
 
-    ``parameters`` has four edges of a box and the factor, a float32, each for each sample. Products
-    and sums are of type ``WIDE``.
+    Products and sums are of type ``WIDE``.
     """
     sample, plane, y, column, in_image = _tile(planes, height, width, C, ROWS, COLUMNS)
     where = plane * source_c + _offsets(y, column, source_c, source_y, source_x, C, DENSE)
     value = tl.load(source + sample * source_n + where, mask=in_image)
     # The partner is read only where it is needed.
     partner = source + tl.where(sample == 0, count - 1, sample - 1) * source_n + where
-    if BLENDS:
-        factor = tl.load(parameters + 4 * count + sample).to(tl.float32, bitcast=True)
+    if factors is not None:
+        factor = tl.load(factors + first + sample)
         if factor != 1:
             other = tl.load(partner, mask=in_image).to(WIDE)
             mixed = value.to(WIDE) * factor.to(WIDE) + other * (1 - factor).to(WIDE)
             value = mixed.to(value.dtype)
-    shows_partner = in_image & _in_box(parameters + sample, count, y, column // C)
-    if _any(shows_partner):
-        value = tl.where(shows_partner, tl.load(partner, mask=in_image), value)
+    if edges is not None:
+        shows_partner = in_image & _in_box(edges + (first + sample) * 4, y, column // C)
+        if _any(shows_partner):
+            value = tl.where(shows_partner, tl.load(partner, mask=in_image), value)
     out += sample * out_n + plane * out_c
     tl.store(out + _offsets(y, column, out_c, out_y, out_x, C, DENSE), value, mask=in_image)
 
@@ -205,10 +181,10 @@ def _offsets(y, column, stride_c, stride_y, stride_x, C: tl.constexpr, DENSE: tl
 
 
 @triton.jit
-def _in_box(edges, count, y, x):
-    """Return which pixels are in the box with the edges at ``edges``, ``count`` apart."""
-    in_rows = (y >= tl.load(edges)) & (y < tl.load(edges + count))
-    return in_rows & (x >= tl.load(edges + 2 * count)) & (x < tl.load(edges + 3 * count))
+def _in_box(edges, y, x):
+    """Return which pixels are in the box whose four edges are at ``edges``."""
+    in_rows = (y >= tl.load(edges)) & (y < tl.load(edges + 1))
+    return in_rows & (x >= tl.load(edges + 2)) & (x < tl.load(edges + 3))
 
 
 @triton.jit

@@ -46,9 +46,9 @@ class Prepared:
     each view, of (position, step) as `group` returns them. For ``followers`` and ``memory_format``
     see `Compose`. Positions of steps inside of another transform begin with ``inside_of``.
 
-    Random numbers are drawn at the first call that needs them. Steps that are done together are
-    planned for 8,192 samples or more at a time, which takes less of the host's time. Several
-    threads may call it; on CUDA, all with the same stream.
+    Random numbers are drawn at the first call that needs them. Steps of a `Together` are planned
+    for 8,192 samples or more at a time, which takes less of the host's time. Several threads may
+    call it; on CUDA, all with the same stream.
     """
 
     def __init__(
@@ -157,12 +157,13 @@ class Prepared:
     def _together(
         self, step: Together, position: int, batch: Batch, start: int, view: int
     ) -> Batch:
-        """Return a batch after neighbours that are done together."""
+        """Return a batch after steps that are planned."""
         plan, first_in_plan = self._plan(step, position, batch.images, start, view)
         if self._followers and step.moves_pixels:
             movement = step.movement(plan, first_in_plan, batch.images.shape[0])
             batch = batch.moved(self._followers, movement)
-        return batch._replace(images=step.run(batch.images, plan, first_in_plan))
+        images, columns = step.run(batch.images, batch.columns, plan, first_in_plan)
+        return batch._replace(images=images, columns=columns)
 
     def _plan(
         self, step: Together, position: int, images: Tensor, start: int, view: int

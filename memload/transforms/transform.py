@@ -51,7 +51,8 @@ class Transform:
     """
 
     #: How it is done together with its neighbours in a list. Unless it is "no", the class defines
-    #: something else than `apply`: for "operations" see `operations_transform`; for others
+    #: something else than `apply`: for "operations" see `operations_transform.OperationsTransform`,
+    #: for "painting" `erasing.PaintingTransform`, and for "mixing" `options.Mixing`; for others
     #: ``add_to(plan, draws)``, which adds the transform to a `geometry.Plan`.
     fuses_as: Fusion = "no"
     #: The columns that move with the images; a `Compose` has its own.

@@ -89,7 +89,7 @@ def test_kernels_give_the_reference_bit_for_bit(seed: int) -> None:
     draws = functools.partial(Draws, np.arange(count + 5), seed, 0, view=0)
     plan = together.plan(images, count + 5, draws, layout)
     first = rng.randint(0, 5)
-    expected = together.run(images, plan, first)
+    expected, _ = together.run(images, {}, plan, first)
     found = run(images.to(DEVICE), plan, first)
     assert found.dtype == expected.dtype
     assert found.is_contiguous(memory_format=layout)

@@ -8,6 +8,7 @@ import torch
 
 from memload.transforms import erasing, mixing
 from memload.transforms.draws import Draws
+from memload.upload import Parameters
 from tests.transforms.kernels import (
     DEVICE,
     INTERPRETED,
@@ -21,6 +22,8 @@ EXAMPLES = 200 if torch.cuda.is_available() else 40
 FLOATS = [torch.float16, torch.float32, torch.float64, torch.bfloat16]
 #: Triton's interpreter cuts numbers off where it converts them to bfloat16.
 BLENDED = FLOATS[:3] if INTERPRETED else FLOATS
+#: Which of a plan's samples is the first of the batch.
+FIRST = 3
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -46,13 +49,18 @@ def pixels(rng: random.Random, dtype: torch.dtype) -> torch.Tensor:
 
 
 def random_boxes(rng: random.Random, images: torch.Tensor, number: int) -> np.ndarray:
-    """Return boxes ``(4, number, N)`` of which some are empty, and some reach beyond the images."""
-    random_numbers, shape = np.random.default_rng(rng.randrange(1 << 31)), (number, len(images))
-    height, width = images.shape[2:]
-    start = [random_numbers.integers(-9, extent + 3, shape) for extent in (height, width)]
-    length = [random_numbers.integers(0, extent + 9, shape) for extent in (height, width)]
-    length[0][random_numbers.random(shape) < 0.3] = 0
-    return np.array([*start, *length])
+    """Return edges ``(M, number, 4)`` of boxes, of which some are empty, for more than the images.
+
+    The images are those of the samples from `FIRST` on.
+    """
+    random_numbers = np.random.default_rng(rng.randrange(1 << 31))
+    edges = np.empty((FIRST + len(images) + 2, number, 4), np.int32)
+    for axis, extent in enumerate(images.shape[2:]):
+        edges[..., 2 * axis : 2 * axis + 2] = random_numbers.integers(
+            0, extent + 1, (*edges.shape[:2], 2)
+        )
+    edges[random_numbers.random(edges.shape[:2]) < 0.3] = 0
+    return edges
 
 
 def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -69,12 +77,12 @@ def test_boxes_are_painted_with_a_colour(seed: int) -> None:
 
     rng = random.Random(seed)
     images = pixels(rng, rng.choice([torch.uint8, *FLOATS]))
-    boxes = random_boxes(rng, images, rng.choice([1, 1, 3]))
-    colour = tuple(rng.uniform(0, 255) for _ in range(images.shape[1]))
-    found = painting_kernel.paint(
-        images.to(DEVICE), boxes, torch.tensor(colour, dtype=torch.float64).to(images.dtype)
-    )
-    assert_same_bits(found, erasing._paint(images, boxes, colour))
+    boxes = Parameters(random_boxes(rng, images, rng.choice([1, 1, 3])))
+    values = [rng.uniform(0, 255) for _ in range(images.shape[1])]
+    colour = torch.tensor(values, dtype=torch.float64).to(images.dtype)
+    found = painting_kernel.paint(images.to(DEVICE), boxes, FIRST, colour.to(DEVICE))
+    colour_bytes = Parameters(colour.view(torch.uint8).numpy())
+    assert_same_bits(found, erasing._paint(images, boxes, colour_bytes, FIRST))
 
 
 @needs_device
@@ -84,73 +92,68 @@ def test_boxes_are_painted_with_noise(seed: int) -> None:
 
     rng = random.Random(seed)
     images = pixels(rng, rng.choice(FLOATS))
-    boxes = random_boxes(rng, images, rng.choice([1, 3]))
-    boxes[:2] = boxes[:2].clip(0)
-    for axis, extent in enumerate(images.shape[2:]):
-        boxes[2 + axis] = np.minimum(boxes[2 + axis], np.maximum(extent - boxes[axis], 0))
-    draws = Draws(np.arange(len(images)) + rng.randrange(1000), seed, 0, position=0, view=0)
+    boxes = Parameters(random_boxes(rng, images, rng.choice([1, 3])))
+    samples = np.arange(len(boxes.array)) + rng.randrange(1000)
+    streams = Parameters(Draws(samples, seed, 0, position=0, view=0).streams)
     table = erasing._normal_quantiles(images.dtype, torch.device(DEVICE))
-    first = erasing._FIRST_NOISE_NUMBER
-    found = painting_kernel.paint_noise(images.to(DEVICE), boxes, draws.streams, first, table)
-    assert_same_bits(found, erasing._add_noise(images, boxes, draws))
+    first_number = erasing._FIRST_NOISE_NUMBER
+    found = painting_kernel.paint(images.to(DEVICE), boxes, FIRST, table, streams, first_number)
+    assert_same_bits(found, erasing._add_noise(images, boxes, streams, FIRST))
 
 
-def mixture(rng: random.Random, images: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def mixture(rng: random.Random, images: torch.Tensor) -> tuple[Parameters, Parameters]:
     """Return factors, of which some are 1 and some 0, and boxes, of which some are empty."""
-    factor = [rng.choice([1.0, 1.0, 0.0, rng.random(), rng.random()]) for _ in images]
-    return np.array(factor, np.float32), random_boxes(rng, images, 1)[:, 0]
+    boxes = random_boxes(rng, images, 1)[:, 0]
+    factor = [rng.choice([1.0, 1.0, 0.0, rng.random(), rng.random()]) for _ in boxes]
+    return Parameters(np.array(factor, np.float32)), Parameters(boxes)
+
+
+def assert_mixed_alike(
+    images: torch.Tensor, factor: Parameters | None, boxes: Parameters | None
+) -> None:
+    """Assert that the kernel gives the bits of the reference."""
+    from memload.transforms import painting_kernel
+
+    found = painting_kernel.mix(images.to(DEVICE), factor, boxes, FIRST)
+    assert_same_bits(found, mixing.mix(images, factor, boxes, FIRST))
 
 
 @needs_device
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 def test_images_are_mixed_with_the_one_before(seed: int) -> None:
-    from memload.transforms import painting_kernel
-
     rng = random.Random(seed)
     images = pixels(rng, rng.choice(BLENDED))
-    factor, boxes = mixture(rng, images)
     images[:1, :, :, ::2] = -0.0  # a factor of 1 keeps the sign
-    found = painting_kernel.mix(images.to(DEVICE), factor, boxes)
-    assert_same_bits(found, mixing.mix(images, factor, boxes))
+    assert_mixed_alike(images, *mixture(rng, images))
 
 
 @needs_device
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 def test_boxes_of_the_image_before_are_shown(seed: int) -> None:
-    from memload.transforms import painting_kernel
-
     rng = random.Random(seed)
     images = pixels(rng, rng.choice([torch.uint8, *FLOATS]))
     _, boxes = mixture(rng, images)
-    whole = np.ones(len(images), np.float32)
-    found = painting_kernel.mix(images.to(DEVICE), whole, boxes)
-    assert_same_bits(found, mixing.mix(images, whole, boxes))
+    assert_mixed_alike(images, None, boxes)
 
 
 @needs_device
 def test_masks_and_labels_are_mixed_as_images_are() -> None:
-    from memload.transforms import painting_kernel
-
     rng = random.Random(0)
     masks = torch.randint(0, 60_000, (7, 20, 30), dtype=torch.int32).to(torch.uint16)
     factor, boxes = mixture(rng, masks[:, None])
-    whole, none = np.ones_like(factor), np.zeros_like(boxes)
-    found = painting_kernel.mix(masks[:, None].to(DEVICE), whole, boxes)
-    assert_same_bits(found, mixing.mix(masks[:, None], whole, boxes))
-    labels = torch.rand(7, 1000)[:, None, None]
-    found = painting_kernel.mix(labels.to(DEVICE), factor, none)
-    assert_same_bits(found, mixing.mix(labels, factor, none))
+    assert_mixed_alike(masks[:, None], None, boxes)
+    assert_mixed_alike(torch.rand(7, 1000)[:, None, None], factor, None)
 
 
 @needs_device
 def test_batches_without_images_stay_empty() -> None:
     from memload.transforms import painting_kernel
 
-    images, boxes = torch.zeros(0, 3, 4, 5, device=DEVICE), np.zeros((4, 2, 0), np.int64)
-    streams, table = np.zeros(0, np.int64), torch.zeros(1 << 16, device=DEVICE)
+    images, streams = torch.zeros(0, 3, 4, 5, device=DEVICE), Parameters(np.zeros(0, np.int64))
+    factor, boxes = Parameters(np.zeros(0, np.float32)), Parameters(np.zeros((0, 2, 4), np.int32))
     for found in (
-        painting_kernel.paint(images, boxes, torch.ones(3)),
-        painting_kernel.paint_noise(images, boxes, streams, 0, table),
-        painting_kernel.mix(images, np.zeros(0, np.float32), boxes[:, 0]),
+        painting_kernel.paint(images, boxes, 0, torch.ones(3, device=DEVICE)),
+        painting_kernel.paint(images, boxes, 0, torch.zeros(1 << 16, device=DEVICE), streams, 0),
+        painting_kernel.mix(images, factor, boxes, 0),
     ):
         assert found.shape == images.shape

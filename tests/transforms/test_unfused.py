@@ -8,9 +8,11 @@ import torch
 from PIL import Image, ImageEnhance
 
 from memload import transforms
+from memload.transforms import prepared
 from memload.transforms.draws import Draws
 from memload.transforms.mixing import _beta, mix
 from memload.transforms.transform import Transform
+from memload.upload import Parameters
 
 Make = Callable[..., torch.Tensor]
 #: Top, left, height and width of the boxes of four samples.
@@ -122,7 +124,9 @@ def boxes_of(
     step: transforms.RandomErasing, samples: np.ndarray, height: int, width: int
 ) -> np.ndarray:
     """Return top, left, height and width ``(4, number, N)``, as drawn for the first epoch."""
-    return step._boxes(height, width, Draws(samples, 0, 0, position=0, view=0))
+    edges = step._boxes(height, width, Draws(samples, 0, 0, position=0, view=0))
+    top, bottom, left, right = edges.transpose(2, 1, 0)
+    return np.array([top, left, bottom - top, right - left])
 
 
 def test_random_erasing_with_one_box_is_that_of_earlier_versions() -> None:
@@ -243,16 +247,67 @@ def test_each_image_is_mixed_by_its_factor_and_shows_its_box_of_the_one_before()
     images = torch.rand(4, 3, 9, 8, generator=torch.Generator().manual_seed(0)) - 0.5
     images[1:3, :, 0] = -0.0
     images[3, 0, 8] = torch.inf
-    factor, boxes = np.array([1, 1, 0.25, 1], np.float32), np.zeros((4, 4), np.int64)
-    boxes[:, 2], boxes[:, 3] = (-2, 3, 4, 90), (4, 2, 3, 5)  # one is cut off at the borders
+    factor, boxes = np.array([1, 1, 0.25, 1], np.float32), np.zeros((4, 4), np.int32)
+    boxes[2], boxes[3] = (0, 2, 3, 8), (4, 7, 2, 7)
     expected = images.clone()
     expected[2] = images[2] * 0.25 + images[1] * 0.75
     expected[2, :, :2, 3:] = images[1, :, :2, 3:]
     expected[3, :, 4:7, 2:7] = images[2, :, 4:7, 2:7]
     for layout in (torch.contiguous_format, torch.channels_last):
-        found = mix(images.contiguous(memory_format=layout), factor, boxes)
+        found = mix(images.contiguous(memory_format=layout), Parameters(factor), Parameters(boxes))
         assert found.is_contiguous(memory_format=layout)
         assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+MIXUP, CUTMIX = transforms.MixUp(num_classes=7), transforms.CutMix(num_classes=7)
+PLANNED = [
+    transforms.RandomErasing(0.6, recount=(1, 3)),
+    transforms.RandomErasing(0.6, value="random"),
+    transforms.Cutout(5, fill=0.5, p=0.7),
+    MIXUP,
+    CUTMIX,
+    transforms.RandomChoice([MIXUP, CUTMIX]),
+    transforms.RandomApply([transforms.RandomChoice([CUTMIX, transforms.Compose()])]),
+]
+
+
+@pytest.mark.parametrize("step", PLANNED, ids=repr)
+def test_parts_of_many_samples_get_what_they_get_alone(
+    step: Transform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "_SAMPLES_PER_PLAN", 50)
+    images = torch.rand(120, 3, 16, 12, generator=torch.Generator().manual_seed(0))
+    samples, labels = np.random.default_rng(0).permutation(1000)[:120], torch.arange(120) % 7
+    run = step.prepare(samples, seed=3, epoch=2)
+    for start, stop in ((0, 20), (20, 40), (40, 60), (60, 61), (61, 120), (30, 45)):
+        part = slice(start, stop)
+        found, columns = run(images[part], {"label": labels[part]}, start, stop)
+        expected, expected_columns = step(
+            images[part], {"label": labels[part]}, samples=samples[part], seed=3, epoch=2
+        )
+        assert torch.equal(found, expected)
+        assert torch.equal(columns["label"], expected_columns["label"])
+
+
+@pytest.mark.parametrize("step", PLANNED, ids=repr)
+def test_random_numbers_are_drawn_for_many_batches_at_once(
+    step: Transform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, columns = torch.rand(4, 3, 16, 12), {"label": torch.arange(4)}
+    run, drawn_for = step.prepare(np.arange(100)), []
+    uniform = Draws.uniform
+
+    def noting(draws: Draws, *arguments: Any) -> np.ndarray:
+        drawn_for.append(len(draws.samples))
+        return uniform(draws, *arguments)
+
+    monkeypatch.setattr(Draws, "uniform", noting)
+    run(images, columns, 0, 4)
+    assert max(drawn_for) == 100
+    drawn_for.clear()
+    for start in range(4, 100, 4):
+        run(images, columns, start, start + 4)
+    assert not drawn_for
 
 
 def test_shares_of_classes_can_be_mixed_again() -> None:
