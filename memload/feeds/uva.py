@@ -1,7 +1,6 @@
 """Rows read by a kernel over the bus, from any memory that the device can read."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +10,6 @@ from memload.errors import FeedError
 from memload.feeds.interface import widest_word
 from memload.feeds.page_cache import CopyRows
 from memload.upload import upload
-
-#: Programs of the kernel: enough to fill the bus, and few enough to leave the device to the model.
-_PROGRAMS = 64
-#: The most words that one program copies at a time.
-_MAX_BLOCK = 2048
 
 
 class Kernel:
@@ -32,7 +26,7 @@ class Kernel:
             raise FeedError(
                 "the kernel needs Triton, which is not installed. Run 'pip install triton'."
             ) from None
-        self._kernel: Any = gather_rows
+        self._gather_rows = gather_rows
         self._device, self._row_bytes = device, row_bytes
         self._word = widest_word(row_bytes, header_bytes)
 
@@ -40,12 +34,9 @@ class Kernel:
         """See `Copier.prepare`. A kernel may read across registrations."""
         on_device = upload(addresses, self._device)
         words = self._row_bytes // self._word.itemsize
-        block = min(_MAX_BLOCK, 1 << (words - 1).bit_length())
 
         def copy_rows(start: int, stop: int, out: Tensor) -> None:
             if stop > start:
-                self._kernel[(_PROGRAMS,)](
-                    on_device[start:stop], out.view(-1).view(self._word), words, stop - start, block
-                )
+                self._gather_rows(on_device[start:stop], out.view(-1).view(self._word), words)
 
         return copy_rows

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memload.launch import ceil_div, launch
 from memload.transforms.geometry import PADDING_MODES
 from memload.transforms.plan_kernel import pixel_shown
 
@@ -51,17 +52,17 @@ def blur(
     together = channels if images.stride(1) == 1 else 1
     planes = channels // together
     pixels = _PIXELS if max(radii) <= _LARGEST_RADIUS_OF_SEVERAL else 1
-    rows = triton.cdiv(height, triton.cdiv(height, _ROWS))
-    across = triton.cdiv(triton.cdiv(width, pixels) * together, _THREADS)
-    with torch.cuda.device(images.device if images.is_cuda else -1):
-        _kernel[(count * planes * across * triton.cdiv(height, rows),)](
-            images, out, weights, weights.stride(0), planes, height, width, rows,
-            *images.stride(), *out.stride(), AFFINE=maps_pixels, RADIUS_X=radii[0],
-            RADIUS_Y=radii[1], C=together, PIXELS=pixels, THREADS=_THREADS,
-            UNROLL=max(1, min(2 * radii[1] + 1, _LOADS // (2 * radii[0] + pixels))),
-            num_warps=_THREADS // 32,
-            enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
-        )  # fmt: skip
+    rows = ceil_div(height, ceil_div(height, _ROWS))
+    across = ceil_div(ceil_div(width, pixels) * together, _THREADS)
+    launch(
+        _kernel, count * planes * across * ceil_div(height, rows),
+        images, out, weights, weights.stride(0), planes, height, width, rows,
+        *images.stride(), *out.stride(), AFFINE=maps_pixels, RADIUS_X=radii[0],
+        RADIUS_Y=radii[1], C=together, PIXELS=pixels, THREADS=_THREADS,
+        UNROLL=max(1, min(2 * radii[1] + 1, _LOADS // (2 * radii[0] + pixels))),
+        num_warps=_THREADS // 32,
+        enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
+    )  # fmt: skip
     return out
 
 

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memload.launch import ceil_div, launch
 from memload.transforms.arguments import per_channel
 from memload.transforms.blur_kernel import blur
 from memload.transforms.color import LUMA
@@ -158,29 +159,30 @@ def _run(images: Tensor, this_pass: Pass, first: int, memory_format: torch.memor
         images = images.contiguous(memory_format=torch.channels_last)
     parameters = this_pass.parameters[first : first + count]
     arguments = parameters, height, width, *this_pass.colour, *images.stride()
-    with torch.cuda.device(images.device if images.is_cuda else -1):
-        tables = _tables(images, this_pass, arguments) if this_pass.measures else images
-        _change[(count * triton.cdiv(height * width, _PIXELS * _TIMES),)](
-            images, out, tables, *arguments, *out.stride(),
-            MEASURES=this_pass.measures, TIMES=_TIMES, BLOCK=_PIXELS, enable_fp_fusion=False,
-            **this_pass.constants,
-        )  # fmt: skip
+    tables = _tables(images, this_pass, arguments) if this_pass.measures else images
+    launch(
+        _change, count * ceil_div(height * width, _PIXELS * _TIMES),
+        images, out, tables, *arguments, *out.stride(),
+        MEASURES=this_pass.measures, TIMES=_TIMES, BLOCK=_PIXELS, enable_fp_fusion=False,
+        **this_pass.constants,
+    )  # fmt: skip
     return out
 
 
 def _tables(images: Tensor, this_pass: Pass, arguments: tuple[Any, ...]) -> Tensor:
     """Return tables uint8 ``(N, C, 256)`` for the samples with an operation that needs one."""
     count, channels, height, width = images.shape
-    parts = triton.next_power_of_2(triton.cdiv(height * width, _PIXELS_PER_HISTOGRAM))
+    parts = triton.next_power_of_2(ceil_div(height * width, _PIXELS_PER_HISTOGRAM))
     parts = min(parts, _MAX_HISTOGRAMS)
     counts = images.new_empty((count, parts, channels, 256), dtype=torch.int32)
     constants = {name: value for name, value in this_pass.constants.items() if name != "AFFINE"}
-    _count_levels[(count * parts,)](
-        images, counts, *arguments, PARTS=parts, BLOCK=_COUNTED, enable_fp_fusion=False, **constants
-    )
+    launch(
+        _count_levels, count * parts, images, counts, *arguments,
+        PARTS=parts, BLOCK=_COUNTED, enable_fp_fusion=False, **constants,
+    )  # fmt: skip
     tables = images.new_empty((count, channels, 256))
-    _make_tables[(count,)](
-        counts, tables, arguments[0], height * width,
+    launch(
+        _make_tables, count, counts, tables, arguments[0], height * width,
         C=channels, STEPS=this_pass.steps, PARTS=parts, enable_fp_fusion=False,
     )  # fmt: skip
     return tables

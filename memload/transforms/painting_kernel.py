@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memload.launch import ceil_div, launch
 from memload.transforms.draws import FACTORS, INCREMENT, SHIFTS
 from memload.upload import Parameters
 
@@ -44,7 +45,7 @@ def paint(
     layout of the images.
     """
     out = torch.empty_like(images)
-    _launch(
+    _make_all(
         _paint_kernel, _as_integers(images), _as_integers(out), boxes.on(images.device),
         streams and streams.on(images.device), _as_integers(table), first_in_plan,
         boxes.array.shape[1], first_number,
@@ -58,7 +59,7 @@ def mix(
     """Do what `mixing.mix` does."""
     out = torch.empty_like(images)
     source, target = (_as_integers(images), _as_integers(out)) if factor is None else (images, out)
-    _launch(
+    _make_all(
         _mix_kernel, source, target, factor and factor.on(images.device),
         boxes and boxes.on(images.device), first_in_plan, len(images),
         WIDE=tl.float64 if images.dtype == torch.float64 else tl.float32,
@@ -71,7 +72,7 @@ def _as_integers(tensor: Tensor) -> Tensor:
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
-def _launch(kernel: Any, images: Tensor, out: Tensor, *arguments: Any, **constants: Any) -> None:
+def _make_all(kernel: Any, images: Tensor, out: Tensor, *arguments: Any, **constants: Any) -> None:
     """Let a kernel make all of ``out``. A plane is what neighbouring programs make of a sample.
 
     That is all channels if they are neighbours in memory, and otherwise one channel.
@@ -81,18 +82,18 @@ def _launch(kernel: Any, images: Tensor, out: Tensor, *arguments: Any, **constan
     count, channels, height, width = images.shape
     together = channels if out.stride(1) == 1 else 1
     planes = channels // together
-    tiles = triton.cdiv(height, _ROWS) * triton.cdiv(width * together, _COLUMNS)
+    tiles = ceil_div(height, _ROWS) * ceil_div(width * together, _COLUMNS)
     dense = all(
         tensor.stride(3) == together and (together == 1 or tensor.stride(1) == 1)
         for tensor in (images, out)
     )
-    with torch.cuda.device(images.device if images.is_cuda else -1):
-        kernel[(count * planes * tiles,)](
-            images, out, *arguments, planes, height, width, *images.stride(), *out.stride(),
-            C=together, DENSE=dense, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS,
-            enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
-            **constants,
-        )  # fmt: skip
+    launch(
+        kernel, count * planes * tiles, images, out, *arguments, planes, height, width,
+        *images.stride(), *out.stride(), C=together, DENSE=dense, ROWS=_ROWS, COLUMNS=_COLUMNS,
+        num_warps=_WARPS,
+        enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
+        **constants,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first"])  # so that no batch needs a kernel of its own

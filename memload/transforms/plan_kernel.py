@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memload.launch import ceil_div, launch
 from memload.transforms.geometry import PADDING_MODES, Plan, precision
 from memload.transforms.resampling import filters_of
 
@@ -52,18 +53,17 @@ def run(images: Tensor, plan: Plan, first_in_plan: int = 0) -> Tensor:
     dense = images.stride(1) == out.stride(1) == 1 and images.stride(3) == out.stride(3) == channels
     tile = _TILE_RESIZED if plan.resizes else _TILE_MOVED
     rows, columns, strips, warps = _TILE_BY_TABLE if plan.resizes_bicubically else tile
-    tiles = triton.cdiv(extent[0], rows * strips) * triton.cdiv(extent[1] * channels, columns)
-    with torch.cuda.device(images.device if images.is_cuda else -1):
-        _kernel[(count * tiles,)](
-            images, out, plan.uploaded(_parameters, images.device), first_in_plan,
-            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
-            len(plan.height.start), *images.stride(), *out.stride(),
-            C=channels, RESIZE=plan.resizes, TABLE=plan.resizes_bicubically,
-            ANTIALIAS=plan.antialias, AFFINE=plan.maps_pixels,
-            INSIDE=plan.height.inside and plan.width.inside, PADDING=_padding(plan), DENSE=dense,
-            ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
-            enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
-        )  # fmt: skip
+    tiles = ceil_div(extent[0], rows * strips) * ceil_div(extent[1] * channels, columns)
+    launch(
+        _kernel, count * tiles, images, out, plan.uploaded(_parameters, images.device),
+        first_in_plan, height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
+        len(plan.height.start), *images.stride(), *out.stride(),
+        C=channels, RESIZE=plan.resizes, TABLE=plan.resizes_bicubically,
+        ANTIALIAS=plan.antialias, AFFINE=plan.maps_pixels,
+        INSIDE=plan.height.inside and plan.width.inside, PADDING=_padding(plan), DENSE=dense,
+        ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
+        enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
+    )  # fmt: skip
     return out
 
 
@@ -79,14 +79,13 @@ def run_masks(masks: Tensor, plan: Plan, fill: int, first_in_plan: int = 0) -> T
     if not count:
         return out
     rows, columns = _TILE_OF_MASK
-    tiles = triton.cdiv(extent[0], rows) * triton.cdiv(extent[1], columns)
-    with torch.cuda.device(masks.device if masks.is_cuda else -1):
-        _mask_kernel[(count * tiles,)](
-            masks, out, plan.uploaded(_parameters, masks.device), first_in_plan, fill,
-            height, width, *extent, plan.height.resized or 0, plan.width.resized or 0,
-            len(plan.height.start), RESIZE=plan.resizes, PADDING=_padding(plan),
-            ROWS=rows, COLUMNS=columns,
-        )  # fmt: skip
+    tiles = ceil_div(extent[0], rows) * ceil_div(extent[1], columns)
+    launch(
+        _mask_kernel, count * tiles, masks, out, plan.uploaded(_parameters, masks.device),
+        first_in_plan, fill, height, width, *extent, plan.height.resized or 0,
+        plan.width.resized or 0, len(plan.height.start), RESIZE=plan.resizes,
+        PADDING=_padding(plan), ROWS=rows, COLUMNS=columns,
+    )  # fmt: skip
     return out
 
 
