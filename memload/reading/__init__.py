@@ -30,6 +30,7 @@ Beside it:
     dataset.py    MemmapDataset: one sample at a time, for torch's DataLoader
     origin.py     where its index comes from: a file, or several data sets one after another
     collate.py    fast_collate: samples to a batch, in one copy
+    stats.py      how long the loop has waited for batches
     dropped.py    says that fast_collate has dropped samples
     prefetch.py   CudaPrefetcher, ThreadPrefetcher, background: any iterable, through ahead.py
 """

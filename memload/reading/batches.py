@@ -52,11 +52,11 @@ def batch_maker(
     seed: int,
     epoch: int,
     stream: torch.cuda.Stream | None,
-) -> Callable[[BatchPart], Job[tuple[int, Any]]]:
+) -> Callable[[BatchPart], Job[tuple[BatchPart, Any]]]:
     """Return a function that begins to read a batch of a chunk, and returns what makes the batch.
 
-    The latter fetches it, transforms it and names its columns. It returns how many samples of the
-    epoch are seen with the batch, and the batch. It is thread-safe. Calling this already looks up
+    The latter fetches it, transforms it and names its columns. It returns the part of the chunk
+    that the batch is, and the batch. It is thread-safe. Calling this already looks up
     rows and uploads columns. Addresses and random numbers follow with the first batch that needs
     them. On CUDA all of this is done on ``stream``, on which all of the chunk's batches must be
     made.
@@ -71,11 +71,11 @@ def batch_maker(
     batch_class = batch_type(names.fields)
     order = [names.fetched.index(name) for name in names.ordered]
 
-    def begin_batch(part: BatchPart) -> Job[tuple[int, Any]]:
+    def begin_batch(part: BatchPart) -> Job[tuple[BatchPart, Any]]:
         fetch = begin_reading(part.start, part.stop)
         return Job(functools.partial(make_batch, part, fetch), fetch.is_ready)
 
-    def make_batch(part: BatchPart, fetch: Fetch) -> tuple[int, Any]:
+    def make_batch(part: BatchPart, fetch: Fetch) -> tuple[BatchPart, Any]:
         pixels, *values = fetch()
         images: Any = pixels.permute(0, 3, 1, 2)
         if prepared is not None:
@@ -86,7 +86,7 @@ def batch_maker(
             values = [values[position] for position in order]
             if transform is not None:
                 images = _call(transform, images, names.followers)
-        return part.samples_seen, batch_class(images, *values)
+        return part, batch_class(images, *values)
 
     return begin_batch
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal, Never
 
 import torch
@@ -40,6 +41,7 @@ from memload.reading.epochs import (
 )
 from memload.reading.pipeline import Pipeline, make_pipeline, samples_of
 from memload.reading.samplers import Order, SequentialSampler, ShuffledSampler, check_integer
+from memload.reading.stats import Stats, Stopwatch
 from memload.reading.streams import current_stream, find_device
 from memload.transforms.following import KINDS
 from memload.transforms.foreign import draws_once_a_batch
@@ -235,9 +237,11 @@ class Loader:
         self._pipeline: Pipeline | None = None
         self._buffers: list[torch.Tensor] = []
         self._current: Progress | None = None
+        #: That of the newest iteration, from its first batch on.
+        self._stopwatch: Stopwatch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        process_state = ("_lock", "_pipeline", "_buffers", "_current")
+        process_state = ("_lock", "_pipeline", "_buffers", "_current", "_stopwatch")
         kept = {name: value for name, value in vars(self).items() if name not in process_state}
         return {**kept, "_next": self._current or self._next}  # the copy goes on where this one is
 
@@ -279,6 +283,29 @@ class Loader:
         """
         pipeline = self._get_pipeline()
         return pipeline.choice._replace(counts=pipeline.feed.counts())
+
+    @property
+    def stats(self) -> Stats:
+        """What the newest iteration has handed out, and how long the loop has waited for it.
+
+        >>> print(loader.stats)
+        1,000 batches in 52.1 s: waited 0.4 s for data (0.8 %), feed dma, 38.5 GB
+
+        These are numbers of one epoch: of the current one from its first batch on, and of the last
+        one when that is over. An epoch that was resumed, or is left early, counts the batches that
+        were handed out. The time that you use a batch counts when you ask for the next one.
+        Of several iterators at once, the one that began last is told; `Stats.rows` and `Stats.hits`
+        are then those of all. Call it on any thread. A pickled copy begins anew.
+
+        The seconds are those of the host. On CUDA, a loop that never waits for the device runs
+        ahead of it until the Loader keeps it back. If it is the next batch that the device lacks
+        then, that counts as waiting; else it counts as the loop's time. With a transform that is
+        not memload's, all of it counts as the loop's. If the loop itself waits for the device, as
+        ``loss.item()`` does, then that is the loop's time, even if the device waits for data: a
+        batch is handed out when it is on its way.
+        """
+        stopwatch = self._stopwatch
+        return Stats() if stopwatch is None else stopwatch.stats()
 
     @property
     def rank(self) -> int:
@@ -369,21 +396,26 @@ class Loader:
                   reads_ahead batches  in_flight batches    handed over to the
                   begin to be read     begin to be made     consumer's stream
         """
+        asked_at = perf_counter()
         # An epoch begins with its first batch: Lightning calls iter() once just to see if it can.
         pipeline, schedule, progress = self._get_pipeline(), self._schedule(), self._begin_epoch()
         chunks = schedule.chunks(progress.epoch, progress.samples_seen)
         jobs = self._jobs(pipeline, chunks, progress.epoch)
         side_stream = pipeline.side_stream
+        stopwatch = self._stopwatch = Stopwatch(progress.epoch, pipeline.feed, pipeline.row_bytes)
+        stopwatch.start(asked_at)
         begun = ahead(jobs, pipeline.in_flight, pipeline.num_threads)
         with contextlib.closing(begun):
-            for samples_seen, batch in (
-                begun if side_stream is None else map(side_stream.hand_over, begun)
-            ):
+            for part, batch in begun if side_stream is None else map(side_stream.hand_over, begun):
                 if self.static_buffers:
                     batch = copy_to_buffers(batch, self._buffers)
-                self._current = progress = Progress(progress.epoch, samples_seen)
+                self._current = progress = Progress(progress.epoch, part.samples_seen)
+                stopwatch.hand_over(part.stop - part.start)
+                if side_stream is not None:
+                    side_stream.keep_back()
                 yield batch
                 del batch  # its memory may be what the next one takes
+                stopwatch.ask()
         if self._current is progress:  # no newer iteration has set it since
             self._current = None
 

@@ -31,6 +31,8 @@ class Pipeline(NamedTuple):
 
     feed: Feed
     choice: Choice
+    #: Bytes of a sample in the files: of its row in each array.
+    row_bytes: int
     #: Where batches are made on CUDA. None: on the caller's current stream, or on the CPU.
     side_stream: SideStream | None
     #: Threads that make batches; with 0 the caller's thread does.
@@ -81,7 +83,8 @@ def make_pipeline(
     ``callers`` are the threads that fetch from the feed "pinned"; others help them to gather.
     ``batch_size`` is None if it is not known. Then rows of 2 batches are read ahead.
     """
-    batch_bytes = sum(array.shards.array.row_bytes for array in samples.arrays) * (batch_size or 0)
+    row_bytes = sum(array.shards.array.row_bytes for array in samples.arrays)
+    batch_bytes = row_bytes * (batch_size or 0)
     feed, choice = choose_feed(
         feed_name,
         samples,
@@ -93,17 +96,17 @@ def make_pipeline(
     )
     if feed.name == "cpu":
         in_flight = max(1, num_threads * prefetch_factor)
-        return Pipeline(feed, choice, None, num_threads=num_threads, in_flight=in_flight)
+        return Pipeline(feed, choice, row_bytes, None, num_threads, in_flight)
     if feed.name == "resident" and transform is None:
         # Its one kernel takes less time than a handover between streams.
-        return Pipeline(feed, choice, None, num_threads=0, in_flight=1)
+        return Pipeline(feed, choice, row_bytes, None, num_threads=0, in_flight=1)
     side = SideStream(device, prefetch_factor, waits=not _uses_only_own_tensors(transform))
     if feed.name == "pinned":
         callers = pinned_callers(num_threads, prefetch_factor)
         in_flight = 1 + max(callers, prefetch_factor) if callers else 1
-        return Pipeline(feed, choice, side, num_threads=callers, in_flight=in_flight)
+        return Pipeline(feed, choice, row_bytes, side, callers, in_flight)
     reads_ahead = 1 if feed.name == "resident" else _reads_ahead(batch_bytes, feed.counts())
-    return Pipeline(feed, choice, side, 0, 1 + prefetch_factor, reads_ahead)
+    return Pipeline(feed, choice, row_bytes, side, 0, 1 + prefetch_factor, reads_ahead)
 
 
 def _reads_ahead(batch_bytes: int, counts: ReadCounts | None) -> int:

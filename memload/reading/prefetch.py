@@ -6,6 +6,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
+from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from memload.reading.batches import bind_dataset
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import tell_epoch
 from memload.reading.samplers import ShuffledSampler, check_integer
+from memload.reading.stats import Stats, Stopwatch
 from memload.reading.streams import SideStream, current_stream, find_device, map_tensors
 from memload.transforms import Transform
 from memload.transforms.foreign import draws_once_a_batch
@@ -153,10 +155,23 @@ class CudaPrefetcher:
         self._side = SideStream(self.device, prefetch_factor) if is_cuda else None
         self._epoch = 0
         self._batches: Iterator[Any] | None = None
+        self._stopwatch = Stopwatch(0)
         self._after_the_last: tuple[None, ...] = (None, None)
 
     def __len__(self) -> int:
         return len(self.iterable)
+
+    @property
+    def stats(self) -> Stats:
+        """How many batches the newest iteration has handed out, and how long the loop has waited.
+
+        >>> print(batches.stats)
+        1,000 batches in 52.1 s: waited 0.4 s for data (0.8 %)
+
+        See `Loader.stats`. The seconds are those of the host: while the host is kept back because
+        it is too far ahead of a CUDA device, that is the loop's time. Bytes are not counted.
+        """
+        return self._stopwatch.stats()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, also for the iterable and its samplers."""
@@ -180,7 +195,8 @@ class CudaPrefetcher:
             begun = on_thread(map(operator.call, jobs), self.prefetch_factor)
         else:
             begun = ahead(jobs, 1 + self.prefetch_factor)
-        return _hand_over(begun, self._side)
+        self._stopwatch = Stopwatch(epoch)
+        return _hand_over(begun, self._side, self._stopwatch)
 
     def next(self) -> Any:
         """Return the next batch or, after the last, a None for each element: ``(None, None)``.
@@ -208,12 +224,17 @@ def _jobs(
 
 
 def _hand_over(
-    begun: Generator[Any, None, None], side: SideStream | None
+    begun: Generator[Any, None, None], side: SideStream | None, stopwatch: Stopwatch
 ) -> Generator[Any, None, None]:
+    stopwatch.start(perf_counter())
     with contextlib.closing(begun):
         for batch in begun if side is None else map(side.hand_over, begun):
+            stopwatch.hand_over()
+            if side is not None:
+                side.keep_back()
             yield batch
             del batch  # its memory may be what the next one takes
+            stopwatch.ask()
 
 
 class _Mover:

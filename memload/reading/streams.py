@@ -18,8 +18,8 @@ class SideStream:
       may be made of what the consumer has made.
     - `hand_over` lets the consumer's stream wait for the batch. It also tells torch's allocator
       that the consumer uses the tensors, so that their memory is not reused before they were read.
-    - `hand_over` blocks the host while it is more than ``2 × prefetch_factor`` batches ahead of the
-      device. Otherwise memory would be taken for each of them.
+    - `keep_back`, which follows it, blocks the host while it is more than ``2 × prefetch_factor``
+      batches ahead of the device. Otherwise memory would be taken for each of them.
 
     With ``waits=False``, `begin` waits less. It waits only for what the consumer had queued when
     the oldest of the last ``2 × prefetch_factor`` batches was handed over. That work is nearly
@@ -45,6 +45,8 @@ class SideStream:
         #: For each of the last batches: the event of the batch itself or, with waits=False, of the
         #: consumer at the time of handing it over.
         self._handed_over: deque[torch.cuda.Event] = deque()
+        #: With waits=False, for each of the same batches: the event of the batch itself.
+        self._ready: deque[torch.cuda.Event] = deque()
 
     def begin(
         self, make_batch: Callable[[], Any], consumer: torch.cuda.Stream | None = None
@@ -78,10 +80,18 @@ class SideStream:
         if not self._waits:
             reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             reached.record(consumer)
+            self._ready.append(ready)
+            if len(self._ready) > self._max_handed_over:
+                # `keep_back` would wait for this, too. But this is a wait for data, and what is
+                # left for `keep_back` is a wait for the consumer.
+                self._ready.popleft().synchronize()
         self._handed_over.append(reached)
+        return batch
+
+    def keep_back(self) -> None:
+        """Wait while the host is too far ahead of the device. Call it after each `hand_over`."""
         if len(self._handed_over) > self._max_handed_over:
             self._handed_over.popleft().synchronize()
-        return batch
 
 
 def current_stream(device: torch.device) -> Any:

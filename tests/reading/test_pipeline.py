@@ -70,7 +70,7 @@ def test_what_is_in_flight_depends_on_the_feed(
     expected: tuple[Any, ...],
     make: Callable[..., tuple[Pipeline, int]],
 ) -> None:
-    assert make(feed, **options)[0][2:] == expected
+    assert make(feed, **options)[0][3:] == expected
 
 
 @pytest.mark.parametrize(

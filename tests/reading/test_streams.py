@@ -55,6 +55,7 @@ def batches(side: Any, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]
         cuda.asked.clear()
         consumer = torch.cuda.current_stream(0)
         assert side.hand_over(side.begin(lambda: "batch", consumer)) == "batch"
+        side.keep_back()
         asked.append(list(cuda.asked))
     return asked
 
@@ -94,6 +95,24 @@ def test_what_memload_makes_waits_for_a_state_that_the_host_has_almost_waited_fo
         reached.append([entry[0] for entry in asked if entry[1] == "recorded"][-1])
         if len(reached) > 2:
             assert asked[-1] == ("host", "waits for", reached.pop(0))
+
+
+def test_waiting_for_data_comes_before_waiting_for_the_consumer(cuda: Recorded) -> None:
+    side = SideStream(torch.device("cuda", 0), 1, waits=False)
+    batch, ready = side.begin(lambda: "batch")
+    first: Any = ready
+    side.hand_over((batch, ready))
+    side.keep_back()
+    for _ in range(2):
+        begun = side.begin(lambda: "batch")
+        cuda.asked.clear()
+        side.hand_over(begun)
+        in_hand_over = cuda.asked.copy()
+        cuda.asked.clear()
+        side.keep_back()
+    assert in_hand_over[-1] == ("host", "waits for", first.name)
+    ((who, _, what),) = cuda.asked
+    assert (who, what) != ("host", first.name)  # but what the consumer had reached then
 
 
 class OwnTransform(transforms.Transform):

@@ -1,0 +1,137 @@
+"""What an iteration has handed out, and how long each side has waited for the other."""
+
+from time import perf_counter
+from typing import NamedTuple
+
+from memload.feeds.interface import Feed, ReadCounts
+from memload.wording import counted, size_text
+
+
+class Stats(NamedTuple):
+    """What an iteration has handed out so far, and what the loop has waited for.
+
+    >>> print(Stats(batches=1000, seconds_waited=0.4, seconds_in_loop=51.7, feed="dma"))
+    1,000 batches in 52.1 s: waited 0.4 s for data (0.8 %), feed dma
+
+    All seconds are those of the host. See `Loader.stats` for what that means on CUDA.
+    """
+
+    #: The epoch that is, or was, iterated.
+    epoch: int = 0
+    #: Batches that were handed out. One that was resumed counts from where it went on.
+    batches: int = 0
+    #: Seconds from when a batch was asked for until it was handed out, for all batches together.
+    seconds_waited: float = 0.0
+    #: How many of these passed before the first batch: also to choose the feed and fill it.
+    seconds_to_first: float = 0.0
+    #: Seconds from when a batch was handed out until the next one was asked for.
+    seconds_in_loop: float = 0.0
+    #: Images that were handed out, and the bytes of their rows, and of masks and other arrays, as
+    #: they are stored. None: that is not known, as in a `CudaPrefetcher`.
+    samples: int | None = None
+    bytes: int | None = None
+    #: The name of the feed; empty if there is none.
+    feed: str = ""
+    #: Rows that the feed has fetched since the iteration began, and how many of them were in memory
+    #: already. Batches that are on their way count. None: that is not known.
+    rows: int | None = None
+    hits: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From when the first batch was asked for, up to the last change of these numbers."""
+        return self.seconds_waited + self.seconds_in_loop
+
+    def __str__(self) -> str:
+        if not self.batches:
+            return "no batches yet"
+        share = f"{100 * self.seconds_waited / max(self.seconds, 1e-9):.1f} %"
+        if self.batches > 1 and self.seconds_to_first > self.seconds_waited / 2:
+            share += f"; {_seconds_text(self.seconds_to_first)} for the first batch"
+        parts = [
+            f"{counted(self.batches, 'batch', 'batches')} in {_seconds_text(self.seconds)}: "
+            f"waited {_seconds_text(self.seconds_waited)} for data ({share})"
+        ]
+        if self.feed:
+            parts.append(f"feed {self.feed}")
+        if self.bytes is not None:
+            parts.append(size_text(self.bytes))
+        if self.rows and self.hits is not None and self.hits < self.rows:
+            parts.append(f"{100 * self.hits / self.rows:.0f} % of the rows were in memory")
+        return ", ".join(parts)
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
+class Stopwatch:
+    """Takes the time of one iteration, whose thread calls `start`, `hand_over` and `ask` in turn.
+
+    `stats` may be called on any thread. `hand_over` and `ask`, once for each batch, take 0.24 µs
+    together (Python 3.11, AMD EPYC; ``python -m timeit`` with both in the statement).
+    """
+
+    __slots__ = (
+        "_batches",
+        "_counts_before",
+        "_feed",
+        "_last",
+        "_row_bytes",
+        "_samples",
+        "_seconds_in_loop",
+        "_seconds_to_first",
+        "_seconds_waited",
+        "epoch",
+    )
+
+    def __init__(self, epoch: int, feed: Feed | None = None, row_bytes: int = 0) -> None:
+        self.epoch, self._feed, self._row_bytes = epoch, feed, row_bytes
+        self._counts_before = feed.counts() if feed is not None else None
+        self._batches = self._samples = 0
+        self._seconds_waited = self._seconds_to_first = self._seconds_in_loop = self._last = 0.0
+
+    def start(self, when: float) -> None:
+        """Begin to wait for the first batch. ``when`` is a time of ``time.perf_counter``."""
+        self._last = when
+
+    def hand_over(self, samples: int = 0) -> None:
+        """Count a batch that is handed out now, and the time since it was asked for."""
+        now = perf_counter()
+        self._seconds_waited += now - self._last
+        self._last = now
+        if not self._batches:
+            self._seconds_to_first = self._seconds_waited
+        self._batches += 1
+        self._samples += samples
+
+    def ask(self) -> None:
+        """Count the time since the last batch was handed out: now the next one is asked for."""
+        now = perf_counter()
+        self._seconds_in_loop += now - self._last
+        self._last = now
+
+    def stats(self) -> Stats:
+        """Return what was counted so far."""
+        feed = self._feed
+        rows, hits = _rows_since(self._counts_before, None if feed is None else feed.counts())
+        return Stats(
+            epoch=self.epoch,
+            batches=self._batches,
+            seconds_waited=self._seconds_waited,
+            seconds_to_first=self._seconds_to_first,
+            seconds_in_loop=self._seconds_in_loop,
+            samples=None if feed is None else self._samples,
+            bytes=None if feed is None else self._samples * self._row_bytes,
+            feed="" if feed is None else feed.name,
+            rows=rows,
+            hits=hits,
+        )
+
+
+def _rows_since(before: ReadCounts | None, now: ReadCounts | None) -> tuple[int | None, int | None]:
+    """Return how many rows were fetched between two counts, and how many were in memory."""
+    if before is None or now is None:
+        return None, None
+    hits = None if before.hits is None or now.hits is None else now.hits - before.hits
+    return now.served - before.served, hits
