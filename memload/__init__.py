@@ -22,6 +22,8 @@ _PUBLIC = {
     "building.sources.table": "Manifest",
     "building.status": "BuildStatus build_status",
     "contact_sheet": "preview",
+    "doctor.diagnosis": "diagnose",
+    "doctor.report": "Diagnosis",
     "editing.concat": "concat",
     "editing.copying": "copy",
     "editing.export": "ExportReport export",
@@ -55,6 +57,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.building.sources.table import Manifest as Manifest
     from memload.building.status import BuildStatus as BuildStatus, build_status as build_status
     from memload.contact_sheet import preview as preview
+    from memload.doctor.diagnosis import diagnose as diagnose
+    from memload.doctor.report import Diagnosis as Diagnosis
     from memload.editing.concat import concat as concat
     from memload.editing.copying import copy as copy
     from memload.editing.export import ExportReport as ExportReport, export as export

@@ -11,6 +11,7 @@ import click
 from memload import __version__
 from memload.commands.build import build
 from memload.commands.describe import info, preview, verify
+from memload.commands.doctor import doctor
 from memload.commands.edit import concat, copy, export, join, relabel, rename
 from memload.commands.measure import bench
 from memload.commands.output import echo
@@ -67,5 +68,6 @@ def main() -> None:
     """Decode every image once, then feed the model at the speed of the bus."""
 
 
-for command in (build, info, verify, preview, concat, join, relabel, rename, copy, export, bench):
+_DATA = (build, info, verify, preview, concat, join, relabel, rename, copy, export)
+for command in (*_DATA, bench, doctor):
     main.add_command(command)

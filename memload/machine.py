@@ -19,6 +19,29 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def core_limit(root: Path = Path("/")) -> float | None:
+    """Return how many cores' time the control groups of this process allow; None if all.
+
+    It is the smallest quota divided by its period, of version 1 or 2, as in a container that was
+    started with ``--cpus 2.5``. `available_cores` does not count it.
+    """
+    limits = []
+    folders = [
+        *_groups_of_process(root, "cpu", "sys/fs/cgroup/cpu"),
+        *_groups_of_process(root, "", "sys/fs/cgroup"),
+    ]
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError):  # no limit is the word "max", or -1
+            if (folder / "cpu.max").exists():
+                quota, period = (folder / "cpu.max").read_text().split()
+            else:
+                quota = (folder / "cpu.cfs_quota_us").read_text()
+                period = (folder / "cpu.cfs_period_us").read_text()
+            if int(quota) > 0:
+                limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
 @contextlib.contextmanager
 def starting_threads(advice: str) -> Iterator[None]:
     """Turn Python's error for a thread that cannot be started into a MemloadError with advice."""
@@ -41,27 +64,40 @@ def available_memory(root: Path = Path("/")) -> int | None:
     report it, and raises OSError if it cannot be asked because too many files are open.
     """
     available = None
-    groups: list[tuple[_GroupFiles, Path]] = []
     try:
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            for files in _VERSIONS_OF_GROUPS:
-                if files.controller in controllers.split(","):
-                    groups.append((files, root / files.mount / path.lstrip("/")))
     except OSError as error:
         if error.errno in _TOO_MANY_FILES:
             raise
     if available is None:
         return None
-    for files, group in groups:
-        # A limit of a group above counts, too. Inside of a container, the path may not be there.
-        # The mount itself is its group then. Folders above the mount have no such files.
-        for folder in (group, *group.parents):
+    for files in _VERSIONS_OF_GROUPS:
+        for folder in _groups_of_process(root, files.controller, files.mount):
             available = min(available, _left_in_group(folder, files, available))
     return available
+
+
+def _groups_of_process(root: Path, controller: str, mount: str) -> Iterator[Path]:
+    """Yield the folders of the control groups of this process and of those above them.
+
+    ``controller`` is a name in /proc/self/cgroup, empty in version 2, and ``mount`` the folder of
+    its groups. Raises OSError only if too many files are open.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError as error:
+        if error.errno in _TOO_MANY_FILES:
+            raise
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            # A limit of a group above counts, too. Inside of a container, the path may not be
+            # there. The mount itself is its group then. Folders above it have no such files.
+            group = root / mount / path.lstrip("/")
+            yield from (group, *group.parents)
 
 
 class _GroupFiles(NamedTuple):

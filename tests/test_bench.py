@@ -180,7 +180,7 @@ def test_the_feed_is_chosen_for_all_samples_and_created_for_some(
     monkeypatch.setattr(run, "find_device", lambda device: device)
     monkeypatch.setattr(limits, "available_memory", lambda: 10**9)
     monkeypatch.setattr(FeedFactory, "create", create)
-    chosen = run._choose_feed(measured)  # 99 of 100 samples would fit on the device
+    chosen = run.choose_feed(measured)  # 99 of 100 samples would fit on the device
     assert chosen.name == "uva"
     assert "resident: 301 kB does not fit" in chosen.reason
     assert created == [(("uva",), 40, False), "closed"]

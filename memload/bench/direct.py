@@ -41,19 +41,24 @@ def is_direct(sample: MemmapDataset) -> bool:
 def read_past_cache(setting: Setting) -> Measurement:
     """Return what measures reading random rows past the page cache, with the best of _THREADS."""
     sample = setting.cold_sample
-    with ExitStack() as opened:
-        parts = _parts(sample, _open_directly(sample, opened))
-
-    def measurement(threads: int, seconds: float) -> float:
-        with ExitStack() as opened:
-            files = _open_directly(sample, opened)
-            with closing(_read_directly(files, parts, threads)) as reads:
-                return rate(reads, seconds)
-
     trial_seconds = stages.SLOW_SECONDS / 4
-    rates = {threads: measurement(threads, trial_seconds) for threads in _THREADS}
+    rates = {threads: random_reads(sample, threads, trial_seconds) for threads in _THREADS}
     best = max(rates, key=rates.__getitem__)
-    return lambda: measurement(best, stages.SLOW_SECONDS)
+    return lambda: random_reads(sample, best, stages.SLOW_SECONDS)
+
+
+def random_reads(
+    sample: MemmapDataset, threads: int, seconds: float, rows_at_once: int = _ROWS_AT_ONCE
+) -> float:
+    """Read random rows past the page cache, and return how many a second.
+
+    Each thread reads ``rows_at_once`` before it takes others. It ends those after the time is over.
+    """
+    with ExitStack() as opened:
+        files = _open_directly(sample, opened)
+        parts = _parts(sample, files)
+        with closing(_read_directly(files, parts, threads, rows_at_once)) as reads:
+            return rate(reads, seconds)
 
 
 def _files_of(sample: MemmapDataset) -> list[int]:
@@ -86,7 +91,10 @@ def _parts(sample: MemmapDataset, files: Mapping[int, DirectFile]) -> list[_Part
 
 
 def _read_directly(
-    files: Mapping[int, DirectFile], parts: Sequence[_Part], threads: int
+    files: Mapping[int, DirectFile],
+    parts: Sequence[_Part],
+    threads: int,
+    rows_at_once: int = _ROWS_AT_ONCE,
 ) -> Generator[float, None, None]:
     """Read parts of files, and yield how many were read each time."""
     size = max(part.size for part in parts)
@@ -100,6 +108,6 @@ def _read_directly(
         buffers.append(buffer)
         return len(some)
 
-    starts = range(0, len(parts), _ROWS_AT_ONCE)
+    starts = range(0, len(parts), rows_at_once)
     with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(read, (parts[start : start + _ROWS_AT_ONCE] for start in starts))
+        yield from pool.map(read, (parts[start : start + rows_at_once] for start in starts))

@@ -1,6 +1,6 @@
 """Everything that is in RAM, on its way to the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
 
@@ -25,11 +25,8 @@ def memory_stages(setting: Setting, auto: str) -> list[Stage]:
     on_gpu = partial(_copy, setting, block, from_ram=False)
     inside = Stage("one copy of 256 MB within the GPU", on_gpu, reported=False)
     limits = {"resident": inside, "dma": copy, "uva": copy, "pinned": copy, "cpu": take}
-    gathers = [
-        Stage(f"gather, {counted(number, 'thread')}", partial(_gather, setting, number), [take])
-        for number in sorted({1, setting.threads})
-    ]
-    copies = Stage("copy of a batch to the GPU", partial(in_ram, setting.batch_size), [copy])
+    gathers = [gather_stage(setting, number, [take]) for number in sorted({1, setting.threads})]
+    copies = copy_stage(setting, [copy])
     feeds = {
         feed: warm_loader(f"feed {feed}", setting, feed, [limit]) for feed, limit in limits.items()
     }
@@ -41,6 +38,18 @@ def memory_stages(setting: Setting, auto: str) -> list[Stage]:
         loader = f"Loader, {auto}, {name}"
         found.append(warm_loader(loader, setting, auto, limits_of_loader, setting.transform()))
     return found
+
+
+def gather_stage(setting: Setting, threads: int, limits: Sequence[Stage] = ()) -> Stage:
+    """Return the stage in which so many threads gather random rows."""
+    subject = f"gather, {counted(threads, 'thread')}"
+    return Stage(subject, partial(_gather, setting, threads), limits)
+
+
+def copy_stage(setting: Setting, limits: Sequence[Stage] = ()) -> Stage:
+    """Return the stage that copies batches from page-locked memory to the GPU."""
+    copy = partial(_copy, setting, setting.batch_size, from_ram=True)
+    return Stage("copy of a batch to the GPU", copy, limits)
 
 
 def _take(setting: Setting) -> Measurement:

@@ -42,7 +42,7 @@ def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
     # while no GPU has them registered.
     decoding = [] if images is None else [decoding_stage(setting, Path(images))]
     measure_in_turn(decoding, stages.SLOW_ROUNDS)
-    choice = _choose_feed(setting)
+    choice = choose_feed(setting)
     disk = cold_stages(setting)
     measure_in_turn(disk, stages.SLOW_ROUNDS)
     larger = larger_than_ram_stages(setting) if choice.name == "disk" else []
@@ -90,7 +90,7 @@ def _notes(reported: Sequence[Stage], lines: Sequence[Line], choice: Choice) -> 
         )
 
 
-def _choose_feed(setting: Setting) -> Choice:
+def choose_feed(setting: Setting) -> Choice:
     """Choose as ``feed="auto"`` does for the whole data set, of which only a sample is loaded."""
     if setting.device.type == "cpu":
         return Choice("cpu", "the device is cpu")

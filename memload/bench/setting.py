@@ -18,9 +18,12 @@ BLOCK_BYTES = 8 << 20
 
 
 class Setting:
-    """What to measure on: some samples of a data set, the size of batches, device and threads."""
+    """What to measure on: some samples of a data set, the size of batches, device and threads.
 
-    def __init__(self, dataset: MemmapDataset) -> None:
+    ``sample_bytes`` is the size of the rows to gather, by default 512 MiB.
+    """
+
+    def __init__(self, dataset: MemmapDataset, *, sample_bytes: int | None = None) -> None:
         if not len(dataset):
             raise ValueError(f"{dataset.path} has no samples. Build it from a folder with images.")
         self.dataset = dataset
@@ -35,7 +38,9 @@ class Setting:
             batch_bytes, largest = 64 << 20, 2048
         # The samples that lie first in the files, so that these are read from start to end.
         order = np.argsort(dataset.index.row, kind="stable")
-        self.sample = dataset.subset(order[: max(1, _SAMPLE_BYTES // self.row_bytes)])
+        self.sample = dataset.subset(
+            order[: max(1, (sample_bytes or _SAMPLE_BYTES) // self.row_bytes)]
+        )
         self.cold_sample = dataset.subset(order[: max(1, _COLD_BYTES // self.row_bytes)])
         batch_size = min(largest, len(self.sample), max(1, batch_bytes // self.row_bytes))
         self.batch_size = 1 << (batch_size.bit_length() - 1)

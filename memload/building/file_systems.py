@@ -45,7 +45,9 @@ _LOCAL_LOCKS = {
 }
 
 
-class _Mount(NamedTuple):
+class Mount(NamedTuple):
+    """Where something is mounted, and what."""
+
     point: str
     type: str  #: such as ``nfs4`` or ``fuse.s3fs``
     source: str  #: such as ``server:/data``
@@ -59,10 +61,10 @@ def check_file_system(folder: Path, *, in_parts: bool) -> None:
     and for builds in parts for all object storage. Logs a warning if a build in parts has locks
     there that other machines do not see.
     """
-    mount = _mount_of(folder)
+    mount = mount_of(folder)
     if mount is None:
         return
-    name, is_writable = _object_storage(mount)
+    name, is_writable = object_storage(mount)
     advice = (
         f"{folder} is object storage ({name}, mounted at {mount.point}), which stores whole files. "
         "Build in a folder of a disk or of a shared file system, then copy the files there"
@@ -75,7 +77,7 @@ def check_file_system(folder: Path, *, in_parts: bool) -> None:
         _warn_of_local_locks(folder, mount)
 
 
-def _object_storage(mount: _Mount) -> tuple[str, bool]:
+def object_storage(mount: Mount) -> tuple[str, bool]:
     """Return the name of what mounts object storage, and whether it can write in any order."""
     kind, _, program = mount.type.partition(".")
     if kind != "fuse":
@@ -83,7 +85,7 @@ def _object_storage(mount: _Mount) -> tuple[str, bool]:
     return _OBJECT_STORAGE.get(program or mount.source, ("", True))
 
 
-def _warn_of_local_locks(folder: Path, mount: _Mount) -> None:
+def _warn_of_local_locks(folder: Path, mount: Mount) -> None:
     if mount.type == "fuse.sshfs":  # it passes no locks on
         remedy = "Use NFS or another shared file system in place of sshfs"
     else:
@@ -99,7 +101,7 @@ def _warn_of_local_locks(folder: Path, mount: _Mount) -> None:
     )
 
 
-def _mount_of(folder: Path) -> _Mount | None:
+def mount_of(folder: Path) -> Mount | None:
     """Return the mount that a folder is on, or None if that is not known."""
     try:
         text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
@@ -114,13 +116,13 @@ def _mount_of(folder: Path) -> _Mount | None:
     return found
 
 
-def _mounts(text: str) -> Iterator[_Mount]:
+def _mounts(text: str) -> Iterator[Mount]:
     """Yield the mounts of ``mountinfo``, which proc_pid_mountinfo(5) explains."""
     for line in text.split("\n"):  # names may have other line breaks
         fields, _, file_system = line.partition(" - ")
         match fields.split(" "), file_system.split(" ", 2):
             case [[_, _, _, _, point, options, *_], [kind, source, own_options]]:
-                yield _Mount(
+                yield Mount(
                     _unescaped(point),
                     kind,
                     _unescaped(source),

@@ -4,6 +4,7 @@
     describe   info, verify, preview
     edit       concat, join, relabel, rename, copy, export
     measure    bench
+    doctor     doctor
     values     what is given to options: sizes, names, conditions
     output     what commands print, and how ``--help`` shows them
 

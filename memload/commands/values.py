@@ -25,6 +25,17 @@ def size(text: str) -> tuple[int, int]:
     return height, width
 
 
+def milliseconds(text: str) -> float:
+    """Parse a time for ``--step-ms``."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise click.BadParameter(f"{text!r} is no time. Give milliseconds such as 54 or 3.5.")
+    return number
+
+
 def file_size(text: str) -> int:
     """Parse a number of bytes with an optional unit for ``--shard-size``."""
     try:

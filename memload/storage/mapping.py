@@ -22,6 +22,7 @@ _libc.mmap.argtypes = (
     ctypes.c_long,
 )
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 #: Without it, Linux refuses to map a writable file larger than RAM and swap. In mmap from 3.13 on.
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -90,6 +91,20 @@ def fault_in(address: int, size: int) -> None:
         return
     if ctypes.get_errno() in _UNAVAILABLE:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def share_in_ram(address: int, size: int) -> float:
+    """Return which share of the pages of some mapped memory is in RAM, without reading any.
+
+    For files of others that this process may not write, Linux says that all pages are (see
+    mincore(2)). Raises OSError if the system does not tell.
+    """
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    length = address + size - start
+    states = np.zeros(-(-length // mmap.PAGESIZE), np.uint8)
+    if _libc.mincore(start, length, states.ctypes.data):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return float(np.mean(states & 1))
 
 
 def disk_reads() -> int:

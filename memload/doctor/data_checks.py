@@ -1,0 +1,174 @@
+"""Checks of a data set: its files, how much of them is in RAM, and which feeds can serve it."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from memload.building.file_systems import mount_of, object_storage
+from memload.doctor.checks import Check
+from memload.errors import FeedError, MemloadError
+from memload.feeds.choice import FEEDS
+from memload.feeds.dma import BatchedCopies
+from memload.feeds.factory import FeedFactory
+from memload.feeds.interface import require_cuda
+from memload.feeds.limits import NO_LIMITS, claim_ram, room_in_ram
+from memload.feeds.uva import Kernel
+from memload.reading.dataset import MemmapDataset
+from memload.reading.pipeline import samples_of
+from memload.storage.file_reads import open_direct
+from memload.storage.mapping import address_of, share_in_ram
+from memload.wording import counted, shape_text, size_text
+
+#: Random rows whose pages are looked at: they tell the share in RAM to 1 or 2 %.
+_ROWS_LOOKED_AT = 2000
+#: The feeds that can be asked for by name.
+_FEEDS = [feed for feed in FEEDS if feed != "auto"]
+#: File systems on the network.
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", "9p")
+_IN_RAM = ("tmpfs", "ramfs")
+
+
+def data_checks(dataset: MemmapDataset) -> list[Check]:
+    """Return the checks of a data set and its files. Reads no rows."""
+    return [_dataset(dataset), _file_system(dataset), _direct(dataset), _in_ram(dataset)]
+
+
+def _dataset(dataset: MemmapDataset) -> Check:
+    array = dataset.shards.array
+    size = size_text(len(dataset.shards) * array.row_bytes)
+    finding = (
+        f"{counted(len(dataset), 'sample')} of {shape_text(array.shape)} "
+        f"{np.dtype(array.descr).name}, {size} in {counted(len(dataset.shards.paths), 'file')}"
+    )
+    return Check("data set", "ok", finding)
+
+
+def _file_system(dataset: MemmapDataset) -> Check:
+    folder = dataset.shards.paths[0].parent
+    mount = mount_of(folder)
+    if mount is None:
+        return Check("file system", "note", "the system does not tell it")
+    finding = f"{mount.type}, mounted at {mount.point}"
+    storage, _ = object_storage(mount)
+    if storage:
+        remedy = "Copy the files to a disk of this machine: random rows come slowly from there"
+        return Check("file system", "note", f"{finding}: object storage ({storage})", remedy)
+    if mount.type in _REMOTE or mount.type.startswith("fuse."):
+        remedy = "If reading the disk is what bounds training, copy the files to a local disk"
+        return Check("file system", "note", f"{finding}: not a disk of this machine", remedy)
+    return Check("file system", "ok", finding)
+
+
+def _direct(dataset: MemmapDataset) -> Check:
+    for path, descriptor in zip(dataset.shards.paths, dataset.shards.descriptors, strict=True):
+        direct = open_direct(descriptor)
+        if direct is not None:
+            os.close(direct.descriptor)
+            continue
+        mount = mount_of(path.parent)
+        if mount is not None and mount.type in _IN_RAM:
+            return Check("O_DIRECT", "ok", "not needed: the files are in RAM")
+        finding = f"{path.name} cannot be read past the page cache"
+        if fits_in_ram(dataset):
+            return Check("O_DIRECT", "ok", f"{finding}, which is not needed: it fits in RAM")
+        remedy = "Files larger than RAM are read faster from ext4 or xfs"
+        return Check("O_DIRECT", "note", finding, remedy)
+    return Check("O_DIRECT", "ok", "works")
+
+
+def _in_ram(dataset: MemmapDataset) -> Check:
+    share = rows_in_ram(dataset)
+    if share is None:
+        finding = "not known: the system does not tell it for files of other users"
+        return Check("in RAM", "ok", finding)
+    finding = f"{share:.0%} of the rows"
+    if share > 0.99:
+        return Check("in RAM", "ok", finding)
+    if fits_in_ram(dataset):
+        return Check("in RAM", "ok", f"{finding}; the first epoch reads the others from the disk")
+    finding += "; not all fit, so every epoch reads from the disk"
+    return Check("in RAM", "note", finding, "See docs/memory.md")
+
+
+def rows_in_ram(dataset: MemmapDataset) -> float | None:
+    """Return which share of the rows is in RAM, from a random sample. None: not known."""
+    shards = dataset.shards
+    paths = [path for path in shards.paths if not _may_be_asked(path)]
+    if paths:
+        return None
+    rng = np.random.default_rng(0)
+    rows = dataset.index.row
+    chosen = rng.choice(rows, min(_ROWS_LOOKED_AT, len(rows)), replace=False)
+    shares = []
+    for row in chosen.tolist():
+        shard, number = shards.locate(row)
+        address = address_of(shards.maps[shard][number : number + 1])
+        try:
+            shares.append(share_in_ram(address, shards.array.row_bytes))
+        except OSError:
+            return None
+    return float(np.mean(shares))
+
+
+def _may_be_asked(path: Path) -> bool:
+    """Return whether Linux tells this process which pages of a file are in RAM."""
+    return os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid()
+
+
+def fits_in_ram(dataset: MemmapDataset) -> bool:
+    """Return whether all rows may stay in RAM."""
+    return share_held(dataset, "cpu") == 1
+
+
+def share_held(dataset: MemmapDataset, feed: str) -> float:
+    """Return which share of the rows a feed finds in RAM once an epoch has read all of them."""
+    limit = NO_LIMITS.in_ram(feed)
+    samples = samples_of(dataset, [name for name in dataset.sample_names if name in dataset.arrays])
+    room = room_in_ram(claim_ram(samples, limit), limit)
+    return room.held / room.needed
+
+
+def feed_check(device: torch.device, sample: MemmapDataset | None = None) -> Check:
+    """Return which feeds can be used, and why others cannot.
+
+    Each is created for the samples of a small view. Without one, what the feeds need is looked at.
+    """
+    usable, others = [], []
+    for feed in _FEEDS:
+        try:
+            _try_feed(feed, device, sample)
+            usable.append(feed)
+        except (MemloadError, RuntimeError, OSError) as error:
+            others.append((feed, str(error).splitlines()[0]))
+    if device.type == "cpu":  # then all others have the same reason
+        names = ", ".join(feed for feed, _ in others)
+        return Check("feeds", "ok", f"usable: cpu; {names} need a GPU")
+    reasons = "; ".join(f"{feed}: {reason}" for feed, reason in others if feed != "cpu")
+    finding = f"usable: {', '.join(usable)}; {reasons}".rstrip("; ")
+    return Check("feeds", "note" if reasons else "ok", finding)
+
+
+def _try_feed(feed: str, device: torch.device, sample: MemmapDataset | None) -> None:
+    """Create a feed and close it again. Raises FeedError."""
+    if sample is not None:
+        factory = FeedFactory(
+            samples_of(sample, ()),
+            device,
+            NO_LIMITS,
+            num_threads=1,
+            prefetch_factor=2,
+            buffers=4,
+            by_name=True,
+        )
+        factory.create([feed]).close()
+        return
+    if feed != "cpu":
+        require_cuda(feed, device)
+    if feed == "dma":
+        BatchedCopies(device, 1)
+    if feed == "uva":
+        Kernel(device, 1, 0)
+    if feed == "disk":
+        raise FeedError("depends on the file system of the data. Give OUT.BIN")

@@ -1,0 +1,48 @@
+"""What the command examines: the machine, then the data set, then a Loader over it.
+
+It runs without torch until the machine is checked, since torch itself may be what is broken.
+"""
+
+from pathlib import Path
+
+from memload.building.status import build_status
+from memload.doctor.checks import Check
+from memload.doctor.machine_checks import machine_checks
+from memload.doctor.report import Diagnosis
+from memload.errors import FormatError, MissingError
+
+
+def examine(path: str | None, *, step_ms: float | None = None, batch_size: int = 256) -> Diagnosis:
+    """Check the machine and, if there is a path, diagnose a Loader over that data set.
+
+    The Loader shuffles, and its transform is ``transforms.train`` for 224 pixels, or for the
+    largest size that fits.
+    """
+    checks = machine_checks()
+    if any(check.subject == "torch" and check.mark == "bad" for check in checks):
+        return Diagnosis(checks)
+    from memload.bench.setting import Setting
+    from memload.doctor.data_checks import feed_check
+    from memload.doctor.diagnosis import diagnose_loader
+    from memload.reading.dataset import MemmapDataset
+    from memload.reading.loader import Loader
+    from memload.reading.streams import find_device
+
+    if path is None:
+        return Diagnosis([*checks, feed_check(find_device(None))])
+    try:
+        dataset = MemmapDataset(path)
+    except (FormatError, OSError) as error:
+        return Diagnosis([*checks, _unusable(path, error)])
+    if not len(dataset):
+        finding = f"{path} has no samples"
+        return Diagnosis([*checks, Check("data set", "bad", finding, "Build it from images")])
+    transform = Setting(dataset).transform()
+    loader = Loader(dataset, batch_size, shuffle=True, rank=0, num_replicas=1, transform=transform)
+    return diagnose_loader(loader, step_ms, checks)
+
+
+def _unusable(path: str, error: Exception) -> Check:
+    """Return the check of a data set that cannot be opened, perhaps because it is being built."""
+    status = build_status(path) if isinstance(error, MissingError) and Path(path).name else None
+    return Check("data set", "bad", str(status or error))

@@ -1,0 +1,119 @@
+"""Checks of the machine: cores, memory, libraries and the GPU."""
+
+import importlib
+import os
+import re
+import resource
+from pathlib import Path
+from typing import Any
+
+from memload.building.decoders import loaded_libraries
+from memload.doctor.checks import Check
+from memload.machine import available_cores, available_memory, core_limit
+from memload.wording import size_text
+
+#: Where NVIDIA's driver says its version, as long as it is loaded.
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def machine_checks(root: Path = Path("/")) -> list[Check]:
+    """Return the checks of the machine. ``root`` is the folder that has ``proc`` and ``sys``."""
+    torch = _import_torch()
+    has_gpu = not isinstance(torch, Exception) and torch.cuda.is_available()
+    return [
+        _cores(root),
+        _memory(root),
+        _torch(torch),
+        _cuda(torch),
+        _cuda_bindings(has_gpu),
+        _locked_memory(),
+        _libjpeg(),
+    ]
+
+
+def _cores(root: Path) -> Check:
+    usable, in_machine, limit = available_cores(), os.cpu_count() or 1, core_limit(root)
+    finding = f"{usable} of {in_machine} may be used"
+    if limit is None or limit >= usable:
+        return Check("cores", "ok", finding)
+    threads = max(1, int(limit))
+    return Check(
+        "cores",
+        "note",
+        f"{finding}, but the container is given the time of {limit:g} (cgroup)",
+        f"Set num_threads={threads}, or give the container more CPU",
+    )
+
+
+def _memory(root: Path) -> Check:
+    available = available_memory(root)
+    if available is None:
+        return Check("RAM", "note", "the system does not say how much is available")
+    facts = dict(re.findall(r"(\w+):\s*(\d+) kB", (root / "proc/meminfo").read_text()))
+    finding = f"{size_text(available)} available of {size_text(int(facts['MemTotal']) * 1024)}"
+    if available < 0.9 * 1024 * int(facts["MemAvailable"]):
+        finding += ": the container has a limit (cgroup)"
+    return Check("RAM", "ok", finding)
+
+
+def _import_torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError) as error:  # a library of the system may be missing
+        return error
+
+
+def _torch(torch: Any) -> Check:
+    if isinstance(torch, Exception):
+        reason = str(torch).splitlines()[0]
+        return Check("torch", "bad", f"cannot be imported: {reason}", "Install torch again")
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    return Check("torch", "ok", f"{torch.__version__}, {build}")
+
+
+def _cuda(torch: Any) -> Check:
+    if not isinstance(torch, Exception) and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        count = torch.cuda.device_count()
+        others = f", one of {count}" if count > 1 else ""
+        name = torch.cuda.get_device_name()
+        return Check("GPU", "ok", f"{name}{others}: {size_text(free)} free of {size_text(total)}")
+    if not _NVIDIA_DRIVER.exists():
+        return Check("GPU", "ok", "none: batches stay in the memory of the CPU")
+    if getattr(getattr(torch, "version", None), "cuda", None):
+        remedy = "Is CUDA_VISIBLE_DEVICES empty, or the driver older than torch's CUDA?"
+    else:
+        remedy = "Install torch with CUDA: see pytorch.org"
+    return Check("GPU", "bad", "NVIDIA's driver is loaded, but torch finds no GPU", remedy)
+
+
+def _cuda_bindings(has_gpu: bool) -> Check:
+    try:
+        version = importlib.import_module("cuda.bindings").__version__
+    except ImportError:
+        if not has_gpu:
+            return Check("cuda-bindings", "ok", "not installed, and not needed without a GPU")
+        finding = "not installed: the feed dma cannot be used"
+        return Check("cuda-bindings", "note", finding, "Run 'pip install cuda-bindings'")
+    return Check("cuda-bindings", "ok", version)
+
+
+def _locked_memory() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Check("locked memory", "ok", "no limit (ulimit -l)")
+    finding = (
+        f"at most {size_text(soft)} (ulimit -l). CUDA's page-locked memory usually does not count"
+    )
+    return Check("locked memory", "ok", finding)
+
+
+def _libjpeg() -> Check:
+    loaded = loaded_libraries()
+    finding = ", ".join(f"{name} {version}" for name, version in loaded.items())
+    if "libjpeg-turbo" in loaded:
+        return Check("libjpeg", "ok", finding)
+    remedy = (
+        "Builds decode faster with libjpeg-turbo, which Pillow's wheels have: pip install pillow"
+    )
+    return Check("libjpeg", "note", finding, remedy)
