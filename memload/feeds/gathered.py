@@ -25,6 +25,7 @@ from memload.feeds.budget import Claim, claim_all, claimed_bytes, identity_of
 from memload.feeds.busy_time import BusyTime
 from memload.feeds.interface import ReadCounts, Samples
 from memload.feeds.windows import WINDOW_BYTES, plan_for_rows, window_sizes
+from memload.profiling import profiled
 from memload.storage.file_reads import drop_behind
 from memload.storage.mapping import bytes_read
 from memload.storage.shards import Shards
@@ -171,7 +172,8 @@ class GatheredRows:
 
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy rows into ``out``. See `Shards.gather`."""
-        with self._reading() if self._shards.is_cold else nullcontext():
+        counted = self._reading() if self._shards.is_cold else nullcontext()
+        with profiled("read"), counted:
             self._shards.gather(rows, out, self._staying.drop_others)
         with self._lock:
             self._served += len(rows)

@@ -22,6 +22,7 @@ from memload.feeds.interface import Begin, Fetch, HitCounter, ReadCounts, Sample
 from memload.feeds.row_ranges import FoundRows
 from memload.feeds.row_reader import Reading, RowReader
 from memload.jobs import Job
+from memload.profiling import profiled
 from memload.upload import upload
 
 #: ``copy_rows(start, stop, out)`` copies rows ``start`` to ``stop`` of those that it was made for
@@ -121,7 +122,8 @@ class PageCacheFeed:
         addresses = found.addresses()
         self._counter.add(len(addresses), int(found.are_held.sum()))
         if reading is not None:
-            reading.wait()
+            with profiled("read"):
+                reading.wait()
             addresses[~found.are_held] = reading.addresses
         copy_rows = self._copier.prepare(addresses, found.before_boundary)
         pixels = self._copy(copy_rows, 0, len(addresses))
@@ -134,7 +136,8 @@ class PageCacheFeed:
         shards.check_sizes(range(len(shards.maps)))
         shape, dtype = self._samples.shape(stop - start), self._samples.dtype
         pixels = torch.empty(shape, dtype=dtype, device=self.device)
-        copy_rows(start, stop, pixels)
+        with profiled("copy"):
+            copy_rows(start, stop, pixels)
         return pixels
 
     def counts(self) -> ReadCounts:

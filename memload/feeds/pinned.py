@@ -16,6 +16,7 @@ from memload.feeds.interface import Begin, ReadCounts, Samples, require_cuda
 from memload.feeds.page_locked import Staging
 from memload.jobs import Job
 from memload.machine import starting_threads
+from memload.profiling import profiled
 from memload.upload import upload
 
 #: Each thread gathers at least this much of a batch, which takes half a millisecond.
@@ -73,7 +74,8 @@ class PinnedFeed:
             pixels = buffer[:size].view(dtype).view(shape)
             self._gather(rows, pixels.numpy())
             out = torch.empty(shape, dtype=dtype, device=self.device)
-            out.copy_(pixels, non_blocking=True)
+            with profiled("copy"):
+                out.copy_(pixels, non_blocking=True)
         finally:
             staging.give_back(buffer)
         return out

@@ -20,6 +20,7 @@ from memload.feeds.pinned import PinnedFeed
 from memload.feeds.registered import RegisteredFile
 from memload.feeds.windows import window_sizes
 from memload.jobs import Job
+from memload.profiling import profiled
 from memload.storage.shards import Shards
 from memload.upload import upload
 
@@ -75,7 +76,8 @@ class ResidentFeed:
         ]
 
         def fetch(start: int, stop: int) -> list[Tensor]:
-            pixels = torch.index_select(stored, 0, rows[start:stop])
+            with profiled("copy"):
+                pixels = torch.index_select(stored, 0, rows[start:stop])
             return [pixels.view(dtype).view(shape), *(column[start:stop] for column in columns)]
 
         return lambda start, stop: Job(partial(fetch, start, stop))

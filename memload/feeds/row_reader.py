@@ -18,6 +18,7 @@ from memload.errors import MemloadError
 from memload.feeds.busy_time import BusyTime
 from memload.feeds.page_locked import Staging
 from memload.machine import available_cores, starting_threads
+from memload.profiling import profiled
 from memload.storage.file_reads import bytes_of, drop_behind, open_direct, ranges_of, read_ahead
 from memload.storage.read_queue import give_back, has_queues, take_queue
 from memload.storage.shards import Shards
@@ -264,7 +265,8 @@ class RowReader:
                 return
             if self._is_closed:
                 raise RuntimeError("The feed was closed before these rows were read.")
-            bytes_read = part()
+            with profiled("read"):
+                bytes_read = part()
         finally:
             self.busy_time.end([part], bytes_read)
 

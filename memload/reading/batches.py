@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memload.feeds.interface import Feed, Fetch
 from memload.jobs import Job
+from memload.profiling import profiled
 from memload.reading.columns import split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import BatchPart, Chunk
@@ -80,12 +81,14 @@ def batch_maker(
         images: Any = pixels.permute(0, 3, 1, 2)
         if prepared is not None:
             by_name = dict(zip(names.fetched, values, strict=True))
-            images, by_name = prepared(images, by_name, part.start, part.stop)
+            with profiled("transform"):
+                images, by_name = prepared(images, by_name, part.start, part.stop)
             values = [by_name[name] for name in names.ordered]
         else:
             values = [values[position] for position in order]
             if transform is not None:
-                images = _call(transform, images, names.followers)
+                with profiled("transform"):
+                    images = _call(transform, images, names.followers)
         return part, batch_class(images, *values)
 
     return begin_batch

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from memload.jobs import Job
+from memload.profiling import profiled
 from memload.reading.ahead import ahead, on_thread
 from memload.reading.arguments import check_transform, open_dataset
 from memload.reading.batches import bind_dataset
@@ -249,15 +250,17 @@ class _Mover:
     def __call__(self, item: Any) -> Any:
         """Return a batch on the device, of one from the iterable or of the number of a sample."""
         source = item if self._dataset is None else self._dataset[item]
-        batch = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), source)
+        with profiled("copy"):
+            batch = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), source)
         if self._transform is None:
             return batch
         is_sequence = isinstance(batch, tuple | list) and len(batch) > 0
         images, *values = batch if is_sequence else [batch]
-        if isinstance(self._transform, Transform):
-            images, values = self._transform_columns(images, values, item)
-        else:
-            images = self._transform(images)
+        with profiled("transform"):
+            if isinstance(self._transform, Transform):
+                images, values = self._transform_columns(images, values, item)
+            else:
+                images = self._transform(images)
         if not is_sequence:
             return images
         is_named = hasattr(batch, "_fields")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
 
-from memload import Index, Loader, MemmapDataset, ShuffledSampler
+from memload import Index, Loader, MemmapDataset, ShuffledSampler, transforms
 
 SIZE = 203
 FEEDS = ("resident", "dma", "uva", "disk", "pinned")
@@ -271,3 +274,49 @@ def test_a_process_ends_cleanly_with_a_live_iterator(
     assert ended.stderr == ""
     assert ended.stdout == f"fed by {feed}\n"
     assert ended.returncode == (4 if "kill" in ending else 3 if ending else 0)
+
+
+@every_feed
+def test_stats_tell_where_rows_were_found(path: Path, feed: Any) -> None:
+    loader = Loader(path, 16, feed=feed)
+    assert len(list(loader)) == 13
+    counts_hits = feed in ("dma", "uva", "disk")
+    while counts_hits and loader.feed.counts.rows_held < SIZE:
+        time.sleep(0.01)  # a thread brings them in
+    assert len(list(loader)) == 13
+    stats = loader.stats
+    assert (stats.epoch, stats.batches, stats.samples, stats.feed) == (1, 13, SIZE, feed)
+    assert stats.bytes == SIZE * 16 * 18 * 3
+    assert 0 < stats.seconds_to_first <= stats.seconds_waited
+    assert stats.hits == (SIZE if counts_hits else None)
+
+
+@every_feed
+@pytest.mark.parametrize("transform", [transforms.Normalize("imagenet"), torch.nn.Identity()])
+def test_the_time_while_the_model_is_slow_is_not_that_of_waiting(
+    path: Path, feed: Any, transform: Any
+) -> None:
+    loader = Loader(path, 8, feed=feed, transform=transform)
+    for _ in range(3):
+        for _ in loader:
+            torch.cuda._sleep(20_000_000)  # 10 ms; the host runs ahead until it is kept back
+    stats = loader.stats
+    assert stats.seconds > 0.1
+    assert stats.seconds_waited - stats.seconds_to_first < stats.seconds / 3
+
+
+@every_feed
+def test_ranges_are_in_the_timeline(path: Path, feed: Any) -> None:
+    loader = Loader(path, 16, feed=feed, transform=transforms.Normalize("imagenet"))
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, experimental_config=everywhere) as profiled:
+        for _ in loader:
+            pass
+    names = {event.name for event in profiled.events()}
+    assert {"memload: copy", "memload: transform"} <= names
+    if feed == "pinned":  # with others, all rows may be held before the first batch
+        assert "memload: read" in names
+    with torch.autograd.profiler.emit_nvtx():
+        for _ in loader:
+            pass

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
 
 from memload import FeedError, FormatError, Index, MemloadError
 from memload.feeds import page_locked, row_reader
@@ -945,3 +947,15 @@ def test_a_forked_child_leaves_the_reader_alone_and_may_make_its_own(wide: Path)
         """,
         wide,
     )
+
+
+@both_ways
+def test_what_its_threads_read_is_in_a_timeline_of_all_threads(make_dataset: Make) -> None:
+    shards = Shards(make_dataset(rows=(40,)))
+    reader = open_reader(shards)
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as profiled:
+        reading = begin(reader, [3, 8])
+        finish(reading, shards.array.row_bytes)
+        reader.close()  # waits for the threads
+    assert "memload: read" in {event.name for event in profiled.events()}
