@@ -6,6 +6,7 @@ Triton chooses between them when it is imported, so the interpreter has a proces
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,9 +16,14 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 needs_device = pytest.mark.skipif(
     not INTERPRETED and not torch.cuda.is_available(), reason="done in another process"
 )
-starts_the_interpreter = pytest.mark.skipif(
-    INTERPRETED or torch.cuda.is_available(), reason="done in this process"
-)
+
+
+def starts_the_interpreter(test: Callable[[], None]) -> Callable[[], None]:
+    """Mark a test that starts the interpreter. It takes a minute, or several on a busy machine."""
+    is_done_here = INTERPRETED or torch.cuda.is_available()
+    return pytest.mark.timeout(600)(
+        pytest.mark.skipif(is_done_here, reason="done in this process")(test)
+    )
 
 
 def assert_passes_in_interpreter(file: str, count: int) -> None:
