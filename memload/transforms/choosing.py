@@ -19,12 +19,12 @@ from memload.transforms.compose import Compose
 from memload.transforms.draws import Draws
 from memload.transforms.fused import Together, group
 from memload.transforms.operations_plan import OperationStep
-from memload.transforms.operations_transform import OperationsTransform
+from memload.transforms.operations_transform import FusedOperations
 from memload.transforms.options import Mixture, Options, PlannedMixing
 from memload.transforms.transform import Transform
 
 
-class Choosing(OperationsTransform, Options):
+class Choosing(Transform, Options):
     """The base of transforms that choose between lists of others, the options.
 
     Subclasses define `Options.choose`. `options.choose` does the rest, unless all options are
@@ -56,16 +56,15 @@ class Choosing(OperationsTransform, Options):
         return bound
 
     def check(self, images: Tensor) -> None:
-        """See `OperationsTransform.check`. Steps behind others may get different images."""
+        """See `Options.check`. Steps behind others may get different images."""
         for option in self._options:
-            for step in takewhile(_is_operation, option.transforms):
+            for step in takewhile(_has_check, option.transforms):
                 step.check(images)
 
     def together(self, position: int) -> Together:
         """See `Transform.together`."""
-        if self.fuses_as == "mixing":
-            return PlannedMixing([(position, self)])
-        return super().together(position)
+        planned = PlannedMixing if self.fuses_as == "mixing" else FusedOperations
+        return planned([(position, self)])
 
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """See `OperationsTransform.operation_steps`."""
@@ -163,8 +162,10 @@ class RandomChoice(Choosing):
         return f"RandomChoice({list(self.transforms)}, p={shown(self.p)})"
 
 
-def _is_operation(step: Any) -> bool:
-    return isinstance(step, OperationsTransform)
+def _has_check(step: Any) -> bool:
+    """Return whether a step checks images, whose shape and dtype it keeps."""
+    fusion = getattr(step, "fuses_as", "no")
+    return isinstance(step, Options) or fusion in ("operations", "painting", "mixing")
 
 
 def _listed(owner: Choosing, transforms: Any) -> tuple[Any, ...]:

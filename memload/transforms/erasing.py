@@ -41,17 +41,28 @@ class PaintingPlan(NamedTuple):
 
 
 class PaintingTransform(Transform):
-    """The base of transforms that paint over boxes of images. Subclasses define `painting`."""
+    """The base of transforms that paint over boxes of images.
+
+    Subclasses define `boxes` and `colour`.
+    """
 
     fuses_as: Fusion = "painting"
 
-    def painting(self, draws: Draws, images: Tensor) -> tuple[np.ndarray, tuple[float, ...] | None]:
-        """Return the edges of boxes, int32 ``(N, number, 4)``, and a colour, or None for noise.
+    def boxes(self, draws: Draws, height: int, width: int) -> np.ndarray:
+        """Return the edges of boxes, int32 ``(N, number, 4)``. Some may be empty."""
+        raise NotImplementedError
 
-        A colour has a value for each channel. Only the shape ``(any, C, H, W)`` and the dtype of
-        ``images`` matter.
+    def colour(self, images: Tensor) -> tuple[float, ...] | None:
+        """Return a value for each channel, or None for noise.
+
+        Only the shape ``(any, C, H, W)`` and the dtype of ``images`` matter. Raises ValueError if
+        images like these cannot be painted so.
         """
         raise NotImplementedError
+
+    def check(self, images: Tensor) -> None:
+        """Raise ValueError for images that cannot be painted, whatever is drawn."""
+        self.colour(images)
 
     def together(self, position: int) -> Together:
         """See `Transform.together`."""
@@ -70,13 +81,13 @@ class PlannedPainting(Together):
     ) -> PaintingPlan:
         """See `Together.plan`."""
         ((position, step),) = self.steps
-        own_draws = draws(position)
-        boxes, colour = step.painting(own_draws, images)
+        draws_of_step, colour = draws(position), step.colour(images)
+        boxes = step.boxes(draws_of_step, *images.shape[2:])
         colour_bytes = None
         if colour is not None:
             values = torch.tensor(colour, dtype=torch.float64).to(images.dtype)
             colour_bytes = Parameters(values.view(torch.uint8).numpy())
-        return PaintingPlan(Parameters(boxes), colour_bytes, Parameters(own_draws.streams))
+        return PaintingPlan(Parameters(boxes), colour_bytes, Parameters(draws_of_step.streams))
 
     def run(
         self, images: Tensor, columns: TensorsByName, plan: PaintingPlan, first_in_plan: int
@@ -126,18 +137,17 @@ class RandomErasing(PaintingTransform):
         is_random = isinstance(value, str) and value == "random"
         self.value = value if is_random else numbers(self, "value", value)
 
-    def painting(self, draws: Draws, images: Tensor) -> tuple[np.ndarray, tuple[float, ...] | None]:
-        """See `PaintingTransform.painting`."""
-        boxes = self._boxes(images.shape[-2], images.shape[-1], draws)
+    def colour(self, images: Tensor) -> tuple[float, ...] | None:
+        """See `PaintingTransform.colour`."""
         if self.value != "random":
-            return boxes, per_channel(self, "value", self.value, images.shape[1], images.dtype)
+            return per_channel(self, "value", self.value, images.shape[1], images.dtype)
         if not images.is_floating_point():
             advice = "Put it after Normalize."
             raise wrong(self, "images", "floating for value='random'", images.dtype, advice)
-        return boxes, None
+        return None
 
-    def _boxes(self, height: int, width: int, draws: Draws) -> np.ndarray:
-        """Return the edges of the boxes, int32 ``(N, number, 4)``. Some are empty."""
+    def boxes(self, draws: Draws, height: int, width: int) -> np.ndarray:
+        """See `PaintingTransform.boxes`."""
         lowest, highest = self.recount
         chosen = draws.uniform(1, _NUMBER_OF_P)[0] < self.p
         uniform = draws.uniform(1, _NUMBER_OF_RECOUNT)[0]
@@ -172,15 +182,17 @@ class Cutout(PaintingTransform):
         self.fill = numbers(self, "fill", fill)
         self.p = share(self, "p", p)
 
-    def painting(self, draws: Draws, images: Tensor) -> tuple[np.ndarray, tuple[float, ...] | None]:
-        """See `PaintingTransform.painting`."""
+    def colour(self, images: Tensor) -> tuple[float, ...]:
+        """See `PaintingTransform.colour`."""
+        return per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
+
+    def boxes(self, draws: Draws, height: int, width: int) -> np.ndarray:
+        """See `PaintingTransform.boxes`."""
         uniform = draws.uniform(3)
-        size, extents = np.array([self.size, images.shape[-2:]])[:, :, np.newaxis]
+        size, extents = np.array([self.size, (height, width)])[:, :, np.newaxis]
         start = (uniform[:2] * extents).astype(np.int64) - size // 2
         end = start + np.where(uniform[2] < self.p, size, 0)
-        inside = [edge.clip(0, extents) for edge in (start, end)]
-        fill = per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
-        return edges_of(*inside)[:, np.newaxis], fill
+        return edges_of(start.clip(0, extents), end.clip(0, extents))[:, np.newaxis]
 
 
 def _paint(

@@ -78,6 +78,12 @@ class MixUp(Mixing, Transform):
         bound._followers = Followers.of({"masks": masks})
         return bound
 
+    def check(self, images: Tensor) -> None:
+        """See `Mixing.check`."""
+        if not images.is_floating_point():
+            advice = "Put ToDtype or Normalize before it."
+            raise wrong(self, "images", "floating", images.dtype, advice)
+
     def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
         """See `Mixing.unmixed`."""
         if "label" in columns:
@@ -107,9 +113,6 @@ class MixUp(Mixing, Transform):
 
     def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
         """See `Mixing.mixtures`."""
-        if not images.is_floating_point():
-            advice = "Put ToDtype or Normalize before it."
-            raise wrong(self, "images", "floating", images.dtype, advice)
         kept = _beta(draws.uniform(1)[0], self.alpha).astype(np.float32)
         return [Mixture(kept, np.zeros((len(kept), 4), np.int32), kept)]
 
@@ -158,6 +161,9 @@ class CutMix(MixUp):
         self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
     ) -> None:
         super().__init__(alpha=alpha, num_classes=num_classes, labels_getter=labels_getter)
+
+    def check(self, images: Tensor) -> None:
+        """See `Mixing.check`. All images can be cut."""
 
     def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
         """See `Mixing.mixtures`."""

@@ -72,6 +72,9 @@ class Mixing:
 
     fuses_as: Fusion = "mixing"
 
+    def check(self, images: Tensor) -> None:
+        """Raise ValueError for images that cannot be mixed, whatever is drawn."""
+
     def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
         """Return the columns of ``count`` samples as `mixed` needs them."""
         raise NotImplementedError
@@ -109,6 +112,7 @@ class PlannedMixing(Together):
     ) -> MixingPlan:
         """See `Together.plan`."""
         ((position, step),) = self.steps
+        step.check(images)
         factors, boxes, kept = zip(*step.mixtures(draws(position), images), strict=True)
         # All but one mix nothing: their factors are 1, and their boxes have the edges 0.
         mixture = np.prod(factors, 0), np.max(boxes, 0), np.prod(kept, 0)
@@ -118,9 +122,11 @@ class PlannedMixing(Together):
         self, images: Tensor, columns: TensorsByName, plan: MixingPlan, first_in_plan: int
     ) -> tuple[Tensor, TensorsByName]:
         """See `Together.run`."""
-        for mixer in _mixers(self):
+        mixers = list(_mixers(self))
+        for mixer in mixers:
             columns = mixer.unmixed(columns, len(images))
-        return mixer.mixed(images, columns, plan, first_in_plan)
+        # The plan says who mixes which sample, so any of them can do it for all.
+        return mixers[0].mixed(images, columns, plan, first_in_plan)
 
 
 class Chosen(NamedTuple):

@@ -386,3 +386,23 @@ def test_images_of_a_wrong_dtype_are_refused_in_the_first_batch(
     convert = [lambda images: (images * 255).byte(), augment, lambda images: images / 255]
     found = transforms.RandomApply(convert, p=1)(images, samples=np.arange(4))
     assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (transforms.RandomErasing(value="random"), "RandomErasing: images must be floating"),
+        (transforms.Cutout(2, fill=(1, 2)), "Cutout: fill must be one number, or one for each of"),
+        (transforms.MixUp(num_classes=9), "MixUp: images must be floating"),
+    ],
+)
+def test_images_that_cannot_be_painted_or_mixed_are_refused_in_the_first_batch(
+    transform: transforms.Transform, message: str, make_images: Make
+) -> None:
+    images, labels = make_images(4), torch.arange(4)
+    never = transforms.RandomApply([transform], p=0)
+    for step in (never, transforms.RandomApply([never]), transforms.RandomChoice([never, abs])):
+        with pytest.raises(ValueError, match=message):
+            step(images, {"label": labels}, samples=np.arange(4))
+    cut = transforms.RandomApply([transforms.CutMix(num_classes=9)], p=1)
+    assert cut(images, {"label": labels}, samples=np.arange(4))[0].dtype == torch.uint8

@@ -124,7 +124,7 @@ def boxes_of(
     step: transforms.RandomErasing, samples: np.ndarray, height: int, width: int
 ) -> np.ndarray:
     """Return top, left, height and width ``(4, number, N)``, as drawn for the first epoch."""
-    edges = step._boxes(height, width, Draws(samples, 0, 0, position=0, view=0))
+    edges = step.boxes(Draws(samples, 0, 0, position=0, view=0), height, width)
     top, bottom, left, right = edges.transpose(2, 1, 0)
     return np.array([top, left, bottom - top, right - left])
 
