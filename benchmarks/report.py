@@ -1,4 +1,4 @@
-"""Write RESULTS.md, its plots and docs/speed.svg from the lines in ``results/``.
+"""Write RESULTS.md, its plots, docs/speed.svg and docs/performance.md from the lines in ``results/``.
 
 Run it after a benchmark has added a line. Shown is the newest line of each benchmark, kind of
 machine (processor, number of cores, GPUs) and variant; a line of a partial run only if there is no
@@ -335,6 +335,9 @@ def main() -> None:
         if path.name not in drawn:
             path.unlink()
     draw_speed(lines, SPEED)
+    import performance  # here, as it imports this module
+
+    performance.write(lines)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The README and docs/: their Python and their memload commands run, and their links exist."""
 
+import importlib
 import importlib.util
 import json
 import re
@@ -20,11 +21,23 @@ from memload.cli import main
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
+import performance  # noqa: E402
 import report  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW = ("segmentation.md", "sources.md")
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *DOCS]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Pages with commands or Python. test_clusters.py has those of one more.
+EXAMPLES = [
+    page
+    for page in PAGES
+    if re.search("^```(console|python)$", page.read_text(), re.MULTILINE)
+    and page.name != "clusters.md"
+]
+#: Commands of others, and errors, which test_faq.py has.
+UNTESTED = ("sh", "text", "shell-session", "pycon")
+#: Pages that take seconds, or need the extra test-slow.
+SLOW = ("arrays.md", "index.md", "segmentation.md", "sources.md", "recipes")
 
 
 @pytest.fixture
@@ -134,28 +147,33 @@ def run_python(text: str, names: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else ())
-        for page in PAGES
-        if page.name != "clusters.md"  # see test_clusters.py
+        pytest.param(
+            page,
+            marks=pytest.mark.slow if {page.name, page.parent.name} & {*SLOW} else (),
+            id=str(page.relative_to(ROOT)),
+        )
+        for page in EXAMPLES
     ],
-    ids=lambda page: page.name,
 )
 def test_the_examples_of_a_page_run(
     page: Path, names: dict[str, Any], containers: Any, tqdm_monitor: None
 ) -> None:
-    if page.name == "sources.md":
+    if page.name in ("sources.md", "huggingface.md"):
         write_more_sources(containers)
-    if page.name == "segmentation.md":
+    if page.name in ("segmentation.md", "arrays.md"):
         write_masks(containers)
-    blocks = BLOCK.findall(page.read_text())
+    blocks = [block for block in BLOCK.findall(page.read_text()) if block[0] not in UNTESTED]
     ran = {kind: 0 for kind, _ in blocks}
     for kind, text in blocks:
         ran[kind] += run_commands(text) if kind == "console" else run_python(text, names)
     assert set(ran) <= {"console", "python"}
+    if page.name == "accelerate.md" and not ran["python"]:
+        pytest.skip("Accelerate is not installed")
     assert all(ran.values()) or page.name == "bench.md"  # whose only command takes long
-    if page.name == "README.md":
-        assert names["images"].shape == (30, 3, 256, 256)
+    if page.name == "ffcv.md":
         assert memload.MemmapDataset("dataset.bin").labels.tolist() == [0, 1, 2] * 10
+    if page.name == "quickstart.md":
+        assert names["images"].shape == (30, 3, 256, 256)
     if page.name == "segmentation.md":
         assert names["masks"].unique().tolist() == [0, 1, 2, 255]
         assert names["ids"] == [0, 1, 2, 255]
@@ -171,7 +189,7 @@ def test_the_examples_of_a_page_run(
         assert list(names["numbers"]()) == list(range(10))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_exist(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)", page.read_text()) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
@@ -202,9 +220,25 @@ def test_rates_in_the_tables_are_in_the_results() -> None:
     assert [rate for rate in rates if rate not in settings and not is_measured(rate)] == []
 
 
-def test_the_readme_links_to_every_page() -> None:
-    linked = re.findall(r"\(docs/(\w+\.md)\)", PAGES[0].read_text())
-    assert {page.name for page in PAGES[1:]} == set(linked)
+def test_the_site_lists_every_page() -> None:
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    outside = {"changelog.md", "contributing.md", "security.md", "results.md"}
+    assert {str(page.relative_to(ROOT / "docs")) for page in DOCS} == set(listed) - outside
+
+
+@pytest.mark.parametrize("module", ["memload", "memload.transforms", "memload.transforms.recipes"])
+def test_the_reference_has_every_public_name(module: str) -> None:
+    page = ROOT / "docs" / "api" / f"{module.rpartition('.')[2]}.md"
+    described = set(re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)) - {module}
+    names = set(importlib.import_module(module).__all__) - {"__version__", "recipes"}
+    if module == "memload.transforms":
+        names -= {"train", "evaluate"}  # which are among the recipes
+    assert described == {f"{module}.{name}" for name in names}
+
+
+def test_the_page_on_performance_has_the_newest_results() -> None:
+    page = performance.text(report.newest(ROOT / "benchmarks" / "results"))
+    assert page == performance.PAGE.read_text(), "run python benchmarks/report.py"
 
 
 def test_the_picture_shows_the_newest_result() -> None:

@@ -1,0 +1,76 @@
+"""./scripts/docs: the site builds without a broken link, and shows docstrings as they are meant."""
+
+import html
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("mkdocs")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert not done.returncode, done.stderr[-3000:]
+    return folder
+
+
+def text_of(page: Path) -> str:
+    """Return what a reader sees of a page, without its code."""
+    source = re.sub("<(script|style|pre|code).*?</\\1>", "", page.read_text(), flags=re.DOTALL)
+    return html.unescape(re.sub("<[^>]*>", "", source))
+
+
+def test_each_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
+    broken, checked = [], 0
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":
+            continue
+        for link in re.findall(r'(?:href|src)="([^"]*)"', page.read_text()):
+            if "://" in link or link.startswith(("mailto:", "data:")):
+                continue
+            path, _, anchor = html.unescape(link).partition("#")
+            target = (page.parent / path).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            found = target.exists()
+            if found and anchor and target.suffix == ".html":
+                found = f'id="{anchor}"' in target.read_text() or anchor == "__top"
+            checked += 1
+            if not found:
+                broken.append((page.name, link))
+    assert checked > 1000
+    assert broken == []
+
+
+@pytest.mark.parametrize("module", ["memload", "memload.transforms", "memload.transforms.recipes"])
+def test_the_reference_describes_the_public_names(site: Path, module: str) -> None:
+    page = (site / "api" / f"{module.rpartition('.')[2]}.html").read_text()
+    names = set(importlib.import_module(module).__all__) - {"__version__", "recipes"}
+    if module == "memload.transforms":
+        names -= {"train", "evaluate"}  # which are among the recipes
+    assert [name for name in sorted(names) if f'id="{module}.{name}"' not in page] == []
+
+
+@pytest.mark.parametrize(
+    "page", ["api/memload.html", "api/transforms.html", "api/recipes.html", "files.html"]
+)
+def test_docstrings_are_shown_as_they_are_meant(site: Path, page: str) -> None:
+    seen = text_of(site / page)
+    assert ">>>" not in seen  # examples are code
+    assert "``" not in seen
+    assert "===" not in seen  # tables are tables
+
+
+def test_files_of_the_repository_that_pages_link_to_can_be_read(site: Path) -> None:
+    page = (site / "repository" / "scripts" / "examples" / "plain.py.html").read_text()
+    assert "Train in a plain loop" in page
