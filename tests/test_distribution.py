@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -11,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import memload
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
+VERSION = memload.__version__
 pytest.importorskip("hatchling")
 
 
@@ -64,18 +66,20 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
     run(*pip, "--quiet", "--no-deps", "--no-index", wheel, cwd=folder)
     assert names == {path.name for path in packages.iterdir()}
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    (packages / "others.pth").write_text(
+        "\n".join(path for path in sys.path if "site-packages" in path)
+    )
     return folder
 
 
 def test_the_wheel_builds_inspects_and_reads_a_data_set(
     environment: Path, folder: Path, tmp_path: Path
 ) -> None:
-    memload = environment / "bin" / "memload"
-    assert run(memload, "--version", cwd=tmp_path).strip().endswith("0.1.0")
-    run(memload, "build", folder, "out.bin", "--size", "8", cwd=tmp_path)
+    command = environment / "bin" / "memload"
+    assert run(command, "--version", cwd=tmp_path).split()[-1] == VERSION
+    run(command, "build", folder, "out.bin", "--size", "8", cwd=tmp_path)
     assert np.load(tmp_path / "out.bin", mmap_mode="r").shape == (12, 8, 8, 3)
-    run(memload, "verify", "out.bin", cwd=tmp_path)
+    run(command, "verify", "out.bin", cwd=tmp_path)
     script = """
 import memload, sys
 assert memload.__file__.startswith(sys.prefix), memload.__file__
@@ -95,7 +99,6 @@ def test_the_sdist_has_what_tests_and_pages_need(sdist: Path) -> None:
     assert not [name for name in names if name.startswith((".git/", "site/", ".venv/"))]
 
 
-def test_the_version_is_that_of_the_citation_and_the_changelog(environment: Path) -> None:
-    version = run(environment / "bin" / "memload", "--version", cwd=environment).split()[-1]
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+def test_the_version_is_that_of_the_citation_and_the_changelog() -> None:
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {VERSION}" in (ROOT / "CHANGELOG.md").read_text()

@@ -230,6 +230,7 @@ def test_the_site_lists_every_page() -> None:
 def test_the_reference_has_every_public_name(module: str) -> None:
     page = ROOT / "docs" / "api" / f"{module.rpartition('.')[2]}.md"
     described = set(re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)) - {module}
+    described -= {"memload.reading.stats.Stats"}  # which a Loader has
     names = set(importlib.import_module(module).__all__) - {"__version__", "recipes"}
     if module == "memload.transforms":
         names -= {"train", "evaluate"}  # which are among the recipes

@@ -13,9 +13,8 @@ import griffe
 
 EXAMPLE = re.compile(r"^ *>>> .*(?:\n(?! *$).*)*", re.MULTILINE)
 NAME = re.compile(r"(?<!`)`(?:memload\.)?([A-Za-z_][\w.]*)`(?!`)")
-TABLE = re.compile(
-    r"^( *)=[= ]+\n((?:.+\n)+?)\1=[= ]+\n(?:((?:.*\n)*?)\1=[= ]+(?:\n|\Z))?", re.MULTILINE
-)
+BORDER = "=[= ]+"
+TABLE = re.compile(rf"^( *)({BORDER})\n((?:.+\n)+?)\1{BORDER}(?=\n *\n|\s*\Z)", re.MULTILINE)
 REFERENCE = Path(__file__).parents[2] / "docs" / "api"
 
 
@@ -26,8 +25,12 @@ class Docstrings(griffe.Extension):
         """Convert all docstrings of a package that is completely read."""
         if pkg.path != "memload":
             return
+        items = list(everything_in(pkg))
+        for item in items:
+            if item.is_attribute and not item.docstring:
+                item.docstring = comment_above(item)
         names = described(pkg)
-        for item in everything_in(pkg):
+        for item in items:
             if item.docstring:
                 item.docstring.value = markdown(item.docstring.value, names)
 
@@ -39,11 +42,26 @@ def described(package: griffe.Module) -> dict[str, str]:
         for path in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE):
             member = package[path.removeprefix("memload.")]
             name = path.rpartition(".")[2]
-            inner = [name, *(f"{name}.{inner}" for inner in member.members if member.is_class)]
+            inner = [name, *(f"{name}.{inner}" for inner in documented_in(member))]
             names |= {
                 each: f"{path.removesuffix(name)}{each}" for each in inner if "._" not in each
             }
     return names
+
+
+def documented_in(item: griffe.Object) -> list[str]:
+    """Return the names within a class that the reference shows."""
+    members = item.members.items() if item.is_class else ()
+    return [name for name, member in members if member.has_docstring]
+
+
+def comment_above(attribute: griffe.Attribute) -> griffe.Docstring | None:
+    """Return the comment above an attribute, each of whose lines begins with ``#:``."""
+    lines = attribute.filepath.read_text().splitlines()[: attribute.lineno - 1]
+    texts: list[str] = []
+    while lines and lines[-1].strip().startswith("#:"):
+        texts.insert(0, lines.pop().strip().removeprefix("#:").strip())
+    return griffe.Docstring("\n".join(texts), parent=attribute) if texts else None
 
 
 def everything_in(item: griffe.Object) -> Iterator[griffe.Object]:
@@ -73,26 +91,23 @@ def fenced(example: str) -> str:
 
 
 def table(found: re.Match[str]) -> str:
-    """Return a table of reStructuredText as one of Markdown. Lines that begin with a blank continue a cell."""
-    indent, first, second = found[1], found[2], found[3]
-    borders = found[0].split("\n", 1)[0]
-    spans = [match.span() for match in re.finditer("=+", borders)]
+    """Return a table of reStructuredText as one of Markdown. A line that begins with a blank continues a cell."""
+    indent, border, body = found.groups()
+    spans = [match.span() for match in re.finditer("=+", border)]
     spans[-1] = spans[-1][0], None
+    *titles, text = re.split(rf"^ *{BORDER}\n", body, flags=re.MULTILINE)
     rows: list[list[str]] = []
-    for line in (second if second is not None else first).splitlines():
+    for line in text.splitlines():
+        line = line.removeprefix(indent)
         cells = [line[start:end].strip() for start, end in spans]
-        if cells[0] or not rows:
+        if cells[0]:
             rows.append(cells)
         else:
             rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], cells, strict=True)]
-    titles = [""] * len(spans)
-    if second is not None:
-        titles = [first.splitlines()[0][start:end].strip() for start, end in spans]
-    lines = [titles, ["---"] * len(spans), *rows]
-    return (
-        "\n".join(f"{indent}| {' | '.join(escaped(cell) for cell in line)} |" for line in lines)
-        + "\n"
-    )
+    first = titles[0].removeprefix(indent) if titles else ""
+    head = [first[start:end].strip() for start, end in spans]
+    lines = [head, ["---"] * len(spans), *rows]
+    return "\n".join(f"{indent}| {' | '.join(map(escaped, line))} |" for line in lines)
 
 
 def escaped(cell: str) -> str:
