@@ -234,7 +234,7 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     names = set(importlib.import_module(module).__all__) - {"__version__", "recipes"}
     if module == "memload.transforms":
         names -= {"train", "evaluate"}  # which are among the recipes
-    assert described == {f"{module}.{name}" for name in names}
+    assert described == {f"{module}.{name}" for name in names}, f"add it to {page}"
 
 
 def test_the_page_on_performance_has_the_newest_results() -> None:
