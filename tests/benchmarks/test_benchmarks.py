@@ -111,3 +111,22 @@ def test_two_checkouts_are_compared_figure_by_figure(tmp_path: Path) -> None:
     heading, _, *rows = printed.splitlines()
     assert heading == "|  | before | after | after / before | verdict |"
     assert [row.split()[1] for row in rows[:3]] == ["default_collate", "fast_collate", "ratio"]
+
+
+@pytest.mark.slow
+def test_a_timeline_shows_both_ways_of_feeding(tmp_path: Path) -> None:
+    output = tmp_path / "timeline.svg"
+    command = [sys.executable, str(BENCHMARKS / "timeline.py"), "--images", "600"]
+    done = subprocess.run(
+        [*command, "--output", str(output)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = output.read_text()
+    for text in ("without workers<", "Loader<", ">the loop<", ">read<", ">transform<", ">train<"):
+        assert text in shown
+    assert [path.name for path in tmp_path.glob("memload-*")] == []
