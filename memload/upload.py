@@ -17,7 +17,7 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 class Parameters:
-    """An array of numbers for many samples, uploaded once to each device that asks for it."""
+    """An array of numbers for many samples, which is uploaded to a device once."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memload.upload import upload
+from memload.upload import Parameters
 
 #: Without it, GPUs compute in torch's own operations, as the CPU does.
 HAS_TRITON = find_spec("triton") is not None
@@ -168,8 +168,8 @@ class Plan:
     bicubic: np.ndarray
     antialias: bool = True
     maps_pixels: bool = False
-    #: What `uploaded` returned, by function and device.
-    _uploaded: dict[Any, Tensor] = field(default_factory=dict)
+    #: What functions given to `uploaded` returned.
+    _computed: dict[Any, Parameters] = field(default_factory=dict)
 
     @property
     def resizes(self) -> bool:
@@ -196,10 +196,9 @@ class Plan:
 
     def uploaded(self, compute: Callable[["Plan"], np.ndarray], device: torch.device) -> Tensor:
         """Return ``compute(plan)`` on a device. Each function is called once."""
-        key = compute, device
-        if key not in self._uploaded:
-            self._uploaded[key] = upload(compute(self), device)
-        return self._uploaded[key]
+        if compute not in self._computed:
+            self._computed[compute] = Parameters(compute(self))
+        return self._computed[compute].on(device)
 
     def runs_in_kernel(self, tensor: Tensor) -> bool:
         """Return whether a kernel can carry out the plan for this tensor."""

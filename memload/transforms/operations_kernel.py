@@ -34,7 +34,7 @@ from memload.transforms.operations_plan import (
     is_one_of,
 )
 from memload.transforms.warping import FAR, MARGIN, Fill, Interpolation, grid_lines, matrices_of
-from memload.upload import upload
+from memload.upload import Parameters
 
 #: A program makes ``_PIXELS`` pixels at once, ``_TIMES`` times. Another one counts ``_COUNTED``.
 _PIXELS, _TIMES, _COUNTED = 256, 4, 512
@@ -86,8 +86,7 @@ _ROUNDING = tl.constexpr(1.5 * 2**23)
 class Pass(NamedTuple):
     """Steps that are done together."""
 
-    #: int32 ``(N, _STEPS + 3 * steps)``: an array, or a tensor once it is on a device.
-    parameters: Any
+    parameters: Parameters  #: int32 ``(N, _STEPS + 3 * steps)``
     steps: int
     measures: bool  #: whether any operation needs a histogram
     dtype: torch.dtype
@@ -100,7 +99,7 @@ class Pass(NamedTuple):
 class BlurPass(NamedTuple):
     """A blur of some samples."""
 
-    parameters: Any  #: see `blur_kernel.blur`: float32 weights, factors and offsets ``(N, …)``
+    parameters: Parameters  #: weights, factors and offsets, float32 ``(N, …)``, for `blur`
     radii: tuple[int, int]
     dtype: torch.dtype
     maps_pixels: bool
@@ -113,14 +112,13 @@ def run(images: Tensor, plan: OperationsPlan, first_in_plan: int = 0) -> Tensor:
     the plan's memory format.
     """
     count, memory_format = len(images), plan.after.memory_format
-    for this_pass in plan.uploaded(_passes, images.device):
+    for this_pass in plan.computed(_passes):
         if isinstance(this_pass, Pass):
             images = _run(images, this_pass, first_in_plan, memory_format)
         else:
-            weights = this_pass.parameters[first_in_plan : first_in_plan + count]
             images = blur(
                 images,
-                weights,
+                this_pass.parameters.on(images.device)[first_in_plan : first_in_plan + count],
                 this_pass.radii,
                 maps_pixels=this_pass.maps_pixels,
                 dtype=this_pass.dtype,
@@ -142,8 +140,7 @@ def warp(
         images.shape[1], interpolation, fill, perspective=matrices.shape[1] == 8
     )
     constants |= {"STEPS": 0, "AFFINE": False}
-    uploaded = upload(parameters, images.device)
-    this_pass = Pass(uploaded, 0, False, torch.uint8, colour, constants)
+    this_pass = Pass(Parameters(parameters), 0, False, torch.uint8, colour, constants)
     return _run(images, this_pass, 0, torch.preserve_format)
 
 
@@ -157,7 +154,7 @@ def _run(images: Tensor, this_pass: Pass, first: int, memory_format: torch.memor
     sides_and_strides = zip(images.shape[1:], images.stride()[1:], strict=True)
     if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 31:
         images = images.contiguous(memory_format=torch.channels_last)
-    parameters = this_pass.parameters[first : first + count]
+    parameters = this_pass.parameters.on(images.device)[first : first + count]
     arguments = parameters, height, width, *this_pass.colour, *images.stride()
     tables = _tables(images, this_pass, arguments) if this_pass.measures else images
     launch(
@@ -220,7 +217,7 @@ def _blur_pass(step: OperationStep, plan: OperationsPlan, *, is_last: bool) -> B
     maps = np.concatenate([plan.after.factor, plan.after.offset])
     parameters = [weights_of(sigma, radii), np.broadcast_to(maps, (plan.count, len(maps)))]
     return BlurPass(
-        np.concatenate(parameters, 1).astype(np.float32),
+        Parameters(np.concatenate(parameters, 1).astype(np.float32)),
         radii,
         dtype=plan.after.dtype if is_last else torch.uint8,
         maps_pixels=is_last and plan.after.maps_pixels,
@@ -251,7 +248,7 @@ def _pass(
             as_floats[:, start.value : start.value + plan.channels] = values
     maps = is_last and plan.after.maps_pixels
     return Pass(
-        parameters,
+        Parameters(parameters),
         len(steps),
         measures=bool((parameters[:, _TABLE_STEP.value] < len(steps)).any()),
         dtype=plan.after.dtype if is_last else torch.uint8,

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from memload.transforms.geometry import Plan
-from memload.upload import upload
+
+Computed = TypeVar("Computed")
 
 #: All operations. Elsewhere an operation is an index into this. The first 14 are those that
 #: TrivialAugment and torchvision's RandAugment choose from, and timm's RandAugment has the first 16
@@ -70,8 +71,8 @@ class OperationsPlan:
     height: int
     width: int
     dtype: torch.dtype
-    #: What the kernel takes, by device.
-    _uploaded: dict[Any, Any] = field(default_factory=dict)
+    #: What functions given to `computed` returned.
+    _computed: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def maps_pixels(self) -> bool:
@@ -82,10 +83,9 @@ class OperationsPlan:
         """Return the steps of ``count`` samples from ``first`` on."""
         return [step.at(slice(first, first + count)) for step in self.steps]
 
-    def uploaded(self, compute: Callable[["OperationsPlan"], Any], device: torch.device) -> Any:
-        """Return passes of ``compute(plan)`` with their parameters on a device, computed once."""
-        if device not in self._uploaded:
-            self._uploaded[device] = [
-                each._replace(parameters=upload(each.parameters, device)) for each in compute(self)
-            ]
-        return self._uploaded[device]
+    def computed(self, compute: Callable[["OperationsPlan"], Computed]) -> Computed:
+        """Return ``compute(plan)``. Each function is called once."""
+        if compute not in self._computed:
+            self._computed[compute] = compute(self)
+        result: Computed = self._computed[compute]
+        return result
