@@ -1,5 +1,6 @@
 """The commands: each parses its arguments, calls one function and prints the result.
 
+    plan       plan
     build      build
     describe   info, verify, preview
     edit       concat, join, relabel, rename, copy, export

@@ -211,10 +211,10 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     exif, progress = not options.pop("no_exif"), False if quiet else None
     try:
         options["part"] = _part(options["part"], options.pop("parts"), quiet)
-        source, output = _open_source(arguments, options)
+        source, output = source_and_output(arguments, options)
         report = memload.build(source, output, exif=exif, progress=progress, **options)
     except ValueError as error:
-        text = _with_typed_option(str(error))
+        text = with_typed_option(str(error))
         raise (click.UsageError if isinstance(error, UsageError) else ValueError)(text) from None
     except NothingNewError as error:  # that is no failure
         if not quiet:
@@ -231,7 +231,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
 # fmt: on
 
 
-def _with_typed_option(message: str) -> str:
+def with_typed_option(message: str) -> str:
     """Return a message that begins with the name of an argument with that of the option."""
     name, colon, rest = message.partition(":")
     for option in click.get_current_context().command.params:
@@ -263,7 +263,7 @@ def _part(
     return index, count
 
 
-def _open_source(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any, str]:
+def source_and_output(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any, str]:
     """Return what to build from, and the output.
 
     Takes the options that describe the source out of ``options``.

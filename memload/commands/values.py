@@ -37,11 +37,19 @@ def milliseconds(text: str) -> float:
 
 
 def file_size(text: str) -> int:
-    """Parse a number of bytes with an optional unit for ``--shard-size``."""
+    """Parse a number of bytes with an optional unit, such as ``--shard-size`` has."""
     try:
         return parse_size(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def memory(text: str) -> int:
+    """Parse a number of bytes above 0, with an optional unit, for ``--ram``."""
+    found = file_size(text)
+    if not found:
+        raise click.BadParameter(f"{text!r} is no memory at all. Give a size such as 256GB.")
+    return found
 
 
 def part(text: str) -> tuple[int, int] | Literal["auto"]:

@@ -1,0 +1,142 @@
+"""The command ``memload plan``."""
+
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Final
+
+import click
+
+from memload.commands import values
+from memload.commands.build import build, source_and_output, with_typed_option
+from memload.commands.output import Command, echo, print_json, start_logging
+from memload.errors import NothingNewError
+
+#: The options of `memload build` that neither change how long it takes nor what comes of it.
+_WITHOUT_EFFECT: Final = ("part", "parts", "lock_timeout", "as_json", "quiet")
+_OPTIONS_OF_BUILD: Final = [
+    option
+    for option in build.params
+    if isinstance(option, click.Option) and option.name not in _WITHOUT_EFFECT
+]
+#: What the output is called if the user names none.
+_OUTPUT: Final = "out.bin"
+
+
+class _PlanCommand(Command):
+    sections: ClassVar = {
+        "The machine, if it is another one": ("cores", "ram", "gpu_memory"),
+        **{
+            title: names
+            for title, names in build.sections.items()
+            if not set(names) & set(_WITHOUT_EFFECT)
+        },
+    }
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        """See click. The options of a build are kept as they were typed."""
+        typed, _, _ = self.make_parser(context).parse_args(list(arguments))
+        context.obj = list(_as_typed(typed))
+        return super().parse_args(context, arguments)
+
+
+def _as_typed(typed: dict[str, Any]) -> Iterator[str]:
+    """Yield the options of a build among those of a command line, as words."""
+    for option in _OPTIONS_OF_BUILD:
+        found = typed.get(str(option.name))
+        for value in found if isinstance(found, list) else [found]:
+            if isinstance(value, str):
+                yield from (option.opts[-1], value)
+            elif value is True:
+                yield option.opts[-1]
+
+
+# fmt: off
+@click.command(cls=_PlanCommand, params=list(_OPTIONS_OF_BUILD))
+@click.argument("arguments", metavar="SOURCE... [OUT.BIN]", nargs=-1)
+@click.option(
+    "--cores", type=click.IntRange(min=1), metavar="N",
+    help="Number of cores. The time is that on as many cores of this machine."
+)
+@click.option("--ram", type=values.memory, metavar="BYTES", help="Available RAM, such as 256GB.")
+@click.option(
+    "--gpu-memory", type=values.file_size, metavar="BYTES",
+    help="Free memory of the GPU, such as 80GB. 0: there is no GPU."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan, with its notes, as JSON.")
+@click.pass_context
+def plan(
+    context: click.Context,
+    /,
+    arguments: tuple[str, ...],
+    cores: int | None,
+    ram: int | None,
+    gpu_memory: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Before building: how large OUT.BIN will be, how long that takes, and what will read it.
+
+    SOURCE and all options but the three of the machine are those of 'memload build'. SOURCE is
+    listed, and 200 of its records are converted to find out. Nothing else is written beside OUT.BIN
+    than a folder for these, which is removed again.
+
+    \b
+      memload plan images/ --size 256
+      memload plan images/ --size 256 --cores 64 --ram 256GB --gpu-memory 80GB
+    """
+    from memload.building.sources.opening import UsageError
+    from memload.planning import Machine, predict
+
+    start_logging(quiet=False, only_warnings=True)
+    arguments, is_named = _with_output(arguments, options)
+    words = ["memload", "build", *arguments, *context.obj]
+    exif, machine = not options.pop("no_exif"), Machine(cores, ram, gpu_memory)
+    try:
+        source, output = source_and_output(arguments, options)
+        with _ended_by_signals():
+            found = predict(
+                source, output, is_named=is_named, machine=machine, exif=exif, **options
+            )
+    except ValueError as error:
+        text = with_typed_option(str(error))
+        raise (click.UsageError if isinstance(error, UsageError) else ValueError)(text) from None
+    except NothingNewError as error:  # that is no failure
+        echo(str(error), err=True)
+        return
+    if as_json:
+        print_json({**found.as_dict(), "command": shlex.join(words)})
+        return
+    for note in found.notes:
+        echo(f"note: {note}", err=True)
+    for line in (*found.lines(), shlex.join(words)):
+        echo(line)
+# fmt: on
+
+
+def _with_output(arguments: Sequence[str], options: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Return the arguments with an output, and whether the user has named it."""
+    if not arguments and not options["manifest"]:
+        raise click.UsageError("Give SOURCE, such as a folder of images.")
+    has_source = len(arguments) > 1 or options["manifest"]
+    if has_source and arguments and arguments[-1].endswith(".bin"):
+        return tuple(arguments), True
+    return (*arguments, _OUTPUT), False
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End as after Ctrl-C if the process is to terminate, so that nothing is left behind."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, end) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
