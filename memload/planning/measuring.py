@@ -19,7 +19,6 @@ from memload.building.conversion import AnySettings
 from memload.building.pillow_warnings import quiet_pillow
 from memload.building.pool import Chunk, NoteRow, run
 from memload.building.rejects import RejectLimit, frequent_reasons
-from memload.building.rows import chunks_of
 from memload.building.sole import SoleWorkspace
 from memload.building.target import RowTarget
 from memload.building.worker import RowWork
@@ -27,8 +26,8 @@ from memload.planning.sampling import Sample
 
 #: A sample that is converted faster is converted again and again for so long: short times vary.
 _LEAST_SECONDS: Final = 2.0
-#: The first time, workers get so few rows at once that all of them are busy until the end.
-_FIRST_CHUNK_ROWS: Final = 4
+#: Of a group, so many rows are timed at once.
+_PIECE_ROWS: Final = 10
 #: If the first time took so many times as long as the others, it read files from the disk.
 _COLD_RATIO: Final = 1.5
 #: Two standard errors: one of 20 samples has a mean that is further away.
@@ -65,30 +64,42 @@ def convert_sample(
     )
     with workspace.opened(lock_timeout=0):
         Image.preinit()  # as in a build
-        convert = functools.partial(_convert, workspace.target(), num_workers, timeout)
+        make = functools.partial(
+            _TimedWork,
+            workspace.target(),
+            in_worker=num_workers > 0,
+            piece_rows=None if sample.groups is None else _PIECE_ROWS,
+        )
+
+        def convert(chunks: Iterator[Chunk]) -> list[list[_Piece]]:
+            results = run(make, chunks, num_workers=num_workers, timeout=timeout)
+            with contextlib.closing(results), quiet_pillow():
+                return [pieces for _, pieces in results]
+
         started = time.perf_counter()
-        first = convert(_first_chunks(sample))
-        converted = time.perf_counter()
-        again = convert(_repeated(sample, num_workers, _LEAST_SECONDS - (converted - started)))
+        first = convert(iter(sample.first_chunks(num_workers)))
+        seconds_left = _LEAST_SECONDS - (time.perf_counter() - started)
+        again = convert(_repeated(sample.chunks(num_workers), seconds_left))
         finishing = time.perf_counter()
         complete(workspace, RejectLimit("100%"))
         finish_seconds = time.perf_counter() - finishing
-    rejects = dict(itertools.chain.from_iterable(timed.rejects for timed in first))
-    once, more = _paces(first), _paces(again)
+    pieces = [piece for chunk in first for piece in chunk]
+    rejects = dict(itertools.chain.from_iterable(piece.rejects for piece in pieces))
+    once, more = (_paces(chunks, are_groups=sample.groups is not None) for chunks in (first, again))
     pace = _mean(once)
-    if again and pace < _COLD_RATIO * _mean(more):
+    if more and pace < _COLD_RATIO * _mean(more):
         pace = _mean(more)
     return Conversion(
         seconds_per_record=pace / max(1, num_workers),
         uncertainty=_uncertainty(once),
-        start_seconds=min(timed.begin for timed in first) - started,
+        start_seconds=min(piece.begin for piece in pieces) - started,
         finish_seconds=finish_seconds,
         rejected=len(rejects),
         reasons=frequent_reasons(rejects, sample.keys),
     )
 
 
-class _Timed(NamedTuple):
+class _Piece(NamedTuple):
     """When a worker was at some rows, in seconds of a clock that all processes share."""
 
     worker: int
@@ -101,43 +112,28 @@ class _Timed(NamedTuple):
 class _TimedWork:
     """The work of a build, with a clock. It is made in the worker."""
 
-    def __init__(self, target: RowTarget, *, in_worker: bool) -> None:
-        self.work = RowWork(target, in_worker=in_worker)
+    def __init__(self, target: RowTarget, *, in_worker: bool, piece_rows: int | None) -> None:
+        self.work, self.piece_rows = RowWork(target, in_worker=in_worker), piece_rows
 
-    def __call__(self, chunk: Chunk, note_row: NoteRow) -> _Timed:
-        begin = time.perf_counter()
-        outcome = self.work(chunk, note_row)
-        rows = chunk.stop - chunk.start
-        return _Timed(os.getpid(), rows, begin, time.perf_counter(), outcome.rejects)
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> list[_Piece]:
+        """Do a chunk, in pieces of so many rows, or as a whole."""
+        size = self.piece_rows or chunk.stop - chunk.start
+        pieces = []
+        for start in range(chunk.start, chunk.stop, size):
+            stop = min(start + size, chunk.stop)
+            begin = time.perf_counter()
+            outcome = self.work(chunk._replace(start=start, stop=stop), note_row)
+            end = time.perf_counter()
+            pieces.append(_Piece(os.getpid(), stop - start, begin, end, outcome.rejects))
+        return pieces
 
     def close(self) -> None:
         self.work.close()
 
 
-def _convert(
-    target: RowTarget, num_workers: int, timeout: float, chunks: Iterator[Chunk]
-) -> list[_Timed]:
-    """Convert chunks of rows as a build does, and return when each was at work."""
-    make = functools.partial(_TimedWork, target, in_worker=num_workers > 0)
-    results = run(make, chunks, num_workers=num_workers, timeout=timeout)
-    with contextlib.closing(results), quiet_pillow():
-        return [timed for _, timed in results]
-
-
-def _first_chunks(sample: Sample) -> Iterator[Chunk]:
-    """Yield all rows of a sample once."""
-    if sample.runs is not None:
-        yield from sample.runs
-        return
-    rows = len(sample)
-    for start in range(0, rows, _FIRST_CHUNK_ROWS):
-        yield Chunk(start, min(start + _FIRST_CHUNK_ROWS, rows))
-
-
-def _repeated(sample: Sample, num_workers: int, seconds: float) -> Iterator[Chunk]:
-    """Yield chunks as large as those of a build until so many seconds have passed."""
+def _repeated(chunks: Sequence[Chunk], seconds: float) -> Iterator[Chunk]:
+    """Yield chunks again and again until so many seconds have passed."""
     end = time.perf_counter() + seconds
-    chunks = sample.runs or list(chunks_of(sample, 0, len(sample), num_workers))
     for chunk in itertools.cycle(chunks):
         if time.perf_counter() > end:
             return
@@ -149,21 +145,29 @@ class _Pace(NamedTuple):
     rows: int
 
 
-def _paces(timed: Iterable[_Timed]) -> list[_Pace]:
-    """Return how long each chunk took, but the first one of each worker, which takes longer.
+def _paces(chunks: Sequence[Sequence[_Piece]], *, are_groups: bool) -> list[_Pace]:
+    """Return how long each piece took, but the first one of each worker, which takes longer.
 
-    If that leaves nothing, the first ones count.
+    If chunks are groups of which only a part was converted, the first piece of each is left out,
+    since it takes what a build needs once for a whole group. If nothing remains, all pieces count.
     """
-    of_worker = defaultdict(list)
-    for each in timed:
-        of_worker[each.worker].append(each)
+    sequences = chunks if are_groups else _by_worker(chunks)
     paces = [
-        _Pace(each.end - before.end, each.rows)
-        for done in of_worker.values()
-        for before, each in itertools.pairwise(done)
+        _Pace(piece.end - before.end, piece.rows)
+        for sequence in sequences
+        for before, piece in itertools.pairwise(sequence)
     ]
-    first = [_Pace(done[0].end - done[0].begin, done[0].rows) for done in of_worker.values()]
-    return paces or first
+    return paces or [
+        _Pace(piece.end - piece.begin, piece.rows) for sequence in sequences for piece in sequence
+    ]
+
+
+def _by_worker(chunks: Iterable[Iterable[_Piece]]) -> list[list[_Piece]]:
+    """Return the pieces of each worker, in their order."""
+    of_worker = defaultdict(list)
+    for piece in itertools.chain.from_iterable(chunks):
+        of_worker[piece.worker].append(piece)
+    return list(of_worker.values())
 
 
 def _mean(paces: Sequence[_Pace]) -> float:

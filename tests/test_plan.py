@@ -1,0 +1,280 @@
+"""memload plan: what it predicts is what a build then does, and it leaves nothing behind."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import memload
+from memload.cli import main
+from memload.planning import disk, measuring
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A function that runs the command in this process, in a folder of its own, and measures little."""
+    monkeypatch.setattr(measuring, "_LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(disk, "_FILE_BYTES", 1 << 20)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def call(*arguments: str | Path) -> Done:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments], prog_name="memload")
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+def facts_of(run: Run, *arguments: str | Path) -> dict[str, Any]:
+    """Return what ``memload plan`` tells as JSON, with one process."""
+    done = run("plan", *arguments, "--num-workers", "0", "--json")
+    assert done.status == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def assert_one_line(done: Done, *parts: str | Path) -> None:
+    """Assert that a command failed with exit status 1 and one line that has these parts."""
+    assert (done.status, done.out) == (1, "")
+    assert re.fullmatch(r"memload: [^\n]+\n", done.err)
+    for part in parts:
+        assert str(part) in done.err
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_plan_is_a_few_lines_that_end_with_the_command(
+    run: Run, folder: Path, tmp_path: Path, workers: str
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    done = run("plan", folder, "--size", "16", "-j", workers)
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert len(lines) <= 10
+    assert lines[0].startswith(f"{folder}: 12 records; 12 at random (seed 0) were converted")
+    assert "12 of 16×16×3 uint8" in done.out
+    assert " seconds (" in done.out
+    assert lines[-1] == f"memload build {folder} out.bin --size 16 --num-workers {workers}"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_command_that_a_plan_ends_with_builds_what_it_says(run: Run, folder: Path) -> None:
+    renamed = folder.rename(folder.with_name("my images"))
+    options = [
+        "-s",
+        "20x16",
+        "--fit=pad",
+        "--fill",
+        "dark red"[-3:],
+        "--fast",
+        "--classes",
+        "ant,bee,cat",
+    ]
+    facts = facts_of(run, renamed, *options, "--cores", "3", "--ram=1GB")
+    words = shlex.split(facts["command"])
+    assert words[:4] == ["memload", "build", str(renamed), "out.bin"]
+    assert not {"--cores", "--ram", "--json"} & set(words)
+    assert run(*words[1:], "--quiet").status == 0
+    built = memload.info("out.bin")
+    assert built["build"]["settings"]["fit"] == "pad"
+    assert built["build"]["settings"]["fast"]
+    assert (built["samples"], built["bytes"]) == (facts["records"], facts["bytes"])
+    assert built["shape"] == facts["shape"] == [20, 16, 3]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["folder", "table", "tar", "zip", "parquet", "array", "data set", "masks", "shards", "new"],
+)
+def test_every_source_is_planned_as_it_is_built(
+    run: Run, containers: Any, kind: str, tmp_path: Path
+) -> None:
+    folder, output, options = containers.directory(), tmp_path / "built.bin", ["--size", "16"]
+    source: str | Path = folder
+    if kind in ("table", "tar", "zip", "parquet"):
+        source = getattr(containers, kind)()
+    elif kind == "array":
+        source, options = tmp_path / "array.npy", []
+        np.save(source, np.zeros((30, 8, 10, 3), np.uint8))
+    elif kind in ("data set", "new"):
+        memload.build(folder, tmp_path / "before.bin", size=12, num_workers=0)
+        source, options = tmp_path / "before.bin", []
+    if kind == "new":
+        Image.new("RGB", (20, 20)).save(folder / "ant" / "new.png")
+        source, options = folder, ["--new-to", str(tmp_path / "before.bin")]
+    elif kind == "masks":
+        for path in folder.rglob("*.jpg"):
+            mask = tmp_path / "masks" / path.relative_to(folder).with_suffix(".png")
+            mask.parent.mkdir(parents=True, exist_ok=True)
+            with Image.open(path) as image:
+                Image.new("L", image.size).save(mask)
+        options += ["--masks", str(tmp_path / "masks")]
+    elif kind == "shards":
+        options += ["--shard-size", "12kB"]
+    facts = facts_of(run, source, output, *options)
+    assert not output.exists()
+    assert run("build", source, output, *options, "-j", "0", "--quiet").status == 0
+    built = memload.info(output)
+    assert (facts["samples"], facts["bytes"]) == (built["samples"], built["bytes"])
+    assert facts["shape"] == built["shape"]
+    assert facts["arrays"] == (["mask"] if kind == "masks" else [])
+
+
+def test_json_has_what_was_predicted_and_measured(run: Run, folder: Path) -> None:
+    facts = facts_of(run, folder, "--size", "16")
+    low, high = facts["seconds_range"]
+    assert 0 < low < facts["seconds"] < high
+    assert (facts["records"], facts["sampled"], facts["seed"], facts["rejected"]) == (12, 12, 0, 0)
+    assert facts["bytes"] == 4096 + 12 * 16 * 16 * 3
+    assert facts["feed"] == "cpu"
+    assert facts["images_per_second"] > 0
+    assert facts["warnings"] == []
+
+
+MANY = {"--ram": "1GB", "--gpu-memory": "1GB"}
+
+
+@pytest.mark.parametrize(
+    ("size", "machine", "feed", "first", "later"),
+    [
+        ("16", {}, "resident", "disk", "gpu"),
+        ("16", {"--gpu-memory": "20kB"}, "uva", "disk", "bus"),
+        ("100", {"--gpu-memory": "1kB"}, "dma", "disk", "bus"),
+        ("16", {"--gpu-memory": "20kB", "--ram": "20kB"}, "disk", "disk", "disk"),
+        ("16", {"--gpu-memory": "0"}, "cpu", "disk", "cpu"),
+        ("16", {"--gpu-memory": "0", "--ram": "10kB"}, "cpu", "disk", "disk"),
+    ],
+)  # fmt: skip
+def test_the_feed_is_the_one_that_the_memory_of_the_machine_allows(
+    run: Run, folder: Path, size: str, machine: dict[str, str], feed: str, first: str, later: str
+) -> None:
+    options = [word for pair in {**MANY, **machine}.items() for word in pair]
+    facts = facts_of(run, folder, "--size", size, *options)
+    assert (facts["feed"], facts["first_epoch_bound"]) == (feed, first)
+    assert facts["later_epochs_bound"] == later
+
+
+def test_a_plan_for_more_cores_says_that_it_is_computed(run: Run, folder: Path) -> None:
+    done = run("plan", folder, "--size", "16", "--cores", "64")
+    assert "by 12 workers" in done.out  # one for each record
+    assert re.search(r"measured with \d+ cores? of this machine", done.out)
+
+
+def test_records_that_cannot_be_used_are_counted_and_told(run: Run, folder: Path) -> None:
+    (folder / "bee" / "broken.jpg").write_bytes(b"not an image")
+    facts = facts_of(run, folder, "--size", "16")
+    assert (facts["records"], facts["samples"], facts["rejected"]) == (13, 12, 1)
+    assert facts["warnings"] == []
+    for number in range(6):
+        (folder / "bee" / f"broken{number}.jpg").write_bytes(b"not an image")
+    (warning,) = facts_of(run, folder, "--size", "16")["warnings"]
+    assert "publish nothing" in warning
+    assert "7 × " in warning
+    assert facts_of(run, folder, "--size", "16", "--max-rejects", "50%")["warnings"] == []
+    (warning,) = facts_of(run, folder, "--on-error", "raise", "-s", "16")["warnings"]
+    assert "stop at a record" in warning
+
+
+def test_notes_of_the_source_are_told(run: Run, folder: Path) -> None:
+    (folder / "ant" / "thumbs.db").write_bytes(b"")
+    done = run("plan", folder, "--size", "16", "-j", "0")
+    assert done.err.startswith("note: skipped files without an image extension (1)")
+
+
+def test_a_data_set_that_has_everything_needs_no_plan(run: Run, folder: Path, output: Path) -> None:
+    done = run("plan", folder, "--new-to", output)
+    assert (done.status, done.out) == (0, "")
+    assert "Nothing is new" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["images/missing"], ["missing does not exist"]),
+        (["empty"], ["no image files"]),
+        (["missing.csv"], ["missing.csv"]),
+        (["images", "nowhere/out.bin"], ["there is no such folder"]),
+        (["images", "old.bin"], ["exists already", "--overwrite"]),
+        (["images", "begun.bin"], ["its build is not complete"]),
+        (["begun.bin"], ["its build is not complete"]),
+        (["images", "/proc/out.bin"], ["/proc: a sample cannot be written there", "OUT.BIN"]),
+        (["broken"], ["none of 3 pictures"]),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_built_is_told_in_a_line_and_leaves_nothing(
+    run: Run, folder: Path, tmp_path: Path, arguments: list[str], parts: list[str]
+) -> None:
+    os.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for number in range(3):
+        path = tmp_path / "broken" / "ant" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"not an image")
+    memload.build(folder, "old.bin", size=8, num_workers=0)
+    with pytest.raises(memload.DecodeError):
+        memload.build("broken", "begun.bin", size=8, num_workers=0, on_error="raise")
+    before = sorted(tmp_path.rglob("*"))
+    assert_one_line(run("plan", *arguments, "--size", "16", "-j", "0"), *parts)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["images", "--ram", "much"], ["images", "--ram", "0"], ["images", "--gpu-memory", "8X"],
+        ["images", "--cores", "0"], ["images", "--size", "0"], ["images", "--part", "0/2"],
+        ["images", "more", "out.bin"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_usage_has_status_2(run: Run, folder: Path, arguments: list[str]) -> None:
+    os.chdir(folder.parent)
+    done = run("plan", *arguments)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("Usage: memload ")
+
+
+def test_a_plan_has_the_options_of_a_build(run: Run) -> None:
+    ours, those_of_build = (
+        set(re.findall(r"--[a-z-]+", run(command, "--help").out)) for command in ("plan", "build")
+    )
+    assert ours - those_of_build == {"--cores", "--ram", "--gpu-memory"}
+    assert those_of_build - ours == {"--part", "--parts", "--lock-timeout", "--quiet"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_plan_that_is_ended_leaves_nothing_behind(
+    folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    arguments = [sys.executable, "-m", "memload", "plan", folder, tmp_path / "new.bin"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        while not list(tmp_path.glob(".memload-plan-*/*")):  # there for two seconds
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert sorted(tmp_path.rglob("*")) == before
