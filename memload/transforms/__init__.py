@@ -32,7 +32,7 @@ How a batch flows:
         │         │ PaintingPlan, MixingPlan       boxes and shares of 8,192 samples
         │         ├─▶ painting_kernel   CUDA: Triton kernels
         │         └─▶ erasing, mixing   elsewhere: plain torch operations
-        ├─────▶ options.choose          steps drawn for each sample, of which some are none of these
+        ├─────▶ options.apply_options   steps drawn for each sample, of which some are none of these
         │         └─▶ Prepared          those steps, for copies of the samples
         └─────▶ Transform.apply(draws)  what is not planned
         ▼
@@ -48,7 +48,7 @@ Each module imports only modules above it:
     sub_batches takes, puts and changes some images of a batch, or all in parts
     plan_reference   a plan by torch operations; defines the pixels
     following   Followers: the masks, points and boxes that move with the images
-    fused       steps that are planned: neighbours in a list that are done together
+    fused       PlannedSteps, neighbours in a list that are done together
     lookup      changes of single values: solarize, posterize, invert, autocontrast, equalize
     color       brightness, contrast, saturation, hue, grey
     blur_kernel, filtering   blur and sharpness

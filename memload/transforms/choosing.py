@@ -2,7 +2,7 @@
 
 choose(draws) ─▶ an option ─▶ where all options are operations: operations_transform.FusedOperations
                  per sample ─▶ where all options mix samples: options.PlannedMixing
-                            ─▶ others: options.choose
+                            ─▶ others: options.apply_options
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch import Tensor
 from memload.transforms.arguments import is_finite, share, shown, wrong
 from memload.transforms.compose import Compose
 from memload.transforms.draws import Draws
-from memload.transforms.fused import Together, group
+from memload.transforms.fused import PlannedSteps, group
 from memload.transforms.operations_plan import OperationStep
 from memload.transforms.operations_transform import FusedOperations
 from memload.transforms.options import Mixture, Options, PlannedMixing
@@ -27,8 +27,8 @@ from memload.transforms.transform import Transform
 class Choosing(Transform, Options):
     """The base of transforms that choose between lists of others, the options.
 
-    Subclasses define `Options.choose`. `options.choose` does the rest, unless all options are
-    operations, or all mix samples: then what `together` returns does it.
+    Subclasses define `Options.choose`. `options.apply_options` does the rest. Where all options are
+    operations, or all mix samples, they are planned instead.
     """
 
     def __init__(self, options: Sequence[Compose]) -> None:
@@ -61,10 +61,10 @@ class Choosing(Transform, Options):
             for step in takewhile(_has_check, option.transforms):
                 step.check(images)
 
-    def together(self, position: int) -> Together:
-        """See `Transform.together`."""
-        planned = PlannedMixing if self.fuses_as == "mixing" else FusedOperations
-        return planned([(position, self)])
+    def planned(self, position: int) -> PlannedSteps:
+        """See `Transform.planned`."""
+        steps = [(position, self)]
+        return PlannedMixing(steps) if self.fuses_as == "mixing" else FusedOperations(steps)
 
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """See `OperationsTransform.operation_steps`."""

@@ -23,14 +23,16 @@ _RECIPES = "memload.transforms.recipes"
 class Compose(Transform):
     """Transforms one after another, like torchvision's ``v2.Compose``.
 
-    Neighbours are fused where possible. Crops, resizes, flips, Normalize and ToDtype take one pass
-    over memory; on CUDA that is a Triton kernel. ColorJitter, TrivialAugmentWide and others that
-    draw an operation for each sample are done together, and on CUDA in as few passes as possible.
-    Other transforms follow in order, each by itself. So does any callable or module that takes
-    images and returns images, such as ``torch.nn.AvgPool2d``. If it comes first and changes them in
-    place, the images given change, unless there are several views. Changes of colours after
-    Normalize are refused, as they need values from black to white. `repr` shows what is fused. For
-    how to call it see `Transform`.
+    Neighbours are fused where possible, and `repr` shows which are. Crops, resizes, flips,
+    Normalize and ToDtype take one pass over memory; on CUDA that is a Triton kernel. ColorJitter,
+    TrivialAugmentWide and others that draw an operation for each sample are done together, and on
+    CUDA in as few passes as possible. Other transforms follow in order, each by itself. Changes of
+    colours after Normalize are refused, as they need values from black to white. For how to call it
+    see `Transform`.
+
+    Any callable or module that takes images and returns images, such as ``torch.nn.AvgPool2d``, can
+    be in the list, too. One that changes images in place should not come first, as it would change
+    those given, unless there are several views.
 
     What moves pixels also moves the columns named by ``points``, ``masks`` and ``boxes``, with the
     same random numbers. By default these are none, and in a Loader all those of the data set that

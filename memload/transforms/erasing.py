@@ -20,7 +20,7 @@ from memload.transforms.arguments import (
 from memload.transforms.boxes import NUMBERS_OF_A_BOX, each_box, edges_of, random_boxes
 from memload.transforms.draws import Draws, numbers_at
 from memload.transforms.following import TensorsByName
-from memload.transforms.fused import Fusion, Together
+from memload.transforms.fused import Fusion, PlannedSteps
 from memload.transforms.geometry import HAS_TRITON
 from memload.transforms.transform import Transform
 from memload.upload import Parameters
@@ -64,12 +64,12 @@ class PaintingTransform(Transform):
         """Raise ValueError for images that cannot be painted, whatever is drawn."""
         self.colour(images)
 
-    def together(self, position: int) -> Together:
-        """See `Transform.together`."""
+    def planned(self, position: int) -> PlannedSteps:
+        """See `Transform.planned`."""
         return PlannedPainting([(position, self)])
 
 
-class PlannedPainting(Together):
+class PlannedPainting(PlannedSteps):
     """A step that paints over boxes, planned by itself."""
 
     def plan(
@@ -79,7 +79,7 @@ class PlannedPainting(Together):
         draws: Callable[[int], Draws],
         memory_format: torch.memory_format,
     ) -> PaintingPlan:
-        """See `Together.plan`."""
+        """See `PlannedSteps.plan`."""
         ((position, step),) = self.steps
         draws_of_step, colour = draws(position), step.colour(images)
         boxes = step.boxes(draws_of_step, *images.shape[2:])
@@ -92,7 +92,7 @@ class PlannedPainting(Together):
     def run(
         self, images: Tensor, columns: TensorsByName, plan: PaintingPlan, first_in_plan: int
     ) -> tuple[Tensor, TensorsByName]:
-        """See `Together.run`."""
+        """See `PlannedSteps.run`."""
         if plan.colour_bytes is None:
             return _add_noise(images, plan.boxes, plan.streams, first_in_plan), columns
         return _paint(images, plan.boxes, plan.colour_bytes, first_in_plan), columns

@@ -1,4 +1,4 @@
-"""Steps that are planned for many samples at once: neighbours in a list that are done together."""
+"""Steps that are planned for many samples at once, and those that are done in one pass."""
 
 from collections.abc import Callable, Sequence
 from textwrap import indent
@@ -13,13 +13,13 @@ from memload.transforms.following import Movement, PlannedMovement, TensorsByNam
 from memload.transforms.geometry import Axis, Plan
 from memload.transforms.plan_reference import reference
 
-#: How a transform can be done together with its neighbours in a list. "painting" and "mixing" are
-#: planned, but done by themselves; "no" is not planned.
+#: How a transform is planned, and with which neighbours in a list it can be done together.
+#: "painting" and "mixing" are planned, but done by themselves; "no" is not planned.
 Fusion = Literal["crop", "resize", "flip", "pixels", "operations", "painting", "mixing", "no"]
 
 
-class Together:
-    """The base of neighbours in a list that are done together, or of a single step.
+class PlannedSteps:
+    """The base of steps that are planned: neighbours in a list that are done together, or one step.
 
     ``steps`` are (position in the list, transform). What they draw is planned for many samples at
     once, and carried out for parts of them.
@@ -70,14 +70,14 @@ class Together:
         raise NotImplementedError
 
 
-class Fused(Together):
+class Fused(PlannedSteps):
     """Steps in one pass over memory: at most one crop and one resize, flips, then maps of pixels.
 
     Each transform has a method ``add_to(plan, draws)``.
     """
 
     def takes(self, step: Any) -> bool:
-        """See `Together.takes`.
+        """See `PlannedSteps.takes`.
 
         A flip can come anywhere, since it moves whole pixels. A second crop may have another fill,
         and a second resize rounds again.
@@ -94,7 +94,7 @@ class Fused(Together):
         draws: Callable[[int], Draws],
         memory_format: torch.memory_format,
     ) -> Plan:
-        """See `Together.plan`."""
+        """See `PlannedSteps.plan`."""
         _, channels, height, width = images.shape
         plan = Plan(
             Axis(height, count),
@@ -111,13 +111,13 @@ class Fused(Together):
         return plan
 
     def movement(self, plan: Plan, first_in_plan: int, count: int) -> Movement:
-        """See `Together.movement`."""
+        """See `PlannedSteps.movement`."""
         return PlannedMovement(plan, first_in_plan)
 
     def run(
         self, images: Tensor, columns: TensorsByName, plan: Plan, first_in_plan: int
     ) -> tuple[Tensor, TensorsByName]:
-        """See `Together.run`."""
+        """See `PlannedSteps.run`."""
         if images.dtype == torch.uint8 and plan.runs_in_kernel(images):
             from memload.transforms.plan_kernel import run
 
@@ -132,8 +132,8 @@ def group(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
         last = groups[-1][1] if groups else None
         if getattr(step, "fuses_as", "no") == "no":
             groups.append((position, step))
-        elif isinstance(last, Together) and last.takes(step):
+        elif isinstance(last, PlannedSteps) and last.takes(step):
             last.steps.append((position, step))
         else:
-            groups.append((position, step.together(position)))
+            groups.append((position, step.planned(position)))
     return groups

@@ -15,7 +15,7 @@ from torch import Tensor
 from memload.transforms.draws import Draws
 from memload.transforms.filtering import fits_kernel
 from memload.transforms.following import Movement, TensorsByName
-from memload.transforms.fused import Fused, Fusion, Together
+from memload.transforms.fused import Fused, Fusion, PlannedSteps
 from memload.transforms.geometry import runs_in_operations_kernel
 from memload.transforms.moving import OperationsMovement
 from memload.transforms.operations_plan import OperationsPlan, OperationStep
@@ -41,19 +41,19 @@ class OperationsTransform(Transform):
     def check(self, images: Tensor) -> None:
         """Raise ValueError for images that cannot be changed, whatever is drawn."""
 
-    def together(self, position: int) -> Together:
-        """See `Transform.together`."""
+    def planned(self, position: int) -> PlannedSteps:
+        """See `Transform.planned`."""
         return FusedOperations([(position, self)])
 
 
-class FusedOperations(Together):
+class FusedOperations(PlannedSteps):
     """Operations that are neighbours in a list, done in as few passes as possible.
 
     Maps of pixels, such as Normalize, can join at the end.
     """
 
     def takes(self, step: Any) -> bool:
-        """See `Together.takes`."""
+        """See `PlannedSteps.takes`."""
         has_maps = self.steps[-1][1].fuses_as == "pixels"
         return step.fuses_as == "pixels" or (step.fuses_as == "operations" and not has_maps)
 
@@ -64,7 +64,7 @@ class FusedOperations(Together):
         draws: Callable[[int], Draws],
         memory_format: torch.memory_format,
     ) -> OperationsPlan:
-        """See `Together.plan`."""
+        """See `PlannedSteps.plan`."""
         steps: list[OperationStep] = []
         maps = [entry for entry in self.steps if entry[1].fuses_as == "pixels"]
         for position, step in self.steps[: len(self.steps) - len(maps)]:
@@ -75,14 +75,14 @@ class FusedOperations(Together):
         return OperationsPlan(steps, after, count, channels, height, width, images.dtype)
 
     def movement(self, plan: OperationsPlan, first_in_plan: int, count: int) -> Movement:
-        """See `Together.movement`."""
+        """See `PlannedSteps.movement`."""
         steps = plan.steps_of(first_in_plan, count)
         return OperationsMovement(steps, count, plan.height, plan.width)
 
     def run(
         self, images: Tensor, columns: TensorsByName, plan: OperationsPlan, first_in_plan: int
     ) -> tuple[Tensor, TensorsByName]:
-        """See `Together.run`."""
+        """See `PlannedSteps.run`."""
         if runs_in_operations_kernel(images) and all(
             fits_kernel(step.kernel_size) for step in plan.steps
         ):

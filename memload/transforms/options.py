@@ -1,7 +1,7 @@
 """Lists of steps that are drawn for each sample, and steps that mix samples with others.
 
 Options ─▶ where all mix samples: PlannedMixing: a Mixture, by which the batch is mixed in one pass
-        ─▶ others: choose: copies of samples go through their steps ─▶ Target
+        ─▶ others: apply_options: copies of samples go through their steps ─▶ Target
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from memload.transforms.arguments import wrong
 from memload.transforms.batch import Batch, Target
 from memload.transforms.draws import Draws
 from memload.transforms.following import TensorsByName
-from memload.transforms.fused import Fusion, Together
+from memload.transforms.fused import Fusion, PlannedSteps
 from memload.upload import Parameters
 from memload.wording import listed
 
@@ -95,12 +95,12 @@ class Mixing:
         """
         raise NotImplementedError
 
-    def together(self, position: int) -> Together:
-        """See `Transform.together`."""
+    def planned(self, position: int) -> PlannedSteps:
+        """See `Transform.planned`."""
         return PlannedMixing([(position, self)])
 
 
-class PlannedMixing(Together):
+class PlannedMixing(PlannedSteps):
     """A step that mixes samples, or draws one of several that do, planned by itself."""
 
     def plan(
@@ -110,7 +110,7 @@ class PlannedMixing(Together):
         draws: Callable[[int], Draws],
         memory_format: torch.memory_format,
     ) -> MixingPlan:
-        """See `Together.plan`."""
+        """See `PlannedSteps.plan`."""
         ((position, step),) = self.steps
         step.check(images)
         factors, boxes, kept = zip(*step.mixtures(draws(position), images), strict=True)
@@ -121,7 +121,7 @@ class PlannedMixing(Together):
     def run(
         self, images: Tensor, columns: TensorsByName, plan: MixingPlan, first_in_plan: int
     ) -> tuple[Tensor, TensorsByName]:
-        """See `Together.run`."""
+        """See `PlannedSteps.run`."""
         mixers = list(_mixers(self))
         for mixer in mixers:
             columns = mixer.unmixed(columns, len(images))
@@ -137,7 +137,7 @@ class Chosen(NamedTuple):
     inside_of: str  #: what the positions of the steps begin with
 
 
-def choose(step: Options, batch: Batch, draws: Draws, run: Run) -> Batch:
+def apply_options(step: Options, batch: Batch, draws: Draws, run: Run) -> Batch:
     """Return a batch after the steps that were drawn for each sample."""
     step.check(batch.images)
     count, columns = len(batch.images), batch.columns
@@ -187,7 +187,7 @@ def innermost(step: Any) -> Iterator[Any]:
     if isinstance(step, Options):
         for _, inner in chain(*step.steps_of_options):
             yield from innermost(inner)
-    elif isinstance(step, Together):
+    elif isinstance(step, PlannedSteps):
         for _, inner in step.steps:
             yield from innermost(inner)
     else:

@@ -14,8 +14,8 @@ from memload.transforms.arguments import describe, integer, wrong
 from memload.transforms.batch import Batch
 from memload.transforms.draws import Draws
 from memload.transforms.following import Followers, TensorsByName
-from memload.transforms.fused import Together
-from memload.transforms.options import Options, Steps, choose
+from memload.transforms.fused import PlannedSteps
+from memload.transforms.options import Options, Steps, apply_options
 
 #: Plans are made for this many samples at once. TrivialAugmentWide then takes 49 µs of the host's
 #: time for each 256 samples. In plans of 2,048 it takes 76 µs, of 512 it takes 168 µs, and of
@@ -46,9 +46,9 @@ class Prepared:
     each view, of (position, step) as `group` returns them. For ``followers`` and ``memory_format``
     see `Compose`. Positions of steps inside of another transform begin with ``inside_of``.
 
-    Random numbers are drawn at the first call that needs them. Steps of a `Together` are planned
-    for 8,192 samples or more at a time, which takes less of the host's time. Several threads may
-    call it; on CUDA, all with the same stream.
+    Random numbers are drawn at the first call that needs them. `PlannedSteps` are planned for 8,192
+    samples or more at a time, which takes less of the host's time. Several threads may call it; on
+    CUDA, all with the same stream.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Prepared:
         shape = tuple(images.shape)
         # A callable of the user's that comes first may take any dtype and layout.
         first_steps = [steps[0][1] for steps in self._steps_of_views if steps]
-        is_ours = all(isinstance(step, Together) or _is_transform(step) for step in first_steps)
+        is_ours = all(isinstance(step, PlannedSteps) or _is_transform(step) for step in first_steps)
         if is_ours and images.dtype not in _DTYPES:
             advice = "Begin the list with a function that makes floats of them."
             raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
@@ -141,8 +141,8 @@ class Prepared:
         """Return a batch, whose first sample is ``start``, after the steps of a view."""
         given = batch.images
         for position, step in steps:
-            if isinstance(step, Together):
-                batch = self._together(step, position, batch, start, view)
+            if isinstance(step, PlannedSteps):
+                batch = self._run_planned(step, position, batch, start, view)
             elif _is_transform(step):
                 samples = self._samples[start : start + given.shape[0]]
                 batch = self._transform(step, batch, self._draws(samples, position, view))
@@ -154,8 +154,8 @@ class Prepared:
                 batch = self._checked(step, step(images), batch.columns, batch)
         return batch
 
-    def _together(
-        self, step: Together, position: int, batch: Batch, start: int, view: int
+    def _run_planned(
+        self, step: PlannedSteps, position: int, batch: Batch, start: int, view: int
     ) -> Batch:
         """Return a batch after steps that are planned."""
         plan, first_in_plan = self._plan(step, position, batch.images, start, view)
@@ -166,7 +166,7 @@ class Prepared:
         return batch._replace(images=images, columns=columns)
 
     def _plan(
-        self, step: Together, position: int, images: Tensor, start: int, view: int
+        self, step: PlannedSteps, position: int, images: Tensor, start: int, view: int
     ) -> tuple[Any, int]:
         """Return a plan that covers these images, and which of its samples is their first."""
         shape_and_dtype = images.shape[1:], images.dtype
@@ -190,7 +190,7 @@ class Prepared:
     def _transform(self, step: Any, batch: Batch, draws: Draws) -> Batch:
         """Return a batch after a `Transform` that is done by itself."""
         if isinstance(step, Options):
-            return choose(step, batch, draws, self._inside)
+            return apply_options(step, batch, draws, self._inside)
         if self._followers and inspect.ismethod(getattr(step, "movement", None)):
             batch = batch.moved(self._followers, step.movement(batch.images, draws))
         result = step.apply(batch.images, batch.columns, draws)

@@ -13,7 +13,7 @@ from memload import ranks
 from memload.transforms.arguments import shown
 from memload.transforms.draws import Draws
 from memload.transforms.following import Followers, TensorsByName
-from memload.transforms.fused import Fused, Fusion, Together, group
+from memload.transforms.fused import Fused, Fusion, PlannedSteps, group
 from memload.transforms.prepared import Prepared, not_compiled
 
 
@@ -50,7 +50,7 @@ class Transform:
     Wrong arguments raise TypeError or ValueError, which name the transform and the argument.
     """
 
-    #: How it is done together with its neighbours in a list. Unless it is "no", the class defines
+    #: How it is planned with its neighbours in a list. Unless it is "no", the class defines
     #: something else than `apply`: for "operations" see `operations_transform.OperationsTransform`,
     #: for "painting" `erasing.PaintingTransform`, and for "mixing" `options.Mixing`; for others
     #: ``add_to(plan, draws)``, which adds the transform to a `geometry.Plan`.
@@ -116,8 +116,8 @@ class Transform:
         bound._followers = Followers.of({"points": points, "masks": masks, "boxes": boxes})
         return bound
 
-    def together(self, position: int) -> Together:
-        """Return the transform at a position of a list, for neighbours to join."""
+    def planned(self, position: int) -> PlannedSteps:
+        """Return the transform, at a position of a list, for neighbours to join."""
         return Fused([(position, self)])
 
     def apply(
