@@ -1,6 +1,6 @@
 """Brightness, contrast, saturation, hue and grey."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ def adjust_brightness(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return images ``(n, C, H, W)`` times a factor, float64 ``(n,)``, at least 0."""
     _check_factor("adjust_brightness", images, factor)
     result, (shares, _) = torch.empty_like(images), _shares(factor, images)
-    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
+    for part in _parts(images, _BYTES_OF_PIXEL):
         result[part] = _clamp(images[part] * shares[part], images.dtype)
     return result
 
@@ -37,7 +37,7 @@ def adjust_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
     if images.dtype == torch.uint8:
         return look_up(images, contrast_table(images, factor))
     result = torch.empty_like(images)
-    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
+    for part in _parts(images, _BYTES_OF_PIXEL):
         mean = _mean(images[part], images.dtype)
         result[part] = _blend(images[part], mean, *_shares(factor[part], images), images.dtype)
     return result
@@ -52,7 +52,7 @@ def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
     if images.shape[1] == 1:
         return images.clone()
     result = torch.empty_like(images)
-    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
+    for part in _parts(images, _BYTES_OF_PIXEL):
         shares = _shares(factor[part], images)
         if images.dtype == torch.uint8:
             planes = _planes(images[part])
@@ -70,7 +70,7 @@ def adjust_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
 def jitter_contrast(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return what `adjust_contrast` does, but for the rounding of sums."""
     result, factors = torch.empty_like(images), _factors(factor, images)
-    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
+    for part in _parts(images, _BYTES_OF_PIXEL):
         mean, share = _mean(images[part], images.dtype), factors[part]
         result[part] = _blend(images[part], mean, share, 1 - share, images.dtype)
     return result
@@ -81,10 +81,19 @@ def jitter_saturation(images: Tensor, factor: np.ndarray) -> Tensor:
     return _each_part(images, factor, _jitter_saturation)
 
 
+def adjust_hue(images: Tensor, factor: np.ndarray) -> Tensor:
+    """Return RGB images ``(n, 3, H, W)`` whose hue is turned, in HSV.
+
+    ``factor`` is float64 ``(n,)``, a share of the circle. (Smith, "Color Gamut Transform Pairs",
+    1978)
+    """
+    return _each_part(images, factor, _turn_hue)
+
+
 def grayscale(images: Tensor) -> Tensor:
     """Return grey images ``(n, C, H, W)`` of as many channels; C is 1 or 3."""
     result = torch.empty_like(images)
-    for part in parts(images, _BYTES_OF_GREY * images.shape[2:].numel()):
+    for part in _parts(images, _BYTES_OF_GREY):
         grey = _rounded_down(_grey(images[part]), images.dtype)
         for channel in _channels(result[part]):
             channel.copy_(grey)  # 15 µs each, all three at once 96 µs
@@ -95,6 +104,11 @@ def _jitter_saturation(planes: Tensor, factor: Tensor, dtype: torch.dtype) -> Te
     grey = _grey(planes)
     grey = grey.floor_() if dtype == torch.uint8 and planes.shape[1] == 3 else grey
     return _blend(planes, grey, factor, 1 - factor, dtype)
+
+
+def _parts(images: Tensor, bytes_of_pixel: int) -> Iterator[slice]:
+    """Yield parts of a batch, whose pixels need so much memory; see `sub_batches.parts`."""
+    return parts(images, bytes_of_pixel * images.shape[2:].numel())
 
 
 def _each_part(
@@ -108,7 +122,7 @@ def _each_part(
     float32 ``(n, 1, 1, 1)``, and the images' dtype, which is that of what it returns.
     """
     result, factors = torch.empty_like(images), _factors(factor, images)
-    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
+    for part in _parts(images, _BYTES_OF_PIXEL):
         changed = change(_planes(images[part]), factors[part], images.dtype)
         result[part] = in_layout(changed, layout_of(result))  # 55 µs, without in_layout 96 µs
     return result
@@ -130,7 +144,7 @@ def _planes(images: Tensor) -> Tensor:
 def contrast_table(images: Tensor, factor: np.ndarray) -> Tensor:
     """Return the tables uint8 ``(n, 1, 256)`` of `adjust_contrast` for uint8 images."""
     means = images.new_empty((len(images), 1, 1, 1), dtype=torch.float32)
-    for part in parts(images, _BYTES_OF_PIXEL * images.shape[2:].numel()):
+    for part in _parts(images, _BYTES_OF_PIXEL):
         means[part] = _mean_of_whole(_grey_levels(images[part]))
     values = torch.arange(256, dtype=torch.uint8, device=images.device).expand(1, 1, 1, 256)
     return _blend_levels(values, means, *_shares(factor, images))[:, 0]
@@ -223,15 +237,6 @@ def _mean_of_whole(values: Tensor) -> Tensor:
     total = values.sum((1, 2, 3), keepdim=True, dtype=torch.float64)
     # By a tensor: on CUDA, torch multiplies by the inverse of a number, and so does ``mean``.
     return total / torch.full_like(total, values.shape[1:].numel())
-
-
-def adjust_hue(images: Tensor, factor: np.ndarray) -> Tensor:
-    """Return RGB images ``(n, 3, H, W)`` whose hue is turned, in HSV.
-
-    ``factor`` is float64 ``(n,)``, a share of the circle. (Smith, "Color Gamut Transform Pairs",
-    1978)
-    """
-    return _each_part(images, factor, _turn_hue)
 
 
 def _turn_hue(planes: Tensor, turn: Tensor, dtype: torch.dtype) -> Tensor:
