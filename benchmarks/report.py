@@ -1,6 +1,6 @@
-"""Write RESULTS.md, its plots, docs/speed.svg and docs/performance.md from the lines in ``results/``.
+"""Write RESULTS.md, its plots, docs/speed.svg, docs/performance.md and the tables of README.md.
 
-Run it after a benchmark has added a line. Shown is the newest line of each benchmark, kind of
+All are made of the lines in ``results/``. Run it after a benchmark has added one. Shown is the newest line of each benchmark, kind of
 machine (processor, number of cores, GPUs) and variant; a line of a partial run only if there is no
 whole one.
 
@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import readme
+
 HERE = Path(__file__).parent
 SPEED = HERE.parent / "docs" / "speed.svg"
+README = HERE.parent / "README.md"
 #: Parameters that make two runs of a benchmark two results, not an old one and a new one.
 VARIANTS = ("fast", "ranks", "device", "model", "pages", "first epoch", "of", "trained for")
 #: Which figures are images a second, in benchmarks whose names do not say so.
@@ -338,6 +341,7 @@ def main() -> None:
     import performance  # here, as it imports this module
 
     performance.write(lines)
+    README.write_text(readme.with_tables(README.read_text(), lines))
 
 
 if __name__ == "__main__":
