@@ -1,8 +1,8 @@
 """Write RESULTS.md, its plots, docs/speed.svg, docs/performance.md and the tables of README.md.
 
-All are made of the lines in ``results/``. Run it after a benchmark has added one. Shown is the newest line of each benchmark, kind of
-machine (processor, number of cores, GPUs) and variant; a line of a partial run only if there is no
-whole one.
+All are made of the lines in ``results/``. Run it after a benchmark has added one. Shown is the newest
+line of each benchmark, kind of machine (processor, number of cores, GPUs) and variant; a line of a
+partial run only if there is no whole one.
 
 The results of a line are names with values, in tables of any depth. A value is a median with
 quartiles, a number, a text, or a curve: a list of numbers. Images a second are plotted, and curves of
