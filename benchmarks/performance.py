@@ -381,24 +381,29 @@ def text(lines: list[Line]) -> str:
         "makes training faster where the model is small, the cores are few, or several GPUs share them.",
     ]
     for section in SECTIONS:
-        line = find(lines, section)
+        line = find(lines, section.benchmark, section.machine, section.variant)
         tables = [table for table in report.tables(line["results"]) if table.title == section.table]
         rows = {name: row for table in tables for name, row in table.rows.items()}
         parts += [f"## {section.title}", section.above, markdown(section, rows), source(line)]
     return "\n\n".join([*parts, *several_gpus(lines)]) + "\n"
 
 
-def find(lines: list[Line], section: Section) -> Line:
-    """Return the line of a section. Raises LookupError if there is none."""
+def find(lines: list[Line], benchmark: str, machine: str, variant: str = "") -> Line:
+    """Return the line of a benchmark on a machine. Raises LookupError if there is none.
+
+    ``machine`` is the end of the name of a machine, and ``variant`` is a part of what
+    `report.variant` says, with a comma behind it.
+    """
     for line in lines:
-        same = line["benchmark"] == section.benchmark
         if (
-            same
-            and report.machine(line).endswith(section.machine)
-            and section.variant in f"{report.variant(line)},"
+            line["benchmark"] == benchmark
+            and report.machine(line).endswith(machine)
+            and variant in f"{report.variant(line)},"
         ):
             return line
-    raise LookupError(f"There is no result for '{section.title}'. Run {section.benchmark}.py.")
+    raise LookupError(
+        f"There is no result of {benchmark}.py, {variant}, on {machine}. Run it there."
+    )
 
 
 def markdown(section: Section, rows: dict[str, Row]) -> str:

@@ -7,6 +7,8 @@
 
 from typing import Any
 
+from performance import CPU, GPU, find, median, rate
+
 from memload.wording import size_text
 
 Line = dict[str, Any]
@@ -45,7 +47,7 @@ def gain(lines: list[Line], model: str) -> float:
     """Return how many times as fast a model trains as from JPEGs."""
     table = train_step(lines, model)
     jpegs = median(table["JPEGs in a DataLoader, 16 workers"]["images/s"])
-    return median(table["Loader, dma"]["images/s"]) / jpegs
+    return float(median(table["Loader, dma"]["images/s"])) / float(jpegs)
 
 
 def costs(lines: list[Line]) -> str:
@@ -54,13 +56,12 @@ def costs(lines: list[Line]) -> str:
     Of photographs, a rate was measured on two cores; of CIFAR-10, the time on 16. Other numbers of
     cores are in proportion.
     """
-    cifar = newest(lines, "cifar10", **{"trained for": "8 epochs"})["results"]
-    seconds = median(cifar["from files to accuracy"]["memload, build, 8 epochs"]["build (s)"])
+    seconds = median(cifar10(lines)["memload, build, 8 epochs"]["build (s)"])
     small = DATA_SETS[0][1] / seconds / 16
     rows = []
     for name, images, side in DATA_SETS:
-        rate = small if side == 32 else rate_of_photographs(lines)
-        times = [duration(images / rate / cores) for cores in CORES]
+        per_core = small if side == 32 else rate_of_photographs(lines)
+        times = [duration(images / per_core / cores) for cores in CORES]
         rows.append([name, size_text(images * side * side * 3), *times])
     heads = ["", "disk", *(f"{cores} cores" for cores in CORES)]
     return table_of(heads, rows)
@@ -68,14 +69,14 @@ def costs(lines: list[Line]) -> str:
 
 def rate_of_photographs(lines: list[Line]) -> float:
     """Return how many photographs a core converts in a second, measured with two cores."""
-    return median(newest(lines, "build", fast=False)["results"]["memload"]) / 2
+    return float(median(find(lines, "build", CPU, "fast False")["results"]["memload"])) / 2
 
 
 def results(lines: list[Line]) -> str:
     """Return the table of results: a row for each thing that one waits for."""
-    feeds = newest(lines, "feeds", gpus=1)["results"]
+    feeds = find(lines, "feeds", GPU)["results"]
     name = next(name for name in feeds if name.startswith("what else there is"))
-    compared = newest(lines, "compare", gpus=0)["results"]
+    compared = find(lines, "compare", CPU)["results"]
     decoders = [row for row in compared if row.startswith("JPEG, DataLoader")]
     decoded = max(median(compared[row]["images/s"]) for row in decoders)
     ffcv = median(compared["FFCV, raw, 2 workers"]["images/s"])
@@ -83,15 +84,15 @@ def results(lines: list[Line]) -> str:
     rows = [
         [
             "Loading 224×224 onto the GPU",
-            f"{whole(median(feeds[name]['JPEGs in a DataLoader']))} images/s",
-            f"**{whole(median(feeds[name]['Loader, dma']))} images/s**",
-            f"{whole(median(feeds[name]['one copy']))}: a bare copy of the bytes",
+            f"{rate(median(feeds[name]['JPEGs in a DataLoader']))} images/s",
+            f"**{rate(median(feeds[name]['Loader, dma']))} images/s**",
+            f"{rate(median(feeds[name]['one copy']))}: a bare copy of the bytes",
         ],
         [
             "Loading 224×224 on 2 cores, no GPU",
-            f"{whole(decoded)} images/s",
-            f"**{whole(own)} images/s**",
-            f"{whole(ffcv)}: FFCV, raw pixels",
+            f"{rate(decoded)} images/s",
+            f"**{rate(own)} images/s**",
+            f"{rate(ffcv)}: FFCV, raw pixels",
         ],
         *(trained(lines, model) for model in ("ResNet-50", "ResNet-18")),
         from_files(lines),
@@ -105,9 +106,9 @@ def trained(lines: list[Line], model: str) -> list[str]:
 
     def cell(row: str) -> str:
         cores = median(table[row]["cores"])
-        return f"{whole(median(table[row]['images/s']))} images/s, {cores:.{1 if cores > 1 else 2}f} cores"
+        return f"{rate(median(table[row]['images/s']))} images/s, {cores:.{1 if cores > 1 else 2}f} cores"
 
-    limit = whole(median(table["synthetic"]["images/s"]))
+    limit = rate(median(table["synthetic"]["images/s"]))
     return [
         f"Training {model}",
         cell("JPEGs in a DataLoader, 16 workers"),
@@ -137,35 +138,17 @@ def accuracy(lines: list[Line]) -> str:
 # What is found in results
 
 
-def newest(lines: list[Line], benchmark: str, gpus: int | None = None, **parameters: Any) -> Line:
-    """Return the newest whole run of a benchmark with these parameters, and so many GPUs."""
-    found = [
-        line
-        for line in lines
-        if line["benchmark"] == benchmark
-        and "partial" not in line
-        and (gpus is None or line["machine"].get("gpus", 0) == gpus)
-        and all(line["parameters"].get(name) == value for name, value in parameters.items())
-    ]
-    return max(found, key=lambda line: str(line["when"]))
-
-
 def train_step(lines: list[Line], model: str) -> Line:
     """Return the results of training a model."""
-    results: Line = newest(lines, "train_step", model=model)["results"]
+    results: Line = find(lines, "train_step", GPU, f"model {model},")["results"]
     return results
 
 
 def cifar10(lines: list[Line]) -> Line:
     """Return the results of training on CIFAR-10 from files."""
-    line = newest(lines, "cifar10", **{"trained for": "8 epochs"})
+    line = find(lines, "cifar10", GPU, "trained for 8 epochs")
     table: Line = line["results"]["from files to accuracy"]
     return table
-
-
-def median(value: Any) -> float:
-    """Return the median of a value with quartiles."""
-    return float(value["median"])
 
 
 # How it is written
@@ -175,11 +158,6 @@ def table_of(heads: list[str], rows: list[list[str]]) -> str:
     """Return a table as Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def whole(number: float) -> str:
-    """Return a number with four digits, as in docs/speed.svg."""
-    return f"{float(f'{number:.4g}'):,.0f}"
 
 
 def duration(seconds: float) -> str:

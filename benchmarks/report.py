@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import readme
-
 HERE = Path(__file__).parent
 SPEED = HERE.parent / "docs" / "speed.svg"
 README = HERE.parent / "README.md"
@@ -338,7 +336,8 @@ def main() -> None:
         if path.name not in drawn:
             path.unlink()
     draw_speed(lines, SPEED)
-    import performance  # here, as it imports this module
+    import performance  # here, as these import this module
+    import readme
 
     performance.write(lines)
     README.write_text(readme.with_tables(README.read_text(), lines))
