@@ -6,8 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-#: Before, compiled kernels were called without their constants.
-_IS_KNOWN_TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
+#: Whether compiled kernels are called with their constants, as they are since Triton 3.3.
+_TAKES_CONSTANTS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
 
 #: Compiled kernels and their constants, by the kernel and all that they were compiled for.
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
@@ -26,7 +26,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     only the dtype counts, and whether 16 divides its address.
     """
     device = arguments[0].device
-    if device.type == "cpu" or not _IS_KNOWN_TRITON:  # on the CPU, Triton's interpreter
+    if device.type == "cpu" or not _TAKES_CONSTANTS:  # on the CPU, Triton's interpreter
         with torch.cuda.device(device if device.type == "cuda" else -1):
             kernel[(programs,)](*arguments, **constants)
         return

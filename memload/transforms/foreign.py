@@ -16,10 +16,11 @@ _HERE = (
     *("RandomSolarize", "RandomPosterize", "RandomInvert", "RandomAutocontrast"),
     *("RandomEqualize", "RandomApply", "RandomChoice"),
 )
-#: Further ones. So is everything whose name begins with "Random".
+#: Further random ones, which have none. For the warning, so is all that is called "Random…".
 _OTHERS = (
-    *("AugMix", "ElasticTransform"),
-    *("JPEG", "ScaleJitter"),
+    *("AugMix", "ElasticTransform", "JPEG", "ScaleJitter"),
+    *("RandomChannelPermutation", "RandomIoUCrop", "RandomPhotometricDistort", "RandomResize"),
+    *("RandomShortestSize", "RandomZoomOut"),
 )
 #: With p=1, these draw nothing else.
 _ONLY_P = (
@@ -48,7 +49,7 @@ def advice_for(name: str) -> str:
     """Return what to do in place of a name that torchvision has, or an empty text."""
     if name in _INSTEAD:
         return _INSTEAD[name]
-    if name in _OTHERS or name.startswith("Random"):
+    if name in _OTHERS:
         return "For a draw for each image, give torchvision's to MemmapDataset(transform=…)."
     return ""
 

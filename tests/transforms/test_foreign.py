@@ -125,3 +125,5 @@ def test_other_names_are_just_not_there() -> None:
     assert not hasattr(transforms, "__wrapped__")
     with pytest.raises(AttributeError, match=r"has no attribute 'resize'$"):
         _ = transforms.resize
+    with pytest.raises(AttributeError, match=r"has no attribute 'RandomResizeCrop'$"):
+        _ = transforms.RandomResizeCrop
