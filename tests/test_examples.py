@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 #: Asked for before the first test, as the driver that tells it opens pipes of its own and keeps them.
 GPUS = torch.cuda.device_count()
 EXAMPLES = Path(__file__).parents[1] / "scripts" / "examples"
-SAMPLES, BATCH, EPOCHS = 41, 8, 3
+SAMPLES, EVALUATED, BATCH, EPOCHS = 41, 23, 8, 3
 PACKAGES = {
     "plain": None,
     "lightning_example": "lightning",
@@ -76,14 +76,23 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path: Path) -> tuple[Path, Path]:
+    """What to train and to evaluate on: other pictures, of the first classes."""
     rng = np.random.default_rng(0)
-    for number in range(SAMPLES):
-        path = tmp_path / "images" / f"{number:02d}" / "a.png"
-        path.parent.mkdir(parents=True)
-        Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
-    memload.build(tmp_path / "images", tmp_path / "data.bin", size=16, num_workers=0)
-    return tmp_path / "data.bin"
+    for part, count in {"train": SAMPLES, "validation": EVALUATED}.items():
+        for number in range(count):
+            path = tmp_path / part / f"{number:02d}" / "a.png"
+            path.parent.mkdir(parents=True)
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+    return build_both(tmp_path, 16)
+
+
+def build_both(folder: Path, size: int) -> tuple[Path, Path]:
+    """Build the folders ``train`` and ``validation``."""
+    train, validation = folder / "train.bin", folder / "validation.bin"
+    memload.build(folder / "train", train, size=size, num_workers=0)
+    memload.build(folder / "validation", validation, size=size, num_workers=0, classes=train)
+    return train, validation
 
 
 def gpus(ranks: int) -> list[str]:
@@ -93,11 +102,11 @@ def gpus(ranks: int) -> list[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, data: Path) -> Callable[..., Run]:
+def run(tmp_path: Path, data: tuple[Path, Path]) -> Callable[..., Run]:
     recorder = tmp_path / "recorder.py"
     recorder.write_text(RECORDER)
 
-    def run(name: str, *options: object, ranks: int = 1, data: Path = data) -> Run:
+    def run(name: str, *options: object, ranks: int = 1, data: tuple[Path, Path] = data) -> Run:
         package = PACKAGES[name]
         if package and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -118,7 +127,7 @@ def run(tmp_path: Path, data: Path) -> Callable[..., Run]:
         }
         for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(variable, None)
-        options = (recorder, data, "--epochs", EPOCHS, "--batch-size", BATCH, *options)
+        options = (recorder, *data, "--epochs", EPOCHS, "--batch-size", BATCH, *options)
         finished = subprocess.run(
             [*launcher, *map(str, options)],
             env=environment,
@@ -174,8 +183,8 @@ def test_an_example_that_was_stopped_goes_on_at_the_very_sample(
         seen = flat(flat(zip(*before.trained, strict=True))) + flat(after.trained[0])
         assert seen == orders[0] + orders[0][:1] + orders[1] + orders[2]
     for finished in (before, after):
-        assert finished.evaluated == list(range(SAMPLES))
-        assert finished.count == SAMPLES
+        assert finished.evaluated == list(range(EVALUATED))
+        assert finished.count == EVALUATED
         assert 0 < finished.loss < 10
         assert 0 <= finished.accuracy <= 1
 
@@ -185,11 +194,11 @@ def test_an_example_learns_classes_that_differ_in_colour(
     name: str, run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES.parent)
-    importlib.import_module("photographs").write_folder(
-        tmp_path / "photographs", 160, classes=4, size=(48, 48)
-    )
-    memload.build(tmp_path / "photographs", tmp_path / "photographs.bin", size=16, num_workers=0)
-    accuracy = run(name, data=tmp_path / "photographs.bin").accuracy
+    photographs = importlib.import_module("photographs")
+    for seed, (part, count) in enumerate({"train": 160, "validation": 60}.items()):
+        folder = tmp_path / "photographs" / part
+        photographs.write_folder(folder, count, classes=4, seed=seed, size=(48, 48))
+    accuracy = run(name, data=build_both(tmp_path / "photographs", 16)).accuracy
     assert accuracy > 0.9  # 0.38 with bytes that are only scaled to 0 … 1
 
 
@@ -198,14 +207,19 @@ def test_an_example_trains_on_labels_without_names_beside_other_columns(
     name: str, run: Callable[..., Run], tmp_path: Path
 ) -> None:
     class Samples:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
         def __len__(self) -> int:
-            return SAMPLES
+            return self.count
 
         def __getitem__(self, index: int) -> tuple[np.ndarray, dict[str, Any]]:
             return np.full((8, 8, 3), index, np.uint8), {"age": index / 7, "label": index % 5}
 
-    memload.build(Samples(), tmp_path / "numbers.bin", size=8, num_workers=0)
-    assert run(name, data=tmp_path / "numbers.bin").count == SAMPLES
+    both = (tmp_path / "numbers.bin", tmp_path / "fewer.bin")
+    for path, count in zip(both, (SAMPLES, EVALUATED), strict=True):
+        memload.build(Samples(count), path, size=8, num_workers=0)
+    assert run(name, data=both).count == EVALUATED
 
 
 def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path: Path) -> None:
