@@ -107,7 +107,7 @@ def training(title: str, above: str, model: str) -> Section:
     """Return the section of a model that trains."""
     columns = [
         IMAGES,
-        Column("of no loading", of("share of synthetic"), percent),
+        Column("of the first row", of("share of synthetic"), percent),
         Column("beside JPEGs", beside(JPEGS, "images/s"), times),
         CORES,
     ]
