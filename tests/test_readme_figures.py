@@ -18,7 +18,7 @@ TEXT = report.README.read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 #: Numbers that say what was measured, and not what came out.
 SETTINGS = {
-    *("200", "16", "64"),  # H200 with 16 cores, and what 64 cores would do
+    *("200", "2", "16", "64"),  # H200, and numbers of cores
     *("18", "50"),  # ResNet-18 and ResNet-50
     *("3.11", "2.4"),  # versions
     *("10", "3", "256", "352", "28"),  # CIFAR-10, channels, sides, KiB of a row
