@@ -4,11 +4,13 @@ Each sample has its own class, so the labels that reach the loss tell the sample
 run on GPUs where there is one for every rank, else on the CPU.
 """
 
+import csv
 import importlib.util
 import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -220,6 +222,41 @@ def test_an_example_trains_on_labels_without_names_beside_other_columns(
     for path, count in zip(both, (SAMPLES, EVALUATED), strict=True):
         memload.build(Samples(count), path, size=8, num_workers=0)
     assert run(name, data=both).count == EVALUATED
+
+
+@pytest.mark.parametrize("compiling", [True, False], ids=["compiled", "eager"])
+def test_the_inference_example_writes_a_class_for_each_key(
+    compiling: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiling and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a compiler")
+    monkeypatch.syspath_prepend(EXAMPLES.parent)
+    photographs = importlib.import_module("photographs")
+    for seed, (part, count) in enumerate({"train": 160, "validation": 61}.items()):
+        photographs.write_folder(tmp_path / part, count, classes=4, seed=seed, size=(48, 48))
+    train, validation = build_both(tmp_path, 16)
+
+    def run_example(name: str, *options: object) -> None:
+        finished = subprocess.run(
+            [sys.executable, EXAMPLES / name, *map(str, options)],
+            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])},
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr[-3000:]
+
+    checkpoint, table = tmp_path / "plain.pt", tmp_path / "predictions.csv"
+    run_example("plain.py", train, validation, "--epochs", EPOCHS, "--checkpoint", checkpoint)
+    options = ["--train", train, "--checkpoint", checkpoint, "--batch-size", 8]
+    options += [] if compiling else ["--no-compile"]
+    run_example("inference.py", validation, table, *options)
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["key"] for row in rows] == list(memload.MemmapDataset(validation).keys)
+    assert all(0.25 <= float(row["probability"]) <= 1 for row in rows)
+    assert sum(row["key"].startswith(row["class"] + "/") for row in rows) > 0.9 * len(rows)
 
 
 def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ TINY = {
         *("the first quarter of a cold file", "a file larger than RAM")
     ],
     "collate --images 64 --side 16 --batch 8": ["fast_collate", "ratio"],
+    "inference --toy --images 64 --seconds 0.01 --workers 1": [
+        *("synthetic, captured", "Loader, compiled", "JPEGs, eager")
+    ],
     "loader --images 64 --side 16": ["np.take", "one thread / np.take"],
     "masks --images 64 --side 16 --batch 8": [
         "cpu",
@@ -52,6 +55,9 @@ TINY = {
     ],
 }
 
+#: Those that compile a network, for half a minute.
+COMPILING = [command for command in TINY if command.startswith("inference")]
+
 
 def run(script: str, *options: str, folder: Path) -> str:
     """Run a benchmark; return what it printed. It records nothing and leaves nothing behind."""
@@ -70,7 +76,11 @@ def run(script: str, *options: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", TINY, ids=lambda command: command.split()[0])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=pytest.mark.slow if one in COMPILING else ()) for one in TINY],
+    ids=lambda command: command.split()[0],
+)
 def test_benchmarks_measure_everything_once(command: str, tmp_path: Path) -> None:
     script, *options = command.split()
     found: dict[str, Any] = json.loads(run(script, "--rounds", "1", *options, folder=tmp_path))
