@@ -166,7 +166,9 @@ def _put_changed(target: Target, chosen: Chosen, batch: Batch, draws: Draws, run
     """
     mixes = any(any(_mixers(step)) for _, step in chosen.steps)
     places = np.arange(len(batch.images)) if mixes else chosen.places
-    given = batch.take(places)
+    # What the user has written may change in place what it gets.
+    is_ours = all(isinstance(step, PlannedSteps | Options) for _, step in chosen.steps)
+    given = batch if mixes and is_ours else batch.take(places)
     new = run(chosen.steps, given, draws.at(places), chosen.inside_of)
     if new.columns.keys() != given.columns.keys():
         expected = (

@@ -406,3 +406,12 @@ def test_images_that_cannot_be_painted_or_mixed_are_refused_in_the_first_batch(
             step(images, {"label": labels}, samples=np.arange(4))
     cut = transforms.RandomApply([transforms.CutMix(num_classes=9)], p=1)
     assert cut(images, {"label": labels}, samples=np.arange(4))[0].dtype == torch.uint8
+
+
+def test_functions_before_what_mixes_may_change_images_in_place(make_images: Make) -> None:
+    images, labels = make_images(20).float(), torch.arange(20) % 7
+    before, mix = images.clone(), transforms.MixUp(num_classes=7)
+    step = transforms.RandomApply([lambda batch: batch.add_(1), mix], p=0.5)
+    found, _ = step(images, {"label": labels}, samples=SAMPLES[:20])
+    assert torch.equal(images, before)
+    assert 0 < is_equal(found, before).sum() < 20
