@@ -37,7 +37,7 @@ EXAMPLES = [
 #: Commands of others, and errors, which test_faq.py has.
 UNTESTED = ("sh", "text", "shell-session", "pycon")
 #: Pages that take seconds, or need the extra test-slow.
-SLOW = ("arrays.md", "index.md", "segmentation.md", "sources.md", "recipes")
+SLOW = ("arrays.md", "bench.md", "index.md", "segmentation.md", "sources.md", "recipes")
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def run_commands(text: str) -> int:
     """Run the memload commands of a console block, and return how many there are."""
     commands = re.findall(r"^\$ memload (.*)", text, re.MULTILINE)
     for command in commands:
-        if command.startswith("bench") or "://" in command or "..123" in command:
-            continue  # see test_bench.py, building/sources/test_remote.py and test_archives.py
+        if command.startswith(("bench", "doctor")) or "://" in command or "..123" in command:
+            continue  # see test_bench.py, doctor/, building/sources/test_remote.py and test_archives.py
         overwrite = ["--overwrite"] if command.startswith("build") else []
         done = CliRunner().invoke(main, shlex.split(command, comments=True) + overwrite)
         assert done.exit_code == 0, f"{command}: {done.output}"

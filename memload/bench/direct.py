@@ -2,24 +2,22 @@
 
 import mmap
 import os
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
 
 from memload.bench import stages
 from memload.bench.setting import Setting
-from memload.bench.stages import Measurement, rate
+from memload.bench.stages import Measurement
 from memload.reading.dataset import MemmapDataset
 from memload.storage.file_reads import DirectFile, open_direct
 
 #: Numbers of threads to try. The fastest one is the limit.
 _THREADS = (8, 32, 64)
-#: Rows that a thread reads before it takes others.
-_ROWS_AT_ONCE = 16
 #: Rows to read, at most: more than Python reads in the time of a measurement.
 _MAX_ROWS = 200_000
 
@@ -47,18 +45,14 @@ def read_past_cache(setting: Setting) -> Measurement:
     return lambda: random_reads(sample, best, stages.SLOW_SECONDS)
 
 
-def random_reads(
-    sample: MemmapDataset, threads: int, seconds: float, rows_at_once: int = _ROWS_AT_ONCE
-) -> float:
-    """Read random rows past the page cache, and return how many a second.
-
-    Each thread reads ``rows_at_once`` before it takes others. It ends those after the time is over.
-    """
+def random_reads(sample: MemmapDataset, threads: int, seconds: float) -> float:
+    """Read random rows past the page cache for so many seconds, and return how many a second."""
     with ExitStack() as opened:
         files = _open_directly(sample, opened)
         parts = _parts(sample, files)
-        with closing(_read_directly(files, parts, threads, rows_at_once)) as reads:
-            return rate(reads, seconds)
+        start = time.perf_counter()
+        rows = _read_directly(files, parts, threads, start + seconds)
+        return rows / (time.perf_counter() - start)
 
 
 def _files_of(sample: MemmapDataset) -> list[int]:
@@ -91,23 +85,25 @@ def _parts(sample: MemmapDataset, files: Mapping[int, DirectFile]) -> list[_Part
 
 
 def _read_directly(
-    files: Mapping[int, DirectFile],
-    parts: Sequence[_Part],
-    threads: int,
-    rows_at_once: int = _ROWS_AT_ONCE,
-) -> Generator[float, None, None]:
-    """Read parts of files, and yield how many were read each time."""
+    files: Mapping[int, DirectFile], parts: Sequence[_Part], threads: int, end: float
+) -> int:
+    """Read parts of files until a time of ``perf_counter``, and return how many were read.
+
+    Each thread reads one part at least. A slow disk is done with those soon.
+    """
     size = max(part.size for part in parts)
-    buffers = deque(mmap.mmap(-1, size) for _ in range(threads))  # each begins at a page
 
-    def read(some: Sequence[_Part]) -> float:
-        buffer = buffers.pop()
-        with memoryview(buffer) as memory:
-            for part in some:
-                os.preadv(files[part.file].descriptor, [memory[: part.size]], part.offset)
-        buffers.append(buffer)
-        return len(some)
+    def read(thread: int) -> int:
+        done = 0
+        with mmap.mmap(-1, size) as buffer, memoryview(buffer) as memory:  # begins at a page
+            for part in parts[thread::threads]:
+                with memory[: part.size] as piece:
+                    os.preadv(files[part.file].descriptor, [piece], part.offset)
+                done += 1
+                if time.perf_counter() > end:
+                    break
+        return done
 
-    starts = range(0, len(parts), rows_at_once)
+    threads = min(threads, len(parts))
     with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(read, (parts[start : start + rows_at_once] for start in starts))
+        return sum(pool.map(read, range(threads)))

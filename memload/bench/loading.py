@@ -66,9 +66,7 @@ def disk_loader(
             cache_bytes=cache_bytes,
             transform=transform,
         )
-        end = time.monotonic() + _FILL_SECONDS
-        while not _is_filled(loader) and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_until_filled(loader)
 
         def measurement() -> float:
             batches = iter(loader)
@@ -83,6 +81,13 @@ def disk_loader(
 
     stage = Stage(subject, prepare, limits)
     return stage
+
+
+def wait_until_filled(loader: Loader) -> None:
+    """Wait until a Loader holds what it is to hold, for at most 10 s."""
+    end = time.monotonic() + _FILL_SECONDS
+    while not _is_filled(loader) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _is_filled(loader: Loader) -> bool:

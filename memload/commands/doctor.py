@@ -25,6 +25,8 @@ def doctor(path: str | None, step_ms: float | None, batch_size: int, as_json: bo
         raise click.UsageError("--step-ms needs OUT.BIN.")
     from memload.doctor.examination import examine
 
+    if path is not None:
+        echo("Measuring for at most 30 s …", err=True)
     diagnosis = examine(path, step_ms=step_ms, batch_size=batch_size)
     if as_json:
         print_json(diagnosis.as_dict())

@@ -13,6 +13,7 @@
 - measurements.py: stages of `memload.bench`, one after another, until their time is over.
 - loader_times.py: how long a batch of a Loader takes, and its parts.
 - worker_times.py: the same of a DataLoader.
+- disk.py: what both of them take from the disk.
 - judging.py: numbers in, sentences out.
 - report.py: what was found, as text and as JSON.
 """

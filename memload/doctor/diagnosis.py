@@ -3,41 +3,68 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader
+
 from memload.doctor.checks import Check
 from memload.doctor.data_checks import data_checks, feed_check
 from memload.doctor.judging import judge
 from memload.doctor.loader_times import LoaderTimes
 from memload.doctor.machine_checks import machine_checks
 from memload.doctor.report import Diagnosis
+from memload.doctor.worker_times import WorkerTimes
 from memload.reading.loader import Loader
 
-#: No stage begins to be measured after these seconds. So all ends within 30 s.
-_SECONDS = 20.0
+#: When the last stage should end, so that all takes at most 30 s with the checks.
+_SECONDS = 24.0
 
 
-def diagnose(loader: Any, step_ms: float | None = None) -> Diagnosis:
+def diagnose(loader: Loader | DataLoader[Any], step_ms: float | None = None) -> Diagnosis:
     """Measure what a loader does here, and say what bounds a model that takes ``step_ms`` a batch.
+
+    ``loader`` is your `Loader`, with your transform and number of threads, or torch's DataLoader
+    over a `MemmapDataset` or any other map-style data set. ``step_ms`` is what your model takes for
+    a batch that is on its device already, in milliseconds. Without it, the result says what the
+    data allows. ``print`` the result, or see `Diagnosis`.
 
     >>> loader = memload.Loader("out.bin", 256, shuffle=True, transform=my_transform)
     >>> print(memload.diagnose(loader, step_ms=54).verdict.sentence)
     Reading the disk: 81 ms a batch, the model waits 27 ms of each step.
 
-    Takes at most 30 s.
+    Takes at most 30 s, unless a single batch takes seconds. Of a Loader, others with the same
+    settings are measured, in random order, over up to 256 MiB of rows that are read into RAM before
+    that; its own state does not change. Of a DataLoader, copies are measured, which call its
+    sampler and its data set. With CUDA, call it before the training begins, or after.
+
+    Raises TypeError for what is neither, and ValueError for a ``step_ms`` that is no positive
+    number, for a loader without batches, and for one that leaves making batches to a
+    ``batch_sampler`` (Loader) or to the data set (DataLoader). Errors of a transform or of the data
+    set are raised as they are.
     """
-    if not isinstance(loader, Loader):
-        raise TypeError(f"diagnose() takes a memload.Loader, not a {type(loader).__name__}.")
     return diagnose_loader(loader, step_ms, machine_checks())
 
 
-def diagnose_loader(
-    loader: Loader, step_ms: float | None, of_machine: Sequence[Check]
-) -> Diagnosis:
-    """Diagnose a Loader, after the machine was checked."""
+def diagnose_loader(loader: Any, step_ms: float | None, of_machine: Sequence[Check]) -> Diagnosis:
+    """Diagnose a loader, after the machine was checked. See `diagnose`."""
     if step_ms is not None and not 0 < step_ms < float("inf"):
         raise ValueError(f"step_ms must be a positive number of milliseconds, not {step_ms!r}.")
+    # Otherwise samplers and transforms would draw from the random numbers of the user's training.
+    with torch.random.fork_rng(devices=[]):
+        if isinstance(loader, Loader):
+            return _diagnose_threads(loader, step_ms, of_machine)
+        if isinstance(loader, DataLoader):
+            return _diagnose_workers(loader, step_ms, of_machine)
+    raise TypeError(
+        f"diagnose() takes a memload.Loader or a torch DataLoader, not a {type(loader).__name__}."
+    )
+
+
+def _diagnose_threads(
+    loader: Loader, step_ms: float | None, of_machine: Sequence[Check]
+) -> Diagnosis:
     dataset = loader.dataset
-    checks = [*of_machine, *data_checks(dataset), feed_check(loader.device, dataset.subset([0]))]
     measuring = LoaderTimes(loader, _SECONDS)
+    checks = [*of_machine, *data_checks(dataset), feed_check(loader.device, dataset.subset([0]))]
     times = measuring.measure(step_ms)
     return Diagnosis(
         checks,
@@ -48,4 +75,21 @@ def diagnose_loader(
         measuring.measurements.batch_size,
         measuring.num_threads,
         measuring.prefetch_factor,
+    )
+
+
+def _diagnose_workers(
+    loader: DataLoader[Any], step_ms: float | None, of_machine: Sequence[Check]
+) -> Diagnosis:
+    measuring = WorkerTimes(loader, _SECONDS)
+    of_data = [] if measuring.dataset is None else data_checks(measuring.dataset)
+    times = measuring.measure()
+    measurements = measuring.measurements
+    return Diagnosis(
+        [*of_machine, *of_data],
+        measurements.lines,
+        times,
+        judge(times, step_ms),
+        step_ms,
+        measurements.batch_size,
     )

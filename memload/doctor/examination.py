@@ -39,7 +39,11 @@ def examine(path: str | None, *, step_ms: float | None = None, batch_size: int =
         return Diagnosis([*checks, Check("data set", "bad", finding, "Build it from images")])
     transform = Setting(dataset).transform()
     loader = Loader(dataset, batch_size, shuffle=True, rank=0, num_replicas=1, transform=transform)
-    return diagnose_loader(loader, step_ms, checks)
+    try:
+        return diagnose_loader(loader, step_ms, checks)
+    except (RuntimeError, MemoryError) as error:  # such as too little memory on the GPU
+        finding = (str(error) or type(error).__name__).splitlines()[0]
+        return Diagnosis([*checks, Check("measuring", "bad", finding)])
 
 
 def _unusable(path: str, error: Exception) -> Check:

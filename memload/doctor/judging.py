@@ -73,8 +73,9 @@ def judge(times: Times, step_ms: float | None = None) -> Verdict:
     bound = _slowest(times, step_ms)
     if step_ms is None:
         sentence = (
-            f"Data is there after {_ms(data_ms)} a batch. A model that takes longer does not wait. "
-            f"What takes longest: {_described(bound, times)}."
+            f"Data is there after {_ms(data_ms)} a batch, and a model that takes longer does not "
+            f"wait. {_NAMES.get(bound) or _described(bound, times)}"
+            f"{' takes longest' if bound in _NAMES else ''}."
         )
         return Verdict(bound, sentence, _remedy(bound, times, step_ms), data_ms)
     wait = max(0.0, data_ms - step_ms) if times.is_ahead else data_ms
@@ -107,6 +108,8 @@ def _slowest(times: Times, step_ms: float | None) -> Bound:
         return "disk"
     if _is_better_without_workers(times):
         return "workers"
+    if not times.are_processes and times.workers == 0 and len(times.by_workers) > 1:
+        return "threads"  # with none, the model waits for all of it
     more = _with_more_threads(times, step_ms)
     if more is not None and (step_ms is None or times.by_workers[more] <= step_ms):
         return "threads"
@@ -146,8 +149,9 @@ def _remedy(bound: Bound, times: Times, step_ms: float | None) -> str:
     if bound == "disk":
         return _remedy_for_disk(times)
     if bound == "threads":
-        best = best_workers(times.by_workers, step_ms)
-        return f"Use num_threads={best}: {_ms(times.by_workers[best or 0])} a batch."
+        with_threads = {number: ms for number, ms in times.by_workers.items() if number}
+        best = best_workers(with_threads, step_ms) or 1
+        return f"Use num_threads={best}: {_ms(times.by_workers[best])} a batch."
     if bound == "workers":
         return (
             "Nothing is left to decode, so workers cost more than they bring. Use num_workers=0 "

@@ -4,6 +4,8 @@ import importlib
 import os
 import re
 import resource
+import shutil
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from memload.doctor.checks import Check
 from memload.machine import available_cores, available_memory, core_limit
 from memload.wording import size_text
 
+#: Processes a core from which on others are slowed down.
+_BUSY = 1.2
 #: Where NVIDIA's driver says its version, as long as it is loaded.
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -22,10 +26,12 @@ def machine_checks(root: Path = Path("/")) -> list[Check]:
     has_gpu = not isinstance(torch, Exception) and torch.cuda.is_available()
     return [
         _cores(root),
+        _load(),
         _memory(root),
         _torch(torch),
         _cuda(torch),
         _cuda_bindings(has_gpu),
+        _compiler(has_gpu),
         _locked_memory(),
         _libjpeg(),
     ]
@@ -43,6 +49,14 @@ def _cores(root: Path) -> Check:
         f"{finding}, but the container is given the time of {limit:g} (cgroup)",
         f"Set num_threads={threads}, or give the container more CPU",
     )
+
+
+def _load() -> Check:
+    cores, (load, *_) = os.cpu_count() or 1, os.getloadavg()
+    finding = f"{load:.1f} processes wanted a core of {cores} in the last minute"
+    if load < _BUSY * cores:
+        return Check("load", "ok", finding)
+    return Check("load", "note", finding, "End other processes, or what is measured is too slow")
 
 
 def _memory(root: Path) -> Check:
@@ -96,6 +110,20 @@ def _cuda_bindings(has_gpu: bool) -> Check:
         finding = "not installed: the feed dma cannot be used"
         return Check("cuda-bindings", "note", finding, "Run 'pip install cuda-bindings'")
     return Check("cuda-bindings", "ok", version)
+
+
+def _compiler(has_gpu: bool) -> Check:
+    """Look for what Triton compiles with when its kernels are first used (runtime/build.py)."""
+    compilers = [os.environ.get("CC", ""), "gcc", "clang"]
+    found = next(filter(None, map(shutil.which, filter(None, compilers))), None)
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if found and header.exists():
+        return Check("C compiler", "ok", found)
+    missing = f"{header} is missing" if found else "none found (CC, gcc, clang)"
+    if not has_gpu:
+        return Check("C compiler", "ok", f"{missing}, and not needed without a GPU")
+    finding = f"{missing}, which Triton needs: for transforms on the GPU and the feed uva"
+    return Check("C compiler", "note", finding, "Run 'apt install gcc python3-dev', or set CC")
 
 
 def _locked_memory() -> Check:

@@ -58,6 +58,7 @@ class Diagnosis:
         if self.verdict is not None:
             best = {"num_threads": self.num_threads, "prefetch_factor": self.prefetch_factor}
             found = [f"{name}={value}" for name, value in best.items() if value is not None]
-            lines += ["", *([f"Best here: {', '.join(found)}."] if found else [])]
+            enough = "Enough here" if self.verdict.bound == "model" else "Best here"
+            lines += ["", *([f"{enough}: {', '.join(found)}."] if found else [])]
             lines += [f"{self.verdict.sentence} {self.verdict.remedy}".rstrip()]
         return "\n".join(lines)

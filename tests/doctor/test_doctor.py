@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from torch.utils.data import DataLoader, Subset
 
 import memload
 from memload.bench import direct, stages
 from memload.cli import main
-from memload.doctor import data_checks, loader_times
+from memload.doctor import data_checks, disk, loader_times
 from memload.storage.file_reads import DirectFile
 from memload.storage.index import Index
 
@@ -26,7 +27,7 @@ Make = Callable[..., Index]
 def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as possible, on the CPU, as if there were four cores."""
     monkeypatch.setattr(stages, "SECONDS", 0)
-    monkeypatch.setattr(loader_times, "_DISK_SECONDS", 0)
+    monkeypatch.setattr(disk, "_SECONDS", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(loader_times, "available_cores", lambda: 4)
 
@@ -40,7 +41,17 @@ def slowly(images: torch.Tensor) -> torch.Tensor:
     return images
 
 
-MACHINE = ["cores", "RAM", "torch", "GPU", "cuda-bindings", "locked memory", "libjpeg"]
+MACHINE = [
+    "cores",
+    "load",
+    "RAM",
+    "torch",
+    "GPU",
+    "cuda-bindings",
+    "C compiler",
+    "locked memory",
+    "libjpeg",
+]
 DATA = ["data set", "file system", "O_DIRECT", "in RAM", "feeds"]
 
 
@@ -67,11 +78,11 @@ def test_with_a_data_set_it_measures_and_ends_with_a_sentence(output: Path) -> N
     assert subjects_of(done.stdout) == [*MACHINE, *DATA]
     assert "12 samples of 16×16×3 uint8, 9.22 kB in 1 file" in done.stdout
     measured = done.stdout.partition("batches of 8 samples")[2]
-    for subject in ("reading the disk", "Loader, feed cpu, 4 threads", "transform, one thread"):
+    for subject in ("reading the disk", "Loader, feed cpu, 4 threads", "no transform"):
         assert subject in measured
     assert "gather, 1 thread" in measured
     *_, best, sentence = done.stdout.splitlines()
-    assert best.startswith("Best here: num_threads=")
+    assert best.startswith("Enough here: num_threads=")
     assert sentence.startswith("The model: it takes 5000000 ms a batch, and data is there after ")
     assert sorted(output.parent.iterdir()) == before
 
@@ -97,7 +108,7 @@ def test_a_cold_slow_disk_is_found(output: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(direct, "open_direct", lambda file: DirectFile(os.dup(file), 512))
     monkeypatch.setattr(direct.os, "preadv", preadv)
-    monkeypatch.setattr(loader_times, "_DISK_THREADS", 1)
+    monkeypatch.setattr(disk, "_THREADS", 1)
     monkeypatch.setattr(data_checks, "share_in_ram", lambda address, size: 0.0)
     found = memload.diagnose(memload.Loader(output, 4), step_ms=54)
     assert found.verdict.bound == "disk"
@@ -116,11 +127,53 @@ def test_too_few_threads_are_found(output: Path) -> None:
     assert f"num_threads={found.num_threads}" in found.verdict.remedy
 
 
+def test_a_loader_without_threads_lets_the_model_wait_for_all(output: Path) -> None:
+    loader = memload.Loader(output, 4, transform=slowly, num_threads=0)
+    found = memload.diagnose(loader, step_ms=20)
+    assert found.verdict.bound == "threads"
+    assert found.verdict.wait_ms >= 20
+    assert "Use num_threads=" in found.verdict.remedy
+
+
 def test_a_transform_that_is_slow_on_the_cpu_is_found(output: Path) -> None:
     loader = memload.Loader(output, 4, transform=slowly, num_threads=4)
     found = memload.diagnose(loader, step_ms=0.01)
     assert found.verdict.bound == "transform"
     assert found.verdict.wait_ms > 1
+
+
+def test_workers_where_none_is_needed_are_found(output: Path) -> None:
+    def start(number: int) -> None:
+        time.sleep(0.3)
+
+    dataset = memload.MemmapDataset(output)
+    loader = DataLoader(dataset, 4, shuffle=True, num_workers=2, worker_init_fn=start)
+    state = torch.get_rng_state().tolist()
+    found = memload.diagnose(loader, step_ms=50)
+    assert found.verdict.bound == "workers"
+    assert found.verdict.data_ms >= 100  # three batches
+    assert "num_workers=0" in found.verdict.remedy
+    relaxed = memload.diagnose(loader, step_ms=1e5)
+    assert relaxed.verdict.bound == "model"
+    assert "2 workers are not needed" in relaxed.verdict.remedy
+    assert torch.get_rng_state().tolist() == state
+
+
+def test_a_slow_transform_of_single_samples_is_found(output: Path) -> None:
+    dataset = memload.MemmapDataset(output, transform=slowly)
+    found = memload.diagnose(DataLoader(Subset(dataset, range(8)), 4), step_ms=10)
+    assert found.verdict.bound == "transform"
+    assert found.verdict.wait_ms >= 80  # without workers, the model waits for all of it
+    assert "memload.Loader" in found.verdict.remedy
+
+
+def test_a_data_set_of_another_kind_is_measured_as_a_whole() -> None:
+    found = memload.diagnose(DataLoader([(i, slowly(i)) for i in range(2)]), step_ms=1e4)
+    assert found.verdict.bound == "model"
+    assert [line.subject for line in found.measured] == [
+        "DataLoader, num_workers=0",
+        "reading and collating samples",
+    ]
 
 
 def test_a_model_slower_than_everything_is_found(output: Path) -> None:
@@ -142,6 +195,53 @@ def test_what_is_no_data_set_is_a_line_and_status_1(
     assert damaged.exit_code == 1
     *_, check = json.loads(damaged.stdout)["checks"]
     assert (check["subject"], check["mark"]) == ("data set", "bad")
+
+
+def test_a_data_set_that_is_being_built_is_said_to_be(folder: Path, tmp_path: Path) -> None:
+    memload.build(folder, tmp_path / "new.bin", size=16, shard_size=8192, part=(0, 2))
+    before = sorted(tmp_path.rglob("*"))
+    done = run_doctor(tmp_path / "new.bin", "--step-ms", 54)
+    assert done.exit_code == 1
+    assert "new.bin: its build is not complete" in done.stdout.splitlines()[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_too_little_memory_is_a_line_and_status_1(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 3 GiB.")
+
+    monkeypatch.setattr(loader_times, "disk_stage", fail)
+    done = run_doctor(output, "--step-ms", 54)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[-1].split("  ")[-1] == "CUDA out of memory."
+
+
+@pytest.mark.parametrize("step_ms", [0, -1, float("nan"), float("inf")])
+def test_a_step_that_is_no_time_is_refused(output: Path, step_ms: float) -> None:
+    with pytest.raises(ValueError, match="step_ms must be a positive number"):
+        memload.diagnose(memload.Loader(output, 4), step_ms=step_ms)
+
+
+def test_loaders_that_cannot_be_diagnosed_are_refused(output: Path) -> None:
+    dataset = memload.MemmapDataset(output)
+    with pytest.raises(TypeError, match="not a list"):
+        memload.diagnose([], step_ms=54)
+    with pytest.raises(ValueError, match="not one with batch_sampler"):
+        memload.diagnose(memload.Loader(dataset, batch_sampler=[[0, 1]]))
+    with pytest.raises(ValueError, match="Give it a batch_size"):
+        memload.diagnose(DataLoader(dataset, batch_size=None))
+    with pytest.raises(ValueError, match="no batches"):
+        memload.diagnose(DataLoader(dataset, 100, drop_last=True))
+
+
+def test_errors_of_a_transform_are_raised(output: Path) -> None:
+    def broken(images: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such filter")
+
+    with pytest.raises(RuntimeError, match="no such filter"):
+        memload.diagnose(memload.Loader(output, 4, transform=broken))
 
 
 @pytest.mark.parametrize(

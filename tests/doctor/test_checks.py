@@ -1,0 +1,183 @@
+"""What the checks find on staged machines and file systems."""
+
+import importlib
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from memload import MemmapDataset
+from memload.building import file_systems
+from memload.cli import main
+from memload.doctor import data_checks, machine_checks
+from memload.doctor.checks import Check
+from memload.machine import core_limit
+from memload.storage.index import Index
+from memload.storage.mapping import address_of, map_shared, share_in_ram
+
+Make = Callable[..., Index]
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def found_by(checks: list[Check], subject: str) -> Check:
+    (check,) = (check for check in checks if check.subject == subject)
+    return check
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A folder with the files of a machine without limits."""
+    write(tmp_path / "proc", meminfo="MemTotal: 4000 kB\nMemAvailable: 3000 kB\n")
+    write(tmp_path / "proc/self", cgroup="3:cpu,cpuacct:/outer/a:b\n0::/outer/inner\n")
+    return tmp_path
+
+
+def test_the_limit_of_cores_is_the_smallest_of_the_groups_of_version_2(machine: Path) -> None:
+    assert core_limit(machine) is None
+    group = machine / "sys/fs/cgroup/outer"
+    write(group / "inner", cpu__max="max 100000\n")
+    assert core_limit(machine) is None
+    write(group, cpu__max="250000 100000\n")
+    assert core_limit(machine) == 2.5
+    write(group / "inner", cpu__max="50000 100000\n")
+    assert core_limit(machine) == 0.5
+
+
+def test_the_limit_of_cores_is_the_smallest_of_the_groups_of_version_1(machine: Path) -> None:
+    group = machine / "sys/fs/cgroup/cpu"
+    write(group, cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n")
+    assert core_limit(machine) is None
+    write(group / "outer/a:b", cpu__cfs_quota_us="300000\n", cpu__cfs_period_us="100000\n")
+    assert core_limit(machine) == 3
+
+
+def test_a_container_with_few_cores_and_little_memory_is_told(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "available_cores", lambda: 16)
+    checks = machine_checks.machine_checks(machine)
+    assert found_by(checks, "cores").mark == "ok"
+    assert found_by(checks, "RAM").finding == "3.07 MB available of 4.1 MB"
+    group = machine / "sys/fs/cgroup/outer/inner"
+    write(group, cpu__max="250000 100000\n")
+    write(group, memory__max="500000", memory__current="100000", memory__stat="anon 1\n")
+    checks = machine_checks.machine_checks(machine)
+    cores, memory = found_by(checks, "cores"), found_by(checks, "RAM")
+    assert (cores.mark, cores.remedy[:17]) == ("note", "Set num_threads=2")
+    assert memory.finding.startswith("400 kB available of 4.1 MB: the container has a limit")
+
+
+def test_torch_that_cannot_be_imported_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str) -> Any:
+        if name == "torch":
+            raise OSError("libcudart.so.13: cannot open shared object file\nmore")
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(machine_checks, "importlib", SimpleNamespace(import_module=import_module))
+    done = CliRunner().invoke(main, ["doctor", "out.bin"])
+    assert done.exit_code == 1
+    assert "bad   torch              cannot be imported: libcudart.so.13: cannot" in done.stdout
+
+
+def test_a_driver_without_a_gpu_in_torch_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine_checks, "_NVIDIA_DRIVER", tmp_path / "version")
+    assert found_by(machine_checks.machine_checks(), "GPU").mark == "ok"
+    (tmp_path / "version").touch()
+    gpu = found_by(machine_checks.machine_checks(), "GPU")
+    assert (gpu.mark, gpu.finding) == ("bad", "NVIDIA's driver is loaded, but torch finds no GPU")
+    assert gpu.remedy
+
+
+def test_a_missing_compiler_matters_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: None)
+    assert machine_checks._compiler(False).mark == "ok"
+    check = machine_checks._compiler(True)
+    assert (check.mark, check.remedy) == ("note", "Run 'apt install gcc python3-dev', or set CC")
+
+
+def test_a_libjpeg_without_turbo_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = {"pillow": "12.0", "libjpeg": "9.5"}
+    monkeypatch.setattr(machine_checks, "loaded_libraries", lambda: loaded)
+    check = found_by(machine_checks.machine_checks(), "libjpeg")
+    assert (check.mark, check.finding) == ("note", "pillow 12.0, libjpeg 9.5")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "mark", "finding"),
+    [
+        ("ext4", "/dev/sda1", "ok", "ext4, mounted at /"),
+        ("nfs4", "server:/data", "note", "nfs4, mounted at /: not a disk of this machine"),
+        ("fuse.s3fs", "s3fs", "note", "fuse.s3fs, mounted at /: object storage (s3fs)"),
+    ],
+)
+def test_the_file_system_is_told(
+    make_dataset: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    source: str,
+    mark: str,
+    finding: str,
+) -> None:
+    (tmp_path / "mounts").write_text(f"1 0 8:1 / / rw - {kind} {source} rw\n")
+    monkeypatch.setattr(file_systems, "MOUNTS", tmp_path / "mounts")
+    check = found_by(data_checks.data_checks(MemmapDataset(make_dataset().path)), "file system")
+    assert (check.mark, check.finding) == (mark, finding)
+    assert bool(check.remedy) == (mark == "note")
+
+
+@pytest.mark.parametrize(("fits", "mark"), [(True, "ok"), (False, "note")])
+def test_files_that_are_cold_or_cannot_be_read_past_the_page_cache_matter_if_they_do_not_fit(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch, fits: bool, mark: str
+) -> None:
+    monkeypatch.setattr(data_checks, "open_direct", lambda descriptor: None)
+    monkeypatch.setattr(data_checks, "mount_of", lambda folder: None)
+    monkeypatch.setattr(data_checks, "fits_in_ram", lambda dataset: fits)
+    monkeypatch.setattr(data_checks, "share_in_ram", lambda address, size: 0.25)
+    checks = data_checks.data_checks(MemmapDataset(make_dataset().path))
+    direct, in_ram = found_by(checks, "O_DIRECT"), found_by(checks, "in RAM")
+    assert (direct.mark, in_ram.mark) == (mark, mark)
+    assert direct.finding.startswith("made.bin cannot be read past the page cache")
+    assert in_ram.finding.startswith("25% of the rows; ")
+
+
+def test_the_share_in_ram_is_not_known_of_files_of_others(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = MemmapDataset(make_dataset().path)
+    assert data_checks.rows_in_ram(dataset) is not None
+    monkeypatch.setattr(data_checks, "_may_be_asked", lambda path: False)
+    assert data_checks.rows_in_ram(dataset) is None
+    assert found_by(data_checks.data_checks(dataset), "in RAM").finding.startswith("not known")
+
+
+def test_the_pages_of_a_file_that_was_just_written_are_in_ram(tmp_path: Path) -> None:
+    size = 3 * mmap.PAGESIZE
+    with (tmp_path / "file").open("wb+") as file:
+        file.write(np.ones(size, np.uint8).tobytes())
+        file.flush()
+        mapped = map_shared(file.fileno(), size)
+    assert share_in_ram(address_of(mapped) + 5, size - 5) == 1
+    with pytest.raises(OSError, match="memory"):
+        share_in_ram(mmap.PAGESIZE, 1)  # where nothing is mapped
+
+
+def test_feeds_are_usable_or_there_is_a_reason(make_dataset: Make) -> None:
+    dataset = MemmapDataset(make_dataset().path)
+    for sample in (None, dataset.subset([0])):
+        check = data_checks.feed_check(torch.device("cpu"), sample)
+        assert check.finding == "usable: cpu; resident, dma, uva, disk, pinned need a GPU"
