@@ -108,6 +108,11 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, rate, total_steps=steps, pct_start=0.2, cycle_momentum=False
     )
+    print(
+        f"{count:,} pictures to train on and {len(test.dataset):,} to test, on {train.device}: "
+        f"{args.epochs} × {len(train)} steps of {batch_size} pictures",
+        flush=True,
+    )
     half = torch.autocast(train.device.type, torch.bfloat16, enabled=train.device.type == "cuda")
     for epoch in range(1, args.epochs + 1):
         network.train()
@@ -125,6 +130,7 @@ def main() -> None:
         print(
             f"epoch {epoch}: loss {total.item() / len(train):.3f}, accuracy {found:.4f}", flush=True
         )
+    print(train.stats)  # of the last epoch: has it waited for data?
 
 
 if __name__ == "__main__":
