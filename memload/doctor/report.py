@@ -22,7 +22,8 @@ class Measured:
         """Return a row of a table whose first column has this width."""
         if self.ms is None or self.images_s is None:
             return f"{self.subject:{width}}  {'–':>8}  {'–':>10}  {self.reason}"
-        return f"{self.subject:{width}}  {self.ms:>8.3g}  {self.images_s:>10,.0f}"
+        ms = f"{self.ms:,.0f}" if self.ms >= 100 else f"{self.ms:.3g}"
+        return f"{self.subject:{width}}  {ms:>8}  {self.images_s:>10,.0f}"
 
 
 @dataclass(frozen=True)
