@@ -37,7 +37,10 @@ EXAMPLES = [
 #: Commands of others, and errors, which test_faq.py has.
 UNTESTED = ("sh", "text", "shell-session", "pycon")
 #: Pages that take seconds, or need the extra test-slow.
-SLOW = ("arrays.md", "bench.md", "index.md", "segmentation.md", "sources.md", "recipes")
+SLOW = (
+    *("arrays.md", "bench.md", "index.md", "quickstart.md", "segmentation.md", "sources.md"),
+    "recipes",
+)
 
 
 @pytest.fixture
