@@ -21,7 +21,7 @@ SETTINGS = {
     *("200", "2", "16", "64"),  # H200, and numbers of cores
     *("18", "50"),  # ResNet-18 and ResNet-50
     *("3.11", "2.4"),  # versions
-    *("10", "3", "256", "352", "28"),  # CIFAR-10, channels, sides, KiB of a row
+    *("10", "3", "224", "256", "352", "28"),  # CIFAR-10, channels, sides, KiB of a row
 }
 
 
@@ -30,7 +30,7 @@ def test_a_block_of_python_runs_in_an_empty_file(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, containers: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    memload.build(containers.directory(), "train.bin", size=256, num_workers=0)
+    memload.build(containers.directory(), "out.bin", size=256, num_workers=0)
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
