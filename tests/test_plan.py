@@ -71,7 +71,7 @@ def test_a_plan_is_a_few_lines_that_end_with_the_command(
     assert (done.status, done.err) == (0, "")
     lines = done.out.splitlines()
     assert len(lines) <= 10
-    assert lines[0].startswith(f"{folder}: 12 records; 12 at random (seed 0) were converted")
+    assert lines[0].startswith(f"{folder}: 12 records; a random sample of 12 (seed 0) was")
     assert "12 of 16×16×3 uint8" in done.out
     assert " seconds (" in done.out
     assert lines[-1] == f"memload build {folder} out.bin --size 16 --num-workers {workers}"

@@ -41,18 +41,18 @@ def duration(
     records: int,
     data_bytes: int,
     unwritten_bytes: float,
-    listing_seconds: float,
+    begin_seconds: float,
     scale: float,
 ) -> Duration:
     """Return how long a build of so many records and bytes will take.
 
-    ``unwritten_bytes`` are what the system may keep in RAM before the disk has it. Converting takes
-    ``scale`` times as long as the sample did.
+    ``begin_seconds`` pass before workers are started. ``unwritten_bytes`` are what the system may
+    keep in RAM before the disk has it. Converting takes ``scale`` times as long as the sample did.
     """
     converting = scale * conversion.seconds_per_record * records
     writing = data_bytes / disk.write
     flushing = min(data_bytes, unwritten_bytes) / disk.write
-    fixed = listing_seconds + conversion.start_seconds + conversion.finish_seconds + flushing
+    fixed = begin_seconds + conversion.start_seconds + conversion.finish_seconds + flushing
     uncertainty = max(_LEAST_UNCERTAINTY, conversion.uncertainty)
     shares = (1.0, max(0.0, 1 - uncertainty), 1 + uncertainty)
     return Duration(*(fixed + max(share * converting, writing) for share in shares))

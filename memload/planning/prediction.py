@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from memload import wording
 from memload.building.checks import check_arguments
 from memload.building.conversion import AnySettings
 from memload.building.destination import check_output
@@ -16,6 +17,7 @@ from memload.building.file_systems import check_file_system
 from memload.building.preparation import Preparation
 from memload.building.rejects import RejectLimit, sufficient_limit
 from memload.building.sources.opening import FilesToOpen
+from memload.building.sources.record import Source
 from memload.building.status import build_status
 from memload.building.workspace import arrays_of
 from memload.building.writer import parse_shard_size, rows_per_shard, with_shards
@@ -27,7 +29,6 @@ from memload.planning.measuring import Conversion, convert_sample
 from memload.planning.report import Plan, Serving
 from memload.planning.sampling import SEED, Sample
 from memload.storage.index import Array
-from memload.wording import listed
 
 #: The arguments of `memload.build` that say how images are stored and decoded.
 _IMAGE_OPTIONS: Final = (
@@ -56,41 +57,32 @@ def predict(source: Any, output: str, *, is_named: bool, machine: Machine, **opt
 
     Raises as `memload.build` does, before it converts anything.
     """
+    start_seconds = time.process_time()  # for imports, which a build needs, too
     given_workers = options["num_workers"]
     num_workers = available_cores() if given_workers is None else given_workers
     name, path = _checked(source, output, num_workers, options)
-    if is_named and (status := build_status(path)) is not None:
-        raise BuildError(str(status), path=path)
-    started = time.perf_counter()
-    preparation = _preparation(source, num_workers, options)
-    preparation.check()
-    opened = preparation.open()
-    settings = preparation.settings(opened)
-    listing_seconds = time.perf_counter() - started
-    records = len(opened)
-    arrays = _arrays(settings, path, records, parse_shard_size(options["shard_size"]))
     if is_named:
-        check_output(path, arrays, options["overwrite"])
-
-    sample = Sample(opened, num_workers)
-    conversion, disk = _measured(
-        sample, settings, path.parent, name, num_workers, options["timeout"]
-    )
-    here = Workers.of(given_workers, available_cores(), records)
-    there = Workers.of(given_workers, machine.cores or available_cores(), records)
-    data_bytes = sum(shard.bytes for array in arrays for shard in array.shards)
+        _check_not_begun(path)
+    listed = _listed(source, path, num_workers, options)
+    if is_named:
+        check_output(path, listed.arrays, options["overwrite"])
+    sample, records = Sample(listed.source, num_workers), len(listed.source)
+    timeout = options["timeout"]
+    conversion, disk = _measured(sample, listed.settings, path, name, num_workers, timeout)
+    cores = available_cores()
+    here = Workers.of(given_workers, cores, records)
+    there = Workers.of(given_workers, machine.cores or cores, records)
     needed = duration(
         conversion,
         disk,
         records=records,
-        data_bytes=data_bytes,
+        data_bytes=listed.data_bytes,
         unwritten_bytes=_UNWRITTEN_SHARE * (machine.ram or available_memory() or 0),
-        listing_seconds=listing_seconds,
+        begin_seconds=start_seconds + listed.seconds,
         scale=here.at_once / there.at_once,
     )
     rejected = round(records * conversion.rejected / len(sample))
-    free_bytes = shutil.disk_usage(path.parent).free
-    image, *others = arrays
+    image, *others = listed.arrays
     height, width, channels = image.shape
     return Plan(
         source=_name_of(source),
@@ -99,19 +91,54 @@ def predict(source: Any, output: str, *, is_named: bool, machine: Machine, **opt
         shape=(height, width, channels),
         dtype=np.dtype(image.descr).name,
         arrays=[array.name for array in others],
-        bytes=data_bytes,
-        free_bytes=free_bytes,
+        bytes=listed.data_bytes,
+        free_bytes=shutil.disk_usage(path.parent).free,
         seconds=needed.seconds,
         seconds_range=(needed.low, needed.high),
         num_workers=there.number,
-        scaled_from_cores=None if machine.cores is None else available_cores(),
-        serving=_serving(data_bytes, image.row_bytes, machine, disk),
+        scaled_from_cores=None if machine.cores is None else cores,
+        serving=_serving(listed.data_bytes, image.row_bytes, machine, disk),
         sampled=len(sample),
         seed=SEED,
         rejected=conversion.rejected,
         warnings=list(_warnings(conversion, records, rejected, options)),
-        notes=list(opened.notes),
+        notes=list(listed.source.notes),
     )
+
+
+class _Listed(NamedTuple):
+    """A source, and how it will be built."""
+
+    source: Source
+    settings: AnySettings
+    arrays: list[Array]  #: with their files, the images first
+    seconds: float  #: that finding this out took
+
+    @property
+    def data_bytes(self) -> int:
+        """The size of all files."""
+        return sum(shard.bytes for array in self.arrays for shard in array.shards)
+
+
+def _listed(source: Any, path: Path, num_workers: int, options: Mapping[str, Any]) -> _Listed:
+    """List a source, and look at its first records. Raises as `memload.build` does."""
+    started = time.perf_counter()
+    preparation = _preparation(source, num_workers, options)
+    preparation.check()
+    opened = preparation.open()
+    settings = preparation.settings(opened)
+    arrays = arrays_of(settings)
+    limit = rows_per_shard(arrays, parse_shard_size(options["shard_size"]))
+    arrays = [with_shards(array, path, len(opened), limit) for array in arrays]
+    return _Listed(opened, settings, arrays, time.perf_counter() - started)
+
+
+def _check_not_begun(path: Path) -> None:
+    """Raise BuildError if the output is being built, or if its build was interrupted."""
+    status = build_status(path)
+    if status is not None:
+        advice = "For a plan, name another OUT.BIN, or none."
+        raise BuildError(f"{str(status).removesuffix('.')}. {advice}", path=path)
 
 
 def _checked(
@@ -143,25 +170,19 @@ def _preparation(source: Any, num_workers: int, options: Mapping[str, Any]) -> P
     )
 
 
-def _arrays(settings: AnySettings, output: Path, rows: int, shard_bytes: int | None) -> list[Array]:
-    """Return the arrays that a build will write, with their files; the images first."""
-    arrays = arrays_of(settings)
-    limit = rows_per_shard(arrays, shard_bytes)
-    return [with_shards(array, output, rows, limit) for array in arrays]
-
-
 def _measured(
     sample: Sample,
     settings: AnySettings,
-    parent: Path,
+    path: Path,
     name: Path,
     num_workers: int,
     timeout: float,
 ) -> tuple[Conversion, DiskRates]:
-    """Convert the sample, and measure the disk, in a new folder, which is removed again.
+    """Convert the sample, and measure the disk, in a new folder beside the output ``path``.
 
-    Raises BuildError if nothing can be written.
+    It is removed again. Raises BuildError if nothing can be written there.
     """
+    parent = path.parent
     try:
         with tempfile.TemporaryDirectory(prefix=".memload-plan-", dir=parent) as folder:
             conversion = convert_sample(
@@ -185,7 +206,7 @@ def _measured(
 
 def _name_of(source: Any) -> str:
     files = FilesToOpen.of(source)
-    return type(source).__name__ if files is None else listed(files.names, 2)
+    return type(source).__name__ if files is None else wording.listed(files.names, 2)
 
 
 def _serving(data_bytes: int, row_bytes: int, machine: Machine, disk: DiskRates) -> Serving:

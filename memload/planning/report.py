@@ -85,8 +85,8 @@ class Plan:
         return free if self.bytes <= self.free_bytes else f"this does not fit, since only {free}"
 
     def _sample(self) -> str:
-        usable = f", {self.rejected:,} of which cannot be used" if self.rejected else ""
-        return f"{self.sampled:,} at random (seed {self.seed}) were converted{usable}"
+        usable = f"; {self.rejected:,} of them cannot be used" if self.rejected else ""
+        return f"a random sample of {self.sampled:,} (seed {self.seed}) was converted{usable}"
 
     def _time(self) -> str:
         unit = next((unit for unit in _UNITS if self.seconds >= unit.from_seconds), _UNITS[-1])

@@ -36,6 +36,7 @@ TINY = {
     "parts --rows 2000 --shard 50 --parts 4 --images 12": [
         *("time (s)", "peak memory (MB)", "a shard", "on the disk", "one machine")
     ],
+    "plan --images 20": ["photographs", "small pictures", "tar, predicted / built"],
     "records --records 60": ["tar"],
     "sources --count 12 --side 32 --only tar memload": ["folder", "tar", "tar / folder"],
     "shards --megabytes 20 --rows 16": ["12 KiB", "147 KiB"],
