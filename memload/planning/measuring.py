@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import os
+import resource
 import statistics
 import time
 from collections import defaultdict
@@ -28,8 +29,6 @@ from memload.planning.sampling import Sample
 _LEAST_SECONDS: Final = 2.0
 #: Of a group, so many rows are timed at once.
 _PIECE_ROWS: Final = 10
-#: If the first time took so many times as long as the others, it read files from the disk.
-_COLD_RATIO: Final = 1.5
 #: Two standard errors: one of 20 samples has a mean that is further away.
 _STANDARD_ERRORS: Final = 2.0
 
@@ -86,9 +85,7 @@ def convert_sample(
     pieces = [piece for chunk in first for piece in chunk]
     rejects = dict(itertools.chain.from_iterable(piece.rejects for piece in pieces))
     once, more = (_paces(chunks, are_groups=sample.groups is not None) for chunks in (first, again))
-    pace = _mean(once)
-    if more and pace < _COLD_RATIO * _mean(more):
-        pace = _mean(more)
+    pace = _mean(once if _are_from_disk(pieces) or not more else more)
     return Conversion(
         seconds_per_record=pace / max(1, num_workers),
         uncertainty=_uncertainty(once),
@@ -106,6 +103,7 @@ class _Piece(NamedTuple):
     rows: int
     begin: float
     end: float
+    blocks: int  #: of 512 bytes that were read from a disk or a server meanwhile
     rejects: Sequence[tuple[int, str]]
 
 
@@ -121,14 +119,23 @@ class _TimedWork:
         pieces = []
         for start in range(chunk.start, chunk.stop, size):
             stop = min(start + size, chunk.stop)
-            begin = time.perf_counter()
+            before, begin = _blocks_read(), time.perf_counter()
             outcome = self.work(chunk._replace(start=start, stop=stop), note_row)
-            end = time.perf_counter()
-            pieces.append(_Piece(os.getpid(), stop - start, begin, end, outcome.rejects))
+            end, blocks = time.perf_counter(), _blocks_read() - before
+            pieces.append(_Piece(os.getpid(), stop - start, begin, end, blocks, outcome.rejects))
         return pieces
 
     def close(self) -> None:
         self.work.close()
+
+
+def _blocks_read() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+
+
+def _are_from_disk(pieces: Sequence[_Piece]) -> bool:
+    """Say whether the files of a sample were not in RAM, so that only the first time counts."""
+    return sum(piece.blocks for piece in pieces) >= sum(piece.rows for piece in pieces)
 
 
 def _repeated(chunks: Sequence[Chunk], seconds: float) -> Iterator[Chunk]:
