@@ -143,7 +143,7 @@ def test_every_source_is_planned_as_it_is_built(
 def test_json_has_what_was_predicted_and_measured(run: Run, folder: Path) -> None:
     facts = facts_of(run, folder, "--size", "16")
     low, high = facts["seconds_range"]
-    assert 0 < low < facts["seconds"] < high
+    assert 0 < low <= facts["seconds"] <= high
     assert (facts["records"], facts["sampled"], facts["seed"], facts["rejected"]) == (12, 12, 0, 0)
     assert facts["bytes"] == 4096 + 12 * 16 * 16 * 3
     assert facts["feed"] == "cpu"
@@ -275,6 +275,6 @@ def test_a_plan_that_is_ended_leaves_nothing_behind(
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(number)
-        process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"memload: interrupted\n")
     assert sorted(tmp_path.rglob("*")) == before

@@ -3,7 +3,6 @@
 import contextlib
 import shlex
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
@@ -128,10 +127,10 @@ def _with_output(arguments: Sequence[str], options: dict[str, Any]) -> tuple[tup
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """End as after Ctrl-C if the process is to terminate, so that nothing is left behind."""
+    """Let SIGTERM and SIGHUP end this as a Ctrl-C does, so that nothing is left behind."""
 
     def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
+        signal.raise_signal(signal.SIGINT)  # which waits while workers are forked
 
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, end) for number in numbers]
