@@ -53,6 +53,6 @@ def duration(
     writing = data_bytes / disk.write
     flushing = min(data_bytes, unwritten_bytes) / disk.write
     fixed = begin_seconds + conversion.start_seconds + conversion.finish_seconds + flushing
+    seconds = fixed + max(converting, writing)
     uncertainty = max(_LEAST_UNCERTAINTY, conversion.uncertainty)
-    shares = (1.0, max(0.0, 1 - uncertainty), 1 + uncertainty)
-    return Duration(*(fixed + max(share * converting, writing) for share in shares))
+    return Duration(seconds, seconds * max(0.0, 1 - uncertainty), seconds * (1 + uncertainty))
