@@ -57,7 +57,7 @@ def predict(source: Any, output: str, *, is_named: bool, machine: Machine, **opt
 
     Raises as `memload.build` does, before it converts anything.
     """
-    start_seconds = time.process_time()  # for imports, which a build needs, too
+    start_seconds = _seconds_of_imports()
     given_workers = options["num_workers"]
     num_workers = available_cores() if given_workers is None else given_workers
     name, path = _checked(source, output, num_workers, options)
@@ -118,6 +118,11 @@ class _Listed(NamedTuple):
     def data_bytes(self) -> int:
         """The size of all files."""
         return sum(shard.bytes for array in self.arrays for shard in array.shards)
+
+
+def _seconds_of_imports() -> float:
+    """Return the CPU time of a process that has only begun to plan. A build needs it, too."""
+    return time.process_time()
 
 
 def _listed(source: Any, path: Path, num_workers: int, options: Mapping[str, Any]) -> _Listed:
