@@ -147,12 +147,20 @@ def run_python(text: str, names: dict[str, Any]) -> int:
     return 1
 
 
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    """Return the marks of a page's test. What other libraries of the recipes warn of is theirs."""
+    marks = [pytest.mark.slow] if {page.name, page.parent.name} & {*SLOW} else []
+    return (
+        [*marks, pytest.mark.filterwarnings("ignore")] if page.parent.name == "recipes" else marks
+    )
+
+
 @pytest.mark.parametrize(
     "page",
     [
         pytest.param(
             page,
-            marks=pytest.mark.slow if {page.name, page.parent.name} & {*SLOW} else (),
+            marks=marks_of(page),
             id=str(page.relative_to(ROOT)),
         )
         for page in EXAMPLES
