@@ -192,6 +192,7 @@ def finalizers() -> int:
 
 
 @listed
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "num_threads"),
     [

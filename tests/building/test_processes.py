@@ -112,6 +112,7 @@ def test_a_row_that_is_rejected_after_it_was_written_holds_zeros(
 
 
 @LINUX
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["RGB", "array"])
 def test_first_samples_that_hang_heed_the_timeout(tmp_path: Path, mode: Any) -> None:
     options: dict[str, Any] = {"timeout": 0.5, "mode": mode}
