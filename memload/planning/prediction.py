@@ -70,8 +70,7 @@ def predict(source: Any, output: str, *, is_named: bool, machine: Machine, **opt
     timeout = options["timeout"]
     conversion, disk = _measured(sample, listed.settings, path, name, num_workers, timeout)
     cores = available_cores()
-    here = Workers.of(given_workers, cores, records)
-    there = Workers.of(given_workers, machine.cores or cores, records)
+    workers = Workers.of(given_workers, machine.cores or cores, records)
     needed = duration(
         conversion,
         disk,
@@ -79,7 +78,7 @@ def predict(source: Any, output: str, *, is_named: bool, machine: Machine, **opt
         data_bytes=listed.data_bytes,
         unwritten_bytes=_UNWRITTEN_SHARE * (machine.ram or available_memory() or 0),
         begin_seconds=start_seconds + listed.seconds,
-        scale=here.at_once / there.at_once,
+        scale=Workers.of(given_workers, cores, records).at_once / workers.at_once,
     )
     rejected = round(records * conversion.rejected / len(sample))
     image, *others = listed.arrays
@@ -95,7 +94,7 @@ def predict(source: Any, output: str, *, is_named: bool, machine: Machine, **opt
         free_bytes=shutil.disk_usage(path.parent).free,
         seconds=needed.seconds,
         seconds_range=(needed.low, needed.high),
-        num_workers=there.number,
+        num_workers=workers.number,
         scaled_from_cores=None if machine.cores is None else cores,
         serving=_serving(listed.data_bytes, image.row_bytes, machine, disk),
         sampled=len(sample),
