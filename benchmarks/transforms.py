@@ -6,8 +6,9 @@ sample, both with one thread and at most 64 images. On CUDA the recipes stand be
 many bytes, and beside torchvision v2 and Kornia where they are installed, each with a draw of its
 own for every sample where it can. Images a second, of calls one after another, with the host's
 part; or, "on the device", without it. Images are uint8 and channels-last, as a Loader has them; an
-image counts once for all its views. As in a Loader, the calls are for parts of stretches of samples;
-"a call by itself" is given its samples and cannot share work with the next. `--only` takes the
+image counts once for all its views. As in a Loader, the calls are for parts of stretches of samples,
+which memload plans at once, and as many calls are timed as a plan is for; "a call by itself" is
+given its samples and cannot share work with the next. `--only` takes the
 figures whose names contain one of its words.
 """
 
@@ -43,6 +44,9 @@ RECIPES = "recipes, of pictures of 256×256 or 32×32"
 ON_CUDA, ON_CPU = "operations, 224×224", "operations, 224×224, one thread"
 #: Images of each call on the CPU, where torchvision takes 10 ms for some.
 MOST_ON_CPU = 64
+#: memload plans for so many samples at once. A measurement is of so many or a multiple, so that its
+#: share of planning does not depend on when it begins.
+SAMPLES_PER_PLAN = 8192
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -268,7 +272,8 @@ def ways_on_cuda(options: Any) -> dict[str, Way]:
         calls = {name: call for name, call in calls.items() if name not in others}
     found: dict[str, Way] = {}
     for name, call in calls.items():
-        run = counted(call, options.batch)
+        repeats = 1 if name in others else SAMPLES_PER_PLAN // options.batch
+        run = counted(call, options.batch, repeats)
         # with one draw a batch, calls differ
         least_seconds = 0.05 if name in others else 0.02
         found[f"{name}, images/s"] = rate(run, torch.cuda.synchronize, least_seconds)
@@ -285,12 +290,13 @@ def ways_on_cuda(options: Any) -> dict[str, Way]:
     return found
 
 
-def counted(call: Callable[[], Any], batch: int) -> Callable[[], int]:
-    """Return a call that returns its number of images."""
+def counted(call: Callable[[], Any], batch: int, repeats: int = 1) -> Callable[[], int]:
+    """Return some calls as one, which returns its number of images."""
 
     def run() -> int:
-        call()
-        return batch
+        for _ in range(repeats):
+            call()
+        return batch * repeats
 
     return run
 

@@ -41,8 +41,6 @@ _PIXELS, _TIMES, _COUNTED = 256, 4, 512
 #: A program counts about this many pixels of a sample. More programs have more histograms.
 _PIXELS_PER_HISTOGRAM = 2048
 _MAX_HISTOGRAMS = 32
-#: A sigma in pixels for images that are not blurred.
-_NO_BLUR = 1e-3
 
 _BRIGHTNESS = tl.constexpr(INDEX_OF["Brightness"])
 _COLOR = tl.constexpr(INDEX_OF["Color"])
@@ -211,13 +209,15 @@ def _is_blur(step: OperationStep) -> bool:
 
 def _blur_pass(step: OperationStep, plan: OperationsPlan, *, is_last: bool) -> BlurPass:
     """Return a pass that blurs some samples."""
-    radii = step.kernel_size[0] // 2, step.kernel_size[1] // 2
-    # The weights of a tiny sigma are 1, 0, 0 and so on, which blur nothing.
-    sigma = np.where(step.operation == INDEX_OF["Blur"], step.magnitude, _NO_BLUR)
-    maps = np.concatenate([plan.after.factor, plan.after.offset])
-    parameters = [weights_of(sigma, radii), np.broadcast_to(maps, (plan.count, len(maps)))]
+    radii = radius_x, radius_y = step.kernel_size[0] // 2, step.kernel_size[1] // 2
+    blurred = np.flatnonzero(step.operation == INDEX_OF["Blur"])
+    weights = np.zeros((plan.count, radius_x + 1 + radius_y + 1), np.float32)
+    weights[:, [0, radius_x + 1]] = 1  # the pixel itself, which blurs nothing
+    weights[blurred] = weights_of(step.magnitude[blurred], radii)
+    maps = np.concatenate([plan.after.factor, plan.after.offset]).astype(np.float32)
+    parameters = [weights, np.broadcast_to(maps, (plan.count, len(maps)))]
     return BlurPass(
-        Parameters(np.concatenate(parameters, 1).astype(np.float32)),
+        Parameters(np.concatenate(parameters, 1)),
         radii,
         dtype=plan.after.dtype if is_last else torch.uint8,
         maps_pixels=is_last and plan.after.maps_pixels,

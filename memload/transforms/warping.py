@@ -7,7 +7,7 @@ one, which rounds once.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -153,11 +153,13 @@ def perspective_matrices(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return rounded
 
 
-def _each(function: object, values: np.ndarray) -> np.ndarray:
+def _each(function: Callable[[float], float], values: np.ndarray) -> np.ndarray:
     """Return a function of `math` for each number. NumPy's own may differ in the last bit."""
-    results = np.full(len(values), function(0.0))  # type: ignore[operator]
+    results = np.full(len(values), function(0.0))
     places = np.flatnonzero(values)  # most operations do not turn, and most do not shear
-    results[places] = [function(value) for value in values[places].tolist()]  # type: ignore[operator]
+    # TrivialAugmentWide has 62 angles, for 600 of 8,192 samples.
+    distinct, numbers = np.unique(values[places], return_inverse=True)
+    results[places] = np.array([function(value) for value in distinct.tolist()])[numbers]
     return results
 
 
