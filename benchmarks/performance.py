@@ -139,6 +139,23 @@ SECTIONS = [
         "stem",
     ),
     Section(
+        "Predicting with ResNet-50",
+        "A trained network in bfloat16, batches of 256 images of 224×224, in order, files in RAM. Compiled networks run "
+        "as a CUDA graph. The Loader has the feed `dma`, and JPEGs are decoded by Pillow.",
+        "inference",
+        GPU,
+        "",
+        {
+            "synthetic, eager": "the same batch again and again (no loading)",
+            "Loader, eager": "`Loader`",
+            "JPEGs, eager": "JPEGs in a DataLoader of 16 workers",
+            "synthetic, captured": "compiled: the same batch again and again",
+            "Loader, captured": "compiled: `Loader`",
+            "JPEGs, captured": "compiled: JPEGs in a DataLoader of 16 workers",
+        },
+        [IMAGES, Column("of no loading", of("share of synthetic"), percent), CORES],
+    ),
+    Section(
         "Loading alone",
         "Batches of 256 images of 224×224, to the GPU, in random order, files in RAM. The limit is one copy of a batch from "
         "page-locked memory.",

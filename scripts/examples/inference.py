@@ -7,14 +7,7 @@ On a GPU, the compiled network is captured as a CUDA graph. With `static_buffers
 that the graph finds it. The CPU takes the same way, without a graph; `--no-compile` saves it the time of compiling. For
 your own network, change `load_network`.
 
-For TensorRT, there are two ways, neither of which was tested here:
-
-- Install torch-tensorrt, `import torch_tensorrt`, write `torch.compile(network, backend="torch_tensorrt", dynamic=False)`,
-  and let `predictor` return `lambda: model(images)` on a GPU, too.
-- For an engine of your own, let `predictor` give its context the addresses of `images` and of a tensor for the scores, with
-  `context.set_tensor_address(name, tensor.data_ptr())`. They hold for all batches. Each batch is then
-  `context.execute_async_v3(torch.cuda.current_stream().cuda_stream)`. The images are channels-last in memory. If the engine
-  was not built for that, add `lambda images: images.contiguous()` to the list `normalise`.
+docs/recipes/predicting.md says what to change for TensorRT.
 """
 
 import argparse
