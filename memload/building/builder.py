@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal
 
-from memload.building.checks import check_arguments, check_executor, checked_part
+from memload.building.checks import check_executor, checked_part
 from memload.building.completion import all_notes, complete, report_on
 from memload.building.decoders import MAX_PIXELS, Mode
 from memload.building.destination import check_not_read, publish
@@ -15,18 +15,16 @@ from memload.building.extra_arrays import MissingMasks
 from memload.building.file_systems import check_file_system
 from memload.building.parts.build import build_in_parts
 from memload.building.parts.workspace import is_in_parts
-from memload.building.preparation import Preparation
 from memload.building.progress import progress as progress_display
-from memload.building.rejects import RejectLimit
 from memload.building.report import BuildReport
-from memload.building.request import Request
+from memload.building.request import Request, request_of
 from memload.building.resizing import Fit, Interpolation
 from memload.building.rows import OnError, convert_rows
 from memload.building.sole import SoleWorkspace
 from memload.building.sources.record import Source
 from memload.building.system_errors import system_error
 from memload.building.workspace import arrays_of, remove
-from memload.building.writer import parse_shard_size, rows_per_shard
+from memload.building.writer import rows_per_shard
 from memload.machine import available_cores
 from memload.storage.index import Index
 
@@ -185,62 +183,38 @@ def build(
     check_executor(executor, part, shard_size)
     if num_workers is None:
         num_workers = available_cores() if executor is None else 0
-    name, output = check_arguments(
+    request = request_of(
         source,
         output,
+        source_options={
+            "masks": masks,
+            "arrays": arrays,
+            "points": points,
+            "boxes": boxes,
+            "new_to": new_to,
+        },
+        size=size,
+        fit=fit,
+        interpolation=interpolation,
         mode=mode,
+        classes=classes,
+        decoder=decoder,
+        fast=fast,
+        strict=strict,
+        exif=exif,
+        background=background,
+        fill=fill,
         max_pixels=max_pixels,
         on_error=on_error,
+        max_rejects=max_rejects,
         num_workers=num_workers,
-        timeout=timeout,
+        shard_size=shard_size,
         lock_timeout=lock_timeout,
-        missing_masks=missing_masks,
-        mask_fill=mask_fill,
-        new_to=new_to,
-    )
-    image_options: dict[str, Any] = {
-        "fit": fit,
-        "interpolation": interpolation,
-        "decoder": decoder,
-        "fast": fast,
-        "strict": strict,
-        "exif": exif,
-        "background": background,
-        "fill": fill,
-        "max_pixels": max_pixels,
-    }
-    source_options: dict[str, Any] = {
-        "masks": masks,
-        "arrays": arrays,
-        "points": points,
-        "boxes": boxes,
-        "new_to": new_to,
-    }
-    preparation = Preparation(
-        source=source,
-        classes=classes,
-        source_options=source_options,
-        size=size,
-        mode=mode,
-        image_options=image_options,
-        missing_masks=missing_masks,
-        mask_fill=mask_fill,
-        num_workers=num_workers,
         timeout=timeout,
-    )
-    preparation.check()
-    request = Request(
-        preparation=preparation,
-        output=output,
-        name=name,
         overwrite=overwrite,
-        shard_size=parse_shard_size(shard_size),
-        limit=RejectLimit(max_rejects),
-        on_error=on_error,
-        num_workers=num_workers,
-        timeout=timeout,
-        lock_timeout=lock_timeout,
         progress=progress,
+        missing_masks=missing_masks,
+        mask_fill=mask_fill,
     )
     try:
         if part is None and executor is None and not is_in_parts(request.folder):
