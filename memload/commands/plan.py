@@ -3,8 +3,9 @@
 import contextlib
 import shlex
 import signal
+import time
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
@@ -12,6 +13,9 @@ from memload.commands import values
 from memload.commands.build import build, source_and_output, with_typed_option
 from memload.commands.output import Command, echo, print_json, start_logging
 from memload.errors import NothingNewError
+
+if TYPE_CHECKING:
+    from memload.planning import Plan
 
 #: The options of `memload build` that neither change how long it takes nor what comes of it.
 _WITHOUT_EFFECT: Final = ("part", "parts", "lock_timeout", "as_json", "quiet")
@@ -35,7 +39,7 @@ class _PlanCommand(Command):
     }
 
     def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
-        """See click. The options of a build are kept as they were typed."""
+        """See click. The options of a build are kept, spelled out."""
         typed, _, _ = self.make_parser(context).parse_args(list(arguments))
         context.obj = list(_as_typed(typed))
         return super().parse_args(context, arguments)
@@ -67,52 +71,57 @@ def _as_typed(typed: dict[str, Any]) -> Iterator[str]:
 @click.option("--json", "as_json", is_flag=True, help="Print the plan, with its notes, as JSON.")
 @click.pass_context
 def plan(
-    context: click.Context,
-    /,
-    arguments: tuple[str, ...],
-    cores: int | None,
-    ram: int | None,
-    gpu_memory: int | None,
-    as_json: bool,
-    **options: Any,
+    context: click.Context, /, arguments: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """Before building: how large OUT.BIN will be, how long that takes, and what will read it.
 
     SOURCE and all options but the three of the machine are those of 'memload build'. SOURCE is
-    listed, and 200 of its records are converted to find out. Nothing else is written beside OUT.BIN
-    than a folder for these, which is removed again.
+    listed, and 200 of its records are converted to find out. They go into a folder beside OUT.BIN,
+    which is removed again.
 
     \b
       memload plan images/ --size 256
       memload plan images/ --size 256 --cores 64 --ram 256GB --gpu-memory 80GB
     """
-    from memload.building.sources.opening import UsageError
-    from memload.planning import Machine, predict
-
     start_logging(quiet=False, only_warnings=True)
     arguments, is_named = _with_output(arguments, options)
-    words = ["memload", "build", *arguments, *context.obj]
-    exif, machine = not options.pop("no_exif"), Machine(cores, ram, gpu_memory)
+    words = shlex.join(["memload", "build", *arguments, *context.obj])
     try:
-        source, output = source_and_output(arguments, options)
-        with _ended_by_signals():
-            found = predict(
-                source, output, is_named=is_named, machine=machine, exif=exif, **options
-            )
-    except ValueError as error:
-        text = with_typed_option(str(error))
-        raise (click.UsageError if isinstance(error, UsageError) else ValueError)(text) from None
+        found = _predict(arguments, options, must_be_new=is_named)
     except NothingNewError as error:  # that is no failure
         echo(str(error), err=True)
         return
     if as_json:
-        print_json({**found.as_dict(), "command": shlex.join(words)})
+        print_json({**found.as_dict(), "command": words})
         return
     for note in found.notes:
         echo(f"note: {note}", err=True)
-    for line in (*found.lines(), shlex.join(words)):
+    for line in (*found.lines(), words):
         echo(line)
 # fmt: on
+
+
+def _predict(arguments: Sequence[str], options: dict[str, Any], *, must_be_new: bool) -> "Plan":
+    from memload.building.sources.opening import UsageError
+    from memload.planning import Machine, predict
+
+    machine = Machine(*(options.pop(name) for name in ("cores", "ram", "gpu_memory")))
+    exif = not options.pop("no_exif")
+    try:
+        source, output = source_and_output(arguments, options)
+        with _ended_by_signals():
+            return predict(
+                source,
+                output,
+                must_be_new=must_be_new,
+                machine=machine,
+                seconds_so_far=time.process_time(),  # of imports, which a build needs, too
+                exif=exif,
+                **options,
+            )
+    except ValueError as error:
+        text = with_typed_option(str(error))
+        raise (click.UsageError if isinstance(error, UsageError) else ValueError)(text) from None
 
 
 def _with_output(arguments: Sequence[str], options: dict[str, Any]) -> tuple[tuple[str, ...], bool]:

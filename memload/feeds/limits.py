@@ -95,7 +95,7 @@ class MemoryLimits(NamedTuple):
         """Return the limit of samples in the memory of a CUDA device."""
         if self.resident is not None:
             return Limit(self.resident, f"the {size_text(self.resident)} of resident_bytes")
-        free = _free_memory(device)
+        free = free_memory(device)
         return Limit(
             RESIDENT_SHARE * free, f"{RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
         )
@@ -182,7 +182,7 @@ def _bytes_of(name: str, size: Any) -> int:
     return found
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Return the bytes of the device's memory that torch can still hand out."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -9,21 +9,9 @@ from memload.planning.measuring import Conversion
 _LEAST_UNCERTAINTY: Final = 0.1
 
 
-class Workers(NamedTuple):
-    """Workers of a build, and the cores that they share."""
-
-    number: int  #: 0: the build's own process does their work
-    cores: int
-
-    @classmethod
-    def of(cls, given: int | None, cores: int, records: int) -> "Workers":
-        """Return the workers of a build that was told to have ``given``, or one for each core."""
-        return cls(min(cores if given is None else given, records), cores)
-
-    @property
-    def at_once(self) -> int:
-        """How many records are converted at the same time."""
-        return max(1, min(self))
+def at_once(num_workers: int, cores: float) -> float:
+    """Return how many records are converted at the same time. No workers are one process."""
+    return min(max(1, num_workers), cores)
 
 
 class Duration(NamedTuple):
@@ -50,9 +38,9 @@ def duration(
     keep in RAM before the disk has it. Converting takes ``scale`` times as long as the sample did.
     """
     converting = scale * conversion.seconds_per_record * records
-    writing = data_bytes / disk.write
     flushing = min(data_bytes, unwritten_bytes) / disk.write
-    fixed = begin_seconds + conversion.start_seconds + conversion.finish_seconds + flushing
-    seconds = fixed + max(converting, writing)
+    writing = data_bytes / disk.write
+    fixed = begin_seconds + conversion.start_seconds + conversion.finish_seconds
+    seconds = fixed + max(converting + flushing, writing)
     uncertainty = max(_LEAST_UNCERTAINTY, conversion.uncertainty)
     return Duration(seconds, seconds * max(0.0, 1 - uncertainty), seconds * (1 + uncertainty))

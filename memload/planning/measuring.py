@@ -41,6 +41,7 @@ class Conversion:
     uncertainty: float  #: how far that may be from the mean of all records, as a share of it
     start_seconds: float  #: until the first record is done, apart from its own time
     finish_seconds: float  #: for the index, and what else follows the last record
+    records: int  #: of the sample
     rejected: int
     reasons: str  #: why they were rejected, the most frequent reasons first
 
@@ -63,40 +64,24 @@ def convert_sample(
     )
     with workspace.opened(lock_timeout=0):
         Image.preinit()  # as in a build
-        make = functools.partial(
-            _TimedWork,
+        convert = functools.partial(
+            _convert,
             workspace.target(),
-            in_worker=num_workers > 0,
+            num_workers=num_workers,
+            timeout=timeout,
             piece_rows=None if sample.groups is None else _PIECE_ROWS,
         )
-
-        def convert(chunks: Iterator[Chunk]) -> list[list[_Piece]]:
-            results = run(make, chunks, num_workers=num_workers, timeout=timeout)
-            with contextlib.closing(results), quiet_pillow():
-                return [pieces for _, pieces in results]
-
         started = time.perf_counter()
-        first = convert(iter(sample.first_chunks(num_workers)))
+        first = convert(sample.first_chunks(num_workers))
         seconds_left = _LEAST_SECONDS - (time.perf_counter() - started)
         again = convert(_repeated(sample.chunks(num_workers), seconds_left))
         finishing = time.perf_counter()
         complete(workspace, RejectLimit("100%"))
         finish_seconds = time.perf_counter() - finishing
-    pieces = [piece for chunk in first for piece in chunk]
-    rejects = dict(itertools.chain.from_iterable(piece.rejects for piece in pieces))
-    once, more = (_paces(chunks, are_groups=sample.groups is not None) for chunks in (first, again))
-    pace = _mean(once if _are_from_disk(pieces) or not more else more)
-    return Conversion(
-        seconds_per_record=pace / max(1, num_workers),
-        uncertainty=_uncertainty(once),
-        start_seconds=min(piece.begin for piece in pieces) - started,
-        finish_seconds=finish_seconds,
-        rejected=len(rejects),
-        reasons=frequent_reasons(rejects, sample.keys),
-    )
+    return summary(sample, first, again, num_workers, started, finish_seconds)
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """When a worker was at some rows, in seconds of a clock that all processes share."""
 
     worker: int
@@ -107,13 +92,51 @@ class _Piece(NamedTuple):
     rejects: Sequence[tuple[int, str]]
 
 
+def summary(
+    sample: Sample,
+    first: Sequence[Sequence[Piece]],
+    again: Sequence[Sequence[Piece]],
+    num_workers: int,
+    started: float,
+    finish_seconds: float,
+) -> Conversion:
+    """Return what the pieces of each chunk say, for workers that were started at some time."""
+    seconds, uncertainty = seconds_per_row(first, again, are_groups=sample.groups is not None)
+    pieces = list(itertools.chain.from_iterable(first))
+    rejects = dict(itertools.chain.from_iterable(piece.rejects for piece in pieces))
+    return Conversion(
+        seconds_per_record=seconds / max(1, num_workers),
+        uncertainty=uncertainty,
+        start_seconds=min(piece.begin for piece in pieces) - started,
+        finish_seconds=finish_seconds,
+        records=len(sample),
+        rejected=len(rejects),
+        reasons=frequent_reasons(rejects, sample.keys),
+    )
+
+
+def _convert(
+    target: RowTarget,
+    chunks: Iterable[Chunk],
+    *,
+    num_workers: int,
+    timeout: float,
+    piece_rows: int | None,
+) -> list[list[Piece]]:
+    """Convert chunks as a build does. Return the pieces of each of them."""
+    make = functools.partial(_TimedWork, target, num_workers > 0, piece_rows)
+    results = run(make, iter(chunks), num_workers=num_workers, timeout=timeout)
+    with contextlib.closing(results), quiet_pillow():
+        return [pieces for _, pieces in results]
+
+
 class _TimedWork:
     """The work of a build, with a clock. It is made in the worker."""
 
-    def __init__(self, target: RowTarget, *, in_worker: bool, piece_rows: int | None) -> None:
+    def __init__(self, target: RowTarget, in_worker: bool, piece_rows: int | None) -> None:
         self.work, self.piece_rows = RowWork(target, in_worker=in_worker), piece_rows
 
-    def __call__(self, chunk: Chunk, note_row: NoteRow) -> list[_Piece]:
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> list[Piece]:
         """Do a chunk, in pieces of so many rows, or as a whole."""
         size = self.piece_rows or chunk.stop - chunk.start
         pieces = []
@@ -122,7 +145,7 @@ class _TimedWork:
             before, begin = _blocks_read(), time.perf_counter()
             outcome = self.work(chunk._replace(start=start, stop=stop), note_row)
             end, blocks = time.perf_counter(), _blocks_read() - before
-            pieces.append(_Piece(os.getpid(), stop - start, begin, end, blocks, outcome.rejects))
+            pieces.append(Piece(os.getpid(), stop - start, begin, end, blocks, outcome.rejects))
         return pieces
 
     def close(self) -> None:
@@ -131,11 +154,6 @@ class _TimedWork:
 
 def _blocks_read() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
-
-
-def _are_from_disk(pieces: Sequence[_Piece]) -> bool:
-    """Say whether the files of a sample were not in RAM, so that only the first time counts."""
-    return sum(piece.blocks for piece in pieces) >= sum(piece.rows for piece in pieces)
 
 
 def _repeated(chunks: Sequence[Chunk], seconds: float) -> Iterator[Chunk]:
@@ -147,12 +165,26 @@ def _repeated(chunks: Sequence[Chunk], seconds: float) -> Iterator[Chunk]:
         yield chunk
 
 
+def seconds_per_row(
+    first: Sequence[Sequence[Piece]], again: Sequence[Sequence[Piece]], *, are_groups: bool
+) -> tuple[float, float]:
+    """Return the seconds that a worker takes for a row, and how far that may be off, as a share.
+
+    What was done again varies less. It does not count if the files came from a disk the first time,
+    since they were in RAM then.
+    """
+    pieces = list(itertools.chain.from_iterable(first))
+    are_from_disk = sum(piece.blocks for piece in pieces) >= sum(piece.rows for piece in pieces)
+    once, more = (_paces(chunks, are_groups=are_groups) for chunks in (first, again))
+    return _mean(once if are_from_disk or not more else more), _uncertainty(once)
+
+
 class _Pace(NamedTuple):
     seconds: float  #: since the same worker had finished what it did before
     rows: int
 
 
-def _paces(chunks: Sequence[Sequence[_Piece]], *, are_groups: bool) -> list[_Pace]:
+def _paces(chunks: Sequence[Sequence[Piece]], *, are_groups: bool) -> list[_Pace]:
     """Return how long each piece took, but the first one of each worker, which takes longer.
 
     If chunks are groups of which only a part was converted, the first piece of each is left out,
@@ -169,7 +201,7 @@ def _paces(chunks: Sequence[Sequence[_Piece]], *, are_groups: bool) -> list[_Pac
     ]
 
 
-def _by_worker(chunks: Iterable[Iterable[_Piece]]) -> list[list[_Piece]]:
+def _by_worker(chunks: Iterable[Iterable[Piece]]) -> list[list[Piece]]:
     """Return the pieces of each worker, in their order."""
     of_worker = defaultdict(list)
     for piece in itertools.chain.from_iterable(chunks):

@@ -2,23 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memload.wording import counted, shape_text, size_text
 
-#: What batches wait for where training could take more of them.
-Bound = Literal["disk", "bus", "cpu", "gpu"]
-
-
-class Serving(NamedTuple):
-    """Which feed will serve, why, and what its epochs will be bound by, in a word and in a text."""
-
-    feed: str
-    reason: str
-    first_epoch: Bound
-    first_text: str
-    later_epochs: Bound
-    later_text: str
+if TYPE_CHECKING:  # this imports torch, which a process that forks workers had better not
+    from memload.planning.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -27,7 +16,7 @@ class Plan:
 
     source: str  #: its name
     records: int  #: those that the source lists
-    samples: int  #: those of them that can be used, as far as the sample tells
+    usable: int  #: those of them that can be used, as far as the sample tells
     shape: tuple[int, int, int]  #: (H, W, C) of an image
     dtype: str  #: such as ``uint8``
     arrays: Sequence[str]  #: the names of masks and other arrays
@@ -36,36 +25,48 @@ class Plan:
     seconds: float  #: what the build will take
     seconds_range: tuple[float, float]  #: between which limits that probably is
     num_workers: int  #: of the build
-    scaled_from_cores: int | None  #: if the sample was converted on other cores: how many
-    serving: Serving
-    sampled: int  #: records that were converted
-    rejected: int  #: those of them that cannot be used
+    scaled_from_cores: float | None  #: if the sample was converted on other cores: how many
+    serving: "Serving"
+    tried: int  #: records that were converted
+    tried_rejected: int  #: those of them that cannot be used
     seed: int  #: of their choice
     warnings: Sequence[str]  #: why the build would not succeed
     notes: Sequence[str]  #: what the source left out
 
     @property
     def images_per_second(self) -> float:
-        """Records that are converted a second."""
+        """Records a second, from beginning to end."""
         return self.records / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it. Times are in seconds, and sizes in bytes."""
-        facts = {name: value for name, value in vars(self).items() if name != "serving"}
-        serving = self.serving
-        return facts | {
+        return {
+            "source": self.source,
+            "records": self.records,
+            "samples": self.usable,
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "arrays": self.arrays,
+            "bytes": self.bytes,
+            "free_bytes": self.free_bytes,
             "seconds": round(self.seconds, 2),
             "seconds_range": [round(seconds, 2) for seconds in self.seconds_range],
             "images_per_second": round(self.images_per_second, 1),
-            "feed": serving.feed,
-            "feed_reason": serving.reason,
-            "first_epoch_bound": serving.first_epoch,
-            "later_epochs_bound": serving.later_epochs,
+            "num_workers": self.num_workers,
+            "scaled_from_cores": self.scaled_from_cores,
+            "feed": self.serving.feed,
+            "feed_reason": self.serving.reason,
+            "later_epochs_bound": self.serving.later_bound,
+            "sampled": self.tried,
+            "rejected": self.tried_rejected,
+            "seed": self.seed,
+            "warnings": self.warnings,
+            "notes": self.notes,
         }
 
     def lines(self) -> Iterator[str]:
         """Yield a few lines for people."""
-        yield f"{self.source}: {counted(self.records, 'record')}; {self._sample()}"
+        yield f"{self.source}: {counted(self.records, 'record')}; {self._tried()}"
         for name, text in self._facts():
             yield f"  {name:<14}{text}"
         for warning in self.warnings:
@@ -73,20 +74,18 @@ class Plan:
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         arrays = "".join(f" with {name}" for name in self.arrays)
-        yield "rows", f"{self.samples:,} of {shape_text(self.shape)} {self.dtype}{arrays}"
-        yield "size", f"{size_text(self.bytes)}; {self._room()}"
+        yield "rows", f"{self.usable:,} of {shape_text(self.shape)} {self.dtype}{arrays}"
+        free = f"{size_text(self.free_bytes)} are free on the disk"
+        yield "size", f"{size_text(self.bytes)}; {free}"
         yield "time", self._time()
         yield "feed", f"{self.serving.feed}: {self.serving.reason}"
-        yield "first epoch", f"bound by {self.serving.first_text}"
-        yield "later epochs", f"bound by {self.serving.later_text}"
+        yield "first epoch", f"bound by {self.serving.first_epoch}"
+        yield "later epochs", f"bound by {self.serving.later_epochs}"
 
-    def _room(self) -> str:
-        free = f"{size_text(self.free_bytes)} are free on the disk"
-        return free if self.bytes <= self.free_bytes else f"this does not fit, since only {free}"
-
-    def _sample(self) -> str:
-        usable = f"; {self.rejected:,} of them cannot be used" if self.rejected else ""
-        return f"a random sample of {self.sampled:,} (seed {self.seed}) was converted{usable}"
+    def _tried(self) -> str:
+        rejected = self.tried_rejected
+        unusable = f"; {rejected:,} of them cannot be used" if rejected else ""
+        return f"a random sample of {self.tried:,} (seed {self.seed}) was converted{unusable}"
 
     def _time(self) -> str:
         unit = next((unit for unit in _UNITS if self.seconds >= unit.from_seconds), _UNITS[-1])
@@ -97,7 +96,8 @@ class Plan:
         by = f"by {counted(self.num_workers, 'worker')}" if self.num_workers else "in one process"
         scaled = ""
         if self.scaled_from_cores is not None:
-            scaled = f"; measured with {counted(self.scaled_from_cores, 'core')} of this machine"
+            cores = f"{self.scaled_from_cores:g} core{'s' * (self.scaled_from_cores != 1)}"
+            scaled = f"; measured with {cores} of this machine"
         return (
             f"{middle} {unit.name} ({low} to {high}) {by}, "
             f"{self.images_per_second:,.0f} images/s{scaled}"

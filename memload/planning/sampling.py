@@ -15,7 +15,7 @@ SEED: Final = 0
 #: How many records are converted, and how many for each worker, whose first ones do not count.
 _RECORDS, _RECORDS_PER_WORKER = 200, 16
 #: Of a group that is read in a row, such as a row group of Parquet, the first records are taken,
-#: because reading others would read these, too. They are so many.
+#: because reading others would read these, too. With so many, at least four groups are sampled.
 _GROUP_RECORDS = 50
 #: Workers get few records at a time, so that all of them are busy until the end.
 _CHUNK_RECORDS = 4

@@ -5,15 +5,18 @@ that need not be this one. It is assumed that what a feed needs is installed, su
 ``cuda-bindings``.
 """
 
-from typing import Final, NamedTuple
+import math
+from typing import Final, Literal, NamedTuple
 
 import torch
 
 from memload.feeds.factory import DMA_ROW_BYTES
-from memload.feeds.limits import PAGE_CACHE_SHARE, REGISTERED_SHARE, RESIDENT_SHARE
+from memload.feeds.limits import PAGE_CACHE_SHARE, REGISTERED_SHARE, RESIDENT_SHARE, free_memory
 from memload.planning.disk import DiskRates
-from memload.planning.report import Bound, Serving
 from memload.wording import size_text
+
+#: What batches wait for where training could take more of them.
+Bound = Literal["disk", "bus", "cpu", "gpu"]
 
 #: What is said of epochs that need not read the disk.
 _IN_MEMORY: Final[dict[Bound, str]] = {
@@ -21,6 +24,16 @@ _IN_MEMORY: Final[dict[Bound, str]] = {
     "cpu": "the CPU that copies rows, since all are in RAM",
     "gpu": "nothing but the GPU, which holds all rows",
 }
+
+
+class Serving(NamedTuple):
+    """Which feed will serve, why, and what its epochs will be bound by."""
+
+    feed: str
+    reason: str
+    first_epoch: str  #: a text on what it is bound by
+    later_epochs: str
+    later_bound: Bound  #: the same in a word
 
 
 class Memory(NamedTuple):
@@ -39,53 +52,60 @@ class _Choice(NamedTuple):
 
 def free_gpu_memory() -> int | None:
     """Return how many bytes of the GPU's memory are free, or None without a GPU."""
-    if not torch.cuda.is_available():
-        return None
-    free, _ = torch.cuda.mem_get_info()
-    return free
+    return free_memory(torch.device("cuda")) if torch.cuda.is_available() else None
 
 
-def serve(needed: int, row_bytes: int, memory: Memory, disk: DiskRates) -> Serving:
-    """Return how ``needed`` bytes on a disk will be served, with images of ``row_bytes`` each."""
-    chosen = _choose(needed, row_bytes, memory, is_direct=disk.read is not None)
-    first = f"the disk{_rate(disk.read, row_bytes)}"
+def serve(
+    needed: int, *, image_bytes: int, sample_bytes: int, memory: Memory, disk: DiskRates
+) -> Serving:
+    """Return how ``needed`` bytes on a disk will be served.
+
+    A sample has ``sample_bytes``: an image of ``image_bytes``, with its mask and other arrays.
+    """
+    chosen = _choose(needed, image_bytes, memory, is_direct=disk.read is not None)
+    first = f"the disk{_rate(disk.read, sample_bytes)}"
     if chosen.held >= 1:
         first += ", unless the file is still in RAM from the build"
-        in_memory = _IN_MEMORY[chosen.bound]
-        return Serving(chosen.feed, chosen.reason, "disk", first, chosen.bound, in_memory)
-    later = f"the disk{_rate(disk.read, row_bytes * (1 - chosen.held))}"
-    later += f", since only {chosen.held:.0%} of the rows stay in RAM"
-    return Serving(chosen.feed, chosen.reason, "disk", first, "disk", later)
+        later, bound = _IN_MEMORY[chosen.bound], chosen.bound
+    else:
+        rate = _rate(disk.read, sample_bytes * (1 - chosen.held))
+        later = f"the disk{rate}, since only {chosen.held:.0%} of the rows stay in RAM"
+        bound = "disk"
+    return Serving(chosen.feed, chosen.reason, first, later, bound)
 
 
-def _rate(bytes_per_second: float | None, bytes_per_image: float) -> str:
+def _rate(bytes_per_second: float | None, bytes_per_sample: float) -> str:
     """Return how many images a disk reads, in two digits; nothing if that is not known."""
     if bytes_per_second is None:
         return ""
-    rate = float(f"{bytes_per_second / bytes_per_image:.2g}")
+    rate = float(f"{bytes_per_second / bytes_per_sample:.2g}")
     return f", about {rate:,.0f} images/s here"
 
 
-def _choose(needed: int, row_bytes: int, memory: Memory, *, is_direct: bool) -> _Choice:
+def _choose(needed: int, image_bytes: int, memory: Memory, *, is_direct: bool) -> _Choice:
     """Return the first feed that has enough memory."""
-    size, ram = size_text(needed), memory.ram
-    of_ram = "the available RAM, whose size is not known"
-    if ram is not None:
-        of_ram = f"the {size_text(ram)} of available RAM"
-
-    def share_held(share: float) -> float:
-        return 1.0 if ram is None else min(1.0, share * ram / needed)
-
     if memory.gpu is None:
-        return _Choice("cpu", "there is no GPU", "cpu", share_held(PAGE_CACHE_SHARE))
+        return _Choice("cpu", "there is no GPU", "cpu", _in_page_cache(needed, memory))
+    size = size_text(needed)
     if needed <= RESIDENT_SHARE * memory.gpu:
         free = f"the {size_text(memory.gpu)} that are free on the GPU"
         return _Choice("resident", f"{size} fit in {RESIDENT_SHARE:.0%} of {free}", "gpu")
-    if share_held(REGISTERED_SHARE) == 1:
-        name = "dma" if row_bytes >= DMA_ROW_BYTES else "uva"
-        return _Choice(name, f"{size} fit in {REGISTERED_SHARE:.0%} of {of_ram}", "bus")
-    too_large = f"{size} do not fit in {REGISTERED_SHARE:.0%} of {of_ram}"
+    if memory.ram is None:  # a Loader registers nothing then
+        registered, limit = 0.0, "the available RAM, whose size is not known"
+    else:
+        registered = min(1.0, REGISTERED_SHARE * memory.ram / needed)
+        limit = f"{REGISTERED_SHARE:.0%} of the {size_text(memory.ram)} of available RAM"
+    if registered == 1:
+        name = "dma" if image_bytes >= DMA_ROW_BYTES else "uva"
+        return _Choice(name, f"{size} fit in {limit}", "bus")
+    too_large = f"{size} do not fit in {limit}"
     if is_direct:
-        return _Choice("disk", too_large, "bus", share_held(REGISTERED_SHARE))
+        return _Choice("disk", too_large, "bus", registered)
     reason = f"{too_large}, and files there cannot be read past the page cache"
-    return _Choice("pinned", reason, "cpu", share_held(PAGE_CACHE_SHARE))
+    return _Choice("pinned", reason, "cpu", _in_page_cache(needed, memory))
+
+
+def _in_page_cache(needed: int, memory: Memory) -> float:
+    """Return the share of the rows that stays in RAM as page cache."""
+    ram = math.inf if memory.ram is None else memory.ram
+    return min(1.0, PAGE_CACHE_SHARE * ram / needed)
