@@ -2,6 +2,7 @@
 
 import pytest
 
+from memload import machine
 from memload.planning.disk import DiskRates
 from memload.planning.duration import at_once, duration
 from memload.planning.measuring import Conversion
@@ -85,3 +86,12 @@ def test_the_range_is_that_of_the_sample_and_10_percent_at_least(
         scale=1,
     )
     assert found == pytest.approx((100, low, high))
+
+
+@pytest.mark.parametrize(("cores", "limit", "usable"), [(4, None, 4), (4, 2.5, 2.5), (4, 8.0, 4)])
+def test_a_process_may_use_its_cores_or_what_its_control_group_allows(
+    monkeypatch: pytest.MonkeyPatch, cores: int, limit: float | None, usable: float
+) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: cores)
+    monkeypatch.setattr(machine, "core_limit", lambda: limit)
+    assert machine.usable_cores() == usable
