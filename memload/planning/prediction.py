@@ -11,7 +11,7 @@ import numpy as np
 
 from memload import wording
 from memload.building.conversion import AnySettings
-from memload.building.destination import check_output
+from memload.building.destination import check_not_read, check_output
 from memload.building.file_systems import check_file_system
 from memload.building.rejects import sufficient_limit
 from memload.building.request import Request, request_of
@@ -27,7 +27,7 @@ from memload.planning.duration import Duration, at_once, duration
 from memload.planning.measuring import Conversion, convert_sample
 from memload.planning.report import Plan
 from memload.planning.sampling import SEED, Sample
-from memload.storage.index import Array
+from memload.storage.index import Array, Index
 from memload.wording import size_text
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def _list_source(request: Request, *, must_be_new: bool) -> _Listing:
     limit = rows_per_shard(arrays, request.shard_size)
     arrays = [with_shards(array, request.output, len(source), limit) for array in arrays]
     if must_be_new:
+        for read in request.data_sets_read(source):
+            check_not_read(Index.open(read), request.output, arrays)
         check_output(request.output, arrays, request.overwrite)
     return _Listing(request, source, settings, arrays)
 

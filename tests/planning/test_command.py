@@ -183,6 +183,7 @@ def test_a_data_set_that_has_everything_needs_no_plan(run: Run, folder: Path, ou
         (["images", "nowhere/out.bin"], ["there is no such folder"]),
         (["images", "old.bin"], ["exists already", "--overwrite"]),
         (["images", "begun.bin"], ["its build is not complete"]),
+        (["old.bin", "old.bin", "--overwrite"], ["old.bin belongs to old.idx", "another output"]),
         (["begun.bin"], ["its build is not complete"]),
         (["images", "/proc/out.bin"], ["/proc: a sample cannot be written there", "OUT.BIN"]),
         (["broken"], ["none of 3 pictures"]),
