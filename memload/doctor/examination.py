@@ -5,6 +5,8 @@ It runs without torch until the machine is checked, since torch itself may be wh
 
 from pathlib import Path
 
+import numpy as np
+
 from memload.building.status import build_status
 from memload.doctor.checks import Check
 from memload.doctor.machine_checks import machine_checks
@@ -16,7 +18,7 @@ def examine(path: str | None, *, step_ms: float | None = None, batch_size: int =
     """Check the machine and, if there is a path, diagnose a Loader over that data set.
 
     The Loader shuffles, and its transform is ``transforms.train`` for 224 pixels, or for the
-    largest size that fits.
+    largest size that fits. Integers other than uint8 have none, since that transform refuses them.
     """
     checks = machine_checks()
     if any(check.subject == "torch" and check.mark == "bad" for check in checks):
@@ -37,7 +39,9 @@ def examine(path: str | None, *, step_ms: float | None = None, batch_size: int =
     if not len(dataset):
         finding = f"{path} has no samples"
         return Diagnosis([*checks, Check("data set", "bad", finding, "Build it from images")])
-    transform = Setting(dataset).transform()
+    dtype = np.dtype(dataset.shards.array.descr)
+    is_image = dtype == np.uint8 or dtype.kind == "f"
+    transform = Setting(dataset).transform() if is_image else None
     loader = Loader(dataset, batch_size, shuffle=True, rank=0, num_replicas=1, transform=transform)
     try:
         return diagnose_loader(loader, step_ms, checks)

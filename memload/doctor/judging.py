@@ -79,7 +79,7 @@ def judge(times: Times, step_ms: float | None = None) -> Verdict:
         )
         return Verdict(bound, sentence, _remedy(bound, times, step_ms), data_ms)
     wait = max(0.0, data_ms - step_ms) if times.is_ahead else data_ms
-    if wait <= _NEGLIGIBLE * step_ms * (not times.is_ahead):
+    if wait <= _NEGLIGIBLE * step_ms:
         sentence = (
             f"The model: it takes {_ms(step_ms)} a batch, and data is there after {_ms(data_ms)}."
         )

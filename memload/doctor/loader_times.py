@@ -48,6 +48,8 @@ class LoaderTimes:
                 "with the same settings, for the batch size that is usual."
             )
         self._loader = loader
+        if not len(loader):
+            raise ValueError("The Loader has no batches. Use a smaller batch_size.")
         batch_size = min(loader.batch_size, len(loader.dataset))
         self.measurements = Measurements(batch_size, seconds)
         self._setting = Setting(loader.dataset, sample_bytes=_SAMPLE_BYTES)

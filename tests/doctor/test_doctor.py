@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -234,6 +235,22 @@ def test_loaders_that_cannot_be_diagnosed_are_refused(output: Path) -> None:
         memload.diagnose(DataLoader(dataset, batch_size=None))
     with pytest.raises(ValueError, match="no batches"):
         memload.diagnose(DataLoader(dataset, 100, drop_last=True))
+
+
+def test_a_loader_without_batches_is_refused(output: Path) -> None:
+    with pytest.warns(UserWarning, match="drop_last"):
+        loader = memload.Loader(output, 10_000, drop_last=True)
+    with pytest.raises(ValueError, match="no batches"):
+        memload.diagnose(loader, 20)
+
+
+def test_integers_that_are_no_images_are_measured_as_they_are(tmp_path: Path) -> None:
+    np.save(tmp_path / "scans.npy", np.zeros((20, 16, 16, 1), np.uint16))
+    memload.build(tmp_path / "scans.npy", tmp_path / "scans.bin", num_workers=0)
+    done = run_doctor(tmp_path / "scans.bin", "--step-ms", 1000)
+    assert done.exit_code == 0, done.output
+    assert "20 samples of 16×16×1 uint16" in done.output
+    assert "The model: it takes 1000 ms a batch" in done.output
 
 
 def test_errors_of_a_transform_are_raised(output: Path) -> None:

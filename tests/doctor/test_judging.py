@@ -110,3 +110,8 @@ def test_the_best_number_of_threads_is_the_smallest_that_is_fast_enough() -> Non
     assert best_workers(by_threads, step_ms=40) == 2
     assert best_workers(by_threads, step_ms=1) == 4
     assert best_workers({}) is None
+
+
+def test_a_wait_that_is_a_small_share_of_the_step_does_not_count() -> None:
+    assert judge(Times(54.1), 54).bound == "model"
+    assert judge(Times(60), 54).bound == "gathering"
