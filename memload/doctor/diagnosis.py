@@ -1,8 +1,11 @@
 """The diagnosis: checks, measurements, and what they say together."""
 
-from collections.abc import Sequence
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -48,8 +51,7 @@ def diagnose_loader(loader: Any, step_ms: float | None, of_machine: Sequence[Che
     """Diagnose a loader, after the machine was checked. See `diagnose`."""
     if step_ms is not None and not 0 < step_ms < float("inf"):
         raise ValueError(f"step_ms must be a positive number of milliseconds, not {step_ms!r}.")
-    # Otherwise samplers and transforms would draw from the random numbers of the user's training.
-    with torch.random.fork_rng(devices=[]):
+    with _random_numbers_kept(getattr(loader, "generator", None)):
         if isinstance(loader, Loader):
             return _diagnose_threads(loader, step_ms, of_machine)
         if isinstance(loader, DataLoader):
@@ -57,6 +59,21 @@ def diagnose_loader(loader: Any, step_ms: float | None, of_machine: Sequence[Che
     raise TypeError(
         f"diagnose() takes a memload.Loader or a torch DataLoader, not a {type(loader).__name__}."
     )
+
+
+@contextlib.contextmanager
+def _random_numbers_kept(generator: torch.Generator | None) -> Iterator[None]:
+    """Keep samplers and transforms from drawing the random numbers of the user's training."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    of_loader = None if generator is None else generator.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if generator is not None and of_loader is not None:
+            generator.set_state(of_loader)
 
 
 def _diagnose_threads(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 import memload
 from memload.bench import direct, stages
@@ -251,6 +252,32 @@ def test_integers_that_are_no_images_are_measured_as_they_are(tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     assert "20 samples of 16×16×1 uint16" in done.output
     assert "The model: it takes 1000 ms a batch" in done.output
+
+
+def test_random_numbers_of_the_training_are_as_before() -> None:
+    class Drawing(Dataset[float]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> float:
+            return random.random() + np.random.rand() + float(torch.rand(()))
+
+    generator = torch.Generator().manual_seed(7)
+    loader = DataLoader(Drawing(), 8, shuffle=True, generator=generator)
+
+    def drawn() -> list[float]:
+        return [random.random(), np.random.rand(), float(torch.rand(())), *loader.sampler]
+
+    found = []
+    for diagnosed in (False, True):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        generator.manual_seed(7)
+        if diagnosed:
+            memload.diagnose(loader, 20)
+        found.append(drawn())
+    assert found[0] == found[1]
 
 
 def test_errors_of_a_transform_are_raised(output: Path) -> None:
