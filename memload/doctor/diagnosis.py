@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from torch.utils.data import DataLoader
 
 from memload.doctor.checks import Check
 from memload.doctor.data_checks import data_checks, feed_check
+from memload.doctor.dataloader_measurer import DataLoaderMeasurer
 from memload.doctor.judging import judge
-from memload.doctor.loader_times import LoaderTimes
+from memload.doctor.loader_measurer import LoaderMeasurer
 from memload.doctor.machine_checks import machine_checks
-from memload.doctor.report import Diagnosis
-from memload.doctor.worker_times import WorkerTimes
+from memload.doctor.report import Diagnosis, Result
 from memload.reading.loader import Loader
 
 #: When the last stage should end, so that all takes at most 30 s with the checks.
@@ -39,23 +40,27 @@ def diagnose(loader: Loader | DataLoader[Any], step_ms: float | None = None) -> 
     that; its own state does not change. Of a DataLoader, copies are measured, which call its
     sampler and its data set. With CUDA, call it before the training begins, or after.
 
-    Raises TypeError for what is neither, and ValueError for a ``step_ms`` that is no positive
-    number, for a loader without batches, and for one that leaves making batches to a
-    ``batch_sampler`` (Loader) or to the data set (DataLoader). Errors of a transform or of the data
-    set are raised as they are.
+    Raises TypeError for what is neither, and for a ``step_ms`` that is no number. Raises ValueError
+    for one that is not positive, for a loader without batches, and for one that leaves making
+    batches to a ``batch_sampler`` (Loader) or to the data set (DataLoader). Errors of a transform
+    or of the data set are raised as they are.
     """
     return diagnose_loader(loader, step_ms, machine_checks())
 
 
 def diagnose_loader(loader: Any, step_ms: float | None, of_machine: Sequence[Check]) -> Diagnosis:
     """Diagnose a loader, after the machine was checked. See `diagnose`."""
-    if step_ms is not None and not 0 < step_ms < float("inf"):
-        raise ValueError(f"step_ms must be a positive number of milliseconds, not {step_ms!r}.")
+    if step_ms is not None:
+        wanted = f"step_ms must be a positive number of milliseconds, not {step_ms!r}."
+        if not isinstance(step_ms, Real) or isinstance(step_ms, bool):
+            raise TypeError(wanted)
+        if not 0 < step_ms < float("inf"):
+            raise ValueError(wanted)
     with _random_numbers_kept(getattr(loader, "generator", None)):
         if isinstance(loader, Loader):
-            return _diagnose_threads(loader, step_ms, of_machine)
+            return _diagnose_memload_loader(loader, step_ms, of_machine)
         if isinstance(loader, DataLoader):
-            return _diagnose_workers(loader, step_ms, of_machine)
+            return _diagnose_torch_loader(loader, step_ms, of_machine)
     raise TypeError(
         f"diagnose() takes a memload.Loader or a torch DataLoader, not a {type(loader).__name__}."
     )
@@ -76,37 +81,23 @@ def _random_numbers_kept(generator: torch.Generator | None) -> Iterator[None]:
             generator.set_state(of_loader)
 
 
-def _diagnose_threads(
+def _diagnose_memload_loader(
     loader: Loader, step_ms: float | None, of_machine: Sequence[Check]
 ) -> Diagnosis:
-    dataset = loader.dataset
-    measuring = LoaderTimes(loader, _SECONDS)
+    dataset, measurer = loader.dataset, LoaderMeasurer(loader, _SECONDS)
     checks = [*of_machine, *data_checks(dataset), feed_check(loader.device, dataset.subset([0]))]
-    times = measuring.measure(step_ms)
-    return Diagnosis(
-        checks,
-        measuring.measurements.lines,
-        times,
-        judge(times, step_ms),
-        step_ms,
-        measuring.measurements.batch_size,
-        measuring.num_threads,
-        measuring.prefetch_factor,
-    )
+    return Diagnosis(checks, _measure(measurer, step_ms))
 
 
-def _diagnose_workers(
+def _diagnose_torch_loader(
     loader: DataLoader[Any], step_ms: float | None, of_machine: Sequence[Check]
 ) -> Diagnosis:
-    measuring = WorkerTimes(loader, _SECONDS)
-    of_data = [] if measuring.dataset is None else data_checks(measuring.dataset)
-    times = measuring.measure()
-    measurements = measuring.measurements
-    return Diagnosis(
-        [*of_machine, *of_data],
-        measurements.lines,
-        times,
-        judge(times, step_ms),
-        step_ms,
-        measurements.batch_size,
-    )
+    measurer = DataLoaderMeasurer(loader, _SECONDS)
+    of_data = [] if measurer.dataset is None else data_checks(measurer.dataset)
+    return Diagnosis([*of_machine, *of_data], _measure(measurer, step_ms))
+
+
+def _measure(measurer: LoaderMeasurer | DataLoaderMeasurer, step_ms: float | None) -> Result:
+    """Measure a loader, and judge what was measured."""
+    times, runner = measurer.measure(), measurer.runner
+    return Result(runner.lines, times, judge(times, step_ms), step_ms, runner.batch_size)

@@ -1,14 +1,16 @@
 """What bounds the training, from milliseconds a batch. Numbers in, sentences out."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-Bound = Literal["model", "disk", "threads", "workers", "transform", "gathering", "bus", "samples"]
+from memload.doctor.times import Part, Times, Trial
+
+Bound = Literal["model", "disk", "threads", "prefetching", "workers", Part]
 
 #: What takes less than this share of the time of something else is much faster.
-MUCH_LESS = 0.8
-#: What is nearly as fast as the fastest takes at most this many times as long.
+_MUCH_LESS = 0.8
+#: What takes up to this many times as long as the fastest is as fast, as far as can be measured.
 _NEARLY = 1.1
 #: A model that waits for less than this share of its step is what bounds the training.
 _NEGLIGIBLE = 0.05
@@ -19,34 +21,15 @@ _NAMES: dict[Bound, str] = {
     "gathering": "Gathering rows",
     "bus": "Bringing rows to the GPU",
     "samples": "Reading and collating single samples",
+    "dataset": "Decoding, resizing, or what else __getitem__ does",
 }
 _REMEDIES: dict[Bound, str] = {
-    "transform": "Do before the build what is the same in every epoch. memload.transforms do the "
-    "rest to whole batches, on a GPU or on more cores",
-    "gathering": "Build smaller images (--size), or use a machine with more memory bandwidth",
-    "bus": "Build smaller images (--size): fewer bytes cross the bus",
-    "samples": "Use a memload.Loader, which reads whole batches",
+    "gathering": "Build smaller images (--size), or use a machine with more memory bandwidth.",
+    "bus": "Build smaller images (--size): fewer bytes cross the bus.",
+    "samples": "Use a memload.Loader, which reads whole batches while the model is at work.",
+    "dataset": "Build the images once with 'memload build', and use a memload.Loader over the "
+    "result.",
 }
-
-
-@dataclass(frozen=True)
-class Times:
-    """How long a batch takes, in milliseconds."""
-
-    #: From one batch to the next, as it is set up, while its rows are in RAM.
-    batch: float
-    #: Its rows that are not in RAM now, from the disk; and once an epoch has read all of them.
-    disk: float = 0.0
-    disk_later: float = 0.0
-    #: The work on a batch, by what it is. On the CPU that of one thread or process.
-    parts: Mapping[Bound, float] = field(default_factory=dict)
-    #: How many threads or processes there are, and what a batch takes with other numbers of them.
-    workers: int = 1
-    by_workers: Mapping[int, float] = field(default_factory=dict)
-    #: Whether these are processes of a DataLoader, and not threads of a Loader.
-    are_processes: bool = False
-    #: Whether batches are made while the model is at work.
-    is_ahead: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,6 +42,10 @@ class Verdict:
     #: After how many milliseconds a batch is there, and for how many the model waits for it.
     data_ms: float = 0.0
     wait_ms: float | None = None
+    #: The best settings of a Loader that were measured together. None: they make no difference, or
+    #: nothing was compared.
+    num_threads: int | None = None
+    prefetch_factor: int | None = None
 
 
 def judge(times: Times, step_ms: float | None = None) -> Verdict:
@@ -69,101 +56,137 @@ def judge(times: Times, step_ms: float | None = None) -> Verdict:
     >>> judge(Times(batch=6, disk=81), step_ms=54).sentence
     'Reading the disk: 81 ms a batch, the model waits 27 ms of each step.'
     """
-    data_ms = max(times.batch, times.disk)
-    bound = _slowest(times, step_ms)
-    if step_ms is None:
+    best = recommended(times.trials, step_ms)
+    better = best if best and _is_better(best, times) else None
+    data_ms, wait_ms = max(times.batch, times.disk), None
+    bound = _slowest(times, step_ms, better)
+    if step_ms is not None:
+        wait_ms = max(0.0, data_ms - step_ms) if times.is_ahead else data_ms
+        bound = "model" if wait_ms <= _NEGLIGIBLE * step_ms else bound
+    if step_ms is None or wait_ms is None:
         sentence = (
             f"Data is there after {_ms(data_ms)} a batch, and a model that takes longer does not "
-            f"wait. {_NAMES.get(bound) or _described(bound, times)}"
-            f"{' takes longest' if bound in _NAMES else ''}."
+            f"wait. {_longest(bound, times, better)}."
         )
-        return Verdict(bound, sentence, _remedy(bound, times, step_ms), data_ms)
-    wait = max(0.0, data_ms - step_ms) if times.is_ahead else data_ms
-    if wait <= _NEGLIGIBLE * step_ms:
+    elif bound == "model":
         sentence = (
             f"The model: it takes {_ms(step_ms)} a batch, and data is there after {_ms(data_ms)}."
         )
-        return Verdict("model", sentence, _spare_workers(times, step_ms), data_ms, wait)
-    sentence = f"{_described(bound, times)}, the model waits {_ms(wait)} of each step."
-    return Verdict(bound, sentence, _remedy(bound, times, step_ms), data_ms, wait)
+    else:
+        described = _described(bound, times, better)
+        sentence = f"{described}, the model waits {_ms(wait_ms)} of each step."
+    return Verdict(
+        bound,
+        f"{sentence} {_on_shared_cores(times, bound, step_ms)}".rstrip(),
+        _remedy(bound, times, step_ms, better),
+        data_ms,
+        wait_ms,
+        num_threads=best.num_threads if best else None,
+        prefetch_factor=best.prefetch_factor if best else None,
+    )
 
 
-def best_workers(by_workers: Mapping[int, float], step_ms: float | None = None) -> int | None:
-    """Return the smallest number that is fast enough, or else nearly as fast as the fastest.
+def recommended(trials: Sequence[Trial], step_ms: float | None = None) -> Trial | None:
+    """Return the best settings for a model that takes ``step_ms`` a batch; None without a choice.
 
-    >>> best_workers({1: 50, 2: 26, 4: 14, 8: 13.9})
-    4
-    >>> best_workers({1: 50, 2: 26, 4: 14, 8: 13.9}, step_ms=40)
-    2
+    These are those with the fewest threads that keep up with the model. If none do, they are the
+    fastest, or the user's own, which are the first ones, if these are nearly as fast.
+
+    >>> trials = [Trial(2, 2, ms=26), Trial(1, 2, ms=50), Trial(4, 2, ms=14), Trial(8, 2, ms=13.9)]
+    >>> recommended(trials), recommended(trials, step_ms=40)
+    (Trial(num_threads=4, prefetch_factor=2, ms=14), Trial(num_threads=2, prefetch_factor=2, ms=26))
     """
-    if not by_workers:
+    usable = [trial for trial in trials if trial.num_threads != 0]  # which loads nothing ahead
+    if len(trials) < 2 or not usable:
         return None
-    enough = max(MUCH_LESS * (step_ms or 0), _NEARLY * min(by_workers.values()))
-    return min(number for number, ms in by_workers.items() if ms <= enough)
+    own = trials[0]
+
+    def cost(trial: Trial) -> tuple[int, bool, float]:
+        is_other_factor = trial.prefetch_factor != own.prefetch_factor
+        return trial.threads_at_work, is_other_factor, trial.ms
+
+    keeping_up = [trial for trial in usable if trial.ms <= _MUCH_LESS * (step_ms or 0)]
+    if keeping_up:
+        return min(keeping_up, key=cost)
+    enough = _NEARLY * min(trial.ms for trial in usable)
+    fastest = [trial for trial in usable if trial.ms <= enough]
+    return own if own in fastest else min(fastest, key=cost)
 
 
-def _slowest(times: Times, step_ms: float | None) -> Bound:
+def _is_better(best: Trial, times: Times) -> bool:
+    """Return whether other settings are much better than those of the Loader."""
+    loads_nothing_ahead = times.trials[0].num_threads == 0
+    return loads_nothing_ahead or best.ms < _MUCH_LESS * times.batch
+
+
+def _slowest(times: Times, step_ms: float | None, better: Trial | None) -> Bound:
     """Return what the data waits for."""
     if times.disk > times.batch:
         return "disk"
     if _is_better_without_workers(times):
         return "workers"
-    if not times.are_processes and times.workers == 0 and len(times.by_workers) > 1:
-        return "threads"  # with none, the model waits for all of it
-    more = _with_more_threads(times, step_ms)
-    if more is not None and (step_ms is None or times.by_workers[more] <= step_ms):
-        return "threads"
+    if better and (step_ms is None or better.ms <= step_ms or times.trials[0].num_threads == 0):
+        is_same_number = better.num_threads == times.trials[0].num_threads
+        return "prefetching" if is_same_number else "threads"
     parts = times.parts or {"gathering": times.batch}
     return max(parts, key=lambda part: parts[part])
 
 
 def _is_better_without_workers(times: Times) -> bool:
-    if not (times.are_processes and times.workers and 0 in times.by_workers):
+    if not times.num_workers or times.without_workers is None:
         return False
-    return times.by_workers[0] < MUCH_LESS * times.batch
+    return times.without_workers < _MUCH_LESS * times.batch
 
 
-def _with_more_threads(times: Times, step_ms: float | None) -> int | None:
-    """Return how many threads would be much faster; None if not more than there are."""
-    best = best_workers(times.by_workers, step_ms)
-    if times.are_processes or best is None or best <= times.workers:
-        return None
-    return best if times.by_workers[best] < MUCH_LESS * times.batch else None
+def _longest(bound: Bound, times: Times, better: Trial | None) -> str:
+    """Return what takes longest, without what it takes if that is the time of the whole batch."""
+    return f"{_NAMES[bound]} takes longest" if bound in _NAMES else _described(bound, times, better)
 
 
-def _described(bound: Bound, times: Times) -> str:
+def _described(bound: Bound, times: Times, better: Trial | None) -> str:
+    """Return what takes how long."""
+    batch = f"{_ms(times.batch)} a batch"
     if bound == "disk":
         return f"{_NAMES[bound]}: {_ms(times.disk)} a batch"
-    if bound == "threads":
-        return f"Too few threads: {_ms(times.batch)} a batch with num_threads={times.workers}"
     if bound == "workers":
-        without = _ms(times.by_workers[0])
-        return (
-            f"The DataLoader's {times.workers} workers: {_ms(times.batch)} a batch ({without} "
-            "without them)"
-        )
-    return f"{_NAMES[bound]}: {_ms(times.batch)} a batch"
+        without = _ms(times.without_workers or 0.0)
+        return f"The DataLoader's {times.num_workers} workers: {batch} ({without} without them)"
+    if better and bound in ("threads", "prefetching"):
+        own = times.trials[0]
+        if bound == "threads":
+            amount = "few" if better.threads_at_work > (own.num_threads or 0) else "many"
+            return f"Too {amount} threads: {batch} with num_threads={own.num_threads}"
+        amount = "little" if better.prefetch_factor > own.prefetch_factor else "much"
+        return f"Too {amount} prefetching: {batch} with prefetch_factor={own.prefetch_factor}"
+    return f"{_NAMES[bound]}: {batch}"
 
 
-def _remedy(bound: Bound, times: Times, step_ms: float | None) -> str:
+def _on_shared_cores(times: Times, bound: Bound, step_ms: float | None) -> str:
+    """Return what making batches beside the model costs where there is no GPU."""
+    if times.has_gpu or not times.is_ahead or bound == "disk":
+        return ""
+    if step_ms is None:
+        total = f"{_ms(times.batch)} longer"
+    elif times.batch > _NEGLIGIBLE * step_ms:
+        total = _ms(step_ms + times.batch)
+    else:
+        return ""
+    return f"On the CPU, model and loading share the cores: a step takes up to {total}."
+
+
+def _remedy(bound: Bound, times: Times, step_ms: float | None, better: Trial | None) -> str:
+    if bound == "model":
+        return _spare_workers(times, step_ms)
     if bound == "disk":
         return _remedy_for_disk(times)
-    if bound == "threads":
-        with_threads = {number: ms for number, ms in times.by_workers.items() if number}
-        best = best_workers(with_threads, step_ms) or 1
-        return f"Use num_threads={best}: {_ms(times.by_workers[best])} a batch."
     if bound == "workers":
         return (
-            "Nothing is left to decode, so workers cost more than they bring. Use num_workers=0 "
-            "or, to load while the model is at work, a memload.Loader."
+            "Workers cost more here than they bring. Use num_workers=0 or, to load while the model "
+            "is at work, a memload.Loader."
         )
-    remedy = _REMEDIES[bound]
-    more = _with_more_threads(times, step_ms)
-    if more is not None:
-        remedy = f"Use num_threads={more}: {_ms(times.by_workers[more])} a batch. {remedy}"
-    elif not times.is_ahead:
-        remedy = f"Load while the model is at work, with a memload.Loader. {remedy}"
-    return f"{remedy}."
+    settings = f"Use {better}: {_ms(better.ms)} a batch." if better else ""
+    remedy = _remedy_for_transform(times) if bound == "transform" else _REMEDIES.get(bound, "")
+    return f"{settings} {remedy}".strip()
 
 
 def _remedy_for_disk(times: Times) -> str:
@@ -180,15 +203,28 @@ def _remedy_for_disk(times: Times) -> str:
     )
 
 
-def _spare_workers(times: Times, step_ms: float) -> str:
-    """Return what can be saved although the model is what bounds the training."""
-    alone = times.by_workers.get(0)
-    if times.are_processes and times.workers and alone is not None and alone < step_ms:
+def _remedy_for_transform(times: Times) -> str:
+    remedy = "Do before the build what is the same in every epoch."
+    if times.num_workers is not None:
         return (
-            f"The DataLoader's {times.workers} workers are not needed: without them, a batch takes "
-            f"{_ms(alone)}. A memload.Loader loads it while the model is at work."
+            f"{remedy} A memload.Loader with memload.transforms does the rest to whole batches, "
+            "while the model is at work."
         )
-    return ""
+    better = (
+        "a cheaper transform" if times.is_on_gpu else "a GPU, more cores, or a cheaper transform"
+    )
+    return f"{remedy} The rest needs {better}."
+
+
+def _spare_workers(times: Times, step_ms: float | None) -> str:
+    """Return what can be saved although the model is what bounds the training."""
+    alone = times.without_workers
+    if not times.num_workers or alone is None or alone >= (step_ms or 0):
+        return ""
+    return (
+        f"The DataLoader's {times.num_workers} workers are not needed: without them, a batch takes "
+        f"{_ms(alone)}. A memload.Loader loads it while the model is at work."
+    )
 
 
 def _ms(milliseconds: float) -> str:

@@ -16,6 +16,8 @@ from memload.wording import size_text
 
 #: Processes a core from which on others are slowed down.
 _BUSY = 1.2
+#: Memory that was looked at twice may have changed by up to this share in between.
+_CHANGED_MEANWHILE = 0.1
 #: Where NVIDIA's driver says its version, as long as it is loaded.
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -65,7 +67,7 @@ def _memory(root: Path) -> Check:
         return Check("RAM", "note", "the system does not say how much is available")
     facts = dict(re.findall(r"(\w+):\s*(\d+) kB", (root / "proc/meminfo").read_text()))
     finding = f"{size_text(available)} available of {size_text(int(facts['MemTotal']) * 1024)}"
-    if available < 0.9 * 1024 * int(facts["MemAvailable"]):
+    if available < (1 - _CHANGED_MEANWHILE) * 1024 * int(facts["MemAvailable"]):
         finding += ": the container has a limit (cgroup)"
     return Check("RAM", "ok", finding)
 

@@ -2,59 +2,89 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from memload.bench.stages import Stage, measure_in_turn
-from memload.doctor.report import Measured
+
+#: Stages of one kind take about as long as each other.
+Kind = Literal["disk", "loader", "gathering", "gpu", "samples"]
 
 
-class Measurements:
-    """What is measured, in milliseconds a batch.
+@dataclass(frozen=True)
+class Measured:
+    """How long a batch takes in a stage, or why that is not known."""
+
+    subject: str
+    ms: float | None = None  #: milliseconds a batch
+    images_s: float | None = None
+    reason: str = ""
+
+    def line(self, width: int) -> str:
+        """Return a row of a table whose first column has this width."""
+        if self.ms is None or self.images_s is None:
+            return f"{self.subject:{width}}  {'–':>8}  {'–':>10}  {self.reason}"
+        ms = f"{self.ms:,.0f}" if self.ms >= 100 else f"{self.ms:.3g}"
+        return f"{self.subject:{width}}  {ms:>8}  {self.images_s:>10,.0f}"
+
+
+class StageRunner:
+    """Measures stages, in milliseconds a batch, and keeps a line on each of them.
 
     No stage begins that would end after ``seconds`` if it took as long as the longest one of its
-    kind, which is the first word of its subject.
+    kind so far.
     """
 
     def __init__(self, batch_size: int, seconds: float) -> None:
         self.batch_size = batch_size
-        self.lines: list[Measured] = []
+        self._lines: dict[str, Measured] = {}
         self._end = time.monotonic() + seconds
-        self._longest: dict[str, float] = {}
+        self._longest: dict[Kind, float] = {}
 
-    def measure(self, stage: Stage) -> float | None:
-        """Measure a stage once. Returns None, and notes the reason, if it cannot be measured.
+    @property
+    def lines(self) -> list[Measured]:
+        """What was measured so far, a line for each subject."""
+        return list(self._lines.values())
 
-        Raises errors of the measurement itself, other than those of preparing it.
+    def measure(self, stage: Stage, *, kind: Kind) -> float | None:
+        """Measure a stage. If its subject was measured before, the faster result counts.
+
+        Returns None, and notes the reason, if it cannot be measured. Raises errors of the
+        measurement itself, other than those of preparing it.
         """
-        if time.monotonic() + self._longest.get(_kind(stage), 0.0) > self._end:
+        if time.monotonic() + self._longest.get(kind, 0.0) > self._end:
             stage.reason = "not measured: there was no time left"
         else:
-            self._run(stage)
-        if not stage.rates:
-            self.lines.append(Measured(stage.subject, reason=stage.reason))
-            return None
-        return self._add(stage)
+            self._run(stage, kind)
+        line = Measured(stage.subject, reason=stage.reason)
+        if stage.rates:
+            line = self._line_of(stage)
+        before = self._lines.get(stage.subject, line)
+        faster = max(before, line, key=lambda one: one.images_s or 0.0)
+        self._lines[stage.subject] = faster
+        return faster.ms
 
-    def measure_anyway(self, stage: Stage) -> float:
+    def measure_anyway(self, stage: Stage, *, kind: Kind) -> float:
         """Measure a stage that all others are compared with, whose preparation cannot fail."""
-        self._run(stage)
-        return self._add(stage)
+        self._run(stage, kind)
+        self._lines[stage.subject] = self._line_of(stage)
+        return self._ms(stage)
 
-    def sweep(self, numbers: Sequence[int], make_stage: Callable[[int], Stage]) -> dict[int, float]:
+    def sweep(
+        self, numbers: Sequence[int], make_stage: Callable[[int], Stage], *, kind: Kind
+    ) -> dict[int, float]:
         """Measure a stage for several numbers, such as numbers of threads."""
-        found = {number: self.measure(make_stage(number)) for number in numbers}
+        found = {number: self.measure(make_stage(number), kind=kind) for number in numbers}
         return {number: ms for number, ms in found.items() if ms is not None}
 
-    def _run(self, stage: Stage) -> None:
+    def _run(self, stage: Stage, kind: Kind) -> None:
         start = time.monotonic()
         measure_in_turn([stage], 1)
-        seconds, kind = time.monotonic() - start, _kind(stage)
+        seconds = time.monotonic() - start
         self._longest[kind] = max(self._longest.get(kind, 0.0), seconds)
 
-    def _add(self, stage: Stage) -> float:
-        ms = 1000 * self.batch_size / stage.rates[0]
-        self.lines.append(Measured(stage.subject, ms, stage.rates[0]))
-        return ms
+    def _line_of(self, stage: Stage) -> Measured:
+        return Measured(stage.subject, self._ms(stage), stage.rates[0])
 
-
-def _kind(stage: Stage) -> str:
-    return stage.subject.replace(",", " ").split()[0]
+    def _ms(self, stage: Stage) -> float:
+        return 1000 * self.batch_size / stage.rates[0]

@@ -5,61 +5,123 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memload.doctor.checks import Check
-from memload.doctor.judging import Times, Verdict
+from memload.doctor.judging import Verdict
+from memload.doctor.measurements import Measured
+from memload.doctor.times import Times
 from memload.wording import counted
 
 
 @dataclass(frozen=True)
-class Measured:
-    """How long a batch takes in a stage, or why that is not known."""
+class Result:
+    """What was measured of a loader, and what that says."""
 
-    subject: str
-    ms: float | None = None  #: milliseconds a batch
-    images_s: float | None = None
-    reason: str = ""
-
-    def line(self, width: int) -> str:
-        """Return a row of a table whose first column has this width."""
-        if self.ms is None or self.images_s is None:
-            return f"{self.subject:{width}}  {'–':>8}  {'–':>10}  {self.reason}"
-        ms = f"{self.ms:,.0f}" if self.ms >= 100 else f"{self.ms:.3g}"
-        return f"{self.subject:{width}}  {ms:>8}  {self.images_s:>10,.0f}"
+    measured: Sequence[Measured]
+    times: Times
+    verdict: Verdict
+    step_ms: float | None
+    batch_size: int
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found. ``str()`` of it is the report."""
+    """What `diagnose` found. ``str()`` of it is the report, and `as_dict` is ready for JSON.
+
+    - ``ok``: whether nothing is broken, so that no check has the mark ``"bad"``.
+    - ``checks``: each has a ``subject``, a ``mark`` (``"ok"``, ``"note"`` or ``"bad"``), a
+      ``finding``, and a ``remedy`` that is empty if there is nothing to do.
+    - ``measured``: the lines of the table. Each has a ``subject``, ``ms`` a batch and ``images_s``,
+      or a ``reason`` why it was not measured.
+    - ``times``: the milliseconds that the verdict is made of.
+    - ``verdict``: ``bound`` is what bounds the training: ``"model"``, ``"disk"``, ``"threads"``,
+      ``"prefetching"``, ``"workers"``, ``"transform"``, ``"gathering"``, ``"bus"``, ``"samples"``
+      or ``"dataset"``. ``sentence`` says it, and ``remedy`` what to do. A batch is there after
+      ``data_ms``, for which the model waits ``wait_ms``.
+    - ``step_ms``, ``batch_size``: what was diagnosed.
+    - ``num_threads``, ``prefetch_factor``: the best values for a Loader here that were measured
+      together. None: they make no difference, or nothing was compared.
+
+    If nothing was measured, all but the first two are None, and ``measured`` is empty.
+    """
 
     checks: Sequence[Check]
-    measured: Sequence[Measured] = ()
-    times: Times | None = None
-    verdict: Verdict | None = None
-    step_ms: float | None = None
-    batch_size: int | None = None
-    #: The best values for a Loader here. None: they make no difference, or were not measured.
-    num_threads: int | None = None
-    prefetch_factor: int | None = None
+    result: Result | None = None
 
     @property
     def ok(self) -> bool:
         """Whether nothing is broken."""
         return all(check.mark != "bad" for check in self.checks)
 
+    @property
+    def measured(self) -> Sequence[Measured]:
+        """The lines of the table."""
+        return self.result.measured if self.result else ()
+
+    @property
+    def times(self) -> Times | None:
+        """The milliseconds that the verdict is made of."""
+        return self.result.times if self.result else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What bounds the training, by how much, and what to do."""
+        return self.result.verdict if self.result else None
+
+    @property
+    def step_ms(self) -> float | None:
+        """What the model takes for a batch."""
+        return self.result.step_ms if self.result else None
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many samples a batch has."""
+        return self.result.batch_size if self.result else None
+
+    @property
+    def num_threads(self) -> int | None:
+        """The best number of threads here."""
+        return self.verdict.num_threads if self.verdict else None
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """The best prefetch_factor here."""
+        return self.verdict.prefetch_factor if self.verdict else None
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
-        return {"ok": self.ok, **asdict(self)}
+        return {
+            "ok": self.ok,
+            "checks": [asdict(check) for check in self.checks],
+            "measured": [asdict(line) for line in self.measured],
+            "times": self.times and asdict(self.times),
+            "verdict": self.verdict and asdict(self.verdict),
+            "step_ms": self.step_ms,
+            "batch_size": self.batch_size,
+            "num_threads": self.num_threads,
+            "prefetch_factor": self.prefetch_factor,
+        }
 
     def __str__(self) -> str:
         lines = [str(check) for check in self.checks]
-        if self.measured:
-            width = max(len(one.subject) for one in self.measured)
-            heading = f"batches of {counted(self.batch_size or 0, 'sample')}"
-            lines += ["", f"{heading:{width}}  {'ms':>8}  {'images/s':>10}"]
-            lines += [one.line(width) for one in self.measured]
-        if self.verdict is not None:
-            best = {"num_threads": self.num_threads, "prefetch_factor": self.prefetch_factor}
-            found = [f"{name}={value}" for name, value in best.items() if value is not None]
-            enough = "Enough here" if self.verdict.bound == "model" else "Best here"
-            lines += ["", *([f"{enough}: {', '.join(found)}."] if found else [])]
-            lines += [f"{self.verdict.sentence} {self.verdict.remedy}".rstrip()]
+        if self.result is not None:
+            lines += ["", *_table(self.result), "", *self._conclusion(self.result.verdict)]
         return "\n".join(lines)
+
+    def _conclusion(self, verdict: Verdict) -> list[str]:
+        """Return the best settings, and the verdict."""
+        best = {"num_threads": self.num_threads, "prefetch_factor": self.prefetch_factor}
+        found = ", ".join(f"{name}={value}" for name, value in best.items() if value is not None)
+        enough = "Enough here" if verdict.bound == "model" else "Best here"
+        sentences = [verdict.sentence, verdict.remedy]
+        if any(check.subject == "load" and check.mark == "note" for check in self.checks):
+            sentences.append("Other processes were at work: measure again when they have ended.")
+        return [*([f"{enough}: {found}."] if found else []), " ".join(filter(None, sentences))]
+
+
+def _table(result: Result) -> list[str]:
+    """Return a heading, and a row for each line that was measured."""
+    width = max(len(line.subject) for line in result.measured)
+    heading = f"batches of {counted(result.batch_size, 'sample')}"
+    return [
+        f"{heading:{width}}  {'ms':>8}  {'images/s':>10}",
+        *(line.line(width) for line in result.measured),
+    ]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import memload
 from memload.bench import direct, stages
 from memload.cli import main
-from memload.doctor import data_checks, disk, loader_times
+from memload.doctor import data_checks, disk, loader_measurer
 from memload.storage.file_reads import DirectFile
 from memload.storage.index import Index
 
@@ -31,7 +31,7 @@ def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "SECONDS", 0)
     monkeypatch.setattr(disk, "_SECONDS", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(loader_times, "available_cores", lambda: 4)
+    monkeypatch.setattr(loader_measurer, "available_cores", lambda: 4)
 
 
 def run_doctor(*arguments: object) -> Result:
@@ -214,7 +214,7 @@ def test_too_little_memory_is_a_line_and_status_1(
     def fail(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 3 GiB.")
 
-    monkeypatch.setattr(loader_times, "disk_stage", fail)
+    monkeypatch.setattr(loader_measurer, "disk_stage", fail)
     done = run_doctor(output, "--step-ms", 54)
     assert done.exit_code == 1
     assert done.stdout.splitlines()[-1].split("  ")[-1] == "CUDA out of memory."

@@ -1,10 +1,18 @@
 """What the doctor says of given times; never how fast anything is."""
 
+from typing import Any
+
 import pytest
 
-from memload.doctor.judging import Times, Verdict, best_workers, judge
+from memload.doctor.judging import Verdict, judge, recommended
+from memload.doctor.times import Times, Trial, outliers
 
 SLOW_TRANSFORM = {"transform": 100.0, "gathering": 3.0}
+
+
+def loader_times(*trials: Trial, **options: Any) -> Times:
+    """Return the times of a Loader with these trials, whose own settings are the first ones."""
+    return Times(trials[0].ms, trials=trials, parts=SLOW_TRANSFORM, **options)
 
 
 @pytest.mark.parametrize(
@@ -29,22 +37,53 @@ SLOW_TRANSFORM = {"transform": 100.0, "gathering": 3.0}
             "later epochs take 80 ms",
         ),
         (
-            Times(100, parts=SLOW_TRANSFORM, workers=1, by_workers={1: 100, 2: 51, 4: 26, 8: 25}),
+            loader_times(Trial(1, 2, 100), Trial(2, 2, 51), Trial(4, 2, 26), Trial(8, 2, 25)),
             "threads",
             "Too few threads: 100 ms a batch with num_threads=1, the model waits 46 ms of each step.",
-            "num_threads=4: 26 ms",
+            "Use num_threads=4, prefetch_factor=2: 26 ms a batch.",
         ),
         (
-            Times(500, parts=SLOW_TRANSFORM, workers=1, by_workers={1: 500, 2: 260, 4: 130}),
+            loader_times(Trial(8, 2, 100), Trial(4, 2, 40)),
+            "threads",
+            "Too many threads: 100 ms a batch with num_threads=8, the model waits 46 ms of each step.",
+            "Use num_threads=4, prefetch_factor=2: 40 ms a batch.",
+        ),
+        (
+            loader_times(Trial(0, 2, 100), Trial(1, 2, 99), is_ahead=False),
+            "threads",
+            "Too few threads: 100 ms a batch with num_threads=0, the model waits 100 ms of each step.",
+            "Use num_threads=1, prefetch_factor=2: 99 ms a batch.",
+        ),
+        (
+            loader_times(Trial(2, 2, 119), Trial(1, 2, 130), Trial(2, 4, 50)),
+            "prefetching",
+            "Too little prefetching: 119 ms a batch with prefetch_factor=2, the model waits 65 ms of each step.",
+            "Use num_threads=2, prefetch_factor=4: 50 ms a batch.",
+        ),
+        (
+            loader_times(Trial(None, 2, 119), Trial(None, 1, 50)),
+            "prefetching",
+            "Too much prefetching: 119 ms a batch with prefetch_factor=2, the model waits 65 ms of each step.",
+            "Use prefetch_factor=1: 50 ms a batch.",
+        ),
+        (
+            loader_times(Trial(2, 2, 119), Trial(1, 2, 130), Trial(2, 4, 59)),
             "transform",
-            "The transform: 500 ms a batch, the model waits 446 ms of each step.",
-            "num_threads=4: 130 ms",
+            "The transform: 119 ms a batch, the model waits 65 ms of each step.",
+            "Use num_threads=2, prefetch_factor=4: 59 ms a batch. Do before the build",
         ),
         (
-            Times(100, parts=SLOW_TRANSFORM, workers=2, by_workers={1: 100, 2: 100, 4: 100}),
+            loader_times(Trial(2, 2, 100), Trial(1, 2, 100), Trial(4, 2, 95)),
             "transform",
             "The transform: 100 ms a batch, the model waits 46 ms of each step.",
-            "before the build",
+            "Do before the build what is the same in every epoch. The rest needs a GPU, more cores, "
+            "or a cheaper transform.",
+        ),
+        (
+            loader_times(Trial(None, 2, 100), is_on_gpu=True),
+            "transform",
+            "The transform: 100 ms a batch, the model waits 46 ms of each step.",
+            "The rest needs a cheaper transform.",
         ),
         (
             Times(80, parts={"bus": 78, "transform": 5}),
@@ -53,25 +92,43 @@ SLOW_TRANSFORM = {"transform": 100.0, "gathering": 3.0}
             "--size",
         ),
         (
-            Times(90, workers=8, by_workers={8: 90, 0: 2}, are_processes=True),
+            Times(90, num_workers=8, without_workers=2),
             "workers",
             "The DataLoader's 8 workers: 90 ms a batch (2 ms without them), the model waits 36 ms of each step.",
             "num_workers=0",
         ),
         (
-            Times(9, workers=8, by_workers={8: 9, 0: 2}, are_processes=True),
+            Times(9, num_workers=8, without_workers=2),
             "model",
             "The model: it takes 54 ms a batch, and data is there after 9 ms.",
             "8 workers are not needed",
         ),
         (
-            Times(20, parts={"samples": 20}, workers=0, are_processes=True, is_ahead=False),
+            Times(9, num_workers=8, without_workers=60),
+            "model",
+            "The model: it takes 54 ms a batch, and data is there after 9 ms.",
+            "",
+        ),
+        (
+            Times(20, parts={"samples": 20}, num_workers=0, is_ahead=False),
             "samples",
             "Reading and collating single samples: 20 ms a batch, the model waits 20 ms of each step.",
             "memload.Loader",
         ),
         (
-            Times(1, parts={"samples": 1}, workers=0, are_processes=True, is_ahead=False),
+            Times(20, parts={"samples": 2, "transform": 18}, num_workers=0, is_ahead=False),
+            "transform",
+            "The transform: 20 ms a batch, the model waits 20 ms of each step.",
+            "A memload.Loader with memload.transforms does the rest",
+        ),
+        (
+            Times(20, parts={"dataset": 20}, num_workers=0, is_ahead=False),
+            "dataset",
+            "Decoding, resizing, or what else __getitem__ does: 20 ms a batch, the model waits 20 ms of each step.",
+            "Build the images once with 'memload build'",
+        ),
+        (
+            Times(1, parts={"samples": 1}, num_workers=0, is_ahead=False),
             "model",
             "The model: it takes 54 ms a batch, and data is there after 1 ms.",
             "",
@@ -104,12 +161,65 @@ def test_without_a_step_it_says_what_the_data_allows() -> None:
     )
 
 
-def test_the_best_number_of_threads_is_the_smallest_that_is_fast_enough() -> None:
-    by_threads = {1: 50.0, 2: 26.0, 4: 14.0, 8: 13.9}
-    assert best_workers(by_threads) == 4
-    assert best_workers(by_threads, step_ms=40) == 2
-    assert best_workers(by_threads, step_ms=1) == 4
-    assert best_workers({}) is None
+@pytest.mark.parametrize(
+    ("trials", "step_ms", "best"),
+    [
+        # The fewest threads that are as fast as the fastest.
+        ([(1, 2, 50), (2, 2, 26), (4, 2, 14), (8, 2, 13.9)], None, (4, 2)),
+        ([(1, 2, 50), (2, 2, 26), (4, 2, 14), (8, 2, 13.9)], 1, (4, 2)),
+        # The fewest threads that keep up with the model, with some time to spare.
+        ([(1, 2, 50), (2, 2, 26), (4, 2, 14)], 40, (2, 2)),
+        ([(1, 2, 50), (2, 2, 26), (4, 2, 14)], 27, (4, 2)),
+        ([(4, 2, 14), (4, 1, 14), (2, 2, 26)], 40, (2, 2)),
+        # The user's own settings, if others are not clearly faster.
+        ([(4, 2, 14), (2, 2, 13.5), (4, 4, 13)], None, (4, 2)),
+        ([(4, 2, 14), (2, 2, 27), (4, 4, 12)], None, (4, 4)),
+        # Settings that were measured together.
+        ([(2, 2, 119), (1, 2, 60), (2, 4, 59)], None, (1, 2)),
+        ([(2, 2, 119), (1, 2, 90), (2, 4, 59)], None, (2, 4)),
+        # Without threads, nothing is loaded ahead.
+        ([(0, 2, 14), (1, 2, 15)], None, (1, 2)),
+        ([(None, 2, 14), (None, 4, 10)], None, (None, 4)),
+    ],
+)
+def test_the_best_settings_need_the_fewest_threads(
+    trials: list[tuple[int | None, int, float]],
+    step_ms: float | None,
+    best: tuple[int | None, int],
+) -> None:
+    found = recommended([Trial(*trial) for trial in trials], step_ms)
+    assert found is not None
+    assert (found.num_threads, found.prefetch_factor) == best
+
+
+def test_nothing_is_recommended_if_nothing_was_compared() -> None:
+    assert recommended([Trial(2, 2, 10)]) is None
+    verdict = judge(loader_times(Trial(2, 2, 10)), 54)
+    assert (verdict.num_threads, verdict.prefetch_factor) == (None, None)
+    verdict = judge(loader_times(Trial(2, 2, 10), Trial(1, 2, 30)), 54)
+    assert (verdict.num_threads, verdict.prefetch_factor) == (1, 2)
+
+
+def test_without_a_gpu_loading_takes_cores_from_the_model() -> None:
+    shared = {"has_gpu": False}
+    assert judge(Times(25, **shared), 54).sentence == (
+        "The model: it takes 54 ms a batch, and data is there after 25 ms. On the CPU, model and "
+        "loading share the cores: a step takes up to 79 ms."
+    )
+    assert judge(Times(100, **shared), 54).sentence.endswith("a step takes up to 154 ms.")
+    assert judge(Times(25, **shared)).sentence.endswith("a step takes up to 25 ms longer.")
+    assert "share" not in judge(Times(1, **shared), 54).sentence  # next to nothing
+    assert "share" not in judge(Times(25, is_ahead=False, **shared), 54).sentence  # one by one
+    assert "share" not in judge(Times(25, disk=81, **shared), 54).sentence
+
+
+def test_a_trial_that_takes_much_longer_than_others_allow_contradicts_them() -> None:
+    two, one = Trial(2, 2, 100), Trial(1, 2, 250)
+    assert outliers([two, one, Trial(4, 2, 60), Trial(2, 4, 90)]) == []
+    assert outliers([two, Trial(1, 2, 1450)]) == [Trial(1, 2, 1450)]
+    assert outliers([two, one, Trial(4, 2, 900)]) == [Trial(4, 2, 900)]
+    assert outliers([Trial(2, 2, 1000), one, Trial(2, 4, 90)]) == [Trial(2, 2, 1000)]
+    assert outliers([Trial(0, 2, 1000), one]) == [Trial(0, 2, 1000)]
 
 
 def test_a_wait_that_is_a_small_share_of_the_step_does_not_count() -> None:
