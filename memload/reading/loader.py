@@ -298,11 +298,12 @@ class Loader:
         are then those of all. Call it on any thread. A pickled copy begins anew.
 
         The seconds are those of the host. On CUDA, a loop that never waits for the device runs
-        ahead of it until the Loader keeps it back. If it is the next batch that the device lacks
-        then, that counts as waiting; else it counts as the loop's time. With a transform that is
-        not memload's, all of it counts as the loop's. If the loop itself waits for the device, as
+        ahead of it until the Loader stops it. If the next batch is not on the device by then, that
+        counts as waiting; else it counts as the loop's time. With a transform that is not
+        memload's, all of it counts as the loop's. If the loop itself waits for the device, as
         ``loss.item()`` does, then that is the loop's time, even if the device waits for data: a
-        batch is handed out when it is on its way.
+        batch is handed out when it is on its way. On the CPU, threads of the Loader take cores
+        from the model. That makes the loop's time longer, and does not count as waiting.
         """
         stopwatch = self._stopwatch
         return Stats() if stopwatch is None else stopwatch.stats()

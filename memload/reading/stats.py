@@ -13,14 +13,15 @@ class Stats(NamedTuple):
     >>> print(Stats(batches=1000, seconds_waited=0.4, seconds_in_loop=51.7, feed="dma"))
     1,000 batches in 52.1 s: waited 0.4 s for data (0.8 %), feed dma
 
-    All seconds are those of the host. See `Loader.stats` for what that means on CUDA.
+    All seconds are those of the host. See `Loader.stats` for what they mean.
     """
 
     #: The epoch that is, or was, iterated.
     epoch: int = 0
     #: Batches that were handed out. One that was resumed counts from where it went on.
     batches: int = 0
-    #: Seconds from when a batch was asked for until it was handed out, for all batches together.
+    #: Seconds from when a batch was asked for until it was handed out, for all batches together. A
+    #: timer of your own around ``next()`` may show more: it also counts freeing the batch before.
     seconds_waited: float = 0.0
     #: How many of these passed before the first batch: also to choose the feed and fill it.
     seconds_to_first: float = 0.0
@@ -45,12 +46,13 @@ class Stats(NamedTuple):
     def __str__(self) -> str:
         if not self.batches:
             return "no batches yet"
-        share = f"{100 * self.seconds_waited / max(self.seconds, 1e-9):.1f} %"
-        if self.batches > 1 and self.seconds_to_first > self.seconds_waited / 2:
-            share += f"; {_seconds_text(self.seconds_to_first)} for the first batch"
+        notes = [f"{100 * self.seconds_waited / max(self.seconds, 1e-9):.1f} %"]
+        is_mostly_for_first = self.seconds_to_first > self.seconds_waited - self.seconds_to_first
+        if self.batches > 1 and is_mostly_for_first:
+            notes.append(f"{_seconds_text(self.seconds_to_first)} for the first batch")
         parts = [
             f"{counted(self.batches, 'batch', 'batches')} in {_seconds_text(self.seconds)}: "
-            f"waited {_seconds_text(self.seconds_waited)} for data ({share})"
+            f"waited {_seconds_text(self.seconds_waited)} for data ({'; '.join(notes)})"
         ]
         if self.feed:
             parts.append(f"feed {self.feed}")
