@@ -1,6 +1,7 @@
 """Checks of a data set: its files, how much of them is in RAM, and which feeds can serve it."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,17 @@ from memload.errors import FeedError, MemloadError
 from memload.feeds.choice import FEEDS
 from memload.feeds.dma import BatchedCopies
 from memload.feeds.factory import FeedFactory
-from memload.feeds.interface import require_cuda
-from memload.feeds.limits import NO_LIMITS, claim_ram, room_in_ram
+from memload.feeds.interface import Samples, require_cuda
+from memload.feeds.limits import (
+    NO_LIMITS,
+    Limit,
+    claim_ram,
+    free_memory,
+    room_in_ram,
+    room_on_device,
+)
 from memload.feeds.uva import Kernel
+from memload.machine import available_memory
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
 from memload.storage.file_reads import open_direct
@@ -130,24 +139,50 @@ def share_held(dataset: MemmapDataset, feed: str) -> float:
     return room.held / room.needed
 
 
-def feed_check(device: torch.device, sample: MemmapDataset | None = None) -> Check:
+def feed_check(
+    device: torch.device, dataset: MemmapDataset | None = None, names: Sequence[str] = ()
+) -> Check:
     """Return which feeds can be used, and why others cannot.
 
-    Each is created for the samples of a small view. Without one, what the feeds need is looked at.
+    Each is created for one sample, and it is computed whether all samples have room. ``names`` are
+    the arrays and columns that a batch has. Without a data set, what the feeds need is looked at.
     """
-    usable, others = [], []
-    for feed in _FEEDS:
-        try:
-            _try_feed(feed, device, sample)
-            usable.append(feed)
-        except (MemloadError, RuntimeError, OSError) as error:
-            others.append((feed, str(error).splitlines()[0]))
+    reasons = {feed: _why_not(feed, device, dataset, names) for feed in _FEEDS}
+    usable = ", ".join(feed for feed, reason in reasons.items() if not reason)
     if device.type == "cpu":  # then all others have the same reason
-        names = ", ".join(feed for feed, _ in others)
-        return Check("feeds", "ok", f"usable: cpu; {names} need a GPU")
-    reasons = "; ".join(f"{feed}: {reason}" for feed, reason in others if feed != "cpu")
-    finding = f"usable: {', '.join(usable)}; {reasons}".rstrip("; ")
-    return Check("feeds", "note" if reasons else "ok", finding)
+        others = ", ".join(feed for feed, reason in reasons.items() if reason)
+        return Check("feeds", "ok", f"usable: {usable}; {others} need a GPU")
+    refused = [f"{feed}: {reason}" for feed, reason in reasons.items() if reason and feed != "cpu"]
+    finding = "; ".join([f"usable: {usable}", *refused])
+    return Check("feeds", "note" if refused else "ok", finding)
+
+
+def _why_not(
+    feed: str, device: torch.device, dataset: MemmapDataset | None, names: Sequence[str]
+) -> str:
+    """Return why a feed cannot be used; empty if it can."""
+    try:
+        _try_feed(feed, device, None if dataset is None else dataset.subset([0]))
+    except (MemloadError, RuntimeError, OSError) as error:
+        return str(error).splitlines()[0]
+    return "" if dataset is None else _why_no_room(feed, device, samples_of(dataset, names))
+
+
+def _why_no_room(feed: str, device: torch.device, samples: Samples) -> str:
+    """Return why samples do not fit where a feed holds all of them; empty if they do.
+
+    A Loader with feed="auto" leaves more memory to other uses.
+    """
+    if feed == "resident":
+        free = free_memory(device)
+        room = room_on_device(samples, Limit(free, f"the {size_text(free)} free on {device}"))
+        return "" if room.is_enough else room.text
+    available = available_memory()
+    if feed in ("dma", "uva") and available is not None:
+        limit = Limit(available, f"the {size_text(available)} of available RAM")
+        room = room_in_ram(claim_ram(samples, limit), limit)
+        return "" if room.is_enough else room.text
+    return ""
 
 
 def _try_feed(feed: str, device: torch.device, sample: MemmapDataset | None) -> None:

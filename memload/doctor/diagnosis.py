@@ -85,8 +85,8 @@ def _diagnose_memload_loader(
     loader: Loader, step_ms: float | None, of_machine: Sequence[Check]
 ) -> Diagnosis:
     dataset, measurer = loader.dataset, LoaderMeasurer(loader, _SECONDS)
-    checks = [*of_machine, *data_checks(dataset), feed_check(loader.device, dataset.subset([0]))]
-    return Diagnosis(checks, _measure(measurer, step_ms))
+    feeds = feed_check(loader.device, dataset, loader._names)
+    return Diagnosis([*of_machine, *data_checks(dataset), feeds], _measure(measurer, step_ms))
 
 
 def _diagnose_torch_loader(

@@ -178,6 +178,26 @@ def test_the_pages_of_a_file_that_was_just_written_are_in_ram(tmp_path: Path) ->
 
 def test_feeds_are_usable_or_there_is_a_reason(make_dataset: Make) -> None:
     dataset = MemmapDataset(make_dataset().path)
-    for sample in (None, dataset.subset([0])):
-        check = data_checks.feed_check(torch.device("cpu"), sample)
+    for one in (None, dataset):
+        check = data_checks.feed_check(torch.device("cpu"), one)
         assert check.finding == "usable: cpu; resident, dma, uva, disk, pinned need a GPU"
+
+
+def test_a_feed_that_has_no_memory_for_all_samples_is_not_usable(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = MemmapDataset(make_dataset(rows=(40,), shape=(16, 16, 3)).path)  # 30.7 kB
+    monkeypatch.setattr(data_checks, "_try_feed", lambda *arguments: None)
+    monkeypatch.setattr(data_checks, "free_memory", lambda device: 20_000)
+    monkeypatch.setattr(data_checks, "available_memory", lambda: 25_000)
+    gpu = torch.device("cuda", 0)
+    check = data_checks.feed_check(gpu, dataset)
+    assert (check.mark, check.finding) == (
+        "note",
+        "usable: disk, pinned, cpu; resident: 30.7 kB does not fit in the 20 kB free on cuda:0; "
+        "dma: 34.8 kB does not fit in the 25 kB of available RAM; "  # with the file's header
+        "uva: 34.8 kB does not fit in the 25 kB of available RAM",
+    )
+    check = data_checks.feed_check(gpu, dataset.subset(range(20)))
+    assert check.finding.startswith("usable: resident, disk, pinned, cpu; dma: ")
+    assert data_checks.feed_check(gpu).mark == "ok"
