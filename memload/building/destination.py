@@ -15,9 +15,8 @@ _REPLACED = "replaced.idx"
 
 def check_output(output: Path, arrays: Sequence[Array], overwrite: bool) -> None:
     """Raise BuildError if the output exists and is not to be replaced."""
-    index, folder, ledger = output_paths(output)
-    shards = {output.parent / shard.file: array for array in arrays for shard in array.shards}
-    for path, array in shards.items():
+    index, folder, _ = output_paths(output)
+    for path, array in _array_of(output, arrays).items():
         for other in {path.with_suffix(".idx"), array_path(output, array.name).with_suffix(".idx")}:
             if other != index and other.exists():
                 raise BuildError(
@@ -25,7 +24,7 @@ def check_output(output: Path, arrays: Sequence[Array], overwrite: bool) -> None
                     f"of {other.name}. Choose another output.",
                     path=output,
                 )
-    existing = [path for path in (index, ledger, *shards) if os.path.lexists(path)]
+    existing = existing_files(output, arrays)
     if existing and not overwrite:
         raise BuildError(
             f"{existing[0]} exists already. Choose another output, or say --overwrite.",
@@ -36,6 +35,18 @@ def check_output(output: Path, arrays: Sequence[Array], overwrite: bool) -> None
         _check_other_indexes(output, existing)
     replaced = {output.parent / name for name in _unused(_own_shards(index, output), output)}
     _check_owners(output, {*existing, *replaced})
+
+
+def existing_files(output: Path, arrays: Sequence[Array]) -> list[Path]:
+    """Return the files that are there already and would be replaced."""
+    index, _, ledger = output_paths(output)
+    paths = (index, ledger, *_array_of(output, arrays))
+    return [path for path in paths if os.path.lexists(path)]
+
+
+def _array_of(output: Path, arrays: Sequence[Array]) -> dict[Path, Array]:
+    """Return the array that each file of the pixels holds."""
+    return {output.parent / shard.file: array for array in arrays for shard in array.shards}
 
 
 def _check_no_folders(paths: Iterable[Path], output: Path) -> None:

@@ -1,6 +1,8 @@
 """The command ``memload plan``."""
 
 import contextlib
+import functools
+import itertools
 import shlex
 import signal
 import time
@@ -24,8 +26,6 @@ _OPTIONS_OF_BUILD: Final = [
     for option in build.params
     if isinstance(option, click.Option) and option.name not in _WITHOUT_EFFECT
 ]
-#: What the output is called if the user names none.
-_OUTPUT: Final = "out.bin"
 
 
 class _PlanCommand(Command):
@@ -77,31 +77,31 @@ def plan(
 
     SOURCE and all options but the three of the machine are those of 'memload build'. SOURCE is
     listed, and 200 of its records are converted to find out. They go into a folder beside OUT.BIN,
-    which is removed again.
+    or with temporary files if its disk is full. The folder is removed again.
 
     \b
       memload plan images/ --size 256
       memload plan images/ --size 256 --cores 64 --ram 256GB --gpu-memory 80GB
     """
     start_logging(quiet=False, only_warnings=True)
-    arguments, is_named = _with_output(arguments, options)
-    words = shlex.join(["memload", "build", *arguments, *context.obj])
+    arguments = _with_output(arguments, options)
     try:
-        found = _predict(arguments, options, must_be_new=is_named)
+        found = _predict(arguments, options)
     except NothingNewError as error:  # that is no failure
         echo(str(error), err=True)
         return
+    command = _command(arguments, context.obj, overwrite=found.output_exists)
     if as_json:
-        print_json({**found.as_dict(), "command": words})
+        print_json({**found.as_dict(), "command": command})
         return
     for note in found.notes:
         echo(f"note: {note}", err=True)
-    for line in (*found.lines(), words):
+    for line in (*found.lines(), command):
         echo(line)
 # fmt: on
 
 
-def _predict(arguments: Sequence[str], options: dict[str, Any], *, must_be_new: bool) -> "Plan":
+def _predict(arguments: Sequence[str], options: dict[str, Any]) -> "Plan":
     from memload.building.sources.opening import UsageError
     from memload.planning import Machine, predict
 
@@ -113,9 +113,9 @@ def _predict(arguments: Sequence[str], options: dict[str, Any], *, must_be_new: 
             return predict(
                 source,
                 output,
-                must_be_new=must_be_new,
                 machine=machine,
                 seconds_so_far=time.process_time(),  # of imports, which a build needs, too
+                announce=functools.partial(echo, err=True),
                 exif=exif,
                 **options,
             )
@@ -124,14 +124,25 @@ def _predict(arguments: Sequence[str], options: dict[str, Any], *, must_be_new: 
         raise (click.UsageError if isinstance(error, UsageError) else ValueError)(text) from None
 
 
-def _with_output(arguments: Sequence[str], options: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """Return the arguments with an output, and whether the user has named it."""
+def _with_output(arguments: Sequence[str], options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the arguments with an output, a new one if the user has named none."""
     if not arguments and not options["manifest"]:
         raise click.UsageError("Give SOURCE, such as a folder of images.")
     has_source = len(arguments) > 1 or options["manifest"]
     if has_source and arguments and arguments[-1].endswith(".bin"):
-        return tuple(arguments), True
-    return (*arguments, _OUTPUT), False
+        return tuple(arguments)
+    from pathlib import Path  # which slows --help
+
+    stems = itertools.chain(["out"], (f"out{number}" for number in itertools.count(2)))
+    return (*arguments, next(f"{stem}.bin" for stem in stems if not any(Path().glob(f"{stem}.*"))))
+
+
+def _command(arguments: Sequence[str], options: Sequence[str], *, overwrite: bool) -> str:
+    """Return the command that builds, to be typed."""
+    options = [*options, *["--overwrite"] * (overwrite and "--overwrite" not in options)]
+    if any(argument.startswith("-") for argument in arguments):
+        return shlex.join(["memload", "build", *options, "--", *arguments])
+    return shlex.join(["memload", "build", *arguments, *options])
 
 
 @contextlib.contextmanager

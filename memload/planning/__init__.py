@@ -4,6 +4,7 @@
                  ▼
               measuring   the workers of a build convert them: seconds a record, and rejects
               disk        a file in the folder of the output: what the disk writes and reads
+              gathering   threads copy rows: what the CPU brings
                  ▼
               duration    of the build
               serving     the feed that will read the data set, and what it will wait for

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,44 +14,55 @@ from memload.storage.file_reads import DirectFile, open_direct, read_direct
 _FILE_BYTES: Final = 64 << 20
 _BLOCK_BYTES: Final = 1 << 20
 _THREADS: Final = 8
+#: The share of the free space that the file may take: others write to the disk, too.
+_SHARE_OF_FREE: Final = 0.1
 
 
 class DiskRates(NamedTuple):
-    """Bytes a second. ``read`` is None if files cannot be read past the page cache there."""
+    """Bytes a second. None: not known, since the disk is nearly full or cannot be read directly."""
 
-    write: float
+    write: float | None
     read: float | None
+    is_direct: bool  #: whether files there can be read past the page cache
 
 
 def measure_disk(folder: Path) -> DiskRates:
-    """Write a file of 64 MiB to the disk, read it back from there, and remove it."""
-    path = folder / "disk"
-    block = os.urandom(_BLOCK_BYTES)  # a disk may compress or leave out what is simpler
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        started = time.perf_counter()
-        for offset in range(0, _FILE_BYTES, _BLOCK_BYTES):
-            os.pwrite(descriptor, block, offset)
-        os.fsync(descriptor)
-        write = _FILE_BYTES / (time.perf_counter() - started)
+    """Write a file of 64 MiB to the disk of a folder, and read it back from there.
+
+    It takes a tenth of the free space at most. If that is less than 1 MiB, nothing is measured.
+    Raises OSError if nothing can be written there.
+    """
+    # The file has no name, so it is gone as soon as it is closed.
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        descriptor = file.fileno()
+        status = os.fstatvfs(descriptor)
+        room = int(_SHARE_OF_FREE * status.f_bavail * status.f_frsize)
+        size = min(_FILE_BYTES, room) // _BLOCK_BYTES * _BLOCK_BYTES
+        write = _write_rate(descriptor, size) if size else None
         direct = open_direct(descriptor)
         if direct is None:
-            return DiskRates(write, None)
+            return DiskRates(write, None, is_direct=False)
         try:
-            return DiskRates(write, _read_rate(direct))
+            return DiskRates(write, _read_rate(direct, size) if size else None, is_direct=True)
         finally:
             os.close(direct.descriptor)
-    finally:
-        os.close(descriptor)
-        path.unlink()
 
 
-def _read_rate(direct: DirectFile) -> float:
+def _write_rate(descriptor: int, size: int) -> float:
+    block = os.urandom(_BLOCK_BYTES)  # a disk may compress or leave out what is simpler
+    started = time.perf_counter()
+    for offset in range(0, size, _BLOCK_BYTES):
+        os.pwrite(descriptor, block, offset)
+    os.fsync(descriptor)
+    return size / (time.perf_counter() - started)
+
+
+def _read_rate(direct: DirectFile, size: int) -> float:
     def read(offset: int) -> int:
         memory = memoryview(mmap.mmap(-1, _BLOCK_BYTES))  # aligned, as such reads have to be
         return read_direct(direct.descriptor, memory, offset)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         started = time.perf_counter()
-        read_bytes = sum(pool.map(read, range(0, _FILE_BYTES, _BLOCK_BYTES)))
+        read_bytes = sum(pool.map(read, range(0, size, _BLOCK_BYTES)))
         return read_bytes / (time.perf_counter() - started)

@@ -29,8 +29,10 @@ from memload.planning.sampling import Sample
 _LEAST_SECONDS: Final = 2.0
 #: Of a group, so many rows are timed at once.
 _PIECE_ROWS: Final = 10
-#: Two standard errors: one of 20 samples has a mean that is further away.
+#: Two standard errors: one of 20 samples has a mean that is further away. Of fewer pieces, the
+#: error itself is hardly known.
 _STANDARD_ERRORS: Final = 2.0
+_LEAST_PIECES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ def _mean(paces: Sequence[_Pace]) -> float:
 def _uncertainty(paces: Sequence[_Pace]) -> float:
     """Return how far the mean of a sample may be from that of all records, as a share of it."""
     per_row = [pace.seconds / pace.rows for pace in paces]
-    if len(per_row) < 2:
+    if len(per_row) < _LEAST_PIECES:
         return 1.0
     error = statistics.stdev(per_row) / len(per_row) ** 0.5
     return float(_STANDARD_ERRORS * error / statistics.mean(per_row))

@@ -1,9 +1,10 @@
 """From the arguments of a build to what it will take and give."""
 
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from memload import wording
 from memload.building.conversion import AnySettings
-from memload.building.destination import check_not_read, check_output
+from memload.building.destination import check_not_read, check_output, existing_files
 from memload.building.file_systems import check_file_system
 from memload.building.rejects import sufficient_limit
 from memload.building.request import Request, request_of
@@ -23,12 +24,13 @@ from memload.building.writer import rows_per_shard, with_shards
 from memload.errors import BuildError, MemloadError
 from memload.machine import available_cores, available_memory, usable_cores
 from memload.planning.disk import DiskRates, measure_disk
-from memload.planning.duration import Duration, at_once, duration
+from memload.planning.duration import Duration, at_once, duration, uncertainty
+from memload.planning.gathering import gathering_rate
 from memload.planning.measuring import Conversion, convert_sample
 from memload.planning.report import Plan
 from memload.planning.sampling import SEED, Sample
 from memload.storage.index import Array, Index
-from memload.wording import size_text
+from memload.wording import counted, size_text
 
 if TYPE_CHECKING:
     from memload.planning.serving import Serving
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
 #: The share of the available RAM in which Linux keeps what is written before it is on the disk: its
 #: default of vm.dirty_background_ratio.
 _UNWRITTEN_SHARE: Final = 0.1
+#: What a sample takes beside its rows, at most: the index and the journal.
+_BESIDE_ROWS_BYTES: Final = 4 << 20
+#: So many other processes for each core are worth a note.
+_MUCH_LOAD: Final = 0.5
 
 
 class Machine(NamedTuple):
@@ -50,19 +56,19 @@ def predict(
     source: Any,
     output: str,
     *,
-    must_be_new: bool,
     machine: Machine,
     seconds_so_far: float,
+    announce: Callable[[str], None],
     **options: Any,
 ) -> Plan:
     """Predict what `memload.build` will take and give, on this machine or on ``machine``.
 
     ``options`` are those of `memload.build`, as its command has them. The source is listed, and a
-    sample of its records is converted into a folder beside ``output``, which is removed again.
-    ``must_be_new`` says that ``output`` must not exist, unless ``overwrite`` is among the options.
-    ``seconds_so_far`` are those that this process, as one that builds, needed until now.
+    sample of its records is converted into a folder that is removed again. ``announce`` is told so
+    before. ``seconds_so_far`` are those that this process, as one that builds, needed until now.
 
-    Raises as `memload.build` does, before it converts anything.
+    Raises as `memload.build` does, before it converts anything. Only an ``output`` that exists is
+    no error.
     """
     started = time.perf_counter()
     given_workers = options.pop("num_workers")
@@ -76,14 +82,16 @@ def predict(
         progress=False,
         **options,
     )
-    listing = _list_source(request, must_be_new=must_be_new)
+    listing = _list_source(request)
     begin_seconds = seconds_so_far + time.perf_counter() - started
-    conversion, disk = _measure(listing)
+    sample = Sample(listing.source, num_workers)
+    announce(f"Converting {len(sample):,} of {counted(len(listing.source), 'record')} …")
+    measured = _measure(listing, sample)
     if given_workers is None and machine.cores is not None:
         num_workers = machine.cores
     num_workers = min(num_workers, len(listing.source))
-    needed = _duration(listing, conversion, disk, machine, num_workers, begin_seconds)
-    return _plan_of(listing, conversion, disk, machine, num_workers, needed)
+    needed = _duration(listing, measured, machine, num_workers, begin_seconds)
+    return _plan_of(listing, measured, machine, num_workers, needed)
 
 
 class _Listing(NamedTuple):
@@ -99,6 +107,11 @@ class _Listing(NamedTuple):
         """The size of all files."""
         return sum(shard.bytes for array in self.arrays for shard in array.shards)
 
+    @property
+    def sample_bytes(self) -> int:
+        """The size of an image, with its mask and other arrays."""
+        return sum(array.row_bytes for array in self.arrays)
+
 
 def _check_not_begun(path: Path) -> None:
     """Raise BuildError if the output is being built, or if its build was interrupted."""
@@ -108,32 +121,42 @@ def _check_not_begun(path: Path) -> None:
         raise BuildError(f"{str(status).removesuffix('.')}. {advice}", path=path)
 
 
-def _list_source(request: Request, *, must_be_new: bool) -> _Listing:
+def _list_source(request: Request) -> _Listing:
     """List a source, and look at its first records. Raises as `memload.build` does."""
     check_file_system(request.output.parent, in_parts=False)
-    if must_be_new:
-        _check_not_begun(request.output)
+    _check_not_begun(request.output)
     source = request.preparation.open()
     settings = request.preparation.settings(source)
     arrays = arrays_of(settings)
     limit = rows_per_shard(arrays, request.shard_size)
     arrays = [with_shards(array, request.output, len(source), limit) for array in arrays]
-    if must_be_new:
-        for read in request.data_sets_read(source):
-            check_not_read(Index.open(read), request.output, arrays)
-        check_output(request.output, arrays, request.overwrite)
+    for read in request.data_sets_read(source):
+        check_not_read(Index.open(read), request.output, arrays)
+    check_output(request.output, arrays, overwrite=True)
     return _Listing(request, source, settings, arrays)
 
 
-def _measure(listing: _Listing) -> tuple[Conversion, DiskRates]:
-    """Convert a sample, and measure the disk, in a new folder beside the output.
+class _Measured(NamedTuple):
+    """What was measured on this machine."""
 
-    It is removed again. Raises BuildError if nothing can be written there.
+    conversion: Conversion
+    disk: DiskRates
+    gathering: float  #: bytes a second
+    load: float  #: processes for each core that were at work before
+
+
+def _measure(listing: _Listing, sample: Sample) -> _Measured:
+    """Measure the disk, convert a sample, and gather rows.
+
+    Nothing is left of what is written. Raises BuildError if nothing can be written.
     """
     request, parent = listing.request, listing.request.output.parent
-    sample = Sample(listing.source, request.num_workers)
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    needed = len(sample) * listing.sample_bytes + _BESIDE_ROWS_BYTES
     try:
-        with tempfile.TemporaryDirectory(prefix=".memload-plan-", dir=parent) as folder:
+        disk = measure_disk(parent)
+        place = _folder_with_room(parent, needed)
+        with tempfile.TemporaryDirectory(prefix=".memload-plan-", dir=place) as folder:
             conversion = convert_sample(
                 sample,
                 listing.settings,
@@ -142,7 +165,6 @@ def _measure(listing: _Listing) -> tuple[Conversion, DiskRates]:
                 num_workers=min(request.num_workers, len(sample)),
                 timeout=request.timeout,
             )
-            return conversion, measure_disk(Path(folder))
     except MemloadError:  # some are OSErrors, too
         raise
     except OSError as error:
@@ -151,12 +173,29 @@ def _measure(listing: _Listing) -> tuple[Conversion, DiskRates]:
             "name OUT.BIN in a folder in which you may write.",
             path=parent,
         ) from error
+    return _Measured(conversion, disk, gathering_rate(listing.sample_bytes), load)
+
+
+def _folder_with_room(parent: Path, needed: int) -> Path:
+    """Return where a sample of so many bytes goes: beside the output, or else with temporary files.
+
+    The disk of the output may be nearly full now. That is no reason not to plan.
+    """
+    if shutil.disk_usage(parent).free >= needed:
+        return parent
+    other = Path(tempfile.gettempdir())
+    if shutil.disk_usage(other).free >= needed:
+        return other
+    raise BuildError(
+        f"There is no room for the {size_text(needed)} of a sample, neither in {parent} nor in "
+        f"{other}. Make room, or let TMPDIR name a folder that has room.",
+        path=parent,
+    )
 
 
 def _duration(
     listing: _Listing,
-    conversion: Conversion,
-    disk: DiskRates,
+    measured: _Measured,
     machine: Machine,
     num_workers: int,
     begin_seconds: float,
@@ -168,30 +207,35 @@ def _duration(
     records, cores = len(listing.source), usable_cores()
     here = at_once(min(listing.request.num_workers, records), cores)
     return duration(
-        conversion,
-        disk,
+        measured.conversion,
+        measured.disk,
         records=records,
         data_bytes=listing.data_bytes,
         unwritten_bytes=_UNWRITTEN_SHARE * (machine.ram or available_memory() or 0),
         begin_seconds=begin_seconds,
         scale=here / at_once(num_workers, machine.cores or cores),
+        uncertainty=uncertainty(
+            measured.conversion,
+            load=measured.load,
+            is_other_machine=machine.cores is not None,
+        ),
     )
 
 
 def _plan_of(
     listing: _Listing,
-    conversion: Conversion,
-    disk: DiskRates,
+    measured: _Measured,
     machine: Machine,
     num_workers: int,
     needed: Duration,
 ) -> Plan:
     """Return the plan for a build with so many workers on a machine."""
-    request, records = listing.request, len(listing.source)
+    request, records, conversion = listing.request, len(listing.source), measured.conversion
     image, *others = listing.arrays
     height, width, channels = image.shape
     rejected = round(records * conversion.rejected / conversion.records)
     free_bytes = shutil.disk_usage(request.output.parent).free
+    existing = existing_files(request.output, listing.arrays)
     return Plan(
         source=_name_of(request.preparation.source),
         records=records,
@@ -205,12 +249,13 @@ def _plan_of(
         seconds_range=(needed.low, needed.high),
         num_workers=num_workers,
         scaled_from_cores=None if machine.cores is None else usable_cores(),
-        serving=_serving(listing, machine, disk),
+        serving=_serving(listing, measured, machine),
         tried=conversion.records,
         tried_rejected=conversion.rejected,
         seed=SEED,
         warnings=list(_warnings(listing, conversion, free_bytes, rejected)),
-        notes=list(listing.source.notes),
+        notes=[*listing.source.notes, *_notes(measured, existing)],
+        output_exists=bool(existing),
     )
 
 
@@ -219,7 +264,7 @@ def _name_of(source: Any) -> str:
     return type(source).__name__ if files is None else wording.listed(files.names, 2)
 
 
-def _serving(listing: _Listing, machine: Machine, disk: DiskRates) -> "Serving":
+def _serving(listing: _Listing, measured: _Measured, machine: Machine) -> "Serving":
     """Return how the data set will be served."""
     # Not before the sample is converted: it imports torch, and workers would be forked from that.
     from memload.planning.serving import Memory, free_gpu_memory, serve
@@ -229,10 +274,30 @@ def _serving(listing: _Listing, machine: Machine, disk: DiskRates) -> "Serving":
     return serve(
         listing.data_bytes,
         image_bytes=listing.arrays[0].row_bytes,
-        sample_bytes=sum(array.row_bytes for array in listing.arrays),
+        sample_bytes=listing.sample_bytes,
         memory=Memory(ram, gpu),
-        disk=disk,
+        disk=measured.disk,
+        gathering=measured.gathering,
     )
+
+
+def _notes(measured: _Measured, existing: Sequence[Path]) -> Iterator[str]:
+    """Yield what makes the plan less certain, and which files the build would replace."""
+    if existing:
+        yield (
+            f"{existing[0]} exists already. With --overwrite, the build replaces it once it is "
+            "complete; or name another output"
+        )
+    if measured.disk.write is None:
+        yield (
+            "the disk is nearly full, so its speed was not measured. The time is that of "
+            "converting, without writing"
+        )
+    if measured.load >= _MUCH_LOAD:
+        yield (
+            f"other processes were at work, {measured.load:.1f} for each core in the last minute, "
+            "so the time is less certain"
+        )
 
 
 def _warnings(

@@ -31,15 +31,17 @@ class Plan:
     tried_rejected: int  #: those of them that cannot be used
     seed: int  #: of their choice
     warnings: Sequence[str]  #: why the build would not succeed
-    notes: Sequence[str]  #: what the source left out
+    notes: Sequence[str]  #: what the source left out, and what makes the plan less certain
+    output_exists: bool
 
     @property
-    def images_per_second(self) -> float:
-        """Records a second, from beginning to end."""
+    def images_per_second_built(self) -> float:
+        """Records a second, from the beginning of the build to its end."""
         return self.records / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it. Times are in seconds, and sizes in bytes."""
+        first, later = self.serving.first_epoch, self.serving.later_epochs
         return {
             "source": self.source,
             "records": self.records,
@@ -51,15 +53,20 @@ class Plan:
             "free_bytes": self.free_bytes,
             "seconds": round(self.seconds, 2),
             "seconds_range": [round(seconds, 2) for seconds in self.seconds_range],
-            "images_per_second": round(self.images_per_second, 1),
+            "images_per_second_built": round(self.images_per_second_built, 1),
             "num_workers": self.num_workers,
             "scaled_from_cores": self.scaled_from_cores,
             "feed": self.serving.feed,
             "feed_reason": self.serving.reason,
-            "later_epochs_bound": self.serving.later_bound,
+            "first_epoch_bound": first.bound,
+            "first_epoch_images_per_second": _rounded(first.images_per_second),
+            "later_epochs_bound": later.bound,
+            "later_epochs_images_per_second": _rounded(later.images_per_second),
+            "share_in_memory": round(self.serving.share_in_memory, 4),
             "sampled": self.tried,
             "rejected": self.tried_rejected,
             "seed": self.seed,
+            "output_exists": self.output_exists,
             "warnings": self.warnings,
             "notes": self.notes,
         }
@@ -100,8 +107,12 @@ class Plan:
             scaled = f"; measured with {cores} of this machine"
         return (
             f"{middle} {unit.name} ({low} to {high}) {by}, "
-            f"{self.images_per_second:,.0f} images/s{scaled}"
+            f"{self.images_per_second_built:,.0f} images/s built{scaled}"
         )
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 1)
 
 
 class _Unit(NamedTuple):

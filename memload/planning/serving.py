@@ -15,15 +15,31 @@ from memload.feeds.limits import PAGE_CACHE_SHARE, REGISTERED_SHARE, RESIDENT_SH
 from memload.planning.disk import DiskRates
 from memload.wording import size_text
 
-#: What batches wait for where training could take more of them.
-Bound = Literal["disk", "bus", "cpu", "gpu"]
+#: What batches wait for where training could take more of them, in the words of `memload.doctor`.
+Bound = Literal["disk", "gathering", "bus", "model"]
 
-#: What is said of epochs that need not read the disk.
-_IN_MEMORY: Final[dict[Bound, str]] = {
-    "bus": "the bus to the GPU, since all rows are in RAM",
-    "cpu": "the CPU that copies rows, since all are in RAM",
-    "gpu": "nothing but the GPU, which holds all rows",
+_NAMES: Final[dict[Bound, str]] = {
+    "disk": "the disk",
+    "gathering": "gathering rows on the CPU",
+    "bus": "the bus to the GPU",
+    "model": "the model",
 }
+#: The bytes a second of PCIe 5 ×16. Of slower buses nothing is known here: no rate is told.
+_FASTEST_BUS: Final = 55e9
+
+
+class Epoch(NamedTuple):
+    """What an epoch is bound by unless the model is slower, and its speed then, if it is known."""
+
+    bound: Bound
+    images_per_second: float | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        rate = ""
+        if self.images_per_second is not None:
+            rate = f", about {float(f'{self.images_per_second:.2g}'):,.0f} images/s here"
+        return f"{_NAMES[self.bound]}{rate}{self.reason}"
 
 
 class Serving(NamedTuple):
@@ -31,9 +47,9 @@ class Serving(NamedTuple):
 
     feed: str
     reason: str
-    first_epoch: str  #: a text on what it is bound by
-    later_epochs: str
-    later_bound: Bound  #: the same in a word
+    first_epoch: Epoch
+    later_epochs: Epoch
+    share_in_memory: float  #: of the rows, in later epochs
 
 
 class Memory(NamedTuple):
@@ -56,40 +72,54 @@ def free_gpu_memory() -> int | None:
 
 
 def serve(
-    needed: int, *, image_bytes: int, sample_bytes: int, memory: Memory, disk: DiskRates
+    needed: int,
+    *,
+    image_bytes: int,
+    sample_bytes: int,
+    memory: Memory,
+    disk: DiskRates,
+    gathering: float,
 ) -> Serving:
     """Return how ``needed`` bytes on a disk will be served.
 
     A sample has ``sample_bytes``: an image of ``image_bytes``, with its mask and other arrays.
+    Threads gather so many bytes a second.
     """
-    chosen = _choose(needed, image_bytes, memory, is_direct=disk.read is not None)
-    first = f"the disk{_rate(disk.read, sample_bytes)}"
-    if chosen.held >= 1:
-        first += ", unless the file is still in RAM from the build"
-        later, bound = _IN_MEMORY[chosen.bound], chosen.bound
-    else:
-        rate = _rate(disk.read, sample_bytes * (1 - chosen.held))
-        later = f"the disk{rate}, since only {chosen.held:.0%} of the rows stay in RAM"
-        bound = "disk"
-    return Serving(chosen.feed, chosen.reason, first, later, bound)
+    chosen = _choose(needed, image_bytes, memory, is_direct=disk.is_direct)
+    first = _epoch(0, chosen.bound, sample_bytes, disk, gathering)
+    later = _epoch(chosen.held, chosen.bound, sample_bytes, disk, gathering)
+    if chosen.held == 1 and first.bound == "disk":
+        first = first._replace(reason=", unless the file is still in RAM from the build")
+    later = later._replace(reason=f", since {_held_text(chosen, later.bound)}")
+    return Serving(chosen.feed, chosen.reason, first, later, chosen.held)
 
 
-def _rate(bytes_per_second: float | None, bytes_per_sample: float) -> str:
-    """Return how many images a disk reads, in two digits; nothing if that is not known."""
-    if bytes_per_second is None:
-        return ""
-    rate = float(f"{bytes_per_second / bytes_per_sample:.2g}")
-    return f", about {rate:,.0f} images/s here"
+def _epoch(
+    held: float, bound: Bound, sample_bytes: int, disk: DiskRates, gathering: float
+) -> Epoch:
+    """Return what an epoch waits for: the disk, if a share is held, or else ``bound``."""
+    from_memory = gathering if bound == "gathering" else _FASTEST_BUS
+    from_disk = math.inf if held == 1 else (disk.read or 0.0) / (1 - held)
+    if from_disk < from_memory:
+        return Epoch("disk", from_disk / sample_bytes or None)
+    return Epoch(bound, gathering / sample_bytes if bound == "gathering" else None)
+
+
+def _held_text(chosen: _Choice, bound: Bound) -> str:
+    if chosen.held == 1:
+        return "the GPU holds all rows" if bound == "model" else "all rows are in RAM"
+    only = "only " * (bound == "disk")
+    return f"{only}{math.floor(100 * chosen.held)}% of the rows stay in RAM"
 
 
 def _choose(needed: int, image_bytes: int, memory: Memory, *, is_direct: bool) -> _Choice:
     """Return the first feed that has enough memory."""
     if memory.gpu is None:
-        return _Choice("cpu", "there is no GPU", "cpu", _in_page_cache(needed, memory))
+        return _Choice("cpu", "there is no GPU", "gathering", _in_page_cache(needed, memory))
     size = size_text(needed)
     if needed <= RESIDENT_SHARE * memory.gpu:
         free = f"the {size_text(memory.gpu)} that are free on the GPU"
-        return _Choice("resident", f"{size} fit in {RESIDENT_SHARE:.0%} of {free}", "gpu")
+        return _Choice("resident", f"{size} fit in {RESIDENT_SHARE:.0%} of {free}", "model")
     if memory.ram is None:  # a Loader registers nothing then
         registered, limit = 0.0, "the available RAM, whose size is not known"
     else:
@@ -102,7 +132,7 @@ def _choose(needed: int, image_bytes: int, memory: Memory, *, is_direct: bool) -
     if is_direct:
         return _Choice("disk", too_large, "bus", registered)
     reason = f"{too_large}, and files there cannot be read past the page cache"
-    return _Choice("pinned", reason, "cpu", _in_page_cache(needed, memory))
+    return _Choice("pinned", reason, "gathering", _in_page_cache(needed, memory))
 
 
 def _in_page_cache(needed: int, memory: Memory) -> float:

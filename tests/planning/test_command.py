@@ -4,12 +4,15 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +21,7 @@ from PIL import Image
 
 import memload
 from memload.cli import main
-from memload.planning import disk, measuring
+from memload.planning import disk, gathering, measuring
 
 
 class Done(NamedTuple):
@@ -35,6 +38,9 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     """A function that runs the command in this process, in a folder of its own, and measures little."""
     monkeypatch.setattr(measuring, "_LEAST_SECONDS", 0.05)
     monkeypatch.setattr(disk, "_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(gathering, "_BYTES", 1 << 20)
+    monkeypatch.setattr(gathering, "_SECONDS", 0.01)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -57,7 +63,7 @@ def facts_of(run: Run, *arguments: str | Path) -> dict[str, Any]:
 def assert_one_line(done: Done, *parts: str | Path) -> None:
     """Assert that a command failed with exit status 1 and one line that has these parts."""
     assert (done.status, done.out) == (1, "")
-    assert re.fullmatch(r"memload: [^\n]+\n", done.err)
+    assert re.fullmatch(r"(Converting [^\n]+\n)?memload: [^\n]+\n", done.err)
     for part in parts:
         assert str(part) in done.err
 
@@ -68,7 +74,7 @@ def test_a_plan_is_a_few_lines_that_end_with_the_command(
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
     done = run("plan", folder, "--size", "16", "-j", workers)
-    assert (done.status, done.err) == (0, "")
+    assert (done.status, done.err) == (0, "Converting 12 of 12 records …\n")
     lines = done.out.splitlines()
     assert len(lines) <= 10
     assert lines[0].startswith(f"{folder}: 12 records; a random sample of 12 (seed 0) was")
@@ -140,6 +146,54 @@ def test_every_source_is_planned_as_it_is_built(
     assert facts["arrays"] == (["mask"] if kind == "masks" else [])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["images", "out.bin"], "images out.bin --size 16 --overwrite"),
+        (["images", "out.bin", "--overwrite"], "images out.bin --size 16 --overwrite"),
+        (["images"], "images out3.bin --size 16"),
+        (["--", "-x"], "--size 16 -- -x out3.bin"),
+    ],
+    ids=str,
+)
+def test_the_command_runs_although_a_data_set_exists(
+    run: Run, folder: Path, arguments: list[str], command: str
+) -> None:
+    os.chdir(folder.parent)
+    Path("-x").symlink_to("images")
+    memload.build(folder, "out.bin", size=8, num_workers=0)
+    Path("out2.building").mkdir()
+    names = {path.name for path in Path().iterdir()}
+    done = run("plan", "--size", "16", *arguments)
+    assert done.status == 0
+    assert ("out.idx exists already" in done.err) == ("out.bin" in arguments)
+    assert {path.name for path in Path().iterdir()} == names
+    *_, last = done.out.splitlines()
+    assert last == f"memload build {command}"
+    assert run("build", "-j", "0", *shlex.split(last)[2:]).status == 0
+
+
+def test_a_full_disk_is_planned_for_all_the_same(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    free = {tmp_path: 9000}
+    usage = SimpleNamespace
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(free=free.get(path, 10**9)))
+    monkeypatch.setattr(os, "fstatvfs", lambda file: usage(f_bavail=2, f_frsize=4096))
+    facts = facts_of(run, folder, tmp_path / "out.bin", "--size", "16")
+    assert facts["warnings"] == [
+        "the build will not begin, since it needs 13.3 kB, and only 9 kB are free. Make room, or "
+        "name another disk"
+    ]
+    assert "the disk is nearly full" in facts["notes"][0]
+    assert facts["seconds"] > 0
+    free[tmp_path / "temporary"] = 9000
+    done = run("plan", folder, tmp_path / "out.bin", "--size", "16", "-j", "0")
+    assert_one_line(done, "There is no room for the 4.2 MB of a sample", tmp_path / "temporary")
+
+
 def test_another_machine_is_asked_about(run: Run, folder: Path) -> None:
     options = ["--cores", "64", "--ram", "20kB", "--gpu-memory", "20kB"]
     facts = facts_of(run, folder, "--size", "16", *options)
@@ -165,7 +219,7 @@ def test_records_that_cannot_be_used_are_told(run: Run, folder: Path) -> None:
 def test_notes_of_the_source_are_told(run: Run, folder: Path) -> None:
     (folder / "ant" / "thumbs.db").write_bytes(b"")
     done = run("plan", folder, "--size", "16", "-j", "0")
-    assert done.err.startswith("note: skipped files without an image extension (1)")
+    assert "\nnote: skipped files without an image extension (1)" in done.err
 
 
 def test_a_data_set_that_has_everything_needs_no_plan(run: Run, folder: Path, output: Path) -> None:
@@ -181,7 +235,6 @@ def test_a_data_set_that_has_everything_needs_no_plan(run: Run, folder: Path, ou
         (["empty"], ["no image files"]),
         (["missing.csv"], ["missing.csv"]),
         (["images", "nowhere/out.bin"], ["there is no such folder"]),
-        (["images", "old.bin"], ["exists already", "--overwrite"]),
         (["images", "begun.bin"], ["its build is not complete"]),
         (["old.bin", "old.bin", "--overwrite"], ["old.bin belongs to old.idx", "another output"]),
         (["begun.bin"], ["its build is not complete"]),
@@ -244,5 +297,6 @@ def test_a_plan_that_is_ended_leaves_nothing_behind(
             time.sleep(0.02)
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, b"memload: interrupted\n")
+    assert process.returncode == 130
+    assert err.decode().splitlines()[-1] == "memload: interrupted"
     assert sorted(tmp_path.rglob("*")) == before

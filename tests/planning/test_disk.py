@@ -20,11 +20,19 @@ def small_and_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
 
-def test_what_is_written_and_read_in_a_second_is_the_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def has_free(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """Let the disk have so many free blocks of 1 MiB."""
+    status = SimpleNamespace(f_bavail=256 * blocks, f_frsize=4096)
+    monkeypatch.setattr(os, "fstatvfs", lambda file: status)
+
+
+@pytest.mark.parametrize(("free", "blocks"), [(900, 3), (29, 2), (10, 1)])
+def test_what_is_written_and_read_in_a_second_is_the_rate_of_a_tenth_of_the_disk_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, blocks: int
 ) -> None:
+    has_free(monkeypatch, free)
     monkeypatch.setattr(disk, "open_direct", lambda file: DirectFile(os.dup(file), 4096))
-    assert disk.measure_disk(tmp_path) == (FILE_BYTES, FILE_BYTES)
+    assert disk.measure_disk(tmp_path) == (blocks << 20, blocks << 20, True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -32,4 +40,12 @@ def test_what_cannot_be_read_past_the_page_cache_has_no_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "open_direct", lambda file: None)
-    assert disk.measure_disk(tmp_path) == (FILE_BYTES, None)
+    assert disk.measure_disk(tmp_path) == (FILE_BYTES, None, False)
+
+
+def test_on_a_disk_that_is_nearly_full_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_free(monkeypatch, 9)
+    monkeypatch.setattr(disk, "open_direct", lambda file: DirectFile(os.dup(file), 4096))
+    assert disk.measure_disk(tmp_path) == (None, None, True)

@@ -4,7 +4,7 @@ import pytest
 
 from memload import machine
 from memload.planning.disk import DiskRates
-from memload.planning.duration import at_once, duration
+from memload.planning.duration import at_once, duration, uncertainty
 from memload.planning.measuring import Conversion
 
 MB = 1_000_000
@@ -48,6 +48,8 @@ def test_as_many_records_are_converted_at_once_as_there_are_workers_with_a_core(
         (0.002, 1, 1000 * MB, 300 * MB, 50 * MB, 5 + 1 + 20 + 2),
         # What is converted in 2 s is in RAM then, and takes 20 s to write.
         (0.002, 1, 1000 * MB, 1000 * MB, 50 * MB, 5 + 1 + 22 + 2),
+        # A disk of unknown rate keeps up.
+        (0.01, 1, 1000 * MB, 1000 * MB, None, 5 + 1 + 10 + 2),
     ],
 )
 def test_a_thousand_records_take_what_converting_or_writing_them_takes(
@@ -55,37 +57,52 @@ def test_a_thousand_records_take_what_converting_or_writing_them_takes(
     scale: float,
     data: int,
     unwritten: int,
-    write: float,
+    write: float | None,
     expected: float,
 ) -> None:
     found = duration(
         conversion(seconds_per_record),
-        DiskRates(write, None),
+        DiskRates(write, None, False),
         records=1000,
         data_bytes=data,
         unwritten_bytes=unwritten,
         begin_seconds=5,
         scale=scale,
+        uncertainty=1.1,
     )
     assert found.seconds == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("uncertainty", "low", "high"), [(0, 90, 110), (0.25, 75, 125), (1.5, 0, 250)]
-)
-def test_the_range_is_that_of_the_sample_and_10_percent_at_least(
-    uncertainty: float, low: float, high: float
-) -> None:
+def test_starting_may_take_twice_as_long_or_half_and_converting_what_is_uncertain() -> None:
     found = duration(
-        conversion(0.097, uncertainty=uncertainty),
-        DiskRates(MB, None),
+        conversion(0.097),
+        DiskRates(MB, None, False),
         records=1000,
         data_bytes=0,
         unwritten_bytes=0,
-        begin_seconds=0,
+        begin_seconds=7,
         scale=1,
+        uncertainty=1.25,
     )
-    assert found == pytest.approx((100, low, high))
+    assert found == pytest.approx((10 + 97, 5 + 97 / 1.25, 20 + 97 * 1.25))
+
+
+@pytest.mark.parametrize(
+    ("of_sample", "load", "is_other_machine", "factor"),
+    [
+        (0, 0, False, 1.1),
+        (0.25, 0, False, 1.25),
+        (0, 1, False, 2.2),
+        (0, 0, True, 1.65),
+        (1, 0.5, True, 2 * 1.5 * 1.5),
+    ],
+)
+def test_other_records_other_processes_and_other_cores_are_uncertain(
+    of_sample: float, load: float, is_other_machine: bool, factor: float
+) -> None:
+    measured = conversion(1, uncertainty=of_sample)
+    found = uncertainty(measured, load=load, is_other_machine=is_other_machine)
+    assert found == pytest.approx(factor)
 
 
 @pytest.mark.parametrize(("cores", "limit", "usable"), [(4, None, 4), (4, 2.5, 2.5), (4, 8.0, 4)])

@@ -59,7 +59,12 @@ def test_of_each_group_the_first_piece_is_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "uncertainty"),
-    [([9, 2, 2, 2, 2], 0), ([9, 1, 3], 1), ([9, 1, 3, 1, 3, 1, 3, 1, 3], 0.378), ([9, 2], 1)],
+    [
+        ([9, 2, 2, 2, 2], 0),
+        ([9, 1, 3, 1, 3, 1, 3, 1, 3], 0.378),
+        ([9, 2, 2, 2], 1),
+        ([9, 2], 1),
+    ],
 )
 def test_the_uncertainty_is_two_standard_errors_or_all_if_little_is_known(
     seconds: list[float], uncertainty: float

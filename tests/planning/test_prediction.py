@@ -40,19 +40,22 @@ def plan(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predi
         rejected: int = 0,
         seconds_so_far: float = 0,
         masks: str | None = None,
+        write: float | None = 1e9,
+        load: float = 0,
         **options: Any,
     ) -> Plan:
         source = FilesToOpen((str(folder),), options={"masks": masks}) if masks else folder
         conversion = Conversion(1000, 0, 0, 0, records=12, rejected=rejected, reasons="bad")
-        measured = (conversion, DiskRates(1e9, None))
-        monkeypatch.setattr(prediction, "_measure", lambda listing: measured)
+        disk = DiskRates(write, None, False)
+        measured = prediction._Measured(conversion, disk, gathering=2e9, load=load)
+        monkeypatch.setattr(prediction, "_measure", lambda listing, sample: measured)
         monkeypatch.setattr(prediction, "usable_cores", lambda: cores)
         return predict(
             source,
             str(tmp_path / "out.bin"),
-            must_be_new=True,
             machine=machine,
             seconds_so_far=seconds_so_far,
+            announce=lambda text: None,
             **{**OPTIONS, "size": 16, **options},
         )
 
@@ -143,6 +146,29 @@ def test_a_disk_that_is_too_small_is_a_warning(
     assert found.warnings[0].startswith("the build will not begin, since it needs 13.3 kB, and ")
 
 
+def test_the_range_has_room_for_other_cores_and_for_other_processes(plan: Predict) -> None:
+    assert plan().seconds_range == pytest.approx((12_000 / 1.1, 12_000 * 1.1), abs=10)
+    elsewhere = plan(Machine(cores=2), load=1)
+    assert elsewhere.seconds_range == pytest.approx((12_000 / 3.3, 12_000 * 3.3), abs=10)
+
+
+@pytest.mark.parametrize(
+    ("measured", "part"),
+    [
+        ({}, ""),
+        ({"load": 0.49}, ""),
+        ({"load": 0.5}, "0.5 for each core"),
+        ({"write": None}, "the disk is nearly full"),
+    ],
+)
+def test_what_makes_a_plan_less_certain_is_noted(
+    plan: Predict, measured: dict[str, Any], part: str
+) -> None:
+    notes = plan(**measured).notes
+    assert len(notes) == bool(part)
+    assert part in "".join(notes)
+
+
 def test_the_feed_is_that_for_the_images_and_reads_their_masks(
     plan: Predict, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +176,8 @@ def test_the_feed_is_that_for_the_images_and_reads_their_masks(
 
     def serve(needed: int, **facts: Any) -> serving.Serving:
         given.update(facts, needed=needed)
-        return serving.Serving("dma", "", "", "", "bus")
+        epoch = serving.Epoch("bus", None)
+        return serving.Serving("dma", "", epoch, epoch, 1)
 
     monkeypatch.setattr(serving, "serve", serve)
     masks = folder.with_name("masks")
@@ -162,3 +189,4 @@ def test_the_feed_is_that_for_the_images_and_reads_their_masks(
     found = plan(Machine(ram=10, gpu_memory=20), masks=str(masks))
     assert (given["image_bytes"], given["sample_bytes"]) == (16 * 16 * 3, 16 * 16 * 4)
     assert (given["needed"], given["memory"]) == (found.bytes, (10, 20))
+    assert given["gathering"] == 2e9

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memload.planning.report import Plan
-from memload.planning.serving import Serving
+from memload.planning.serving import Epoch, Serving
 
 PLAN: dict[str, Any] = {
     "source": "images",
@@ -21,12 +21,13 @@ PLAN: dict[str, Any] = {
     "seconds_range": (270.0, 330.0),
     "num_workers": 16,
     "scaled_from_cores": None,
-    "serving": Serving("uva", "5 MB fit", "the disk", "the bus", "bus"),
+    "serving": Serving("uva", "5 MB fit", Epoch("disk", 4321.09, ", once"), Epoch("bus", None), 1),
     "tried": 200,
     "tried_rejected": 1,
     "seed": 0,
     "warnings": [],
     "notes": ["skipped"],
+    "output_exists": False,
 }
 
 
@@ -42,10 +43,10 @@ def test_each_fact_has_a_line() -> None:
         "images: 1,200 records; a random sample of 200 (seed 0) was converted; 1 of them cannot be used",
         "  rows          1,194 of 256×256×3 uint8 with mask with depth",
         "  size          5 MB; 64 MB are free on the disk",
-        "  time          5.0 minutes (4.5 to 5.5) by 16 workers, 4 images/s",
+        "  time          5.0 minutes (4.5 to 5.5) by 16 workers, 4 images/s built",
         "  feed          uva: 5 MB fit",
-        "  first epoch   bound by the disk",
-        "  later epochs  bound by the bus",
+        "  first epoch   bound by the disk, about 4,300 images/s here, once",
+        "  later epochs  bound by the bus to the GPU",
     ]
     assert line("warning:", warnings=["the build will stop"]) == "the build will stop"
 
@@ -71,10 +72,10 @@ def test_a_time_has_the_unit_that_one_would_say(seconds: float, text: str) -> No
 @pytest.mark.parametrize(
     ("workers", "cores", "text"),
     [
-        (0, None, "in one process, 4 images/s"),
-        (1, None, "by 1 worker, 4 images/s"),
-        (4, 1, "by 4 workers, 4 images/s; measured with 1 core of this machine"),
-        (4, 2.5, "by 4 workers, 4 images/s; measured with 2.5 cores of this machine"),
+        (0, None, "in one process, 4 images/s built"),
+        (1, None, "by 1 worker, 4 images/s built"),
+        (4, 1, "by 4 workers, 4 images/s built; measured with 1 core of this machine"),
+        (4, 2.5, "by 4 workers, 4 images/s built; measured with 2.5 cores of this machine"),
     ],
 )
 def test_workers_and_cores_are_told(workers: int, cores: float | None, text: str) -> None:
@@ -88,10 +89,14 @@ def test_json_has_the_names_that_are_documented() -> None:
         "samples": 1194,
         "seconds": 299.99,
         "seconds_range": [270.0, 330.0],
-        "images_per_second": 4.0,
+        "images_per_second_built": 4.0,
         "feed": "uva",
         "feed_reason": "5 MB fit",
+        "first_epoch_bound": "disk",
+        "first_epoch_images_per_second": 4321.1,
         "later_epochs_bound": "bus",
+        "later_epochs_images_per_second": None,
+        "share_in_memory": 1,
         "sampled": 200,
         "rejected": 1,
     }
