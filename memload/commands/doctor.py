@@ -21,13 +21,18 @@ def doctor(path: str | None, step_ms: float | None, batch_size: int, as_json: bo
     """Check this machine, and say what bounds training on OUT.BIN, within 30 seconds. Without
     OUT.BIN, check the machine alone. The exit status is 1 if anything is broken.
     """
+    if path == "":
+        raise click.UsageError("OUT.BIN is empty. Give a data set, or leave it out.")
     if path is None and step_ms is not None:
         raise click.UsageError("--step-ms needs OUT.BIN.")
     from memload.doctor.examination import examine
 
-    if path is not None:
-        echo("Measuring for at most 30 s …", err=True)
-    diagnosis = examine(path, step_ms=step_ms, batch_size=batch_size)
+    diagnosis = examine(
+        path,
+        step_ms=step_ms,
+        batch_size=batch_size,
+        before_measuring=lambda: echo("Measuring for at most 30 s …", err=True),
+    )
     if as_json:
         print_json(diagnosis.as_dict())
     else:

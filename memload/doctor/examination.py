@@ -3,6 +3,7 @@
 It runs without torch until the machine is checked, since torch itself may be what is broken.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,18 @@ from memload.doctor.report import Diagnosis
 from memload.errors import FormatError, MissingError
 
 
-def examine(path: str | None, *, step_ms: float | None = None, batch_size: int = 256) -> Diagnosis:
+def examine(
+    path: str | None,
+    *,
+    step_ms: float | None = None,
+    batch_size: int = 256,
+    before_measuring: Callable[[], object] = lambda: None,
+) -> Diagnosis:
     """Check the machine and, if there is a path, diagnose a Loader over that data set.
 
     The Loader shuffles, and its transform is ``transforms.train`` for 224 pixels, or for the
     largest size that fits. Integers other than uint8 have none, since that transform refuses them.
+    ``before_measuring`` is called if there is something to measure.
     """
     checks = machine_checks()
     if any(check.subject == "torch" and check.mark == "bad" for check in checks):
@@ -43,6 +51,7 @@ def examine(path: str | None, *, step_ms: float | None = None, batch_size: int =
     is_image = dtype == np.uint8 or dtype.kind == "f"
     transform = Setting(dataset).transform() if is_image else None
     loader = Loader(dataset, batch_size, shuffle=True, rank=0, num_replicas=1, transform=transform)
+    before_measuring()
     try:
         return diagnose_loader(loader, step_ms, checks)
     except (RuntimeError, MemoryError) as error:  # such as too little memory on the GPU

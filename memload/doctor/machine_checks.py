@@ -119,9 +119,9 @@ def _compiler(has_gpu: bool) -> Check:
     compilers = [os.environ.get("CC", ""), "gcc", "clang"]
     found = next(filter(None, map(shutil.which, filter(None, compilers))), None)
     header = Path(sysconfig.get_path("include"), "Python.h")
-    if found and header.exists():
+    if found and os.access(header, os.R_OK):
         return Check("C compiler", "ok", found)
-    missing = f"{header} is missing" if found else "none found (CC, gcc, clang)"
+    missing = f"{header} cannot be read" if found else "none found (CC, gcc, clang)"
     if not has_gpu:
         return Check("C compiler", "ok", f"{missing}, and not needed without a GPU")
     finding = f"{missing}, which Triton needs: for transforms on the GPU and the feed uva"

@@ -255,7 +255,8 @@ class Index:
         except FileNotFoundError:
             raise _missing(path, path) from None
         except OSError as error:
-            raise FormatError(f"{path} cannot be read: {error}.", path=path) from error
+            reason = error.strerror or error
+            raise FormatError(f"{path} cannot be read: {reason}.", path=path) from error
         except _DAMAGE as error:
             if path.suffix == ".bin":
                 raise FormatError(

@@ -1,10 +1,11 @@
 """What `memload doctor` finds on staged machines, data sets and loaders."""
 
+import errno
 import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import memload
 from memload.bench import direct, stages
@@ -86,6 +87,7 @@ def test_with_a_data_set_it_measures_and_ends_with_a_sentence(output: Path) -> N
     *_, best, sentence = done.stdout.splitlines()
     assert best.startswith("Enough here: num_threads=")
     assert sentence.startswith("The model: it takes 5000000 ms a batch, and data is there after ")
+    assert done.stderr == "Measuring for at most 30 s …\n"
     assert sorted(output.parent.iterdir()) == before
 
 
@@ -191,6 +193,7 @@ def test_what_is_no_data_set_is_a_line_and_status_1(
 ) -> None:
     missing = run_doctor(tmp_path / "none.bin", "--step-ms", 54)
     assert (missing.exit_code, missing.stdout.count("\nbad ")) == (1, 1)
+    assert missing.stderr == ""  # nothing is measured
     assert "none.bin does not exist" in missing.stdout.splitlines()[-1]
     (tmp_path / "text.idx").write_text("no index")
     damaged = run_doctor(tmp_path / "text.bin", "--json")
@@ -208,6 +211,32 @@ def test_a_data_set_that_is_being_built_is_said_to_be(folder: Path, tmp_path: Pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_an_empty_data_set_is_a_line_and_status_1(make_dataset: Make) -> None:
+    path = make_dataset().path
+    memload.MemmapDataset(path).subset([]).save(path.with_name("empty.idx"))
+    done = run_doctor(path.with_name("empty.idx"))
+    assert done.exit_code == 1
+    assert "empty.idx has no samples. Build it from images" in done.stdout.splitlines()[-1]
+    with pytest.raises(ValueError, match="The Loader has no samples"):
+        memload.diagnose(memload.Loader(path.with_name("empty.idx")))
+
+
+def test_a_data_set_that_may_not_be_read_is_a_line_and_status_1(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, really_open = output.with_suffix(".idx"), Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:  # root may read everything
+        if path == index:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return really_open(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    done = run_doctor(output, "--step-ms", 54)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[-1].endswith(f"{index} cannot be read: Permission denied.")
+
+
 def test_too_little_memory_is_a_line_and_status_1(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,9 +249,20 @@ def test_too_little_memory_is_a_line_and_status_1(
     assert done.stdout.splitlines()[-1].split("  ")[-1] == "CUDA out of memory."
 
 
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
 @pytest.mark.parametrize("step_ms", [0, -1, float("nan"), float("inf")])
 def test_a_step_that_is_no_time_is_refused(output: Path, step_ms: float) -> None:
     with pytest.raises(ValueError, match="step_ms must be a positive number"):
+        memload.diagnose(memload.Loader(output, 4), step_ms=step_ms)
+
+
+@pytest.mark.parametrize("step_ms", ["54", True, [54]])
+def test_a_step_that_is_no_number_is_refused(output: Path, step_ms: Any) -> None:
+    with pytest.raises(TypeError, match="step_ms must be a positive number of milliseconds"):
         memload.diagnose(memload.Loader(output, 4), step_ms=step_ms)
 
 
@@ -232,6 +272,8 @@ def test_loaders_that_cannot_be_diagnosed_are_refused(output: Path) -> None:
         memload.diagnose([], step_ms=54)
     with pytest.raises(ValueError, match="not one with batch_sampler"):
         memload.diagnose(memload.Loader(dataset, batch_sampler=[[0, 1]]))
+    with pytest.raises(ValueError, match=r"not over an IterableDataset \(Counting\)"):
+        memload.diagnose(DataLoader(Counting(), 4))
     with pytest.raises(ValueError, match="Give it a batch_size"):
         memload.diagnose(DataLoader(dataset, batch_size=None))
     with pytest.raises(ValueError, match="no batches"):
@@ -292,6 +334,7 @@ def test_errors_of_a_transform_are_raised(output: Path) -> None:
     "arguments",
     [
         ["--step-ms", "54"],
+        [""],
         ["out.bin", "--step-ms", "0"],
         ["out.bin", "--step-ms", "nan"],
         ["out.bin", "--step-ms", "inf"],

@@ -34,7 +34,11 @@ class ArrayFile(ListedSource):
         self._images: np.ndarray | None = _load(self.path)
         images = self._images
         shape = images.shape
-        if len(shape) not in (3, 4) or not images.size:
+        if not images.size:
+            raise SourceError(
+                f"{path} has no pixels: its shape is {shape}. Give an array with images.", path=path
+            )
+        if len(shape) not in (3, 4):
             raise SourceError(
                 f"{path} has the shape {shape}, which is neither (N, H, W) nor (N, H, W, C). "
                 "Reshape it.",

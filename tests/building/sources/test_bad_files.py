@@ -368,6 +368,12 @@ def test_arrays_of_any_order_are_stored_bit_for_bit(
     assert (tmp_path / "out.bin").read_bytes()[4096:] == array.tobytes()
 
 
+def test_an_array_without_pixels_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((0, 8, 8, 3), np.uint8))
+    with pytest.raises(SourceError, match=r"x\.npy has no pixels: its shape is \(0, 8, 8, 3\)"):
+        open_source(tmp_path / "x.npy")
+
+
 @pytest.mark.parametrize("header", ["{'descr': (", "{'descr': '<u1', [}", "(" * 5000, "\udc80"])
 def test_a_hostile_header_of_an_array_is_an_error(tmp_path: Path, header: str) -> None:
     text = header.encode("utf-8", "surrogateescape")
