@@ -78,6 +78,8 @@ class Preparation:
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 raise SourceError(f"{self.source}: this path is too long. Check it.") from error
+            if error.errno == errno.EACCES and error.filename:
+                raise SourceError(f"{error.filename} cannot be read: {error.strerror}.") from error
             raise
         check_source(opened)
         if classes is not None:

@@ -158,6 +158,27 @@ def test_a_folder_that_cannot_be_read_is_an_error(
         ImageFolder(root)
 
 
+def test_a_folder_that_nobody_may_open_is_told_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, output = touch(tmp_path / "images", "a/0.jpg"), tmp_path / "out.bin"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(memload.SourceError, match=f"^{root} cannot be read: Permission"):
+            memload.build(root, output)
+
+    original = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path == root:
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)  # as below a folder that nobody may open
+    with pytest.raises(memload.SourceError, match=f"^{root} cannot be read: Permission"):
+        memload.build(root, output)
+
+
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
 
 
