@@ -8,12 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from memload.storage.file_reads import DirectFile, open_direct, read_direct
 
-#: The file that is written and read, and the size of one read. So many threads read at a time.
+#: The file that is written and read, and how much of it at a time, at most.
 _FILE_BYTES: Final = 64 << 20
 _BLOCK_BYTES: Final = 1 << 20
+#: So many threads read so many rows.
 _THREADS: Final = 8
+_READS: Final = 2000
 #: The share of the free space that the file may take: others write to the disk, too.
 _SHARE_OF_FREE: Final = 0.1
 
@@ -26,11 +30,12 @@ class DiskRates(NamedTuple):
     is_direct: bool  #: whether files there can be read past the page cache
 
 
-def measure_disk(folder: Path) -> DiskRates:
-    """Write a file of 64 MiB to the disk of a folder, and read it back from there.
+def measure_disk(folder: Path, row_bytes: int) -> DiskRates:
+    """Write a file of 64 MiB to the disk of a folder, and read from it as a shuffled epoch does.
 
-    It takes a tenth of the free space at most. If that is less than 1 MiB, nothing is measured.
-    Raises OSError if nothing can be written there.
+    ``row_bytes`` are read at a time, as small reads are slower. The file takes a tenth of the free
+    space at most. If that is less than 1 MiB, nothing is measured. Raises OSError if nothing can be
+    written there.
     """
     # The file has no name, so it is gone as soon as it is closed.
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -43,7 +48,8 @@ def measure_disk(folder: Path) -> DiskRates:
         if direct is None:
             return DiskRates(write, None, is_direct=False)
         try:
-            return DiskRates(write, _read_rate(direct, size) if size else None, is_direct=True)
+            read = _read_rate(direct, size, row_bytes) if size else None
+            return DiskRates(write, read, is_direct=True)
         finally:
             os.close(direct.descriptor)
 
@@ -57,12 +63,15 @@ def _write_rate(descriptor: int, size: int) -> float:
     return size / (time.perf_counter() - started)
 
 
-def _read_rate(direct: DirectFile, size: int) -> float:
-    def read(offset: int) -> int:
-        memory = memoryview(mmap.mmap(-1, _BLOCK_BYTES))  # aligned, as such reads have to be
-        return read_direct(direct.descriptor, memory, offset)
+def _read_rate(direct: DirectFile, size: int, row_bytes: int) -> float:
+    block = min(-(-row_bytes // direct.alignment) * direct.alignment, _BLOCK_BYTES)
+    starts = np.random.default_rng(0).permutation(size // block)[:_READS] * block
+    memory = memoryview(mmap.mmap(-1, block))  # aligned. All threads may write to it: nobody looks
+
+    def read(start: int) -> int:
+        return min(row_bytes, read_direct(direct.descriptor, memory, start))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         started = time.perf_counter()
-        read_bytes = sum(pool.map(read, range(0, size, _BLOCK_BYTES)))
+        read_bytes = sum(pool.map(read, starts.tolist()))
         return read_bytes / (time.perf_counter() - started)

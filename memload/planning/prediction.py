@@ -154,7 +154,7 @@ def _measure(listing: _Listing, sample: Sample) -> _Measured:
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     needed = len(sample) * listing.sample_bytes + _BESIDE_ROWS_BYTES
     try:
-        disk = measure_disk(parent)
+        disk = measure_disk(parent, listing.arrays[0].row_bytes)
         place = _folder_with_room(parent, needed)
         with tempfile.TemporaryDirectory(prefix=".memload-plan-", dir=place) as folder:
             conversion = convert_sample(

@@ -29,7 +29,7 @@ _FASTEST_BUS: Final = 55e9
 
 
 class Epoch(NamedTuple):
-    """What an epoch is bound by unless the model is slower, and its speed then, if it is known."""
+    """What an epoch is bound by unless the model is slower, and how fast that is, if known."""
 
     bound: Bound
     images_per_second: float | None
@@ -38,7 +38,7 @@ class Epoch(NamedTuple):
     def __str__(self) -> str:
         rate = ""
         if self.images_per_second is not None:
-            rate = f", about {float(f'{self.images_per_second:.2g}'):,.0f} images/s here"
+            rate = f", up to about {float(f'{self.images_per_second:.2g}'):,.0f} images/s here"
         return f"{_NAMES[self.bound]}{rate}{self.reason}"
 
 

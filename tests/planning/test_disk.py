@@ -32,15 +32,34 @@ def test_what_is_written_and_read_in_a_second_is_the_rate_of_a_tenth_of_the_disk
 ) -> None:
     has_free(monkeypatch, free)
     monkeypatch.setattr(disk, "open_direct", lambda file: DirectFile(os.dup(file), 4096))
-    assert disk.measure_disk(tmp_path) == (blocks << 20, blocks << 20, True)
+    assert disk.measure_disk(tmp_path, 1 << 20) == (blocks << 20, blocks << 20, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_as_much_is_read_at_a_time_as_a_row_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "open_direct", lambda file: DirectFile(os.dup(file), 4096))
+    reads: list[tuple[int, int]] = []
+
+    def read(descriptor: int, memory: memoryview, start: int) -> int:
+        reads.append((start, len(memory)))
+        return len(memory)
+
+    monkeypatch.setattr(disk, "read_direct", read)
+    # Rows of 5,000 bytes lie in two blocks of 4,096. A second passes.
+    assert disk.measure_disk(tmp_path, 5000).read == FILE_BYTES // 8192 * 5000
+    starts, sizes = zip(*sorted(reads), strict=True)
+    assert (starts, set(sizes)) == (tuple(range(0, FILE_BYTES, 8192)), {8192})
+    monkeypatch.setattr(disk, "_READS", 7)
+    assert disk.measure_disk(tmp_path, 5000).read == 7 * 5000
 
 
 def test_what_cannot_be_read_past_the_page_cache_has_no_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "open_direct", lambda file: None)
-    assert disk.measure_disk(tmp_path) == (FILE_BYTES, None, False)
+    assert disk.measure_disk(tmp_path, 1 << 20) == (FILE_BYTES, None, False)
 
 
 def test_on_a_disk_that_is_nearly_full_nothing_is_measured(
@@ -48,4 +67,4 @@ def test_on_a_disk_that_is_nearly_full_nothing_is_measured(
 ) -> None:
     has_free(monkeypatch, 9)
     monkeypatch.setattr(disk, "open_direct", lambda file: DirectFile(os.dup(file), 4096))
-    assert disk.measure_disk(tmp_path) == (None, None, True)
+    assert disk.measure_disk(tmp_path, 1 << 20) == (None, None, True)

@@ -45,7 +45,7 @@ def test_each_fact_has_a_line() -> None:
         "  size          5 MB; 64 MB are free on the disk",
         "  time          5.0 minutes (4.5 to 5.5) by 16 workers, 4 images/s built",
         "  feed          uva: 5 MB fit",
-        "  first epoch   bound by the disk, about 4,300 images/s here, once",
+        "  first epoch   bound by the disk, up to about 4,300 images/s here, once",
         "  later epochs  bound by the bus to the GPU",
     ]
     assert line("warning:", warnings=["the build will stop"]) == "the build will stop"

@@ -81,12 +81,12 @@ def test_the_disk_reads_the_masks_too() -> None:
     held = serving(200 * MB, 1)
     assert held.first_epoch.images_per_second == 80
     assert str(held.first_epoch) == (
-        "the disk, about 80 images/s here, unless the file is still in RAM from the build"
+        "the disk, up to about 80 images/s here, unless the file is still in RAM from the build"
     )
     half = serving(100 * MB, 1)
-    assert str(half.first_epoch) == "the disk, about 80 images/s here"
+    assert str(half.first_epoch) == "the disk, up to about 80 images/s here"
     assert str(half.later_epochs) == (
-        "the disk, about 160 images/s here, since only 50% of the rows stay in RAM"
+        "the disk, up to about 160 images/s here, since only 50% of the rows stay in RAM"
     )
     assert str(serving(62_500_000, None, read=None).later_epochs) == (
         "the disk, since only 50% of the rows stay in RAM"
@@ -99,7 +99,7 @@ def test_rows_in_memory_are_gathered_or_sent_or_there() -> None:
     )
     assert gathered.later_epochs.images_per_second == 12_000
     assert str(gathered.later_epochs) == (
-        "gathering rows on the CPU, about 12,000 images/s here, since all rows are in RAM"
+        "gathering rows on the CPU, up to about 12,000 images/s here, since all rows are in RAM"
     )
     assert str(sent.later_epochs) == "the bus to the GPU, since all rows are in RAM"
     assert str(there.later_epochs) == "the model, since the GPU holds all rows"
@@ -109,10 +109,10 @@ def test_an_epoch_waits_for_the_disk_only_if_that_is_slower_than_what_comes_afte
     fast, slow = (serving(100 * MB, None, gathering=gathering) for gathering in (21 * MB, 19 * MB))
     assert (fast.later_epochs.bound, slow.later_epochs.bound) == ("disk", "gathering")
     assert str(slow.later_epochs) == (
-        "gathering rows on the CPU, about 380 images/s here, since 80% of the rows stay in RAM"
+        "gathering rows on the CPU, up to about 380 images/s here, since 80% of the rows stay in RAM"
     )
     assert str(serving(None, None, gathering=3 * MB).first_epoch) == (
-        "gathering rows on the CPU, about 60 images/s here"
+        "gathering rows on the CPU, up to about 60 images/s here"
     )
     ends = [serving(199 * MB, 1, read=rate).later_epochs for rate in (200 * MB, 400 * MB)]
     assert [end.bound for end in ends] == ["disk", "bus"]
