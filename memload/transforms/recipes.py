@@ -244,15 +244,10 @@ def byol(size: Size = 224, **ending: Unpack[Ending]) -> Compose:
     """
     crop = RandomResizedCrop(size, interpolation="bicubic")
     end = _end(byol, ending)
-    return Compose(
-        views=[
-            [crop, *_flip_and_colours(), GaussianBlur(23), *end],
-            [
-                *(crop, *_flip_and_colours(), RandomApply([GaussianBlur(23)], 0.1)),
-                *(RandomSolarize(128, 0.2), *end),
-            ],
-        ]
-    )
+    blur, solarize = GaussianBlur(23), RandomSolarize(128, 0.2)
+    first = [crop, *_flip_and_colours(), blur, *end]
+    second = [crop, *_flip_and_colours(), RandomApply([blur], 0.1), solarize, *end]
+    return Compose(views=[first, second])
 
 
 def dino(
@@ -276,12 +271,10 @@ def dino(
     large = RandomResizedCrop(size, scale, interpolation="bicubic")
     small = RandomResizedCrop(small_size, small_scale, interpolation="bicubic")
     end = _end(dino, ending)
-    first = [large, *_flip_and_colours(), GaussianBlur(9), *end]
-    second = [
-        *(large, *_flip_and_colours(), RandomApply([GaussianBlur(9)], 0.1)),
-        *(RandomSolarize(128, 0.2), *end),
-    ]
-    each_small = [small, *_flip_and_colours(), RandomApply([GaussianBlur(9)], 0.5), *end]
+    blur, solarize = GaussianBlur(9), RandomSolarize(128, 0.2)
+    first = [large, *_flip_and_colours(), blur, *end]
+    second = [large, *_flip_and_colours(), RandomApply([blur], 0.1), solarize, *end]
+    each_small = [small, *_flip_and_colours(), RandomApply([blur], 0.5), *end]
     number = integer("dino", "num_small", num_small, 0)
     return Compose(views=[first, second, *[each_small] * number])
 

@@ -59,10 +59,17 @@ def make_network(classes: int, width: int) -> nn.Sequential:
     """Return a network for images (N, 3, 32, 32)."""
     return nn.Sequential(
         block(3, width),
-        *(block(width, 2 * width), nn.MaxPool2d(2), Residual(2 * width)),
-        *(block(2 * width, 4 * width), nn.MaxPool2d(2)),
-        *(block(4 * width, 8 * width), nn.MaxPool2d(2), Residual(8 * width)),
-        *(nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)),
+        block(width, 2 * width),
+        nn.MaxPool2d(2),
+        Residual(2 * width),
+        block(2 * width, 4 * width),
+        nn.MaxPool2d(2),
+        block(4 * width, 8 * width),
+        nn.MaxPool2d(2),
+        Residual(8 * width),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8 * width, classes),
     )
 
 

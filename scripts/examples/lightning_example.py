@@ -57,12 +57,10 @@ def train(options: argparse.Namespace) -> None:
     """Train, from the checkpoint if there is one, and evaluate."""
     lightning.seed_everything(0, verbose=False)
     batches = Loader(
-        *(options.train, options.batch_size), columns=["label"], shuffle=True, transform=TRAIN
+        options.train, options.batch_size, columns=["label"], shuffle=True, transform=TRAIN
     )
     statistics = transforms.Normalize(options.train)  # those of the training data
-    test = Loader(
-        *(options.validation, options.batch_size), columns=["label"], transform=statistics
-    )
+    test = Loader(options.validation, options.batch_size, columns=["label"], transform=statistics)
     model = Classifier(batches.dataset.num_classes)
     file = options.checkpoint
     trainer = lightning.Trainer(

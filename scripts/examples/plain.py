@@ -29,7 +29,7 @@ TRAIN = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.Normal
 def train(options: argparse.Namespace) -> None:
     """Train, from the checkpoint if there is one, and evaluate."""
     batches = Loader(
-        *(options.train, options.batch_size), columns=["label"], shuffle=True, transform=TRAIN
+        options.train, options.batch_size, columns=["label"], shuffle=True, transform=TRAIN
     )
     device = batches.device  # the current GPU, or the CPU if there is none
     torch.manual_seed(0)
@@ -57,9 +57,7 @@ def train(options: argparse.Namespace) -> None:
                 save(options.checkpoint, {name: part.state_dict() for name, part in parts.items()})
 
     statistics = transforms.Normalize(options.train)  # those of the training data
-    test = Loader(
-        *(options.validation, options.batch_size), columns=["label"], transform=statistics
-    )
+    test = Loader(options.validation, options.batch_size, columns=["label"], transform=statistics)
     loss, right, count = evaluate(net, test).tolist()
     if test.rank == 0:
         print(f"loss {loss / count:.4f}, accuracy {right / count:.4f}, {count:.0f} samples")
