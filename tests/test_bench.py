@@ -56,8 +56,8 @@ def test_every_stage_has_a_rate_or_a_reason(output: Path, folder: Path) -> None:
     feeds = [f"feed {feed}" for feed in ("resident", "dma", "uva", "pinned", "cpu")]
     assert list(results) == [
         "disk cold, random order",
-        "gather, 1 thread",
-        "gather, 2 threads",
+        "gathering rows, 1 thread",
+        "gathering rows, 2 threads",
         "copy of a batch to the GPU",
         *feeds,
         "transform train(16)",
@@ -73,7 +73,7 @@ def test_every_stage_has_a_rate_or_a_reason(output: Path, folder: Path) -> None:
     unmeasured = {subject for subject, line in results.items() if line["images_s"] is None}
     unmeasured.discard("disk cold, random order")  # some file systems cannot be made cold
     assert unmeasured == {"copy of a batch to the GPU", *feeds[:-1]}
-    for subject in ("gather, 1 thread", "feed cpu"):
+    for subject in ("gathering rows, 1 thread", "feed cpu"):
         line = results[subject]
         assert line["limit"] == "np.take into one buffer"
         assert min(line["limit_images_s"], line["share"]) > 0

@@ -42,7 +42,7 @@ def memory_stages(setting: Setting, auto: str) -> list[Stage]:
 
 def gather_stage(setting: Setting, threads: int, limits: Sequence[Stage] = ()) -> Stage:
     """Return the stage in which so many threads gather random rows."""
-    subject = f"gather, {counted(threads, 'thread')}"
+    subject = f"gathering rows, {counted(threads, 'thread')}"
     return Stage(subject, partial(_gather, setting, threads), limits)
 
 

@@ -73,7 +73,7 @@ class LoaderMeasurer:
         gathering = runner.sweep(_threads(), partial(gather_stage, self._setting), kind="gathering")
         # That only tells whether fewer threads would do.
         trials += self._try_threads(n for n in _threads()[::-1] if n < loader.num_threads)
-        trials = self._repeat_outliers(trials)
+        trials = self._repeat(trials)
         if self.feed == "cpu":
             parts = self._parts_of_a_thread(plain_ms, trials)
         else:
@@ -114,11 +114,14 @@ class LoaderMeasurer:
         ]
         return [Trial(threads, factor, ms) for threads, factor, ms in found if ms is not None]
 
-    def _repeat_outliers(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Measure once more what contradicts the rest, as on a machine that is busy."""
-        contradicting = outliers(trials)
-        repeated = self._try((one.num_threads, one.prefetch_factor) for one in contradicting)
-        better = dict(zip(contradicting, repeated, strict=True))
+    def _repeat(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Measure once more what all are compared with, and what contradicts the rest.
+
+        Other processes may have been at work. The better result counts.
+        """
+        chosen = dict.fromkeys([trials[0], *outliers(trials)])
+        repeated = self._try((trial.num_threads, trial.prefetch_factor) for trial in chosen)
+        better = dict(zip(chosen, repeated, strict=True))
         return [better.get(trial, trial) for trial in trials]
 
     def _without_transform(self) -> float | None:

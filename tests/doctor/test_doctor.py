@@ -83,7 +83,7 @@ def test_with_a_data_set_it_measures_and_ends_with_a_sentence(output: Path) -> N
     measured = done.stdout.partition("batches of 8 samples")[2]
     for subject in ("reading the disk", "Loader, feed cpu, 4 threads", "no transform"):
         assert subject in measured
-    assert "gather, 1 thread" in measured
+    assert "gathering rows, 1 thread" in measured
     *_, best, sentence = done.stdout.splitlines()
     assert best.startswith("Enough here: num_threads=")
     assert sentence.startswith("The model: it takes 5000000 ms a batch, and data is there after ")

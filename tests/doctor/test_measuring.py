@@ -94,15 +94,27 @@ def test_what_contradicts_the_rest_is_measured_once_more(
     output: Path, use_table: Use, subjects: list[str]
 ) -> None:
     one = "Loader, feed cpu, 1 thread"
-    use_table({OWN: [3000, 100], one: [5000, 6000], f"{one}, no transform": [8, 8]}, 4)
+    use_table({OWN: [3000, 100], one: [5000, 6000], f"{one}, no transform": 8}, 4)
     found = memload.diagnose(loader_of(output), step_ms=54)
-    assert {subjects.count(subject) for subject in (OWN, one)} == {2}
-    assert sum(subjects.count(subject) - 1 for subject in set(subjects)) == 2
+    assert sorted(subject for subject in subjects if subjects.count(subject) > 1) == [
+        *([one] * 2),
+        *([OWN] * 2),
+    ]
     lines = {line.subject: line.ms for line in found.measured}
     assert (lines[OWN], lines[one]) == pytest.approx((100, 5000))  # the faster one counts
     assert found.times.batch == pytest.approx(100)
     # The work of one thread follows from the others: 10 ms with 4 threads.
     assert found.times.parts == pytest.approx({"gathering": 8, "transform": 32})
+
+
+def test_what_all_settings_are_compared_with_is_measured_twice(
+    output: Path, use_table: Use, subjects: list[str]
+) -> None:
+    use_table({OWN: [14, 10.5]}, 4)
+    found = memload.diagnose(loader_of(output), step_ms=1)
+    assert subjects.count(OWN) == 2
+    assert (found.num_threads, found.prefetch_factor) == (2, 2)
+    assert found.times.batch == pytest.approx(10.5)
 
 
 def test_the_sample_is_in_ram_before_a_loader_is_measured(
@@ -198,14 +210,21 @@ def test_what_a_dataloader_waits_for_a_cold_disk_is_not_its_own_time(
     assert found.times.batch == pytest.approx(2 if bound == "disk" else 100)
 
 
-def test_a_busy_machine_is_told_beside_the_verdict(
-    output: Path, use_table: Use, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("load", "one_thread_ms", "is_told"), [(0.0, 15, False), (1000.0, 15, True), (0.0, 900, True)]
+)
+def test_other_processes_are_told_beside_the_verdict(
+    output: Path,
+    use_table: Use,
+    monkeypatch: pytest.MonkeyPatch,
+    load: float,
+    one_thread_ms: float,
+    is_told: bool,
 ) -> None:
-    use_table({}, 4)
-    for load, is_busy in ((0.0, False), (1000.0, True)):
-        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
-        report = str(memload.diagnose(loader_of(output), step_ms=54))
-        assert ("Other processes were at work" in report.splitlines()[-1]) == is_busy
+    use_table({"Loader, feed cpu, 1 thread": one_thread_ms}, 4)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    report = str(memload.diagnose(loader_of(output), step_ms=54))
+    assert ("Other processes were at work" in report.splitlines()[-1]) == is_told
 
 
 def test_without_a_gpu_the_sentence_says_that_cores_are_shared(
