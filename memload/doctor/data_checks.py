@@ -90,7 +90,7 @@ def _direct(dataset: MemmapDataset) -> Check:
 def _in_ram(dataset: MemmapDataset) -> Check:
     share = rows_in_ram(dataset)
     if share is None:
-        finding = "not known: the system does not tell it for files of other users"
+        finding = "not known for files of other users, so all rows count as cold"
         return Check("in RAM", "ok", finding)
     finding = f"{share:.0%} of the rows"
     if share > 0.99:

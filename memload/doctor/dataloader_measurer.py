@@ -50,24 +50,28 @@ class DataLoaderMeasurer:
     def measure(self) -> Times:
         """Measure everything, the most important first."""
         num_workers, runner = self._loader.num_workers, self.runner
-        batch_ms, alone_ms = runner.measure_anyway(self._loading(num_workers), kind="loader"), None
+        batch_ms = runner.measure_anyway(self._loading(num_workers), kind="loader")
         if num_workers:
-            alone_ms = runner.measure(self._loading(0), kind="loader")
+            runner.measure(self._loading(0), kind="loader")
+        parts, cold_ms, disk, disk_later = self._parts(), None, 0.0, 0.0
+        if self.dataset is not None:
+            cold_ms = runner.measure(disk_stage(self.dataset), kind="disk")
+            disk, disk_later = disk_times(self.dataset, "cpu", cold_ms)
+            runner.measure(self._comparison(self.dataset), kind="loader")
+        # Other processes may have been at work. The better result counts.
+        batch_ms = runner.measure(self._loading(num_workers), kind="loader") or batch_ms
+        alone_ms = runner.measure(self._loading(0), kind="loader") if num_workers else None
         times = Times(
             batch_ms,
-            parts=self._parts(),
+            disk=disk,
+            disk_later=disk_later,
+            parts=parts,
             num_workers=num_workers,
             without_workers=alone_ms,
             is_ahead=num_workers > 0,
             has_gpu=torch.cuda.is_available(),
         )
-        if self.dataset is not None:
-            cold_ms = runner.measure(disk_stage(self.dataset), kind="disk")
-            disk, disk_later = disk_times(self.dataset, "cpu", cold_ms)
-            times = replace(times, disk=disk, disk_later=disk_later)
-            times = _without_cold_disk(times, cold_ms)
-            runner.measure(self._comparison(self.dataset), kind="loader")
-        return times
+        return _without_cold_disk(times, cold_ms)
 
     def _loading(self, num_workers: int) -> Stage:
         def measurement() -> float:

@@ -5,6 +5,7 @@ It runs without torch until the machine is checked, since torch itself may be wh
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,18 +25,14 @@ def examine(
 ) -> Diagnosis:
     """Check the machine and, if there is a path, diagnose a Loader over that data set.
 
-    The Loader shuffles, and its transform is ``transforms.train`` for 224 pixels, or for the
-    largest size that fits. Integers other than uint8 have none, since that transform refuses them.
     ``before_measuring`` is called if there is something to measure.
     """
     checks = machine_checks()
     if any(check.subject == "torch" and check.mark == "bad" for check in checks):
         return Diagnosis(checks)
-    from memload.bench.setting import Setting
     from memload.doctor.data_checks import feed_check
     from memload.doctor.diagnosis import diagnose_loader
     from memload.reading.dataset import MemmapDataset
-    from memload.reading.loader import Loader
     from memload.reading.streams import find_device
 
     if path is None:
@@ -47,16 +44,28 @@ def examine(
     if not len(dataset):
         finding = f"{path} has no samples"
         return Diagnosis([*checks, Check("data set", "bad", finding, "Build it from images")])
-    dtype = np.dtype(dataset.shards.array.descr)
-    is_image = dtype == np.uint8 or dtype.kind == "f"
-    transform = Setting(dataset).transform() if is_image else None
-    loader = Loader(dataset, batch_size, shuffle=True, rank=0, num_replicas=1, transform=transform)
+    loader = _training_loader(dataset, batch_size)
     before_measuring()
     try:
         return diagnose_loader(loader, step_ms, checks)
     except (RuntimeError, MemoryError) as error:  # such as too little memory on the GPU
         finding = (str(error) or type(error).__name__).splitlines()[0]
         return Diagnosis([*checks, Check("measuring", "bad", finding)])
+
+
+def _training_loader(dataset: Any, batch_size: int) -> Any:
+    """Return a Loader that shuffles, with ``transforms.train`` for 224 pixels.
+
+    Smaller images are cropped to the largest size that fits. Integers other than uint8 have no
+    transform, since that one refuses them.
+    """
+    from memload.bench.setting import Setting
+    from memload.reading.loader import Loader
+
+    dtype = np.dtype(dataset.shards.array.descr)
+    is_image = dtype == np.uint8 or dtype.kind == "f"
+    transform = Setting(dataset).transform() if is_image else None
+    return Loader(dataset, batch_size, shuffle=True, rank=0, num_replicas=1, transform=transform)
 
 
 def _unusable(path: str, error: Exception) -> Check:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memload.doctor.times import Part, Times, Trial
+from memload.doctor.times import Part, Times, Trial, milliseconds
 
 Bound = Literal["model", "disk", "threads", "prefetching", "workers", Part]
 
@@ -227,6 +227,5 @@ def _spare_workers(times: Times, step_ms: float | None) -> str:
     )
 
 
-def _ms(milliseconds: float) -> str:
-    """Return a time with two or three digits, such as ``81 ms`` or ``0.35 ms``."""
-    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.2g} ms"
+def _ms(number: float) -> str:
+    return f"{milliseconds(number)} ms"

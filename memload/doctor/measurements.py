@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memload.bench.stages import Stage, measure_in_turn
+from memload.doctor.times import milliseconds
 
 #: Stages of one kind take about as long as each other.
 Kind = Literal["disk", "loader", "gathering", "gpu", "samples"]
@@ -24,8 +25,7 @@ class Measured:
         """Return a row of a table whose first column has this width."""
         if self.ms is None or self.images_s is None:
             return f"{self.subject:{width}}  {'–':>8}  {'–':>10}  {self.reason}"
-        ms = f"{self.ms:,.0f}" if self.ms >= 100 else f"{self.ms:.3g}"
-        return f"{self.subject:{width}}  {ms:>8}  {self.images_s:>10,.0f}"
+        return f"{self.subject:{width}}  {milliseconds(self.ms):>8}  {self.images_s:>10,.0f}"
 
 
 class StageRunner:

@@ -70,3 +70,12 @@ def _allowed(trial: Trial, trials: Sequence[Trial]) -> float:
     return min(
         other.ms * max(1.0, other.threads_at_work / trial.threads_at_work) for other in trials
     )
+
+
+def milliseconds(number: float) -> str:
+    """Return milliseconds as all lines and sentences show them.
+
+    >>> milliseconds(1450.4), milliseconds(81.2), milliseconds(0.354)
+    ('1,450', '81', '0.35')
+    """
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"

@@ -106,4 +106,4 @@ def test_the_command_diagnoses_on_the_gpu(path: Path) -> None:
     done = CliRunner().invoke(main, ["doctor", str(path), "--step-ms", "1e5", "--batch-size", "16"])
     assert done.exit_code == 0, done.output
     assert torch.cuda.get_device_name() in done.stdout
-    assert "The model: it takes 100000 ms a batch" in done.stdout
+    assert "The model: it takes 100,000 ms a batch" in done.stdout

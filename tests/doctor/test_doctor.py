@@ -86,7 +86,7 @@ def test_with_a_data_set_it_measures_and_ends_with_a_sentence(output: Path) -> N
     assert "gathering rows, 1 thread" in measured
     *_, best, sentence = done.stdout.splitlines()
     assert best.startswith("Enough here: num_threads=")
-    assert sentence.startswith("The model: it takes 5000000 ms a batch, and data is there after ")
+    assert sentence.startswith("The model: it takes 5,000,000 ms a batch, and data is there after ")
     assert done.stderr == "Measuring for at most 30 s …\n"
     assert sorted(output.parent.iterdir()) == before
 
@@ -293,7 +293,7 @@ def test_integers_that_are_no_images_are_measured_as_they_are(tmp_path: Path) ->
     done = run_doctor(tmp_path / "scans.bin", "--step-ms", 1000)
     assert done.exit_code == 0, done.output
     assert "20 samples of 16×16×1 uint16" in done.output
-    assert "The model: it takes 1000 ms a batch" in done.output
+    assert "The model: it takes 1,000 ms a batch" in done.output
 
 
 def test_random_numbers_of_the_training_are_as_before() -> None:

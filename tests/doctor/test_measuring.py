@@ -117,6 +117,16 @@ def test_what_all_settings_are_compared_with_is_measured_twice(
     assert found.times.batch == pytest.approx(10.5)
 
 
+def test_a_dataloader_is_measured_twice(output: Path, use_table: Use) -> None:
+    use_table({"DataLoader, num_workers=2": [90, 40], "DataLoader, num_workers=0": [60, 12]}, 4)
+    loader = DataLoader(memload.MemmapDataset(output), 4, num_workers=2)
+    found = memload.diagnose(loader, step_ms=20)
+    assert (found.times.batch, found.times.without_workers) == pytest.approx((40, 12))
+    assert found.verdict.sentence.startswith(
+        "The DataLoader's 2 workers: 40 ms a batch (12 ms without them), the model waits 20 ms"
+    )
+
+
 def test_the_sample_is_in_ram_before_a_loader_is_measured(
     output: Path, use_table: Use, subjects: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
