@@ -140,13 +140,14 @@ def _batch_ms(loader: DataLoader[Any], *, workers_persist: bool) -> float:
     A long epoch is left early.
     """
     start = time.perf_counter()
-    arrivals = []
+    arrivals, is_left_early = [], False
     for _ in loader:
         arrivals.append(time.perf_counter())
-        if len(arrivals) > 1 and arrivals[-1] - arrivals[0] > _EPOCH_SECONDS:
+        is_left_early = len(arrivals) > 1 and arrivals[-1] - arrivals[0] > _EPOCH_SECONDS
+        if is_left_early:
             break
     end, first = time.perf_counter(), arrivals[0]
-    if len(arrivals) < len(loader):
+    if is_left_early:
         # Some were made while the first one was waited for. They do not count.
         ahead = min(loader.num_workers * (loader.prefetch_factor or 0), len(arrivals) - 2)
         each = (arrivals[-1] - arrivals[ahead]) / (len(arrivals) - 1 - ahead)

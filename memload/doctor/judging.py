@@ -184,7 +184,10 @@ def _remedy(bound: Bound, times: Times, step_ms: float | None, better: Trial | N
             "Workers cost more here than they bring. Use num_workers=0 or, to load while the model "
             "is at work, a memload.Loader."
         )
-    settings = f"Use {better}: {_ms(better.ms)} a batch." if better else ""
+    settings = ""
+    if better:
+        verb = "Use" if times.is_ahead else "Load while the model is at work, with"
+        settings = f"{verb} {better}: {_ms(better.ms)} a batch."
     remedy = _remedy_for_transform(times) if bound == "transform" else _REMEDIES.get(bound, "")
     return f"{settings} {remedy}".strip()
 

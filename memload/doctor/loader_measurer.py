@@ -102,8 +102,11 @@ class LoaderMeasurer:
         return self._try((number, factor) for number in numbers if self._has_threads)
 
     def _try_prefetch_factors(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Try them with the number of threads that was the fastest so far."""
-        fastest = min(trials, key=lambda trial: trial.ms)
+        """Try them with the number of threads that was the fastest so far, if any load ahead."""
+        ahead = [trial for trial in trials if trial.num_threads != 0]
+        if not ahead:
+            return []
+        fastest = min(ahead, key=lambda trial: trial.ms)
         others = [factor for factor in _PREFETCH_FACTORS if factor != fastest.prefetch_factor]
         return self._try((fastest.num_threads, factor) for factor in others)
 

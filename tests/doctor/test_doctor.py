@@ -136,7 +136,7 @@ def test_a_loader_without_threads_lets_the_model_wait_for_all(output: Path) -> N
     found = memload.diagnose(loader, step_ms=20)
     assert found.verdict.bound == "threads"
     assert found.verdict.wait_ms >= 20
-    assert "Use num_threads=" in found.verdict.remedy
+    assert "while the model is at work, with num_threads=" in found.verdict.remedy
 
 
 def test_a_transform_that_is_slow_on_the_cpu_is_found(output: Path) -> None:

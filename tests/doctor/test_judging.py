@@ -52,7 +52,7 @@ def loader_times(*trials: Trial, **options: Any) -> Times:
             loader_times(Trial(0, 2, 100), Trial(1, 2, 99), is_ahead=False),
             "threads",
             "Too few threads: 100 ms a batch with num_threads=0, the model waits 100 ms of each step.",
-            "Use num_threads=1, prefetch_factor=2: 99 ms a batch.",
+            "Load while the model is at work, with num_threads=1, prefetch_factor=2: 99 ms a batch.",
         ),
         (
             loader_times(Trial(2, 2, 119), Trial(1, 2, 130), Trial(2, 4, 50)),

@@ -84,6 +84,15 @@ def test_threads_and_prefetch_factor_that_were_measured_together_are_recommended
     assert tried == pytest.approx({(2, 2): 119, (4, 2): 80, (4, 1): 82, (4, 4): 30, (1, 2): 200})
 
 
+def test_prefetch_factors_are_tried_with_threads_that_load_ahead(
+    output: Path, use_table: Use
+) -> None:
+    use_table({"Loader, feed cpu, 0 threads": 1, "Loader, feed cpu, 2 threads": 5}, 4)
+    times = memload.diagnose(memload.Loader(output, 4, num_threads=0)).times
+    tried = [(trial.num_threads, trial.prefetch_factor) for trial in times.trials]
+    assert tried == [(0, 2), (1, 2), (2, 2), (4, 2), (2, 1), (2, 4)]
+
+
 def test_settings_that_are_hardly_faster_are_not_recommended(output: Path, use_table: Use) -> None:
     use_table({OWN: 10.9}, 4)
     found = memload.diagnose(loader_of(output), step_ms=1)
