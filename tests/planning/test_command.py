@@ -21,7 +21,8 @@ from PIL import Image
 
 import memload
 from memload.cli import main
-from memload.planning import disk, gathering, measuring
+from memload.planning import disk, gathering, measuring, prediction
+from memload.planning.disk import DiskRates
 
 
 class Done(NamedTuple):
@@ -192,6 +193,22 @@ def test_a_full_disk_is_planned_for_all_the_same(
     free[tmp_path / "temporary"] = 9000
     done = run("plan", folder, tmp_path / "out.bin", "--size", "16", "-j", "0")
     assert_one_line(done, "There is no room for the 4.2 MB of a sample", tmp_path / "temporary")
+
+
+def test_rates_and_load_are_measured(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(folder: Path, row_bytes: int) -> DiskRates:
+        return DiskRates(1e9, 5 * row_bytes, True)
+
+    load = 3 * (os.cpu_count() or 1)
+    monkeypatch.setattr(prediction, "measure_disk", measure)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0, 0))
+    facts = facts_of(run, folder, "--size", "16", "--gpu-memory", "0")
+    assert (facts["first_epoch_bound"], facts["first_epoch_images_per_second"]) == ("disk", 5)
+    assert facts["later_epochs_bound"] == "gathering"
+    assert facts["later_epochs_images_per_second"] > 5
+    assert "3.0 for each core in the last minute" in facts["notes"][0]
 
 
 def test_another_machine_is_asked_about(run: Run, folder: Path) -> None:
