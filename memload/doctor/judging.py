@@ -89,8 +89,8 @@ def judge(times: Times, step_ms: float | None = None) -> Verdict:
 def recommended(trials: Sequence[Trial], step_ms: float | None = None) -> Trial | None:
     """Return the best settings for a model that takes ``step_ms`` a batch; None without a choice.
 
-    These are those with the fewest threads that keep up with the model. If none do, they are the
-    fastest, or the user's own, which are the first ones, if these are nearly as fast.
+    The settings with the fewest threads that keep up with the model are the best ones. If none do,
+    the fastest are. The user's own, which come first, stay if they are nearly as fast as these.
 
     >>> trials = [Trial(2, 2, ms=26), Trial(1, 2, ms=50), Trial(4, 2, ms=14), Trial(8, 2, ms=13.9)]
     >>> recommended(trials), recommended(trials, step_ms=40)

@@ -109,6 +109,15 @@ def test_a_missing_compiler_matters_with_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert (check.mark, check.remedy) == ("note", "Run 'apt install gcc python3-dev', or set CC")
 
 
+def test_a_python_whose_header_may_not_be_read_cannot_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: "/usr/bin/gcc")
+    monkeypatch.setattr(machine_checks.os, "access", lambda path, mode: False)
+    check = machine_checks._compiler(True)
+    assert (check.mark, "Python.h cannot be read" in check.finding) == ("note", True)
+
+
 def test_a_libjpeg_without_turbo_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = {"pillow": "12.0", "libjpeg": "9.5"}
     monkeypatch.setattr(machine_checks, "loaded_libraries", lambda: loaded)
