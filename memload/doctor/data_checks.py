@@ -147,12 +147,14 @@ def feed_check(
     Each is created for one sample, and it is computed whether all samples have room. ``names`` are
     the arrays and columns that a batch has. Without a data set, what the feeds need is looked at.
     """
-    reasons = {feed: _why_not(feed, device, dataset, names) for feed in _FEEDS}
+    is_on_cpu = device.type == "cpu"
+    feeds = [feed for feed in _FEEDS if feed != "cpu" or is_on_cpu]
+    reasons = {feed: _why_not(feed, device, dataset, names) for feed in feeds}
     usable = ", ".join(feed for feed, reason in reasons.items() if not reason)
-    if device.type == "cpu":  # then all others have the same reason
+    if is_on_cpu:  # then all others have the same reason
         others = ", ".join(feed for feed, reason in reasons.items() if reason)
         return Check("feeds", "ok", f"usable: {usable}; {others} need a GPU")
-    refused = [f"{feed}: {reason}" for feed, reason in reasons.items() if reason and feed != "cpu"]
+    refused = [f"{feed}: {reason}" for feed, reason in reasons.items() if reason]
     finding = "; ".join([f"usable: {usable}", *refused])
     return Check("feeds", "note" if refused else "ok", finding)
 

@@ -203,10 +203,10 @@ def test_a_feed_that_has_no_memory_for_all_samples_is_not_usable(
     check = data_checks.feed_check(gpu, dataset)
     assert (check.mark, check.finding) == (
         "note",
-        "usable: disk, pinned, cpu; resident: 30.7 kB does not fit in the 20 kB free on cuda:0; "
+        "usable: disk, pinned; resident: 30.7 kB does not fit in the 20 kB free on cuda:0; "
         "dma: 34.8 kB does not fit in the 25 kB of available RAM; "  # with the file's header
         "uva: 34.8 kB does not fit in the 25 kB of available RAM",
     )
     check = data_checks.feed_check(gpu, dataset.subset(range(20)))
-    assert check.finding.startswith("usable: resident, disk, pinned, cpu; dma: ")
+    assert check.finding.startswith("usable: resident, disk, pinned; dma: ")
     assert data_checks.feed_check(gpu).mark == "ok"
