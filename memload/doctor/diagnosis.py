@@ -86,7 +86,8 @@ def _diagnose_memload_loader(
 ) -> Diagnosis:
     dataset, measurer = loader.dataset, LoaderMeasurer(loader, _SECONDS)
     feeds = feed_check(loader.device, dataset, loader._names)
-    return Diagnosis([*of_machine, *data_checks(dataset), feeds], _measure(measurer, step_ms))
+    checks = [*of_machine, *data_checks(dataset), feeds]
+    return Diagnosis(checks, _measure(measurer, step_ms, of_machine))
 
 
 def _diagnose_torch_loader(
@@ -94,10 +95,16 @@ def _diagnose_torch_loader(
 ) -> Diagnosis:
     measurer = DataLoaderMeasurer(loader, _SECONDS)
     of_data = [] if measurer.dataset is None else data_checks(measurer.dataset)
-    return Diagnosis([*of_machine, *of_data], _measure(measurer, step_ms))
+    return Diagnosis([*of_machine, *of_data], _measure(measurer, step_ms, of_machine))
 
 
-def _measure(measurer: LoaderMeasurer | DataLoaderMeasurer, step_ms: float | None) -> Result:
+def _measure(
+    measurer: LoaderMeasurer | DataLoaderMeasurer,
+    step_ms: float | None,
+    of_machine: Sequence[Check],
+) -> Result:
     """Measure a loader, and judge what was measured."""
     times, runner = measurer.measure(), measurer.runner
-    return Result(runner.lines, times, judge(times, step_ms), step_ms, runner.batch_size)
+    is_busy = any(check.subject == "load" and check.mark == "note" for check in of_machine)
+    verdict = judge(times, step_ms, is_busy=is_busy)
+    return Result(runner.lines, times, verdict, step_ms, runner.batch_size)

@@ -44,6 +44,8 @@ def examine(
     if not len(dataset):
         finding = f"{path} has no samples"
         return Diagnosis([*checks, Check("data set", "bad", finding, "Build it from images")])
+    if batch_size > len(dataset):
+        checks.append(_small_batches(batch_size, len(dataset)))
     loader = _training_loader(dataset, batch_size)
     before_measuring()
     try:
@@ -66,6 +68,12 @@ def _training_loader(dataset: Any, batch_size: int) -> Any:
     is_image = dtype == np.uint8 or dtype.kind == "f"
     transform = Setting(dataset).transform() if is_image else None
     return Loader(dataset, batch_size, shuffle=True, rank=0, num_replicas=1, transform=transform)
+
+
+def _small_batches(batch_size: int, samples: int) -> Check:
+    finding = f"a batch has {samples} samples, since there are no more, and not {batch_size}"
+    remedy = f"Say --batch-size {samples}, and --step-ms for that"
+    return Check("batch size", "note", finding, remedy)
 
 
 def _unusable(path: str, error: Exception) -> Check:

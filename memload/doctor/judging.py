@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memload.doctor.times import Part, Times, Trial, milliseconds
+from memload.doctor.times import Part, Times, Trial, milliseconds, outliers
 
 Bound = Literal["model", "disk", "threads", "prefetching", "workers", Part]
 
-#: What takes less than this share of the time of something else is much faster.
-_MUCH_LESS = 0.8
-#: What takes up to this many times as long as the fastest is as fast, as far as can be measured.
-_NEARLY = 1.1
+#: What takes up to this many times as long as something else is as fast, as far as can be measured;
+#: and the same while other processes are at work.
+_NOISE, _NOISE_IF_DISTURBED = 1.25, 1.5
 #: A model that waits for less than this share of its step is what bounds the training.
 _NEGLIGIBLE = 0.05
 
@@ -39,6 +38,8 @@ class Verdict:
     bound: Bound
     sentence: str
     remedy: str = ""
+    #: What else to know of it: that the CPU is shared with the model, or with other processes.
+    note: str = ""
     #: After how many milliseconds a batch is there, and for how many the model waits for it.
     data_ms: float = 0.0
     wait_ms: float | None = None
@@ -48,37 +49,30 @@ class Verdict:
     prefetch_factor: int | None = None
 
 
-def judge(times: Times, step_ms: float | None = None) -> Verdict:
+def judge(times: Times, step_ms: float | None = None, *, is_busy: bool = False) -> Verdict:
     """Say what bounds a model that takes ``step_ms`` a batch; None: what the data allows.
+
+    ``is_busy``: other processes were at work, so only large differences count.
 
     >>> judge(Times(batch=6), step_ms=54).sentence
     'The model: it takes 54 ms a batch, and data is there after 6 ms.'
     >>> judge(Times(batch=6, disk=81), step_ms=54).sentence
     'Reading the disk: 81 ms a batch, the model waits 27 ms of each step.'
     """
-    best = recommended(times.trials, step_ms)
-    better = best if best and _is_better(best, times) else None
+    is_disturbed = is_busy or bool(outliers(times.trials))
+    noise = _NOISE_IF_DISTURBED if is_disturbed else _NOISE
+    best = recommended(times.trials, step_ms, noise)
+    better = best if best and _is_better(best, times, noise) else None
     data_ms, wait_ms = max(times.batch, times.disk), None
-    bound = _slowest(times, step_ms, better)
+    bound = _slowest(times, step_ms, better, noise)
     if step_ms is not None:
         wait_ms = max(0.0, data_ms - step_ms) if times.is_ahead else data_ms
         bound = "model" if wait_ms <= _NEGLIGIBLE * step_ms else bound
-    if step_ms is None or wait_ms is None:
-        sentence = (
-            f"Data is there after {_ms(data_ms)} a batch, and a model that takes longer does not "
-            f"wait. {_longest(bound, times, better)}."
-        )
-    elif bound == "model":
-        sentence = (
-            f"The model: it takes {_ms(step_ms)} a batch, and data is there after {_ms(data_ms)}."
-        )
-    else:
-        described = _described(bound, times, better)
-        sentence = f"{described}, the model waits {_ms(wait_ms)} of each step."
     return Verdict(
         bound,
-        f"{sentence} {_on_shared_cores(times, bound, step_ms)}".rstrip(),
+        _sentence(bound, times, step_ms, better, data_ms, wait_ms),
         _remedy(bound, times, step_ms, better),
+        _note(times, bound, step_ms, is_disturbed),
         data_ms,
         wait_ms,
         num_threads=best.num_threads if best else None,
@@ -86,11 +80,14 @@ def judge(times: Times, step_ms: float | None = None) -> Verdict:
     )
 
 
-def recommended(trials: Sequence[Trial], step_ms: float | None = None) -> Trial | None:
+def recommended(
+    trials: Sequence[Trial], step_ms: float | None = None, noise: float = _NOISE
+) -> Trial | None:
     """Return the best settings for a model that takes ``step_ms`` a batch; None without a choice.
 
     The settings with the fewest threads that keep up with the model are the best ones. If none do,
-    the fastest are. The user's own, which come first, stay if they are nearly as fast as these.
+    the fastest are. The user's own, which come first, stay if they take up to ``noise`` times as
+    long as these.
 
     >>> trials = [Trial(2, 2, ms=26), Trial(1, 2, ms=50), Trial(4, 2, ms=14), Trial(8, 2, ms=13.9)]
     >>> recommended(trials), recommended(trials, step_ms=40)
@@ -100,30 +97,53 @@ def recommended(trials: Sequence[Trial], step_ms: float | None = None) -> Trial 
     if len(trials) < 2 or not usable:
         return None
     own = trials[0]
+    keeping_up = [trial for trial in usable if noise * trial.ms <= (step_ms or 0)]
+    fastest_ms = min(trial.ms for trial in usable)
+    enough = keeping_up or [trial for trial in usable if trial.ms <= noise * fastest_ms]
 
     def cost(trial: Trial) -> tuple[int, bool, float]:
         is_other_factor = trial.prefetch_factor != own.prefetch_factor
         return trial.threads_at_work, is_other_factor, trial.ms
 
-    keeping_up = [trial for trial in usable if trial.ms <= _MUCH_LESS * (step_ms or 0)]
-    if keeping_up:
-        return min(keeping_up, key=cost)
-    enough = _NEARLY * min(trial.ms for trial in usable)
-    fastest = [trial for trial in usable if trial.ms <= enough]
-    return own if own in fastest else min(fastest, key=cost)
+    best = min(enough, key=cost)
+    saves_threads = bool(keeping_up) and best.threads_at_work < own.threads_at_work
+    is_as_fast = own.ms <= noise * (best.ms if keeping_up else fastest_ms)
+    return own if own in usable and is_as_fast and not saves_threads else best
 
 
-def _is_better(best: Trial, times: Times) -> bool:
+def _is_better(best: Trial, times: Times, noise: float) -> bool:
     """Return whether other settings are much better than those of the Loader."""
     loads_nothing_ahead = times.trials[0].num_threads == 0
-    return loads_nothing_ahead or best.ms < _MUCH_LESS * times.batch
+    return loads_nothing_ahead or noise * best.ms < times.batch
 
 
-def _slowest(times: Times, step_ms: float | None, better: Trial | None) -> Bound:
+def _sentence(
+    bound: Bound,
+    times: Times,
+    step_ms: float | None,
+    better: Trial | None,
+    data_ms: float,
+    wait_ms: float | None,
+) -> str:
+    """Return what bounds the training, and by how much."""
+    if step_ms is None or wait_ms is None:
+        return (
+            f"Data is there after {_ms(data_ms)} a batch, and a model that takes longer does not "
+            f"wait. {_longest(bound, times, better)}."
+        )
+    if bound == "model":
+        return (
+            f"The model: it takes {_ms(step_ms)} a batch, and data is there after {_ms(data_ms)}."
+        )
+    described = _described(bound, times, better)
+    return f"{described}, the model waits {_ms(wait_ms)} of each step."
+
+
+def _slowest(times: Times, step_ms: float | None, better: Trial | None, noise: float) -> Bound:
     """Return what the data waits for."""
     if times.disk > times.batch:
         return "disk"
-    if _is_better_without_workers(times):
+    if _is_better_without_workers(times, noise):
         return "workers"
     if better and (step_ms is None or better.ms <= step_ms or times.trials[0].num_threads == 0):
         is_same_number = better.num_threads == times.trials[0].num_threads
@@ -132,10 +152,10 @@ def _slowest(times: Times, step_ms: float | None, better: Trial | None) -> Bound
     return max(parts, key=lambda part: parts[part])
 
 
-def _is_better_without_workers(times: Times) -> bool:
+def _is_better_without_workers(times: Times, noise: float) -> bool:
     if not times.num_workers or times.without_workers is None:
         return False
-    return times.without_workers < _MUCH_LESS * times.batch
+    return noise * times.without_workers < times.batch
 
 
 def _longest(bound: Bound, times: Times, better: Trial | None) -> str:
@@ -161,22 +181,32 @@ def _described(bound: Bound, times: Times, better: Trial | None) -> str:
     return f"{_NAMES[bound]}: {batch}"
 
 
+def _note(times: Times, bound: Bound, step_ms: float | None, is_disturbed: bool) -> str:
+    sentences = [_on_shared_cores(times, bound, step_ms)]
+    if is_disturbed:
+        sentences.append("Other processes were at work: measure again when they have ended.")
+    if is_disturbed and not times.has_gpu:
+        sentences.append("Setting OMP_WAIT_POLICY=PASSIVE helps until then: see docs/faq.md.")
+    return " ".join(filter(None, sentences))
+
+
 def _on_shared_cores(times: Times, bound: Bound, step_ms: float | None) -> str:
     """Return what making batches beside the model costs where there is no GPU."""
     if times.has_gpu or not times.is_ahead or bound == "disk":
         return ""
     if step_ms is None:
-        total = f"{_ms(times.batch)} longer"
-    elif times.batch > _NEGLIGIBLE * step_ms:
-        total = _ms(step_ms + times.batch)
-    else:
+        return (
+            f"Without a GPU, it takes the cores from the model for {_ms(times.batch)} of each step."
+        )
+    if times.batch <= _NEGLIGIBLE * step_ms:
         return ""
-    return f"On the CPU, model and loading share the cores: a step takes up to {total}."
+    total = _ms(step_ms + times.batch)
+    return f"Without a GPU, model and loading share the cores: a step may take {total}."
 
 
 def _remedy(bound: Bound, times: Times, step_ms: float | None, better: Trial | None) -> str:
     if bound == "model":
-        return _spare_workers(times, step_ms)
+        return _spare_workers(times, step_ms) or "Loading is fast enough."
     if bound == "disk":
         return _remedy_for_disk(times)
     if bound == "workers":
@@ -207,7 +237,7 @@ def _remedy_for_disk(times: Times) -> str:
 
 
 def _remedy_for_transform(times: Times) -> str:
-    remedy = "Do before the build what is the same in every epoch."
+    remedy = "Do what is the same in every epoch, such as resizing, before the build."
     if times.num_workers is not None:
         return (
             f"{remedy} A memload.Loader with memload.transforms does the rest to whole batches, "

@@ -7,7 +7,7 @@ from typing import Any
 from memload.doctor.checks import Check
 from memload.doctor.judging import Verdict
 from memload.doctor.measurements import Measured
-from memload.doctor.times import Times, outliers
+from memload.doctor.times import Times
 from memload.wording import counted
 
 
@@ -34,8 +34,8 @@ class Diagnosis:
     - ``times``: the milliseconds that the verdict is made of.
     - ``verdict``: ``bound`` is what bounds the training: ``"model"``, ``"disk"``, ``"threads"``,
       ``"prefetching"``, ``"workers"``, ``"transform"``, ``"gathering"``, ``"bus"``, ``"samples"``
-      or ``"dataset"``. ``sentence`` says it, and ``remedy`` what to do. A batch is there after
-      ``data_ms``, for which the model waits ``wait_ms``.
+      or ``"dataset"``. ``sentence`` says it, ``remedy`` what to do, and ``note`` what else to know
+      of it. A batch is there after ``data_ms``, for which the model waits ``wait_ms``.
     - ``step_ms``, ``batch_size``: what was diagnosed.
     - ``num_threads``, ``prefetch_factor``: the best values for a Loader here that were measured
       together. None: they make no difference, or nothing was compared.
@@ -106,21 +106,13 @@ class Diagnosis:
             lines += ["", *_table(self.result), "", *self._conclusion(self.result.verdict)]
         return "\n".join(lines)
 
-    @property
-    def _is_disturbed(self) -> bool:
-        """Whether the machine was busy, or what was measured contradicts itself."""
-        is_busy = any(check.subject == "load" and check.mark == "note" for check in self.checks)
-        return is_busy or bool(self.times and outliers(self.times.trials))
-
     def _conclusion(self, verdict: Verdict) -> list[str]:
         """Return the best settings, and the verdict."""
         best = {"num_threads": self.num_threads, "prefetch_factor": self.prefetch_factor}
         found = ", ".join(f"{name}={value}" for name, value in best.items() if value is not None)
-        enough = "Enough here" if verdict.bound == "model" else "Best here"
-        sentences = [verdict.sentence, verdict.remedy]
-        if self._is_disturbed:
-            sentences.append("Other processes were at work: measure again when they have ended.")
-        return [*([f"{enough}: {found}."] if found else []), " ".join(filter(None, sentences))]
+        enough = "Enough for this model" if verdict.bound == "model" else "Best here"
+        sentences = filter(None, [verdict.sentence, verdict.remedy, verdict.note])
+        return [*([f"{enough}: {found}."] if found else []), " ".join(sentences)]
 
 
 def _table(result: Result) -> list[str]:

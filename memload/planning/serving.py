@@ -115,7 +115,8 @@ def _held_text(chosen: _Choice, bound: Bound) -> str:
 def _choose(needed: int, image_bytes: int, memory: Memory, *, is_direct: bool) -> _Choice:
     """Return the first feed that has enough memory."""
     if memory.gpu is None:
-        return _Choice("cpu", "there is no GPU", "gathering", _in_page_cache(needed, memory))
+        reason = "there is no GPU. Transforms take time of the CPU, which is not counted below"
+        return _Choice("cpu", reason, "gathering", _in_page_cache(needed, memory))
     size = size_text(needed)
     if needed <= RESIDENT_SHARE * memory.gpu:
         free = f"the {size_text(memory.gpu)} that are free on the GPU"

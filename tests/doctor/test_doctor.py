@@ -85,7 +85,7 @@ def test_with_a_data_set_it_measures_and_ends_with_a_sentence(output: Path) -> N
         assert subject in measured
     assert "gathering rows, 1 thread" in measured
     *_, best, sentence = done.stdout.splitlines()
-    assert best.startswith("Enough here: num_threads=")
+    assert best.startswith("Enough for this model: num_threads=")
     assert sentence.startswith("The model: it takes 5,000,000 ms a batch, and data is there after ")
     assert done.stderr == "Measuring for at most 30 s …\n"
     assert sorted(output.parent.iterdir()) == before
@@ -98,6 +98,11 @@ def test_json_has_checks_measurements_and_the_verdict(output: Path) -> None:
     assert found["verdict"]["sentence"].startswith("Data is there after ")
     assert found["verdict"]["wait_ms"] is None
     assert found["batch_size"] == 12  # of 256 asked for
+    (small,) = (check for check in found["checks"] if check["subject"] == "batch size")
+    assert (small["mark"], small["remedy"]) == (
+        "note",
+        "Say --batch-size 12, and --step-ms for that",
+    )
     for line in found["measured"]:
         assert line["ms"] or line["reason"]
 

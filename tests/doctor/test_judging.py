@@ -22,7 +22,7 @@ def loader_times(*trials: Trial, **options: Any) -> Times:
             Times(6, parts=SLOW_TRANSFORM),
             "model",
             "The model: it takes 54 ms a batch, and data is there after 6 ms.",
-            "",
+            "Loading is fast enough.",
         ),
         (
             Times(6, disk=81),
@@ -70,13 +70,13 @@ def loader_times(*trials: Trial, **options: Any) -> Times:
             loader_times(Trial(2, 2, 119), Trial(1, 2, 130), Trial(2, 4, 59)),
             "transform",
             "The transform: 119 ms a batch, the model waits 65 ms of each step.",
-            "Use num_threads=2, prefetch_factor=4: 59 ms a batch. Do before the build",
+            "Use num_threads=2, prefetch_factor=4: 59 ms a batch. Do what is the same",
         ),
         (
             loader_times(Trial(2, 2, 100), Trial(1, 2, 100), Trial(4, 2, 95)),
             "transform",
             "The transform: 100 ms a batch, the model waits 46 ms of each step.",
-            "Do before the build what is the same in every epoch. The rest needs a GPU, more cores, "
+            "Do what is the same in every epoch, such as resizing, before the build. The rest needs a GPU, more cores, "
             "or a cheaper transform.",
         ),
         (
@@ -107,7 +107,7 @@ def loader_times(*trials: Trial, **options: Any) -> Times:
             Times(9, num_workers=8, without_workers=60),
             "model",
             "The model: it takes 54 ms a batch, and data is there after 9 ms.",
-            "",
+            "Loading is fast enough.",
         ),
         (
             Times(20, parts={"samples": 20}, num_workers=0, is_ahead=False),
@@ -131,7 +131,7 @@ def loader_times(*trials: Trial, **options: Any) -> Times:
             Times(1, parts={"samples": 1}, num_workers=0, is_ahead=False),
             "model",
             "The model: it takes 54 ms a batch, and data is there after 1 ms.",
-            "",
+            "Loading is fast enough.",
         ),
     ],
 )
@@ -141,7 +141,6 @@ def test_the_sentence_names_what_bounds_a_step_of_54_ms(
     verdict = judge(times, 54)
     assert (verdict.bound, verdict.sentence) == (bound, sentence)
     assert advice in verdict.remedy
-    assert bool(advice) == bool(verdict.remedy)
 
 
 def test_the_time_that_the_model_waits_is_what_the_data_takes_longer() -> None:
@@ -173,7 +172,9 @@ def test_without_a_step_it_says_what_the_data_allows() -> None:
         ([(4, 2, 14), (4, 1, 14), (2, 2, 26)], 40, (2, 2)),
         # The user's own settings, if others are not clearly faster.
         ([(4, 2, 14), (2, 2, 13.5), (4, 4, 13)], None, (4, 2)),
-        ([(4, 2, 14), (2, 2, 27), (4, 4, 12)], None, (4, 4)),
+        ([(4, 2, 14), (2, 2, 27), (4, 4, 12)], None, (4, 2)),
+        ([(4, 2, 14), (2, 2, 27), (4, 4, 10)], None, (4, 4)),
+        ([(2, 2, 44), (2, 1, 42), (1, 2, 80)], 54, (2, 2)),
         # Settings that were measured together.
         ([(2, 2, 119), (1, 2, 60), (2, 4, 59)], None, (1, 2)),
         ([(2, 2, 119), (1, 2, 90), (2, 4, 59)], None, (2, 4)),
@@ -202,15 +203,28 @@ def test_nothing_is_recommended_if_nothing_was_compared() -> None:
 
 def test_without_a_gpu_loading_takes_cores_from_the_model() -> None:
     shared = {"has_gpu": False}
-    assert judge(Times(25, **shared), 54).sentence == (
-        "The model: it takes 54 ms a batch, and data is there after 25 ms. On the CPU, model and "
-        "loading share the cores: a step takes up to 79 ms."
+    assert judge(Times(25, **shared), 54).note == (
+        "Without a GPU, model and loading share the cores: a step may take 79 ms."
     )
-    assert judge(Times(100, **shared), 54).sentence.endswith("a step takes up to 154 ms.")
-    assert judge(Times(25, **shared)).sentence.endswith("a step takes up to 25 ms longer.")
-    assert "share" not in judge(Times(1, **shared), 54).sentence  # next to nothing
-    assert "share" not in judge(Times(25, is_ahead=False, **shared), 54).sentence  # one by one
-    assert "share" not in judge(Times(25, disk=81, **shared), 54).sentence
+    assert judge(Times(100, **shared), 54).note.endswith("a step may take 154 ms.")
+    assert judge(Times(25, **shared)).note.endswith("for 25 ms of each step.")
+    assert judge(Times(1, **shared), 54).note == ""  # next to nothing
+    assert judge(Times(25, is_ahead=False, **shared), 54).note == ""  # one by one
+    assert judge(Times(25, disk=81, **shared), 54).note == ""
+
+
+def test_while_other_processes_are_at_work_only_large_differences_count() -> None:
+    trials = Trial(2, 2, 119), Trial(2, 4, 85)
+    assert judge(loader_times(*trials), 54).prefetch_factor == 4
+    verdict = judge(loader_times(*trials), 54, is_busy=True)
+    assert verdict.prefetch_factor == 2
+    assert verdict.note == "Other processes were at work: measure again when they have ended."
+    assert verdict.remedy.startswith("Do what is the same")
+    clear = judge(loader_times(Trial(2, 2, 119), Trial(2, 4, 70)), 54, is_busy=True)
+    assert clear.prefetch_factor == 4
+    outlier = judge(loader_times(*trials, Trial(1, 2, 1450), has_gpu=False), 54)
+    assert outlier.prefetch_factor == 2
+    assert "OMP_WAIT_POLICY=PASSIVE" in outlier.note
 
 
 def test_a_trial_that_takes_much_longer_than_others_allow_contradicts_them() -> None:

@@ -71,7 +71,7 @@ def test_small_images_are_served_by_uva_however_large_their_masks_are() -> None:
 def test_the_reason_names_the_memory() -> None:
     reasons = {serving(ram, gpu).reason for ram, gpu in [(1, None), (1, 1), (None, 1)]}
     assert reasons == {
-        "there is no GPU",
+        "there is no GPU. Transforms take time of the CPU, which is not counted below",
         "100 MB do not fit in 50% of the 1 byte of available RAM",
         "100 MB do not fit in the available RAM, whose size is not known",
     }
