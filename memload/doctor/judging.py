@@ -195,9 +195,8 @@ def _on_shared_cores(times: Times, bound: Bound, step_ms: float | None) -> str:
     if times.has_gpu or not times.is_ahead or bound == "disk":
         return ""
     if step_ms is None:
-        return (
-            f"Without a GPU, it takes the cores from the model for {_ms(times.batch)} of each step."
-        )
+        taken = _ms(times.batch)
+        return f"Without a GPU, loading takes the cores from the model for {taken} of each step."
     if times.batch <= _NEGLIGIBLE * step_ms:
         return ""
     total = _ms(step_ms + times.batch)
